@@ -140,7 +140,7 @@ class Alerting:
                 if self._footage is not None and watched.settings is not None:
                     await self._footage.retain_cameras(lives)
             except UnavailableError as error:
-                log.warning("no word of the cameras: %s", error)
+                log.warning("cannot read the cameras' status: %s", error)
             await asyncio.sleep(POLL_S)
 
     async def _follow_replicas(self) -> None:

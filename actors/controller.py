@@ -138,7 +138,7 @@ class Controller:
         await self._until_settled()
         self._table.remove(name, manager=manager, takeover=takeover)
         for lost in self._deletions.add(name):
-            log.warning("too many removals wait for a replica: what %s saw ends with its time to live", lost)
+            log.warning("too many deletions wait for a replica: the memory of %s is left to expire", lost)
             self._kv.delete_removed(lost)
         # In this order, so that a restart in between still deletes the memory.
         self._kv.put_removed(name)

@@ -71,7 +71,7 @@ def footage_collector(
             clip_lookback_s=clips.longest_s + REACH_S,
         )
     except OSError as error:
-        log.error("no snapshots and clips are kept: %s", error)
+        log.error("snapshots and clips are disabled: %s", error)
         return None
 
     async def tell(news: ClipOutcome) -> None:
@@ -285,7 +285,9 @@ class Decoder:
         if camera is None:
             raise UnknownCameraError(f"{self._name} does not run camera {name!r} (yet)")
         if camera.sink is None:
-            raise NotReadyError(f"camera {name!r} reads {camera.settings.source!r} itself; it takes no pushed packets")
+            raise NotReadyError(
+                f"camera {name!r} reads {camera.settings.source!r} itself; it accepts no pushed packets"
+            )
         return PushedCameraSink(camera)
 
     def _footage(self, name: str) -> CameraFootage:

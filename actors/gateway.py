@@ -100,7 +100,7 @@ class MetricsPages:
         try:
             handles = await asyncio.to_thread(self._look)
         except RayError as error:
-            log.warning("it is not known which processes there are: %s", error)
+            log.warning("cannot list the cluster's processes: %s", error)
             return members | self._known
         found = await asyncio.gather(*(_page(name, handle) for name, handle in handles.items()))
         shown = [name[: len(TIER) + NODE_DIGITS] if name.startswith(TIER) else name for name in handles]
@@ -117,7 +117,7 @@ async def _page(name: str, handle: Any) -> str | None:
         return str(await await_reply(handle.metrics_address.remote(), timeout_s=ANSWER_S))
     except Exception as error:
         # A process that does not start logs the reason itself, and must not hide the others.
-        log.debug("%s does not say where its metrics are: %s", name, error)
+        log.debug("cannot get the metrics address of %s: %s", name, error)
         return None
 
 

@@ -71,7 +71,7 @@ class ReconcilerActor:
         self._reconciler = Reconciler(self._config.kubernetes, ControllerCameras(), self._watch, api)
         self._watch.start()
         self._task = asyncio.create_task(self._reconciler.run())
-        log.info("cameras of namespace %s are followed", api.namespace)
+        log.info("watching Camera resources of namespace %s", api.namespace)
         return True
 
     def _wake(self) -> None:

@@ -218,7 +218,7 @@ class Replica:
         while True:
             await asyncio.sleep(cluster.heartbeat_s)
             if (still_s := time.monotonic() - seen_s) > cluster.heartbeat_timeout_s:
-                log.warning("stood still for %.0f s", still_s)
+                log.warning("this process was stalled for %.0f s", still_s)
                 async with self._beating:
                     await self._send_heartbeat()
             seen_s = time.monotonic()
@@ -245,7 +245,7 @@ class Replica:
                 await asyncio.to_thread(self._bank.tiers.finish_deletions)
                 await asyncio.to_thread(self._tier_metrics.refresh)
             except Exception:
-                log.exception("the memories could not be tended")
+                log.exception("maintenance of the memory failed")
 
     def _reports(self) -> list[StreamReport]:
         """Reports of every camera with its memory status."""

@@ -60,7 +60,7 @@ class Supervisor:
         """Raises ``UnavailableError`` when passes over the processes are overdue."""
         silent_s = time.monotonic() - self._looked_s
         if silent_s > STALLED_S:
-            raise UnavailableError(f"the cluster's processes have not been looked after for {silent_s:.0f} s")
+            raise UnavailableError(f"the cluster's processes have not been checked for {silent_s:.0f} s")
 
     async def __call__(self) -> str:
         """Nothing is asked through Serve."""
@@ -100,7 +100,7 @@ class Supervisor:
                 self._looked_s = time.monotonic()
                 self._looked.set()
             except (RayError, TimeoutError, UnavailableError) as error:
-                log.warning("could not look after the processes: %s", error)
+                log.warning("could not reconcile the processes: %s", error)
             await asyncio.sleep(POLL_S)
 
     def _reconcile(self) -> None:

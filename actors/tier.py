@@ -77,7 +77,7 @@ class TierNode:
         async with self._opening:
             if fingerprint != self._fingerprint:
                 if self._server is not None and not replace:
-                    raise UnavailableError("this node's tier now keeps what another model remembers")
+                    raise UnavailableError("this node's tier now holds blocks of another model")
                 await self._close()
                 tiers = self._config.tiers
                 self._arena = Arena(tiers.node_bytes, name="node", stream_bytes=tiers.camera_bytes)

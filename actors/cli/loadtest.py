@@ -298,7 +298,7 @@ def _search(
     path = state.with_name(f"{state.stem}-{replicas}{state.suffix}") if replicas > 1 else state
     known = plan.load(path)
     if known:
-        progress.say(f"going on with the search in {path}, which has {known} measurements")
+        progress.say(f"resuming the search in {path}, which has {known} measurements")
     return plan, lambda: plan.save(path)
 
 

@@ -66,15 +66,15 @@ def forget(
     before_s = parse_duration(before, "--before") if before else 0.0
     if not before and not yes:
         if not sys.stdin.isatty():
-            raise ConfigError(f"everything of camera {camera!r} would be forgotten; add --yes, or --before DURATION")
-        typer.confirm(f"Forget everything that camera {camera!r} has seen?", abort=True)
+            raise ConfigError(f"all memory of camera {camera!r} would be deleted; add --yes, or --before DURATION")
+        typer.confirm(f"Delete everything that camera {camera!r} has seen?", abort=True)
     with GatewayClient(gateway, credentials=client_credentials()) as client:
         forgotten = client.forget(camera, before_s)
     if json is not None:
         write_json(json, asdict(forgotten))
     if json != "-":
         print(
-            f"{camera}: forgot {plural(forgotten.frames, 'frame')}, {spoken_bytes(forgotten.bytes)} of memory; "
+            f"{camera}: deleted {plural(forgotten.frames, 'frame')}, {spoken_bytes(forgotten.bytes)} of memory; "
             f"{plural(forgotten.files, 'file')}, {spoken_bytes(forgotten.file_bytes)} of footage; "
             f"{plural(forgotten.incidents, 'incident')}, {plural(forgotten.alerts, 'alert')}"
         )

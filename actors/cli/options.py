@@ -27,10 +27,10 @@ def parse_duration(text: str, option: str) -> float:
     parts = _PART.findall(written)
     units = [unit for _, unit in parts]
     if not parts or "".join(number + unit for number, unit in parts) != written or len(set(units)) < len(units):
-        raise ConfigError(f"{option} {text!r} is no duration; write it as in 90s, 10m, 2h, 1d or 1h30m")
+        raise ConfigError(f"{option} {text!r} is not a duration; write it as in 90s, 10m, 2h, 1d or 1h30m")
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if not 0 < seconds <= LONGEST_S:
-        raise ConfigError(f"{option} {text!r} must be longer than nothing and at most ten years")
+        raise ConfigError(f"{option} {text!r} must be above 0 and at most ten years")
     return seconds
 
 

@@ -76,7 +76,7 @@ def refusal(ladder: Ladder, loads: Sequence[float], missing_s: float, replica_s:
         reason = f"no replica is ready; this camera alone needs {replicas:.2f}"
     else:
         reason = (
-            "the fleet is full with every camera as low on the ladder as it may be: there are "
+            "the fleet is full with every camera at its lowest permitted rung:  there are "
             f"{streams:.2f} streams like this one too many, or {replicas:.2f} replicas too few"
         )
     return Admission("refused", None, 0.0, math.inf, ladder.rungs[ladder.floor].name, streams, replicas, reason)

@@ -263,7 +263,7 @@ class Fleet:
 
     def rebalance(self, *, at_most: int | None = None) -> list[CameraMove]:
         """Move cameras off replicas above the bound."""
-        return self._moved(self._placement.rebalance(at_most=at_most), "its replica had more than its share", warm=True)
+        return self._moved(self._placement.rebalance(at_most=at_most), "its replica was overloaded", warm=True)
 
     def replica_report(
         self,

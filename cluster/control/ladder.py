@@ -150,7 +150,7 @@ class LadderPolicy:
             above = self.upper(turn.camera, camera, turn.rung)
             if above is not None:
                 heappush(turns, above)
-        reason = f"the replica is at {utilisation:.0%} of its capacity: there is room again"
+        reason = f"the replica is at {utilisation:.0%} of its capacity: capacity is free again"
         return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
 
     def _candidates(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Candidate]:

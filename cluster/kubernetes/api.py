@@ -286,7 +286,7 @@ def _event(line: bytes) -> tuple[str, CameraResource | str]:
         if kind in ("ADDED", "MODIFIED", "DELETED"):
             return kind, CameraResource.of(body)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise ExpiredError("the Kubernetes API server sent what is no event of a watch") from None
+        raise ExpiredError("the Kubernetes API server sent an invalid watch event") from None
     raise ExpiredError(f"the Kubernetes API server sent an event of the unknown kind {str(kind)[:40]!r}")
 
 

@@ -64,13 +64,13 @@ _CREDENTIALS: Node = {
             "type": "string",
             "minLength": 1,
             "maxLength": 253,
-            "description": "Its key with the user's name; username unless given.",
+            "description": "Key of the user name; default username.",
         },
         "passwordKey": {
             "type": "string",
             "minLength": 1,
             "maxLength": 253,
-            "description": "Its key with the password; password unless given.",
+            "description": "Key of the password; default password.",
         },
     },
 }
@@ -123,7 +123,7 @@ def definition() -> Node:
                     "schema": {
                         "openAPIV3Schema": {
                             "type": "object",
-                            "description": "A camera that Sightline watches.",
+                            "description": "A camera of Sightline.",
                             "required": ["spec"],
                             "properties": {
                                 "apiVersion": {"type": "string"},
@@ -157,7 +157,7 @@ def spec_schema() -> Node:
     spec["required"] = [key for key in spec.get("required", []) if key != "name"]
     if not spec["required"]:
         del spec["required"]
-    spec["description"] = "What is written here overrides the cluster's own settings."
+    spec["description"] = "Keys given here override the cluster's settings."
     properties = spec["properties"]
     properties["source"]["maxLength"] = _ADDRESS_CHARS
     properties["credentials"] = _CREDENTIALS
@@ -165,7 +165,7 @@ def spec_schema() -> Node:
     properties["questions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["id"]}
     masks = camel("privacy_masks")
     properties[masks] = {**{key: properties[masks][key] for key in ("type", "maxItems")}, "items": _MASK}
-    properties[masks]["description"] = "Parts of the picture that are black before anything looks at them."
+    properties[masks]["description"] = "Parts of the picture that are blacked out before any processing."
     spec["x-kubernetes-validations"] = _SPEC_RULES
     return spec
 
@@ -195,15 +195,15 @@ def status_schema() -> Node:
         "properties": {
             "observedGeneration": {"type": "integer", "format": "int64"},
             "state": {**text, "description": "waiting, connecting, running, backoff, error or ended."},
-            "reason": {**text, "description": "Why it is in that state."},
-            "manager": {**text, "description": "Who may change the camera; another than kubernetes is a conflict."},
-            "source": {**text, "description": "What is connected to, without its password."},
+            "reason": {**text, "description": "Reason of the state."},
+            "manager": {**text, "description": "Manager of the camera; any but kubernetes is a conflict."},
+            "source": {**text, "description": "Source without its password."},
             "decoder": text,
             "replica": text,
             "rung": {**text, "description": "Of the quality ladder."},
             "rungReason": text,
-            "lagSeconds": {"type": "number", "description": "From a window's last frame to its answer."},
-            "lastAnswer": {**text, "description": "All questions' newest answers, for people."},
+            "lagSeconds": {"type": "number", "description": "Seconds from a window's last frame to its answer."},
+            "lastAnswer": {**text, "description": "Newest answer of each question, as text."},
             "answers": {
                 "type": "array",
                 "items": answer,

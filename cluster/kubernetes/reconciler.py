@@ -142,11 +142,11 @@ class Reconciler:
             try:
                 await self.run_once()
             except UnavailableError as error:
-                log.warning("cameras are not brought in line: %s", error)
+                log.warning("cannot reconcile cameras: %s", error)
                 self._passed_s = -math.inf
             except Exception:
                 # A defect with one resource must not stop the others.
-                log.exception("cameras are not brought in line")
+                log.exception("cannot reconcile cameras")
                 await asyncio.sleep(self._config.status_s)
             # Not wait_for, which may swallow a cancellation that coincides with its result.
             with contextlib.suppress(TimeoutError):
@@ -182,7 +182,7 @@ class Reconciler:
             raise
         self._finish_pass(resources, began_s, errors)
         if errors:
-            raise UnavailableError(f"not every camera could be brought in line: {errors[0]}")
+            raise UnavailableError(f"not every camera could be reconciled:  {errors[0]}")
 
     async def _compare(self, resources: Mapping[str, CameraResource]) -> list[BaseException]:
         """Apply all resources; returns the errors of single cameras."""
@@ -203,7 +203,7 @@ class Reconciler:
         errors = [error for error in results if isinstance(error, BaseException)]
         for error in errors:
             if not isinstance(error, UnavailableError):
-                log.error("a camera could not be brought in line", exc_info=error)
+                log.error("a camera could not be reconciled", exc_info=error)
         return errors
 
     def _finish_pass(
@@ -224,7 +224,7 @@ class Reconciler:
         try:
             await self._cluster.remove(name)
             metrics.reconciler_changes.labels("removed").inc()
-            log.info("camera %s: its resource is gone, it is removed", name)
+            log.info("camera %s: removed with its resource", name)
         except (UnknownCameraError, ManagedElsewhereError):
             # Somebody else was faster.
             return
@@ -242,7 +242,7 @@ class Reconciler:
             outcome = Outcome("False", "Invalid", in_resource_words(error))
         known = self._done.get(resource.name)
         if outcome.accepted != "True" and (known is None or known.outcome != outcome):
-            log.warning("camera resource %s is not accepted: %s", resource.name, outcome.message)
+            log.warning("camera resource %s was rejected: %s", resource.name, outcome.message)
         self._done[resource.name] = _Done(resource.asked, outcome)
 
     async def _apply(self, resource: CameraResource, camera: ManagedCamera | None, secrets: _Secrets) -> Outcome:
@@ -326,7 +326,7 @@ class Reconciler:
                 return True
             except SightlineError as error:
                 metrics.reconciler_status_writes.labels("failed").inc()
-                log.warning("the status of camera resource %s is not written: %s", name, error)
+                log.warning("cannot write the status of camera resource %s: %s", name, error)
                 return False
             metrics.reconciler_status_writes.labels("written").inc()
             self._resources.record_write(resource, after)

@@ -117,7 +117,7 @@ class CameraResource:
         masks = spec.pop(camel("privacy_masks"), None)
         body = to_snake(spec, CameraEntry, (), found)
         if "name" in self.spec:
-            found.append(Problem(("name",), "is not given here: a camera is called as its resource, metadata.name"))
+            found.append(Problem(("name",), "must not be given: the camera's name is metadata.name"))
         if masks is not None:
             body["privacy_masks"] = [_mask(mask) for mask in masks] if isinstance(masks, list) else masks
         source = body.get("source", "")

@@ -91,14 +91,14 @@ class CameraWatch:
             try:
                 told = self._once()
             except ExpiredError as error:
-                log.info("camera resources are listed anew: %s", error)
+                log.info("listing camera resources again: %s", error)
                 self._version, told, end = None, False, "expired"
             except SightlineError as error:
                 if not self._stopped.is_set() and self.trouble != str(error):
-                    log.warning("camera resources are not followed: %s", error)
+                    log.warning("cannot watch camera resources: %s", error)
                 self.trouble, told, end = str(error), False, "broken"
             except Exception:
-                log.exception("camera resources are listed anew")
+                log.exception("listing camera resources again")
                 self._version, told, end = None, False, "failed"
             if not self._stopped.is_set():
                 self._metrics.restarted(end)

@@ -38,7 +38,7 @@ class GpuCollector(Collector):
                 held = self._nvml.nvmlDeviceGetMemoryInfo(handle)
             except self._nvml.NVMLError as error:
                 # MIG partitions support only some queries.
-                log.debug("GPU %s tells nothing: %s", gpu, error)
+                log.debug("GPU %s: no metrics: %s", gpu, error)
                 continue
             memory.add_metric([gpu, "used"], held.used)
             memory.add_metric([gpu, "total"], held.total)

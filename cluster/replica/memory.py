@@ -172,7 +172,7 @@ class MemoryDeletions:
                 self._answers.forget(camera)
                 self._owed.add(camera)
             except Exception:
-                log.exception("removed camera %s is not forgotten yet", camera)
+                log.exception("the memory of removed camera %s is not deleted yet", camera)
             del self._orders[camera]
         self._settle()
 

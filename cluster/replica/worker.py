@@ -199,7 +199,7 @@ class EngineWorker:
         """See ``Engine.forget``. An answer under way may rest on what is deleted: it ends with ``NotReadyError``."""
 
         def forget(engine: Engine) -> Forgotten:
-            error = NotReadyError(f"camera {stream!r} was made to forget while it was asked; ask again about the rest")
+            error = NotReadyError(f"camera {stream!r} had memory deleted while it was asked; ask again about the rest")
             self._asks.cancel_camera(stream, error, waiting=False)
             return engine.forget(stream, ago_s)
 

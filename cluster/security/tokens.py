@@ -163,7 +163,7 @@ def _token(entry: dict[str, Any]) -> Token:
         raise ValueError(f"token {entry['name']!r} lacks roles or a digest")
     cameras = entry.get("cameras", ["*"])
     if not isinstance(cameras, list) or not all(isinstance(pattern, str) for pattern in cameras):
-        raise ValueError(f"the cameras of token {entry['name']!r} are no list of patterns")
+        raise ValueError(f"the cameras of token {entry['name']!r} are not a list of patterns")
     expires = entry.get("expires_s")
     return Token(entry["name"], digest, roles, tuple(cameras), None if expires is None else float(expires))
 

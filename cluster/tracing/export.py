@@ -94,7 +94,7 @@ class BoundedProcessor(SpanProcessor):
             taken = False
         metrics.spans.labels("exported" if taken else "dropped").inc(len(batch))
         if not taken and not self._failing:
-            log.warning("the collector of traces takes nothing; spans are dropped until it does")
+            log.warning("the trace collector accepts nothing; spans are dropped until it does")
         elif taken and self._failing:
-            log.info("the collector of traces is back")
+            log.info("the trace collector is back")
         self._failing = not taken

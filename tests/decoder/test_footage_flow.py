@@ -190,9 +190,7 @@ async def test_a_camera_without_keyframes_has_no_clip(tmp_path, h264):
     async with site(tmp_path) as running:
         running.feed((header, [p for p in packets if not p.keyframe]), 150)
         settled = await running.settled((await running.alert(5.0)).id)
-        assert settled.footage_note == (
-            "no snapshot and no clip: the camera sent no picture that a clip can begin with"
-        )
+        assert settled.footage_note == ("no snapshot and no clip: the camera sent no keyframe")
 
 
 async def test_a_codec_that_changes_in_the_middle_ends_it(tmp_path, h264):
@@ -234,7 +232,7 @@ async def test_a_hundred_incidents_at_once(tmp_path, h264):
         states = [each.clip for each in found]
         assert (states.count("whole"), states.count("none"), len(states)) == (30, 70, 100)
         refused = {each.footage_note for each in found if each.clip == "none"}
-        assert refused == {"no clip: 30 are being made already (clips.at_once)"}
+        assert refused == {"no clip: 30 are being recorded already (clips.at_once)"}
         assert running.collector.in_progress == 0
         assert len(running.store) == 60
 
@@ -250,7 +248,7 @@ async def test_what_must_be_encoded_anew_is_bounded(tmp_path, monkeypatch):
         running.cameras["gate"].ring.pause("the video ended")
         found = [await running.settled(each.id) for each in incidents]
         assert sorted((each.clip, each.footage_note) for each in found) == [
-            *[("none", "no clip: 2 clips are being encoded anew already")] * 3,
+            *[("none", "no clip: 2 clips are being re-encoded already")] * 3,
             *[("part", "the clip is not whole: the video ended")] * 2,
         ]
 
@@ -539,7 +537,7 @@ async def test_only_what_may_show_the_time_before_is_forgotten(tmp_path, h264):
         assert (reply.files, reply.incidents) == (1, 0)
         assert 0 < ring.bytes < held
         settled = await running.settled(incident.id)
-        assert (settled.clip, settled.footage_note) == ("none", "no clip: the camera was forgotten")
+        assert (settled.clip, settled.footage_note) == ("none", "no clip: the camera's memory was deleted")
         # Long ago there was nothing.
         running.feed(h264, 140)
         before = ring.bytes
@@ -561,7 +559,7 @@ async def test_a_full_disk_is_said_once_and_also_when_it_is_over(tmp_path, h264,
         assert not [each for each in caplog.records if each.levelname == "WARNING" and "incident" in each.message]
         running.store._keep_free = 0
         assert (await running.settled((await running.alert(9.0)).id)).clip != "none"
-        assert caplog.text.count("snapshots and clips are kept again") == 1
+        assert caplog.text.count("snapshots and clips are stored again") == 1
 
 
 async def test_a_disk_that_takes_nothing_at_all_stops_neither_windows_nor_alerts(tmp_path, h264, monkeypatch):

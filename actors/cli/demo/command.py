@@ -88,7 +88,7 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
     from cluster.models.settings import ModelSettings
 
     with Screen(console) as screen:
-        weights = " (random weights: watch what it costs, not what it says)" if model in PRESETS else ""
+        weights = " (random weights: only its cost is meaningful)" if model in PRESETS else ""
         screen.say(
             f"[bold]Four cameras[/], two fed from files and two by gRPC push, three questions each.\n"
             f"Model {model}{weights}. It takes about {seconds + ABOUT_S:.0f} seconds.\n"

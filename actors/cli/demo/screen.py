@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from actors.cli.demo.record import LoopedTruth
 
 _SIGNS = {"right": ("✓", "green"), "wrong": ("✗", "red"), "open": ("~", "dim")}
-LEGEND = "✓ so it was   ✗ it was not so   ~ too little of it in the window to tell"
+LEGEND = "✓ true   ✗ false   ~ too little in the window to tell"
 
 PLAIN_EVERY_S = 5.0
 

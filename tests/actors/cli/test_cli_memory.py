@@ -177,7 +177,7 @@ WRONG = {
     "no question": (["ask", "gate"], 2, "no question; write it behind the camera"),
     "empty question": (["ask", "gate", "  "], 2, "the question is empty"),
     "control characters": (["ask", "gate", "a\x07"], 2, "the question is not text"),
-    "no duration": (["ask", "gate", "q", "--since", "10"], 2, "--since '10' is no duration; write it as in 90s"),
+    "no duration": (["ask", "gate", "q", "--since", "10"], 2, "--since '10' is not a duration; write it as in 90s"),
     "no timeout": (["ask", "gate", "q", "--timeout", "soon"], 2, "--timeout 'soon' is no duration"),
     "no conversation": (["ask", "gate", "q", "--conversation", "x"], 1, "there is no conversation 'x'"),
     "unwritable": (["ask", "gate", "q", "--pictures", "/dev/null/x"], 1, "cannot write /dev/null/x"),
