@@ -188,7 +188,7 @@ class ClusterConfig(Section):
     stall_timeout_s: float = Field(
         default=120.0,
         gt=0,
-        description="Timeout of a replica for one batch of windows, after which it is replaced.",
+        description="Seconds a replica may take for one batch of windows before it is replaced.",
     )
     start_timeout_s: float = Field(
         default=120.0, gt=0, description="Timeout of starting a process, model loading included, seconds."

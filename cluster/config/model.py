@@ -42,7 +42,7 @@ class VllmConfig(Section):
     timeout_s: float = Field(
         default=60.0,
         gt=0,
-        description="Timeout of vLLM for one batch of windows, after which its engine core counts as dead.",
+        description="Seconds vLLM may take for one batch of windows before its engine core counts as dead.",
     )
 
 

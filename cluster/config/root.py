@@ -248,8 +248,8 @@ class SightlineConfig(Section):
         default_factory=SimulatedConfig,
         description="Step times and answers of the simulated engine.",
     )
-    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="Frame sampling.")
-    pruning: PruningConfig = Field(default_factory=PruningConfig, description="Pruning of patches.")
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="Sampling of frames.")
+    pruning: PruningConfig = Field(default_factory=PruningConfig, description="Pruning policy of patches.")
     window: WindowConfig = Field(default_factory=WindowConfig, description="The window a question is answered on.")
     memory: MemoryConfig = Field(default_factory=MemoryConfig, description="A camera's memory beyond its window.")
     source: SourceConfig = Field(default_factory=SourceConfig, description="Connections to cameras.")

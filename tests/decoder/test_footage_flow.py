@@ -546,7 +546,7 @@ async def test_only_what_may_show_the_time_before_is_forgotten(tmp_path, h264):
 
 
 async def test_a_full_disk_is_said_once_and_also_when_it_is_over(tmp_path, h264, caplog, monkeypatch):
-    monkeypatch.setattr("cluster.alerts.clips.collector.SLACK_S", 1.0)
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SLACK_S", 1.0)
     caplog.set_level("INFO")
     async with site(tmp_path) as running:
         running.feed(h264, 200)
@@ -555,7 +555,7 @@ async def test_a_full_disk_is_said_once_and_also_when_it_is_over(tmp_path, h264,
             incident = await running.alert(end_s)
             assert (await running.settled(incident.id)).clip == "none"
             running.service.accept_answer(running.alarm(end_s + 0.5, score=0.1))
-        assert caplog.text.count("snapshots and clips are not kept: the disk is full: less than clips.keep_free") == 1
+        assert caplog.text.count("cannot store snapshots and clips: the disk is full: less than clips.keep_free") == 1
         assert not [each for each in caplog.records if each.levelname == "WARNING" and "incident" in each.message]
         running.store._keep_free = 0
         assert (await running.settled((await running.alert(9.0)).id)).clip != "none"
@@ -564,7 +564,7 @@ async def test_a_full_disk_is_said_once_and_also_when_it_is_over(tmp_path, h264,
 
 async def test_a_disk_that_takes_nothing_at_all_stops_neither_windows_nor_alerts(tmp_path, h264, monkeypatch):
     """The clips' disk and the alerts' one are the same, and it is full: what goes on is known by heart."""
-    monkeypatch.setattr("cluster.alerts.clips.collector.SLACK_S", 1.0)
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SLACK_S", 1.0)
     async with site(tmp_path) as running:
         running.feed(h264, 200)
         with full_disk(512):
@@ -575,7 +575,7 @@ async def test_a_disk_that_takes_nothing_at_all_stops_neither_windows_nor_alerts
                 assert (found.id, found.footage_note) == (incident.id, "no snapshot and no clip: the disk is full")
                 running.service.accept_answer(running.alarm(end_s + 1, score=0.1))
                 assert running.service.open_incidents() == []
-            assert (await running.service.outbox()).trouble.startswith("the disk does not take alerts")
+            assert (await running.service.outbox()).trouble.startswith("cannot write alerts to disk")
             assert running.store.trouble == "the disk is full"
         # There is room again: the next one has its clip, and nothing that happened meanwhile is missing.
         incident = await running.alert(9.0)
@@ -610,7 +610,7 @@ async def test_the_command_line_says_what_is_forgotten(tmp_path, h264, capsys):
         await gateway.start()
         assert await asyncio.to_thread(main, ["forget", "gate", "--before", "1h", *at]) == 0
         assert capsys.readouterr().out == (
-            "gate: forgot 3 frames, 2.0 KiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n"
+            "gate: deleted 3 frames, 2.0 KiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n"
         )
         assert await asyncio.to_thread(main, ["forget", "gate", "--yes", "--json", "-", *at]) == 0
         told = json.loads(capsys.readouterr().out)

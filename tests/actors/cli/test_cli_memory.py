@@ -177,7 +177,7 @@ WRONG = {
     "no question": (["ask", "gate"], 2, "no question; write it behind the camera"),
     "empty question": (["ask", "gate", "  "], 2, "the question is empty"),
     "control characters": (["ask", "gate", "a\x07"], 2, "the question is not text"),
-    "no duration": (["ask", "gate", "q", "--since", "10"], 2, "--since '10' is not a duration; write it as in 90s"),
+    "not a duration": (["ask", "gate", "q", "--since", "10"], 2, "--since '10' is not a duration; write it as in 90s"),
     "no timeout": (["ask", "gate", "q", "--timeout", "soon"], 2, "--timeout 'soon' is no duration"),
     "no conversation": (["ask", "gate", "q", "--conversation", "x"], 1, "there is no conversation 'x'"),
     "unwritable": (["ask", "gate", "q", "--pictures", "/dev/null/x"], 1, "cannot write /dev/null/x"),
@@ -350,7 +350,7 @@ def test_forgetting_everything_is_asked_for_first(gateway, terminal):
     screen = terminal("forget", "gate")
     screen.until("[y/N]: ")
     screen.type("y\n")
-    screen.until("gate: forgot 1 frame, 34.3 MiB")
+    screen.until("gate: deleted 1 frame, 34.3 MiB")
     assert screen.end() == 0
     assert gateway.forgotten == [("gate", None)]
 
@@ -361,7 +361,7 @@ def test_forgetting_everything_is_asked_for_first(gateway, terminal):
 def test_forget(gateway, run):
     assert run("forget", "gate", "--before", "2h") == (
         0,
-        "gate: forgot 1 frame, 34.3 MiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n",
+        "gate: deleted 1 frame, 34.3 MiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n",
         "",
     )
     told = json.loads(run("forget", "gate", "--yes", "--json", "-")[1])
