@@ -233,7 +233,7 @@ class Replica:
         metrics.replica_backlog_seconds.set(load.backlog_s)
         metrics.replica_cameras.set(load.held)
         self._answered.retain_cameras(self._worker.open_streams())
-        self._answered.set_memory_bytes({camera: held.nbytes for camera, held in self._bank.report().items()})
+        self._answered.set_memory_bytes({camera: held.nbytes for camera, held in self._bank.memory_reports().items()})
 
     async def _run_maintenance(self) -> None:
         """Run deferred work of the memory, also without frames, so that a slow tier delays neither heartbeats nor
@@ -241,7 +241,7 @@ class Replica:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             try:
-                await asyncio.wrap_future(self._worker.call_on_engine_thread(lambda _: self._bank.tend()))
+                await asyncio.wrap_future(self._worker.call_on_engine_thread(lambda _: self._bank.run_maintenance()))
                 await asyncio.to_thread(self._bank.tiers.finish_deletions)
                 await asyncio.to_thread(self._tier_metrics.refresh)
             except Exception:
@@ -249,7 +249,7 @@ class Replica:
 
     def _reports(self) -> list[StreamReport]:
         """Reports of every camera with its memory status."""
-        held = self._bank.report()
+        held = self._bank.memory_reports()
         return [_with_memory(report, held.get(report.camera)) for report in self._worker.reports()]
 
 

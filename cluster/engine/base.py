@@ -14,7 +14,7 @@ from cluster.types import (
     Answer,
     AskResult,
     AskSpec,
-    Forgotten,
+    DeletedMemory,
     FrameSample,
     MemoryStatus,
     PatchGeometry,
@@ -114,12 +114,12 @@ class Engine(Protocol):
         """
         ...
 
-    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         """Forget what a stream saw more than ``ago_s`` seconds before its newest frame, or everything: its window and,
         in every tier, its memory."""
         ...
 
-    def describe(self, stream: str) -> MemoryStatus:
+    def memory_status(self, stream: str) -> MemoryStatus:
         """What a stream remembers.
 
         Raises:
@@ -132,7 +132,7 @@ class Engine(Protocol):
         ...
 
 
-def finished(result: T) -> Future[T]:
+def completed_future(result: T) -> Future[T]:
     """What is known already, for who expects to wait."""
     future: Future[T] = Future()
     future.set_result(result)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from cluster.errors import NotReadyError
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
-from cluster.memory.tiered import MemoryShape
+from cluster.memory.tiered_heads import MemoryShape
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import MemoryWriter
 from cluster.registry import retrievers
-from cluster.types import MICROSECONDS, Forgotten, MemorySpec, MemoryStatus
+from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class MemoryBank:
         self._lock = threading.Lock()
         self._reports: dict[str, MemoryReport] = {}
 
-    def prepare(self, stream: str, spec: MemorySpec | None) -> None:
+    def prepare_stream(self, stream: str, spec: MemorySpec | None) -> None:
         """Restore what the tiers hold of a stream that is about to be opened, from any thread, so that the engine's
         need not wait for them.
 
@@ -121,11 +121,11 @@ class MemoryBank:
 
     def _restored(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
         """A memory with what the lowest tier has of it, and the state of its window."""
-        memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.give_way)
+        memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
         self.tiers.set_cap(stream, spec.cap_bytes)
         return memory, memory.restored_window() if memory.restore() is Outcome.HIT else None
 
-    def open(self, stream: str, spec: MemorySpec | None) -> bytes | None:
+    def open_stream(self, stream: str, spec: MemorySpec | None) -> bytes | None:
         """A stream begins, goes on, or has another memory from now on (None: none, and what there was is forgotten).
 
         Returns the state of its window where the tiers remember the stream from another process, or from before; None
@@ -155,11 +155,11 @@ class MemoryBank:
         elif (held.spec.organiser, held.spec.organiser_options) != (spec.organiser, spec.organiser_options):
             # Clusters of one kind cannot go on as those of another.
             with held.exclusive:
-                held.forget()
+                held.delete_frames()
                 self._let_go(stream)
-            held = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.give_way)
+            held = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
         else:
-            held.change(spec)
+            held.change_spec(spec)
         self._released.pop(stream, None)
         self._hold(held, retriever)
         return window
@@ -176,20 +176,19 @@ class MemoryBank:
         if not all(state.up for state in self.tiers.states().values()) or any(self.tiers.usage(stream).values()):
             self.tiers.drop(stream)
 
-    def take(self, chunk: KVChunk) -> None:
-        """What an engine hands on (:data:`~cluster.memory.head.Leave`); streams without a memory have nothing kept.
-
-        A frame that cannot be taken in is counted and costs nothing else.
+    def accept_chunk(self, chunk: KVChunk) -> None:
+        """Accept a frame that left a window (a :data:`~cluster.memory.head_memory.KVSink`); ignored for streams without
+        a memory. A frame that fails is counted and logged.
         """
         memory = self._memories.get(chunk.stream)
         if memory is None:
             return
         try:
-            memory.accept(chunk)
+            memory.accept_chunk(chunk)
         except Exception:
             log.exception("a frame of camera %r cannot be remembered", chunk.stream)
             memory.counts.frames_dropped += 1
-        if memory.due:
+        if memory.settle_due:
             self._due.add(chunk.stream)
         self._note(memory)
 
@@ -198,36 +197,36 @@ class MemoryBank:
         memory = self._memories.get(stream)
         return memory is not None and memory.wants_queries
 
-    def observe(self, stream: str, queries: Sequence[Tensor]) -> None:
+    def observe_queries(self, stream: str, queries: Sequence[Tensor]) -> None:
         """See :meth:`StreamMemory.observe`; streams without a memory have nobody to tell."""
         memory = self._memories.get(stream)
         if memory is not None:
-            memory.observe(queries)
+            memory.observe_queries(queries)
 
-    def save_due(self) -> None:
+    def schedule_saves(self) -> None:
         """Have streams settled and saved in which enough frames wait; called between two steps, when windows are what
         they seem."""
         for stream in list(self._due):
             memory = self._memories.get(stream)
             # One that the writer is still busy with has its turn later.
             if memory is not None and memory.recent and not self.writer.is_waiting(stream):
-                window = self.window(stream, memory.window_limit) if self.window is not None else None
+                window = self.window(stream, memory.max_window_bytes) if self.window is not None else None
                 self._orders[stream] = _Order(memory.recent[-1].index, window or _no_window)
-                self.writer.wake(stream)
+                self.writer.schedule(stream)
             if memory is None or not self.writer.is_waiting(stream) or stream in self._orders:
                 self._due.discard(stream)
 
-    def tend(self) -> None:
+    def run_maintenance(self) -> None:
         """What is to be done regularly also while no frame comes; returns at once."""
         for stream, memory in self._memories.items():
             if stream in self._visited or self.writer.is_waiting(stream):
                 continue
-            if memory.due:
+            if memory.settle_due:
                 self._due.add(stream)
             else:
                 self._orders[stream] = _Order(-1, None)
-                self.writer.wake(stream)
-        self.save_due()
+                self.writer.schedule(stream)
+        self.schedule_saves()
 
     def _write(self, stream: str) -> None:
         """On a thread of the writer's."""
@@ -243,20 +242,20 @@ class MemoryBank:
                 memory.save(None if order.window is None else order.window())
             self._note(memory)
 
-    def save(self, stream: str) -> None:
+    def save_stream(self, stream: str) -> None:
         """Write what it takes to go on elsewhere, window and memory of the same moment; waits for it."""
         memory = self._memories.get(stream)
         if memory is not None:
-            window = self.window(stream, memory.window_limit) if self.window is not None else None
+            window = self.window(stream, memory.max_window_bytes) if self.window is not None else None
             if memory.settle():
                 memory.save((window or _no_window)())
             self._note(memory)
 
-    def drain(self, timeout_s: float = 60.0) -> bool:
+    def wait_written(self, timeout_s: float = 60.0) -> bool:
         """Wait until all that was handed over is written, as far as tiers take it; False where that takes longer."""
-        return self.writer.drain(timeout_s)
+        return self.writer.wait_idle(timeout_s)
 
-    def get(self, stream: str) -> tuple[StreamMemory, Retriever]:
+    def get_memory(self, stream: str) -> tuple[StreamMemory, Retriever]:
         """A stream's memory and how it is read.
 
         Raises:
@@ -275,7 +274,7 @@ class MemoryBank:
         if spec is None:
             return None
         self._finish_leaving(stream)
-        memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.give_way)
+        memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
         # Whoever has it open is still writing, perhaps: what no manifest names is theirs to delete.
         outcome = memory.restore(sweep=False)
         if outcome is Outcome.RETRY:
@@ -298,7 +297,7 @@ class MemoryBank:
     def __contains__(self, stream: object) -> bool:
         return stream in self._memories
 
-    def release(self, stream: str, *, save: bool = True) -> None:
+    def release_stream(self, stream: str, *, save: bool = True) -> None:
         """Another process takes over, or none: have everything put into the tiers, and let go of the rest; nothing is
         forgotten. Without ``save`` another has taken over already, and nothing more is written here."""
         memory = self._memories.get(stream)
@@ -312,7 +311,7 @@ class MemoryBank:
         """Another process takes over window and memory of the same moment of an open stream; both are let go of here.
         Whether it finds them is known when they are written."""
         memory = self._memories[stream]
-        window = self.window(stream, memory.window_limit) if self.window is not None and self.tiers.shared else None
+        window = self.window(stream, memory.max_window_bytes) if self.window is not None and self.tiers.shared else None
         return self._let_leave(memory, window)
 
     def _let_leave(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
@@ -322,7 +321,7 @@ class MemoryBank:
         else:
             self._part(memory)
         leaving = self._leaving[memory.stream] = _Leaving(memory, window)
-        self.writer.wake(memory.stream)
+        self.writer.schedule(memory.stream)
         return leaving.saved
 
     def _finish_leaving(self, stream: str) -> None:
@@ -363,7 +362,7 @@ class MemoryBank:
             with self._lock:
                 self._reports.pop(oldest, None)
 
-    def forget(self, stream: str, ago_s: float | None = None, *, newest: int | None = None) -> Forgotten:
+    def delete_memory(self, stream: str, ago_s: float | None = None, *, newest: int | None = None) -> DeletedMemory:
         """Forget what is older than ``ago_s`` seconds before the newest frame, or everything, in every tier.
 
         ``newest``: time of that frame on the camera's clock (microseconds), where it has not left the window yet.
@@ -383,18 +382,18 @@ class MemoryBank:
             self.tiers.drop(stream)
             with self._lock:
                 self._reports.pop(stream, None)
-            return Forgotten(0, 0)
+            return DeletedMemory(0, 0)
         with memory.exclusive:
             frames, held = memory.frames, memory.held_bytes
             if ago_s is None or memory.newest is None:
-                memory.forget()
+                memory.delete_frames()
                 self._due.discard(stream)
                 self._orders.pop(stream, None)
             else:
-                latest = memory.newest if newest is None else max(memory.newest, memory.time_of(newest))
-                memory.forget(before_frame=memory.frames_since(latest - round(ago_s * MICROSECONDS)))
-                self.save(stream)
-            forgotten = Forgotten(frames - memory.frames, max(0, held - memory.held_bytes))
+                latest = memory.newest if newest is None else max(memory.newest, memory.memory_time(newest))
+                memory.delete_frames(before_frame=memory.frames_since(latest - round(ago_s * MICROSECONDS)))
+                self.save_stream(stream)
+            forgotten = DeletedMemory(frames - memory.frames, max(0, held - memory.held_bytes))
         if not memory.frames and stream in self._visited:
             self._drop(stream)
             self._released.pop(stream, None)
@@ -402,16 +401,16 @@ class MemoryBank:
             self._note(memory)
         return forgotten
 
-    def describe(self, stream: str) -> MemoryStatus:
+    def memory_status(self, stream: str) -> MemoryStatus:
         """What a stream's memory holds and how it is.
 
         Raises:
             NotReadyError: it has none.
         """
-        memory, _ = self.get(stream)
+        memory, _ = self.get_memory(stream)
         return memory.status()
 
-    def report(self) -> dict[str, MemoryReport]:
+    def memory_reports(self) -> dict[str, MemoryReport]:
         """Every stream as of its last frame, the tiers as they are now; from any thread."""
         reasons = {name: state.trouble for name, state in self.tiers.states().items()}
         trouble = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)

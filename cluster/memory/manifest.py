@@ -34,7 +34,7 @@ class FrameLog:
 
     numbers: list[int] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
-    following: int = 0
+    next_number: int = 0
     shift: int = 0
 
     def __len__(self) -> int:
@@ -44,8 +44,8 @@ class FrameLog:
         """A frame came at ``pts`` of the camera's clock: its number and time here."""
         if self.times and pts + self.shift <= self.times[-1]:
             self.shift = self.times[-1] + MICROSECONDS - pts
-        number, time = self.following, pts + self.shift
-        self.following += 1
+        number, time = self.next_number, pts + self.shift
+        self.next_number += 1
         self.numbers.append(number)
         self.times.append(time)
         return number, time
@@ -54,7 +54,7 @@ class FrameLog:
         """The camera's time as it counts here."""
         return pts + self.shift if self.times else pts
 
-    def at(self, number: int) -> int:
+    def frame_time(self, number: int) -> int:
         """Time of a frame."""
         return self.times[bisect.bisect_left(self.numbers, number)]
 
@@ -64,16 +64,16 @@ class FrameLog:
         times = torch.tensor(self.times, dtype=torch.float64) / MICROSECONDS
         return times[torch.searchsorted(numbers, frame.to(torch.int64).cpu().contiguous())]
 
-    def since(self, time: int) -> int:
+    def first_frame_since(self, time: int) -> int:
         """Number of the first frame at or after ``time``."""
         place = bisect.bisect_left(self.times, time)
-        return self.numbers[place] if place < len(self.numbers) else self.following
+        return self.numbers[place] if place < len(self.numbers) else self.next_number
 
-    def forget_before(self, number: int) -> None:
+    def delete_before(self, number: int) -> None:
         place = bisect.bisect_left(self.numbers, number)
         del self.numbers[:place], self.times[:place]
 
-    def keep(self, numbers: Collection[int]) -> None:
+    def keep_frames(self, numbers: Collection[int]) -> None:
         """Only these frames are held from now on."""
         kept = [place for place, number in enumerate(self.numbers) if number in numbers]
         self.numbers, self.times = [self.numbers[place] for place in kept], [self.times[place] for place in kept]

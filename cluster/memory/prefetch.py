@@ -13,107 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Protocol
 
-import torch
-from torch import Tensor
-
-from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
-
-_ALIGN = 64
-
-Arrive = Callable[[], None]
-"""Called in the thread that computes, before it uses what landed: orders its stream after the copies."""
-
-
-class Landing(Protocol):
-    """Takes what a load brought to where it is used."""
-
-    def land(self, loaded: Sequence[Loaded]) -> tuple[list[Loaded], Arrive]:
-        """Called in the thread that loaded. The blocks in their place, and what to call before they are used."""
-        ...
-
-
-class StayingLanding:
-    """Leaves blocks where the load put them: host memory that the CPU computes on."""
-
-    def land(self, loaded: Sequence[Loaded]) -> tuple[list[Loaded], Arrive]:
-        """The same, and nothing to wait for."""
-        return list(loaded), _nothing
-
-
-class CudaLanding:
-    """Copies blocks to a GPU on a stream of its own, while the stream that computes goes on.
-
-    What one load brought crosses in one copy, since clusters are small and every copy costs a launch, and from pinned
-    memory, since a copy from pageable memory holds up its thread. An event stands behind it, and only the stream that
-    uses the blocks waits for it; the device as a whole is never synchronised.
-
-    Args:
-        device: the GPU attention runs on.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def land(self, loaded: Sequence[Loaded]) -> tuple[list[Loaded], Arrive]:
-        """Starts the copy; the thread does not wait for it."""
-        blocks = [one.block for one in loaded if one.block is not None]
-        if not blocks:
-            return list(loaded), _nothing
-        packed = pack(blocks, pinned=True)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            # The allocator of pinned memory keeps `packed` until the copy that reads it is over.
-            there = packed.to(self._device, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
-        moved = iter(unpack(there, blocks))
-
-        def arrive() -> None:
-            computing = torch.cuda.current_stream(self._device)
-            computing.wait_event(done)
-            # Once freed, this memory must not go to the next copy before the computing stream has read it.
-            there.record_stream(computing)
-
-        return [one if one.block is None else Loaded(one.outcome, next(moved)) for one in loaded], arrive
-
-
-def pack(blocks: Sequence[Block], *, pinned: bool = False) -> Tensor:
-    """All tensors of ``blocks`` in one uint8 tensor, each beginning where every type may."""
-    size = sum(_room(part) for block in blocks for part in _parts(block))
-    packed = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-    at = 0
-    for block in blocks:
-        for part in _parts(block):
-            packed[at : at + part.nbytes] = part.flatten().view(torch.uint8)
-            at += _room(part)
-    return packed
-
-
-def unpack(packed: Tensor, like: Sequence[Block]) -> list[Block]:
-    """The blocks that :func:`pack` packed, as views of ``packed``, wherever it is by now; ``like``: those blocks."""
-    blocks, at = [], 0
-    for block in like:
-        views = []
-        for part in _parts(block):
-            views.append(packed[at : at + part.nbytes].view(part.dtype).view(part.shape))
-            at += _room(part)
-        blocks.append(Block(*views))
-    return blocks
-
-
-def _parts(block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return block.key, block.value, block.frame, block.cell
-
-
-def _room(part: Tensor) -> int:
-    return -(-part.nbytes // _ALIGN) * _ALIGN
-
-
-def _nothing() -> None:
-    pass
-
+from cluster.memory.tiers.base import BlockKey, Loaded, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +73,6 @@ class _Fetch:
     urgent: bool
     over: bool = False
     answers: dict[BlockKey, Loaded] = field(default_factory=dict)
-    arrive: Arrive | None = None
     error: Exception | None = None
 
 
@@ -185,7 +85,6 @@ class Prefetcher:
             layer's blocks are split into this many loads, so that their latencies pass side by side.
         deadline_s: longest wait of one :meth:`take`.
         on_event: told of every load, in the thread that made it.
-        landing: brings blocks to where attention reads them.
         weigh: about how many bytes a block has, to split a layer's blocks evenly; all count the same without it.
         capacity: most blocks that are predicted and not taken; beyond it the oldest are given up.
     """
@@ -197,7 +96,6 @@ class Prefetcher:
         threads: int = 2,
         deadline_s: float = 2.0,
         on_event: Callable[[FetchEvent], None] | None = None,
-        landing: Landing | None = None,
         weigh: Callable[[BlockKey], int] | None = None,
         capacity: int = 65536,
     ) -> None:
@@ -207,7 +105,6 @@ class Prefetcher:
             )
         self.stats = PrefetchStats()
         self._load, self._on_event, self._weigh = load, on_event, weigh
-        self._landing = landing or StayingLanding()
         self._threads, self._deadline_s, self._capacity = threads, deadline_s, capacity
         self._lock = threading.Lock()
         self._to_do = threading.Condition(self._lock)
@@ -231,7 +128,7 @@ class Prefetcher:
     ) -> None:
         self.close()
 
-    def begin(self, keys: Sequence[BlockKey]) -> None:
+    def prefetch(self, keys: Sequence[BlockKey]) -> None:
         """Start loading what will probably be wanted, the likeliest first; returns at once.
 
         What is there or on its way already is not asked for twice.
@@ -250,7 +147,7 @@ class Prefetcher:
                 self._expected.update(dict.fromkeys(fetch.wanted, fetch))
             self._to_do.notify(len(self._queue))
 
-    def take(self, keys: Sequence[BlockKey]) -> list[Loaded]:
+    def fetch(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         """The blocks that are wanted, in the order of ``keys``; ``RETRY`` for those that did not come in time.
 
         Predicted blocks of the same layers that are not among them are given up.
@@ -276,12 +173,9 @@ class Prefetcher:
                 self._done.wait(left)
             self.stats.waited_s += time.perf_counter() - began
             answers = {key: self._answer(key, fetch) for key, fetch in sources.items()}
-        for fetch in pending:
-            if fetch.arrive is not None:
-                fetch.arrive()
         return [answers[key] for key in keys]
 
-    def finish(self) -> None:
+    def discard_predictions(self) -> None:
         """Give up all that is predicted: the question is answered, and another may come."""
         with self._lock:
             for key in list(self._expected):
@@ -289,7 +183,7 @@ class Prefetcher:
 
     def close(self) -> None:
         """Give everything up and end the threads; a load that does not end is left behind. Harmless when repeated."""
-        self.finish()
+        self.discard_predictions()
         with self._lock:
             if not self._closed:
                 self._tell()
@@ -396,10 +290,9 @@ class Prefetcher:
     def _run(self, fetch: _Fetch, keys: list[BlockKey]) -> None:
         began = time.perf_counter()
         loaded: list[Loaded] = []
-        arrive: Arrive | None = None
         failure: Exception | None = None
         try:
-            loaded, arrive = self._landing.land(self._load(keys))
+            loaded = self._load(keys)
             if len(loaded) != len(keys):
                 raise ValueError(f"{len(keys)} blocks were asked for and {len(loaded)} answered; a load answers each")
         except Exception as error:
@@ -407,7 +300,7 @@ class Prefetcher:
         ended = time.perf_counter()
         came = [one.block.nbytes for one in loaded if one.block is not None]
         with self._lock:
-            fetch.over, fetch.error, fetch.arrive = True, failure, arrive
+            fetch.over, fetch.error = True, failure
             if failure is None:
                 fetch.answers = {key: one for key, one in zip(keys, loaded, strict=True) if key in fetch.wanted}
             elif not fetch.urgent:

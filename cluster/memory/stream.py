@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from cluster.memory.compress import Compressor
-from cluster.memory.head import Change, Head, KVChunk, LayerKV, OutOfReachError
+from cluster.memory.eviction import evict
+from cluster.memory.head_memory import BlocksUnavailableError, HeadChange, HeadMemory, KVChunk, LayerKV
 from cluster.memory.manifest import (
     FrameLog,
 )
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
-from cluster.memory.room import make_room
-from cluster.memory.tiered import WAITING, MemoryShape, TieredHeads
+from cluster.memory.tiered_heads import WAITING, MemoryShape, TieredHeads
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers
@@ -41,7 +41,7 @@ class MemoryView:
     """
 
     stream: str
-    heads: tuple[tuple[Head, ...], ...]
+    heads: tuple[tuple[HeadMemory, ...], ...]
     recent: tuple[KVChunk, ...]
     log: FrameLog
     first_frame: int
@@ -106,7 +106,7 @@ class StreamMemory(TieredHeads):
         with self._lock:
             return self.log.times[-1] if self.log.times else None
 
-    def time_of(self, pts: int) -> int:
+    def memory_time(self, pts: int) -> int:
         """The camera's time as the memory counts it."""
         return self.log.time_of(pts)
 
@@ -137,20 +137,20 @@ class StreamMemory(TieredHeads):
             tier_states={name: state.trouble for name, state in self.tiers.states().items()},
         )
 
-    def pts_of(self, frame: int) -> int:
+    def frame_time(self, frame: int) -> int:
         """Time (microseconds) of a frame of which something is held."""
-        return self.log.at(frame)
+        return self.log.frame_time(frame)
 
     def frames_since(self, pts: int) -> int:
         """Number of the first frame at or after ``pts``."""
         with self._lock:
-            return self.log.since(pts)
+            return self.log.first_frame_since(pts)
 
-    def view(self) -> MemoryView:
+    def open_view(self) -> MemoryView:
         """As it is now. Blocks that it names are kept until :meth:`close_view`."""
         with self._lock:
             heads = tuple(tuple(row) for row in self.heads)
-            times = FrameLog(list(self.log.numbers), list(self.log.times), self.log.following, self.log.shift)
+            times = FrameLog(list(self.log.numbers), list(self.log.times), self.log.next_number, self.log.shift)
             view = MemoryView(self.stream, heads, tuple(self.recent), times, self.first_frame, self.stored.generation)
             self._readers.append(view.generation)
         return view
@@ -162,14 +162,14 @@ class StreamMemory(TieredHeads):
             self._gone += gone
 
     # -- frames in --------------------------------------------------------------------------------
-    def add(self, chunk: KVChunk) -> None:
+    def add_chunk(self, chunk: KVChunk) -> None:
         """:meth:`accept`, and :meth:`settle` where that is due."""
-        self.accept(chunk)
-        if self.due:
+        self.accept_chunk(chunk)
+        if self.settle_due:
             self.settle()
 
     @torch.inference_mode()
-    def accept(self, chunk: KVChunk) -> None:
+    def accept_chunk(self, chunk: KVChunk) -> None:
         """Take in one frame that left the window, after all that left before; it gets a number and time of the memory's
         own (:class:`FrameLog`), and waits.
 
@@ -200,11 +200,11 @@ class StreamMemory(TieredHeads):
                 self.waiting_bytes -= _bytes(self.recent.pop(0))
 
     @property
-    def due(self) -> bool:
+    def settle_due(self) -> bool:
         """Whether enough frames wait."""
         return len(self.recent) >= self.spec.block_frames or self.waiting_bytes >= self.spec.cap_bytes // WAITING
 
-    def observe(self, queries: Sequence[Tensor]) -> None:
+    def observe_queries(self, queries: Sequence[Tensor]) -> None:
         """Raw queries per layer ``[Hkv, r, D]`` of who asked last, for compressors that go by them."""
         if self.wants_queries:
             self._asked = [rows.cpu() for rows in queries]
@@ -215,7 +215,7 @@ class StreamMemory(TieredHeads):
         """Whether what is kept depends on who asked last (:meth:`observe`)."""
         return self.compressor.wants_queries
 
-    def change(self, spec: MemorySpec) -> None:
+    def change_spec(self, spec: MemorySpec) -> None:
         """Other settings from here on; the organiser stays."""
         self.spec, self.compressor = spec, self._compressor_of(spec)
 
@@ -255,13 +255,13 @@ class StreamMemory(TieredHeads):
     def _settle(self, frames: list[KVChunk]) -> bool:
         # What an attempt before got done, or is done again: what follows goes by the heads as they are.
         self.publish()
-        if not self.stored.verify():
-            self._unwritten.update({(layer, h): head.index_bytes for layer, h, head in self.every_head()})
+        if not self.stored.verify_lowest_tier():
+            self._unwritten.update({(layer, h): head.index_bytes for layer, h, head in self.iter_heads()})
             self.unsaved = True
         with self._lock:
             gone, self._gone = self._gone, []
         for layer, h, uid in gone:
-            self.lose(layer, h, [uid])
+            self.drop_lost_clusters(layer, h, [uid])
         self._expire()
         if not self._forget_old():
             return False
@@ -281,11 +281,11 @@ class StreamMemory(TieredHeads):
         if self.partitions is not None:
             for chunk in frames:
                 if chunk.index not in self.partition_of:
-                    self.partition_of[chunk.index] = self.partitions.add(chunk.look.cpu())
-        new = joined_frames(frames)
+                    self.partition_of[chunk.index] = self.partitions.add(chunk.mean_embedding.cpu())
+        new = join_frames(frames)
         if self.spec.keep < 1:
-            new = self.thinned(new, self.spec.keep)
-        layers = make_room(self, new)
+            new = self.compress_frames(new, self.spec.keep)
+        layers = evict(self, new)
         if layers is None:
             return False
         until = frames[-1].index + 1
@@ -299,13 +299,13 @@ class StreamMemory(TieredHeads):
         self.counts.settled += 1
         return True
 
-    def _added(self, number: int, h: int, layer: LayerKV, until: int, head: Head) -> Change:
+    def _added(self, number: int, h: int, layer: LayerKV, until: int, head: HeadMemory) -> HeadChange:
         frame, cell = layer.frame[h].cpu(), layer.cell[h].cpu()
         # An earlier attempt may have got as far as this head.
         new = (frame >= head.settled).nonzero()[:, 0]
         head.settled = max(head.settled, until)
         if not len(new):
-            return Change([], [])
+            return HeadChange([], [])
         there = new.to(layer.key.device)
         tokens = NewTokens(
             key=layer.key[h][there],
@@ -314,7 +314,7 @@ class StreamMemory(TieredHeads):
             place=self._place(frame[new], cell[new]),
             partition=torch.tensor([self.partition_of.get(n, 0) for n in frame[new].tolist()], dtype=torch.int64),
         )
-        return head.add(tokens, cell[new], self.loader(number, h), self.loader(number, h, top=True))
+        return head.add_tokens(tokens, cell[new], self.block_loader(number, h), self.block_loader(number, h, top=True))
 
     def _done(self, frames: Sequence[KVChunk]) -> None:
         """Frames that wait no longer."""
@@ -327,12 +327,12 @@ class StreamMemory(TieredHeads):
         self.compressor = self._compressor_of(self.spec)
         super()._begin()
         if organisers.get(self.spec.organiser).wants_partitions and self.recent:
-            self.partitions = VisualPartitions(len(self.recent[0].look))
+            self.partitions = VisualPartitions(len(self.recent[0].mean_embedding))
 
     def _go_on(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
         self.first_frame = first_frame
         if self._forget_past is not None:
-            self.first_frame = max(self.first_frame, saved.since(self._forget_past + saved.shift))
+            self.first_frame = max(self.first_frame, saved.first_frame_since(self._forget_past + saved.shift))
         waiting, self.recent = self.recent, []
         for chunk in waiting:
             number, time = self.log.add(chunk.pts - before.shift)
@@ -340,62 +340,62 @@ class StreamMemory(TieredHeads):
         if self._window and not waiting:
             self._seen, self._skipped = (saved.times[-1] - saved.shift if saved.times else None), None
 
-    def thinned(self, frames: list[LayerKV], share: float) -> list[LayerKV]:
+    def compress_frames(self, frames: list[LayerKV], share: float) -> list[LayerKV]:
         """What the compressor keeps of new frames that are to be taken in to ``share``."""
         budget = max(1, int(share * frames[0].tokens))
         chosen = self.compressor.select(frames, budget)
         self.counts.compressed_away += sum(
             layer.heads * (layer.tokens - stays.shape[1]) for layer, stays in zip(frames, chosen, strict=True)
         )
-        return [layer.take(stays) for layer, stays in zip(frames, chosen, strict=True)]
+        return [layer.select(stays) for layer, stays in zip(frames, chosen, strict=True)]
 
     def _split_pending(self) -> None:
         """Clusters to split whose members are at hand are split now; the others when they were loaded for somebody."""
-        for number, h, head in list(self.every_head()):
+        for number, h, head in list(self.iter_heads()):
             for uid in head.table.uid[head.organiser.pending].tolist():
                 self._change(number, h, partial(self._split, number, h, uid))
 
-    def _split(self, number: int, h: int, uid: int, head: Head) -> Change:
-        (cluster,) = head.numbers([uid])
-        (loaded,) = self.loader(number, h, top=True)([int(head.table.block[cluster])])
-        if loaded.block is None or not head.is_of(cluster, loaded.block):
-            raise OutOfReachError
-        return head.split(cluster, loaded.block)
+    def _split(self, number: int, h: int, uid: int, head: HeadMemory) -> HeadChange:
+        (cluster,) = head.cluster_numbers([uid])
+        (loaded,) = self.block_loader(number, h, top=True)([int(head.table.block[cluster])])
+        if loaded.block is None or not head.matches_cluster(cluster, loaded.block):
+            raise BlocksUnavailableError
+        return head.split_cluster(cluster, loaded.block)
 
     # -- forgetting -------------------------------------------------------------------------------
     @torch.inference_mode()
-    def forget(self, *, before_frame: int | None = None) -> None:
+    def delete_frames(self, *, before_frame: int | None = None) -> None:
         """Forget frames before a number, or everything: in every tier, and here. Nothing of them is read from now on;
         what a tier cannot do now is done later."""
         with self.exclusive:
             if before_frame is None:
                 self.tiers.drop(self.stream)
                 with self._lock:
-                    self.heads, self.recent, self.log = [], [], FrameLog(following=self.log.following)
-                    self.first_frame = self.log.following
+                    self.heads, self.recent, self.log = [], [], FrameLog(next_number=self.log.next_number)
+                    self.first_frame = self.log.next_number
                     self._gone = []
                     self._forget_stored()
-                self.waiting_bytes, self.known = 0, False
+                self.waiting_bytes, self.restored = 0, False
                 self.partition_of, self.partitions, self._seen = {}, None, None
                 return
             with self._lock:
                 self.first_frame = max(self.first_frame, before_frame)
                 self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
                 self.waiting_bytes = sum(map(_bytes, self.recent))
-                if not self.known and self.log.times:
+                if not self.restored and self.log.times:
                     # Of what is not known yet, too.
                     kept = [time for n, time in zip(self.log.numbers, self.log.times, strict=True) if n >= before_frame]
                     self._forget_past = (kept[0] if kept else self.log.times[-1] + 1) - self.log.shift
-            if self.known and self._forget_old():
+            if self.restored and self._forget_old():
                 self._trim_frames()
             with self._lock:
-                self.log.forget_before(before_frame)
+                self.log.delete_before(before_frame)
 
     def _forget_old(self) -> bool:
         self.publish()
-        for number, h, head in list(self.every_head()):
+        for number, h, head in list(self.iter_heads()):
             kept = (head.frame >= self.first_frame).nonzero()[:, 0]
-            if len(kept) < head.tokens and not self.narrow(number, h, kept):
+            if len(kept) < head.tokens and not self.keep_tokens(number, h, kept):
                 return False
         return self.publish()
 
@@ -406,25 +406,25 @@ class StreamMemory(TieredHeads):
         limit = times[-1] - round(self.spec.retention_s * MICROSECONDS)
         # In steps: forgetting rewrites blocks.
         if times[0] < limit - round(self.spec.retention_s * MICROSECONDS / 16):
-            self.forget(before_frame=self.log.since(limit))
+            self.delete_frames(before_frame=self.log.first_frame_since(limit))
 
     def settled_frames(self) -> list[int]:
         """Numbers of the frames that are in clusters."""
         with self._lock:
-            waiting = self.recent[0].index if self.recent else self.log.following
+            waiting = self.recent[0].index if self.recent else self.log.next_number
             return [number for number in self.log.numbers if number < waiting]
 
     def _trim_frames(self) -> None:
         """Frames of which nothing is held any more need no time."""
-        held = [head.frame for _, _, head in self.every_head() if head.tokens]
+        held = [head.frame for _, _, head in self.iter_heads() if head.tokens]
         there = set(torch.unique(torch.cat(held)).tolist()) if held else set()
         with self._lock:
             there.update(chunk.index for chunk in self.recent)
-            self.log.keep(there)
+            self.log.keep_frames(there)
         self.partition_of = {frame: number for frame, number in self.partition_of.items() if frame in there}
 
 
-def joined_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
+def join_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
     """Frames one after the other, layer by layer."""
     key = torch.cat([chunk.key for chunk in block], dim=2)
     value = torch.cat([chunk.value for chunk in block], dim=2)

@@ -52,7 +52,7 @@ class StoredBlocks:
     def store(self, items: Sequence[tuple[BlockKey, Block]], *, copies: bool = True) -> bool:
         """Whether the lowest tier has all of them; if not, what it may have of them is deleted later."""
         for key, block in items:
-            self.found(key, block.nbytes)
+            self.add_block(key, block.nbytes)
         try:
             done = all(outcome is Outcome.HIT for outcome in self.tiers.store(items, copies=copies))
         except BaseException:
@@ -62,23 +62,23 @@ class StoredBlocks:
             self._discard(key for key, _ in items)
         return done
 
-    def found(self, key: BlockKey, nbytes: int) -> None:
+    def add_block(self, key: BlockKey, nbytes: int) -> None:
         """The lowest tier holds this block."""
         self._sizes[key] = cell_size(nbytes)
         self.nbytes += self._sizes[key]
 
-    def replace(self, keys: Iterable[BlockKey]) -> None:
+    def mark_replaced(self, keys: Iterable[BlockKey]) -> None:
         """The index does not name these any more."""
         self.generation += 1
         self._replaced.update(dict.fromkeys(keys, self.generation))
 
-    def acknowledged(self) -> None:
+    def manifest_written(self) -> None:
         """The lowest tier has a manifest of what the index names now."""
         for unnamed in self._unnamed:
             unnamed.update(self._replaced)
         self._replaced.clear()
 
-    def sweep(self) -> None:
+    def delete_unnamed(self) -> None:
         """Delete what no manifest names, in every tier that can now."""
         for level, unnamed in enumerate(self._unnamed):
             if level in self._unlisted:
@@ -95,11 +95,11 @@ class StoredBlocks:
                     if level == len(self._unnamed) - 1:
                         self.nbytes -= self._sizes.pop(key, 0)
 
-    def leave_unlisted(self) -> None:
+    def keep_unlisted(self) -> None:
         """Delete nothing but what is replaced here: another process may be writing this stream."""
         self._unlisted.clear()
 
-    def verify(self) -> bool:
+    def verify_lowest_tier(self) -> bool:
         """Ask the lowest tier what it holds, once after each time that it failed, since a server that was restarted may
         be empty; write again what it lacks and a tier above has. False where something was missing."""
         failures = self._failed()
@@ -164,7 +164,7 @@ class MemoryWriter:
         self._stepping = False
         self._stepped = threading.Condition()
 
-    def wake(self, stream: str) -> None:
+    def schedule(self, stream: str) -> None:
         """There is something to do for a stream; returns at once."""
         with self._changed:
             self._waiting[stream] = None
@@ -174,7 +174,7 @@ class MemoryWriter:
             self._changed.notify_all()
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def engine_step(self) -> Iterator[None]:
         """While the engine computes windows: jobs stand aside from their next piece on."""
         self._stepping = True
         try:
@@ -184,7 +184,7 @@ class MemoryWriter:
                 self._stepping = False
                 self._stepped.notify_all()
 
-    def give_way(self) -> None:
+    def yield_to_engine(self) -> None:
         """Between two pieces of a job: wait for the step that runs, if one does, for :data:`PATIENCE_S` at most.
 
         The two would share Python's lock and the cores, and no window is to wait for its camera's past.
@@ -198,7 +198,7 @@ class MemoryWriter:
         with self._changed:
             return stream in self._waiting or stream in self._busy
 
-    def drain(self, timeout_s: float) -> bool:
+    def wait_idle(self, timeout_s: float) -> bool:
         """Wait until nothing waits or runs; False where that takes longer."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout_s)

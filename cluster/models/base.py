@@ -135,7 +135,7 @@ class VisionLanguageModel(ABC):
 
     def _frame_tokens(self, frame: PatchBatch, visual: Tensor) -> FrameTokens:
         """Visual tokens ``[t, D]`` and whatever text the family writes around a frame."""
-        return FrameTokens(embeds=visual, cells=frame.cells.to(self.device), grid=frame.grid)
+        return FrameTokens(embeds=visual, cells=frame.cells, grid=frame.grid)
 
     # -- vision -----------------------------------------------------------------------------------
     @torch.no_grad()
@@ -151,7 +151,7 @@ class VisionLanguageModel(ABC):
         return [
             self._frame_tokens(frame, next(visual))
             if len(frame.cells)
-            else FrameTokens(embeds=nothing, cells=frame.cells.to(self.device), grid=frame.grid)
+            else FrameTokens(embeds=nothing, cells=frame.cells, grid=frame.grid)
             for frame in frames
         ]
 

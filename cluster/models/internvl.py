@@ -86,22 +86,22 @@ class InternVL(VisionLanguageModel):
         embeddings = self._tower.embeddings
         unit = self.geometry.merge**2
         lengths = [1 + len(frame.cells) * unit for frame in frames]
-        packing = Packing.of(lengths, self.device)
-        starts = packing.cu_seqlens[:-1].long()
-        is_patch = torch.ones(sum(lengths), dtype=torch.bool, device=self.device)
-        is_patch[starts] = False
+        packing = Packing.of(lengths, self.device, self.dtype)
+        ends = torch.tensor(lengths).cumsum(0)
+        is_patch = torch.ones(sum(lengths), dtype=torch.bool)
+        is_patch[ends - torch.tensor(lengths)] = False
+        starts, rows = (kind.nonzero()[:, 0].to(self.device) for kind in (~is_patch, is_patch))
 
         patches = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
         hidden = patches.new_empty(len(is_patch), patches.shape[-1])
         hidden[starts] = embeddings.cls_token[0]
-        hidden[is_patch] = patches
+        hidden[rows] = patches
         if embeddings.position_embeddings is not None:
-            cells = torch.cat([frame.cells for frame in frames]).to(self.device)
-            place = torch.zeros(len(is_patch), dtype=torch.long, device=self.device)
-            place[is_patch] = 1 + self._raster(cells)
-            hidden = hidden + embeddings.position_embeddings[0, place]
+            place = torch.zeros(len(is_patch), dtype=torch.long)
+            place[is_patch] = 1 + self._raster(torch.cat([frame.cells for frame in frames]))
+            hidden = hidden + embeddings.position_embeddings[0, place.to(self.device)]
 
-        hidden = self._run_layers(hidden[None], packing)[0][is_patch]
+        hidden = self._run_layers(hidden[None], packing)[0][rows]
         # A group's patches are row-major, which is the channel order of InternVL's pixel shuffle.
         merged = self.model.model.multi_modal_projector(hidden.reshape(-1, unit * hidden.shape[-1]))
         return list(torch.split(merged.to(self.dtype), [len(frame.cells) for frame in frames]))
@@ -129,11 +129,11 @@ class InternVL(VisionLanguageModel):
     def _frame_tokens(self, frame: PatchBatch, visual: Tensor) -> FrameTokens:
         before = len(self._before)
         text = self.embed(torch.tensor([*self._before, *self._after]))
-        index = torch.arange(len(text), device=self.device)
+        index = torch.arange(len(text))
         text_cells = torch.stack([torch.full_like(index, -1), index], dim=1)
         return FrameTokens(
             embeds=torch.cat([text[:before], visual, text[before:]]),
-            cells=torch.cat([text_cells[:before], frame.cells.to(self.device), text_cells[before:]]),
+            cells=torch.cat([text_cells[:before], frame.cells, text_cells[before:]]),
             grid=frame.grid,
         )
 

@@ -1,8 +1,9 @@
 """Attention over packed sequences: each attends to itself alone, sequences of one length run as one batch.
 
 transformers calls SDPA once per sequence. A window of Qwen's tower has at most 64 patches, a pruned one often 4: the
-call then costs more than its arithmetic. Registered as an attention function whose name says *flash*, because that is
-how transformers decides to hand over packed sequences unsplit.
+call then costs more than its arithmetic. In half precision on a GPU all sequences are one variable-length call.
+Registered as an attention function whose name says *flash*, because that is how transformers decides to hand over
+packed sequences unsplit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 PACKED = "sightline_packed_flash"
@@ -21,25 +23,30 @@ PACKED = "sightline_packed_flash"
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where packed sequences begin and which are equally long, worked out once for all layers.
+    """Where packed sequences begin and how long they are, worked out once for all layers.
 
     * ``cu_seqlens`` ``[sequences + 1]`` int32
-    * ``batches``: one ``[b, length]`` int64 index of tokens per distinct length
+    * ``longest``: tokens of the longest sequence
+    * ``batches``: one ``[b, length]`` int64 index of tokens per distinct length; none where one call does it
     """
 
     cu_seqlens: Tensor
+    longest: int
     batches: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
+    def of(cls, lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> Packing:
         """Pack sequences of these lengths one after the other; none may be empty."""
         size = torch.tensor(lengths, dtype=torch.int64)
         ends = size.cumsum(0)
         starts = ends - size
+        cu_seqlens = F.pad(ends, (1, 0)).to(torch.int32).to(device)
+        if device.type == "cuda" and dtype != torch.float32:
+            return cls(cu_seqlens, int(size.max()), ())
         batches = tuple(
             (starts[size == length][:, None] + torch.arange(int(length))).to(device) for length in torch.unique(size)
         )
-        return cls(cu_seqlens=F.pad(ends, (1, 0)).to(torch.int32).to(device), batches=batches)
+        return cls(cu_seqlens, int(size.max()), batches)
 
 
 def packed_attention(
@@ -53,8 +60,12 @@ def packed_attention(
     scaling: float,
     **kwargs: Any,  # noqa: ARG001
 ) -> tuple[Tensor, None]:
-    """``query, key, value [1, h, n, d]`` -> ``[1, n, h, d]``."""
+    """``query, key, value [1, h, n, d]`` -> ``[1, n, h, d]``; on a GPU one launch for all sequences."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if not packing.batches:
+        ends, longest = packing.cu_seqlens, packing.longest
+        attended: Any = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling)
+        return attended[None], None
     if len(packing.batches) == 1:
         shape = (*packing.batches[0].shape, *q.shape[1:])
         attended = _attend(q.reshape(shape), k.reshape(shape), v.reshape(shape), scaling)

@@ -87,27 +87,29 @@ class Qwen25VL(VisionLanguageModel):
         windowed layers, a frame's in full ones, and rotary positions are those of the patches' cells."""
         counts = [len(frame.cells) for frame in frames]
         merge, unit = self.geometry.merge, self.geometry.merge**2
-        cells = torch.cat([frame.cells for frame in frames]).to(self.device)
-        frame_of = torch.repeat_interleave(
-            torch.arange(len(frames), device=self.device), torch.tensor(counts, device=self.device)
-        )
+        # Cells are on the host, and so is all that follows from them alone: the device is not waited for.
+        cells = torch.cat([frame.cells for frame in frames])
+        frame_of = torch.repeat_interleave(torch.arange(len(frames)), torch.tensor(counts))
         side = self._visual.window_size // merge // self._visual.patch_size
         windows = torch.cat([frame_of[:, None], cells // side], dim=1)
         # Stable and lexicographic: inside a window groups stay row-major.
         order = lexicographic_order(windows)
         window_lengths = torch.unique_consecutive(windows[order], dim=0, return_counts=True)[1] * unit
-        windowed = Packing.of(window_lengths.tolist(), self.device)
-        full = Packing.of([count * unit for count in counts], self.device)
+        windowed = Packing.of(window_lengths.tolist(), self.device, self.dtype)
+        full = Packing.of([count * unit for count in counts], self.device, self.dtype)
 
         hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
-        hidden = hidden.view(-1, unit, hidden.shape[-1])[order].flatten(0, 1)
-        rotary = self._visual.rotary_pos_emb(hidden, self._patch_positions(cells[order]))
+        rows = order.to(self.device)
+        hidden = hidden.view(-1, unit, hidden.shape[-1])[rows].flatten(0, 1)
+        rotary = self._visual.rotary_pos_emb(hidden, self._patch_positions(cells[order]).to(self.device))
         for index, block in enumerate(self._visual.blocks):
             packing = full if index in self._visual.fullatt_block_indexes else windowed
-            hidden = block(hidden, cu_seqlens=packing.cu_seqlens, position_embeddings=rotary, packing=packing)
+            # Without ``max_seqlen``, each block would read it back from the device.
+            lengths = {"cu_seqlens": packing.cu_seqlens, "max_seqlen": packing.longest}
+            hidden = block(hidden, **lengths, position_embeddings=rotary, packing=packing)
         merged = self._visual.merger(hidden)
         embeds = torch.empty_like(merged)
-        embeds[order] = merged
+        embeds[rows] = merged
         return list(torch.split(embeds.to(self.dtype), counts))
 
     def _pixel_values(self, patches: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from cluster.registry import tiers
 from cluster.replica.ask_queue import Conversations
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
-from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, FrameSample, MemoryStatus, Moment, StreamSpec
+from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, FrameSample, MemoryStatus, Moment, StreamSpec
 from cluster.wire.answers import AnswerHub
 
 if TYPE_CHECKING:
@@ -102,16 +102,18 @@ class WorkerMemory:
         finally:
             done.cancel()
 
-    async def delete_memory(self, camera: str, ago_s: float | None) -> Forgotten:
+    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
         """See ``MemoryHandler``."""
         newest = self._album.newest_pts(camera)
-        forgotten: Forgotten = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
+        forgotten: DeletedMemory = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
         self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         return forgotten
 
     async def describe(self, camera: str) -> MemoryStatus:
         """See ``MemoryHandler``."""
-        return await asyncio.wrap_future(self._worker.call_on_engine_thread(lambda engine: engine.describe(camera)))
+        return await asyncio.wrap_future(
+            self._worker.call_on_engine_thread(lambda engine: engine.memory_status(camera))
+        )
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
         """See ``MemoryHandler``; the thumbnail nearest to the middle of each moment."""

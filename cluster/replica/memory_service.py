@@ -13,7 +13,7 @@ from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster.errors import CapacityError, SightlineError
 from cluster.replica.ask_queue import Conversations
-from cluster.types import AskResult, AskSpec, Forgotten, MemoryStatus, Moment
+from cluster.types import AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
 from cluster.wire.memory_wire import (
     Told,
     ask_from_proto,
@@ -42,7 +42,7 @@ class MemoryHandler(Protocol):
         """Yield pieces of the answer, then one result. Cancelled or closed when the caller leaves."""
         ...
 
-    async def delete_memory(self, camera: str, ago_s: float | None) -> Forgotten:
+    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
         """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
         ...
 

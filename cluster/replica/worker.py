@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from cluster.control.costs import CostModel
-from cluster.engine.base import Engine, finished
+from cluster.engine.base import Engine, completed_future
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.ask_queue import AskQueue
 from cluster.replica.steps import (
@@ -31,7 +31,7 @@ from cluster.replica.steps import (
     WorkerEvents,
 )
 from cluster.replica.window_queue import WindowQueue
-from cluster.types import AskResult, AskSpec, Forgotten, FrameSample, StreamSpec
+from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
 from cluster.types.reports import ReplicaReport, StreamReport
 
@@ -195,13 +195,13 @@ class EngineWorker:
         self._command(command)
         return done
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[Forgotten]:
-        """See ``Engine.forget``. An answer under way may rest on what is deleted: it ends with ``NotReadyError``."""
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
+        """See ``Engine.delete_memory``. An answer under way may rest on what is deleted: it ends with ``NotReadyError``."""
 
-        def forget(engine: Engine) -> Forgotten:
+        def forget(engine: Engine) -> DeletedMemory:
             error = NotReadyError(f"camera {stream!r} had memory deleted while it was asked; ask again about the rest")
             self._asks.cancel_camera(stream, error, waiting=False)
-            return engine.forget(stream, ago_s)
+            return engine.delete_memory(stream, ago_s)
 
         return self.call_on_engine_thread(forget)
 
@@ -371,7 +371,7 @@ class EngineWorker:
             saved = self._engine.hand_over(name)
         except Exception:
             log.exception("camera %s could not be handed over", name)
-            saved = finished(False)
+            saved = completed_future(False)
         done, stream.leaving = stream.leaving, None
         self._let_go(name)
         assert done is not None
@@ -382,7 +382,7 @@ class EngineWorker:
         self._asks.cancel_camera(name, UnknownCameraError(f"camera {name!r} was removed"))
         try:
             # Before the engine closes it, so that nothing more is written to the tiers.
-            self._engine.forget(name)
+            self._engine.delete_memory(name)
         except NotReadyError:
             log.debug("camera %s was removed from an engine without memory", name)
         if name in self._streams:

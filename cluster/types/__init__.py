@@ -15,7 +15,7 @@ from cluster.types.cameras import (
     Question,
     StreamSpec,
 )
-from cluster.types.memories import AskResult, AskSpec, Forgotten, MemoryStatus, Moment
+from cluster.types.memories import AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
 from cluster.types.pictures import (
     MICROSECONDS,
     BoolGrid,
@@ -40,9 +40,9 @@ __all__ = [
     "CameraStateName",
     "CameraStatus",
     "ChangeGrid",
+    "DeletedMemory",
     "EncodedPacket",
     "FloatGrid",
-    "Forgotten",
     "FrameSample",
     "FrameTrace",
     "LastAnswer",

@@ -58,7 +58,7 @@ class AskResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class DeletedMemory:
     """What a camera no longer remembers."""
 
     frames: int

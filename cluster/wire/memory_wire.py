@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sightline.v1 import memory_pb2
 
 from cluster.errors import ConfigError
-from cluster.types import MICROSECONDS, AskResult, AskSpec, Forgotten, MemoryStatus, Moment
+from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
 
 MAX_QUESTION = 2_000
 """Characters of a question."""
@@ -190,7 +190,7 @@ def forgotten_from_proto(message: memory_pb2.ForgetResponse) -> ForgottenCamera:
     )
 
 
-def forgotten_to_proto(forgotten: Forgotten) -> memory_pb2.ForgetResponse:
+def forgotten_to_proto(forgotten: DeletedMemory) -> memory_pb2.ForgetResponse:
     """Frames that come in meanwhile can make a memory grow while it forgets: that is nothing, not less than nothing."""
     return memory_pb2.ForgetResponse(frames=max(0, forgotten.frames), bytes=max(0, forgotten.bytes))
 

@@ -13,7 +13,7 @@ from window_driver import TOLERANCE, Driver, camera_of, spec_of, take
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.encode import batch_of
-from cluster.engine.window.stream import HeldFrame
+from cluster.engine.window.stream import StreamFrame
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.registry import refresh_policies
@@ -42,7 +42,7 @@ def test_nothing_pruned_equals_the_reference(model: VisionLanguageModel, driver:
     assert [len(r.plan.frames) for r in records] == [2, 4, 6, 8]
     for record in (records[0], records[-1]):
         count = len(record.plan.frames)
-        batches = [batch_of(HeldFrame.of(camera.sample(index))) for index in range(count)]
+        batches = [batch_of(StreamFrame.of(camera.sample(index))) for index in range(count)]
         reference = model.reference_logits(batches, [float(i) for i in range(count)], spec_of().questions[0].text)
         close(record.logits[0], reference)
 
@@ -60,7 +60,7 @@ def test_refreshing_all_equals_a_full_computation(
         assert record.answers[0].tokens.reused == 0
 
 
-def full(model: VisionLanguageModel, camera: SyntheticCamera, frames: list[HeldFrame], end: int) -> Tensor:
+def full(model: VisionLanguageModel, camera: SyntheticCamera, frames: list[StreamFrame], end: int) -> Tensor:
     """The same frames as the first window of an empty engine."""
     driver = Driver(NativeEngine(model))
     length = (end - frames[0].pts) / 1e6

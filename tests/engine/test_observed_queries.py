@@ -12,7 +12,7 @@ from torch import Tensor
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WATCHED_ROWS, watched_rows
 from cluster.engine.window.encode import batch_of
-from cluster.engine.window.stream import HeldFrame
+from cluster.engine.window.stream import StreamFrame
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.compress import AttentionCompressor
@@ -51,7 +51,7 @@ def drive(engine: NativeEngine, samples: list[FrameSample]) -> list[Tensor]:
     for sample in samples:
         for request in engine.push(sample):
             engine.step([request])
-    memory, _ = engine.memories.get("cam")  # type: ignore[union-attr]
+    memory, _ = engine.memories.get_memory("cam")  # type: ignore[union-attr]
     return memory._asked
 
 
@@ -62,7 +62,7 @@ def projected(model: VisionLanguageModel, samples: list[FrameSample], text: str)
         layer.self_attn.q_proj.register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
         for layer in model.layers
     ]
-    batches = [batch_of(HeldFrame.of(sample)) for sample in samples]
+    batches = [batch_of(StreamFrame.of(sample)) for sample in samples]
     model.reference_logits(batches, [sample.pts / 1e6 for sample in samples], text)
     for hook in hooks:
         hook.remove()
@@ -122,7 +122,7 @@ def test_a_memory_that_begins_after_the_question_knows_it() -> None:
     model = load_model("tiny-qwen2_5_vl")
     engine = engine_of(model, "snapkv", TEXT)
     shown = drive(engine, samples_of(model, 6))
-    memory, _ = engine.memories.get("cam")  # type: ignore[union-attr]
+    memory, _ = engine.memories.get_memory("cam")  # type: ignore[union-attr]
     assert memory.counts.frames == 0
     drive(engine, samples_of(model, 12)[6:])
     assert memory.counts.frames > 0

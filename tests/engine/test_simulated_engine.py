@@ -158,8 +158,8 @@ def test_there_is_nothing_to_ask(simulated, make_camera, make_spec, run) -> None
     run(simulated, [make_camera().sample(i) for i in range(4)])
     for call in (
         lambda: simulated.ask(AskSpec("cam", "What?")),
-        lambda: simulated.describe("cam"),
-        lambda: simulated.forget("cam"),
+        lambda: simulated.memory_status("cam"),
+        lambda: simulated.delete_memory("cam"),
     ):
         with pytest.raises(NotReadyError, match="engine: native"):
             call()

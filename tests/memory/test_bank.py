@@ -15,7 +15,7 @@ from remembering import MIB, Site, answered, redis_tier, stream, until
 from cluster.engine.native import NativeEngine
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.manifest import Manifest
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
@@ -56,7 +56,7 @@ def test_redis_that_is_down_at_the_start_is_used_once_it_is_there(site: Make, ow
     here = site(own_redis)
     assert here.watch(24) > 4
     assert "redis: the server cannot be reached" in here.trouble()
-    assert not here.bank.get("cam")[0].known
+    assert not here.bank.get_memory("cam")[0].restored
     answer = here.ask()
     assert not answer.degraded, "all of it waits here"
     assert answer.moments
@@ -128,7 +128,7 @@ def test_redis_that_is_full_says_so_and_takes_the_rest_when_it_has_room(site: Ma
     own_redis.client.config_set("maxmemory", used + 400_000)
     here.watch(60)
     assert "redis: the server is full" in here.trouble()
-    assert here.bank.get("cam")[0].recent
+    assert here.bank.get_memory("cam")[0].recent
     answer = here.ask()
     assert not answer.degraded, "what it did not take waits"
     own_redis.client.config_set("maxmemory", 0)
@@ -141,7 +141,7 @@ def test_redis_that_is_full_says_so_and_takes_the_rest_when_it_has_room(site: Ma
 def test_frames_that_wait_are_written_while_no_frame_comes(site: Make, own_redis: RedisServer) -> None:
     here = site(own_redis)
     here.watch(24)
-    memory, _ = here.bank.get("cam")
+    memory, _ = here.bank.get_memory("cam")
     frames = memory.frames
     assert len(memory.recent) == frames > 3
     own_redis.start()
@@ -157,7 +157,7 @@ def test_damaged_and_truncated_blocks_are_lost_and_the_rest_answers(site: Make, 
     here.watch(40)
     here.tend()
     held = here.held
-    memory, _ = here.bank.get("cam")
+    memory, _ = here.bank.get_memory("cam")
     keys = [memory.key_of(0, 0, 0), memory.key_of(1, 0, 1)]
     flipped, cut = (f"sightline:kv:kv:cam:{key.layer}:{key.head}:{key.block}" for key in keys)
     data = bytearray(redis_server.client.get(flipped))
@@ -196,7 +196,7 @@ def test_another_models_memory_is_not_gone_on_with_and_leaves_its_room(site: Mak
     here = site()
     assert not theirs & redis_server.names()
     here.watch(24)
-    assert here.bank.get("cam")[0].frames > 0
+    assert here.bank.get_memory("cam")[0].frames > 0
     assert not here.ask().degraded
 
 
@@ -207,14 +207,14 @@ def test_what_a_tier_could_not_be_asked_about_at_the_start_is_taken_up_when_it_c
     first = site(own_redis)
     first.watch(40)
     first.leave()
-    reopened = first.bank.get("cam")[0]
+    reopened = first.bank.get_memory("cam")[0]
     held = reopened.tokens
     names = own_redis.names()
     own_redis.freeze()
     second = site(own_redis)
     second.watch(8)
     assert "redis" in second.trouble()
-    memory, _ = second.bank.get("cam")
+    memory, _ = second.bank.get_memory("cam")
     waiting = memory.tokens
     assert memory.frames < 8
     own_redis.thaw()
@@ -262,7 +262,7 @@ def test_a_manifest_that_cannot_be_gone_on_with_costs_its_streams_past_and_no_mo
     first.tiers.put_manifest("cam", data[:-40] if wrong == "cut" else data)
     left = set(first.tiers.lowest.list_blocks("cam")[1])
     second = site()
-    memory, _ = second.bank.get("cam")
+    memory, _ = second.bank.get_memory("cam")
     assert memory.tokens == 0
     assert memory.counts.unreadable == (wrong != "another head's index")
     assert not left & set(second.tiers.lowest.list_blocks("cam")[1])
@@ -276,16 +276,16 @@ def test_a_camera_that_ended_is_remembered_and_one_that_was_removed_is_not(
 ) -> None:
     here = site()
     here.watch(24)
-    read = here.bank.report()["cam"].frames
+    read = here.bank.memory_reports()["cam"].frames
     here.leave()
-    assert here.bank.report()["cam"].frames >= read, "the list still tells of it"
+    assert here.bank.memory_reports()["cam"].frames >= read, "the list still tells of it"
     assert answered(here.engine).tokens_read > 0
-    here.engine.forget("cam")
+    here.engine.delete_memory("cam")
     assert redis_server.names() == set()
     assert here.tiers.usage("cam") == {"host": 0, "redis": 0}
     with pytest.raises(NotReadyError, match="remembers nothing"):
         here.ask()
-    assert here.bank.report() == {}
+    assert here.bank.memory_reports() == {}
 
 
 def test_what_was_prepared_is_gone_on_with_unless_it_was_forgotten_since(site: Make) -> None:
@@ -294,10 +294,10 @@ def test_what_was_prepared_is_gone_on_with_unless_it_was_forgotten_since(site: M
     held, memory = here.held, here.spec.memory
     for forgotten in (False, True):
         here.leave()
-        here.bank.prepare("cam", memory)
+        here.bank.prepare_stream("cam", memory)
         if forgotten:
-            here.bank.forget("cam")
-        assert (here.bank.open("cam", memory) is None) == forgotten
+            here.bank.delete_memory("cam")
+        assert (here.bank.open_stream("cam", memory) is None) == forgotten
         # With what was in the window.
         assert here.held == 0 if forgotten else here.held > held
         here.engine.admit(here.spec)
@@ -306,11 +306,11 @@ def test_what_was_prepared_is_gone_on_with_unless_it_was_forgotten_since(site: M
 def test_forgetting_an_open_camera_and_letting_it_go_leaves_nothing(site: Make, redis_server: RedisServer) -> None:
     here = site()
     here.watch(24)
-    here.engine.forget("cam")
+    here.engine.delete_memory("cam")
     here.leave()
     here.tend()
     assert redis_server.names() == set()
-    assert here.bank.report() == {}
+    assert here.bank.memory_reports() == {}
 
 
 def test_what_is_forgotten_while_redis_is_down_is_gone_when_it_is_back(site: Make, own_redis: RedisServer) -> None:
@@ -320,7 +320,7 @@ def test_what_is_forgotten_while_redis_is_down_is_gone_when_it_is_back(site: Mak
     here.tend()
     assert own_redis.names()
     own_redis.freeze()
-    here.engine.forget("cam")
+    here.engine.delete_memory("cam")
     assert here.tiers.deleting == {"cam"}
     with pytest.raises(NotReadyError, match="nothing to remember yet"):
         here.ask()
@@ -334,10 +334,10 @@ def test_a_memory_that_is_switched_off_is_forgotten_also_from_before(site: Make,
     first.watch(24)
     first.leave()
     second = MemoryBank(first.tiers, default=stream().memory)
-    assert second.open("cam", None) is None
+    assert second.open_stream("cam", None) is None
     assert redis_server.names() == set()
     with pytest.raises(NotReadyError, match=r"memory\.enabled"):
-        second.get("cam")
+        second.get_memory("cam")
 
 
 def test_memories_at_hand_for_questions_are_bounded(
@@ -354,20 +354,20 @@ def test_memories_at_hand_for_questions_are_bounded(
     here.engine._streams["cam"].leave = chunks.append
     here.watch(16)
     for name in names:
-        bank.open(name, stream(name).memory)
+        bank.open_stream(name, stream(name).memory)
         for chunk in chunks[:4]:
-            bank.take(dataclasses.replace(chunk, stream=name))
-        bank.release(name)
+            bank.accept_chunk(dataclasses.replace(chunk, stream=name))
+        bank.release_stream(name)
     assert bank.streams() == []
     for name in names:
         assert answered(engine, name).tokens_read > 0
     assert len(bank.streams()) == 2
-    assert set(bank.report()) == set(names), "the list tells of all of them"
+    assert set(bank.memory_reports()) == set(names), "the list tells of all of them"
     # A stream that is opened again begins with what the tiers say, whoever wrote it.
-    bank.open(names[-1], stream().memory)
-    assert bank.get(names[-1])[0].frames == 4
-    bank.open(names[0], stream().memory)
-    assert bank.get(names[0])[0].frames == 4
+    bank.open_stream(names[-1], stream().memory)
+    assert bank.get_memory(names[-1])[0].frames == 4
+    bank.open_stream(names[0], stream().memory)
+    assert bank.get_memory(names[0])[0].frames == 4
 
 
 # -- questions meanwhile --------------------------------------------------------------------------
@@ -403,9 +403,9 @@ def test_an_answer_under_way_ends_as_it_began_whatever_happens_to_the_camera(sit
     elif event == "evict":
         here.leave()
     elif event == "forget":
-        here.engine.forget("cam")
+        here.engine.delete_memory("cam")
     else:
-        assert here.engine.forget("cam", 12.0).frames > 0
+        assert here.engine.delete_memory("cam", 12.0).frames > 0
     while run.step() is not None:
         pass
     same = dict.fromkeys(("first_token_s", "total_s"), 0.0)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from cluster.lab.evaluation.memory.score import coverage_area, nearest_distances
-from cluster.memory.compress import best
-from cluster.memory.compress.cords import CoRDS, Standing, centroids, cut, greedy_cover, handed_on, log_det_greedy
+from cluster.memory.compress import top_tokens
+from cluster.memory.compress.cords import CoRDS, TokenWeights, centroids, cut, greedy_cover, handed_on, log_det_greedy
 from cluster.memory.compress.infinipot_v import InfiniPotV, pool_steps, pooled_norms, temporal_redundancy, variation
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 from cluster.registry import compressors
 
 COLUMNS = 4
@@ -65,7 +65,7 @@ def test_never_more_than_the_budget_and_each_token_once(name: str, seed: int, fr
         assert bool((kept[:, 1:] > kept[:, :-1]).all())
         assert int(kept.min()) >= 0
         assert int(kept.max()) < layer.tokens
-        layer.take(kept)
+        layer.select(kept)
 
 
 @pytest.mark.parametrize("name", bounded)
@@ -81,7 +81,7 @@ def test_the_best_are_those_of_a_stable_sort(seed: int, count: int) -> None:
     scores = torch.randint(0, 4, (3, 11), generator=torch.Generator().manual_seed(seed)).float()
     scores[scores == 3] = math.inf
     wanted = scores.argsort(dim=1, descending=True, stable=True)[:, :count].sort(dim=1).values
-    assert torch.equal(best(scores, count), wanted)
+    assert torch.equal(top_tokens(scores, count), wanted)
 
 
 @given(equals=st.integers(1, 30), data=st.data())
@@ -89,11 +89,11 @@ def test_of_equals_an_even_choice_takes_the_middles_of_equal_stretches(equals: i
     count = data.draw(st.integers(0, equals))
     scores = torch.cat([torch.tensor([7.0]), torch.ones(equals), torch.zeros(3)])
     wanted = [0] + [1 + (2 * j + 1) * equals // (2 * count) for j in range(count)]
-    assert best(scores[None], count + 1, evenly=True)[0].tolist() == wanted
+    assert top_tokens(scores[None], count + 1, evenly=True)[0].tolist() == wanted
 
 
 def test_what_is_not_a_number_is_the_least() -> None:
-    assert best(torch.tensor([[math.nan, -1.0, math.nan, -2.0]]), 3).tolist() == [[0, 1, 3]]
+    assert top_tokens(torch.tensor([[math.nan, -1.0, math.nan, -2.0]]), 3).tolist() == [[0, 1, 3]]
 
 
 @pytest.mark.parametrize("name", bounded)
@@ -102,7 +102,7 @@ def test_layers_and_heads_choose_as_if_alone(name: str) -> None:
     layers = ragged(3, 12)
     rng = torch.Generator().manual_seed(1)
     drawn = [torch.rand(2, layer.tokens, generator=rng).argsort(1)[:, :30].sort(1).values for layer in layers]
-    layers = [layer.take(kept) for layer, kept in zip(layers, drawn, strict=True)]
+    layers = [layer.select(kept) for layer, kept in zip(layers, drawn, strict=True)]
     # Of InfiniPot-V the pools are chosen by all layers, unless they are given.
     options = {"steps": (0.15, 0.25, 0.4)} if name == "infinipot_v" else {}
     make = partial(compressors.get(name), COLUMNS, **options)
@@ -354,13 +354,13 @@ def test_what_is_held_stands_for_all_there_was(seed: int) -> None:
     """What is compressed again and again: its weights add up to every token there ever was."""
     compressor = CoRDS(COLUMNS, pieces=4)
     layers = ragged(seed, 14, layers=1)[0]
-    held, compressions = layers.take(torch.zeros(2, 0, dtype=torch.int64)), 0
+    held, compressions = layers.select(torch.zeros(2, 0, dtype=torch.int64)), 0
     for number in range(14):
         (at,) = (layers.frame[0] == number).nonzero(as_tuple=True)
-        held = joined([held, layers.take(at.expand(2, -1))])
+        held = joined([held, layers.select(at.expand(2, -1))])
         if held.tokens > 30:
             (kept,) = compressor.select([held], 22)
-            held, compressions = held.take(kept), compressions + 1
+            held, compressions = held.select(kept), compressions + 1
     assert compressions > 1
     assert compressor.standing_of(0, held).sum(dim=1).tolist() == pytest.approx([layers.tokens] * 2)
 
@@ -384,7 +384,7 @@ def test_the_newest_frame_stays_whole(name: str) -> None:
     for frame in frames[1:]:
         held = joined([held, frame])
         if held.tokens > 64:
-            held = held.take(compressor.select([held], 48)[0])
+            held = held.select(compressor.select([held], 48)[0])
     assert int((held.frame[0] == 29).sum()) == 3
 
 
@@ -404,12 +404,12 @@ def test_weights_go_to_the_nearest_that_stays() -> None:
 
 def test_tokens_are_known_again_by_frame_and_cell() -> None:
     layer = ragged(2, 5, layers=1)[0]
-    standing = Standing()
+    standing = TokenWeights()
     assert bool((standing.of(layer) == 1).all())
     chosen = torch.tensor([[0, 3, 7], [1, 2, 9]])
     standing.keep(layer, chosen, torch.tensor([[5.0, 6.0, 7.0], [2.0, 3.0, 4.0]]))
     # The middle one was forgotten, and newer ones came.
-    later = layer.take(torch.tensor([[0, 7, 13, 14], [1, 9, 13, 14]]))
+    later = layer.select(torch.tensor([[0, 7, 13, 14], [1, 9, 13, 14]]))
     assert standing.of(later).tolist() == [[5.0, 7.0, 1.0, 1.0], [2.0, 4.0, 1.0, 1.0]]
 
 
@@ -427,7 +427,7 @@ def test_the_papers_anchors_of_28_layers_and_what_follows_them() -> None:
 def test_kept_tokens_have_distance_zero_and_others_that_of_the_nearest() -> None:
     layer = ragged(6, 5)[0]
     kept = torch.tensor([[0, 4, 9], [1, 2, 3]])
-    found = nearest_distances(layer, layer.take(kept), "key")
+    found = nearest_distances(layer, layer.select(kept), "key")
     scale = layer.key.square().sum(-1).mean().sqrt()
     assert found.gather(1, kept).abs().max() < 1e-3
     wanted = min(float((layer.key[1, 7] - layer.key[1, j]).norm()) for j in (1, 2, 3)) / float(scale)

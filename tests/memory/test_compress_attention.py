@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.memory.compress import AttentionCompressor, attention, rank_in_frame
+from cluster.memory.compress import AttentionCompressor, mean_attention, rank_in_frame
 from cluster.memory.compress.infinipot import InfiniPot
 from cluster.memory.compress.livevlm import LiveVLM
 from cluster.memory.compress.snapkv import SnapKV
 from cluster.memory.compress.streammem import StreamMem
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 from cluster.registry import compressors
 
 NAMES = ["infinipot", "livevlm", "snapkv", "streammem"]
@@ -36,7 +36,7 @@ def kept(compressor: AttentionCompressor, layer: LayerKV, budget: int) -> list[i
 
 def test_attention_is_a_softmax_over_the_tokens_averaged_over_the_rows() -> None:
     key = torch.tensor([[[0.0, 0.0], [math.sqrt(2) * math.log(3.0), 0.0]]])
-    found = attention(key, torch.tensor([[[1.0, 0.0], [0.0, 5.0]]]))
+    found = mean_attention(key, torch.tensor([[[1.0, 0.0], [0.0, 5.0]]]))
     # One row sees weights 1 and 3, the other is indifferent.
     torch.testing.assert_close(found, torch.tensor([[(0.25 + 0.5) / 2, (0.75 + 0.5) / 2]]))
 
@@ -44,7 +44,7 @@ def test_attention_is_a_softmax_over_the_tokens_averaged_over_the_rows() -> None
 def test_attention_is_what_a_loop_over_heads_rows_and_tokens_gives() -> None:
     rng = torch.Generator().manual_seed(0)
     key, rows = torch.randn(2, 7, 4, generator=rng), torch.randn(2, 3, 4, generator=rng)
-    found = attention(key, rows)
+    found = mean_attention(key, rows)
     for head in range(2):
         total = [0.0] * 7
         for row in rows[head]:

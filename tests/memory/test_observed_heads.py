@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from cluster.memory.head import KVChunk
-from cluster.memory.room import compress
+from cluster.memory.eviction import compress
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -29,7 +29,7 @@ def memory_of(frames: int) -> StreamMemory:
         key[:, 0, 0, 0] = key[:, 1, 0, 1] = number
         cell = torch.zeros(1, dtype=torch.int64)
         chunk = KVChunk("cam", number, number * MICROSECONDS, key, key.clone(), cell, 1, 1, torch.ones(3))
-        memory.add(chunk)
+        memory.add_chunk(chunk)
     return memory
 
 
@@ -41,7 +41,7 @@ def asking(memory: StreamMemory) -> None:
     """Head 0 asks for long keys, head 1 for short ones."""
     queries = torch.zeros(HEADS, 3, WIDTH)
     queries[0, :, 0], queries[1, :, 1] = 4.0, -4.0
-    memory.observe([queries] * LAYERS)
+    memory.observe_queries([queries] * LAYERS)
 
 
 def test_every_head_is_asked_by_its_own_rows() -> None:
@@ -55,7 +55,7 @@ def test_also_when_one_of_them_lost_a_block() -> None:
     memory = memory_of(8)
     asking(memory)
     head = memory.heads[1][0]
-    memory.lose(1, 0, [int(head.organiser.table.uid[7])])
+    memory.drop_lost_clusters(1, 0, [int(head.organiser.table.uid[7])])
     assert memory.heads[1][0].tokens == 7
     assert compress(memory, 0.5)
     (first, second), (lost, other) = frames_held(memory)
@@ -69,6 +69,6 @@ def test_also_when_one_of_them_lost_a_block() -> None:
 def test_other_settings_know_who_asked() -> None:
     memory = memory_of(8)
     asking(memory)
-    memory.change(memory.spec)
+    memory.change_spec(memory.spec)
     assert compress(memory, 0.5)
     assert frames_held(memory) == [[[4, 5, 6, 7], [0, 1, 2, 3]]] * LAYERS

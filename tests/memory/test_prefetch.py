@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.memory.prefetch import FetchEvent, Prefetcher, StayingLanding, pack, unpack
+from cluster.memory.prefetch import FetchEvent, Prefetcher
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 
 WAIT_S = 5.0
@@ -83,12 +83,12 @@ def test_what_is_taken_never_depends_on_what_was_predicted(
     with Prefetcher(store.load, capacity=capacity) as fetcher:
         wanted = 0
         for layer, (predicted, true) in enumerate(question):
-            fetcher.begin(keys(*predicted, layer=layer))
-            loaded = fetcher.take(keys(*true, layer=layer))
+            fetcher.prefetch(keys(*predicted, layer=layer))
+            loaded = fetcher.fetch(keys(*true, layer=layer))
             assert clusters(loaded) == true
             assert all(one.block is not None and int(one.block.key[0, 0]) == layer for one in loaded)
             wanted += len(set(true))
-        fetcher.finish()
+        fetcher.discard_predictions()
         stats = fetcher.stats
         assert stats.used + stats.missed == wanted
         assert stats.used + stats.wasted == stats.predicted
@@ -98,10 +98,10 @@ def test_what_is_taken_never_depends_on_what_was_predicted(
 def test_a_right_prediction_is_loaded_once_and_costs_no_wait() -> None:
     store = Store()
     with Prefetcher(store.load) as fetcher:
-        fetcher.begin(keys(1, 2, 3))
-        fetcher.begin(keys(3, 2, 1))
+        fetcher.prefetch(keys(1, 2, 3))
+        fetcher.prefetch(keys(3, 2, 1))
         until(lambda: store.asked() == keys(1, 2, 3) and fetcher.stats.bytes == 3 * block(key(1)).nbytes)
-        assert clusters(fetcher.take(keys(3, 1, 2))) == [3, 1, 2]
+        assert clusters(fetcher.fetch(keys(3, 1, 2))) == [3, 1, 2]
         stats = fetcher.stats
         assert (stats.predicted, stats.used, stats.late, stats.missed, stats.wasted) == (3, 3, 0, 0, 0)
         assert store.asked() == keys(1, 2, 3)
@@ -111,12 +111,12 @@ def test_what_is_on_its_way_is_waited_for_and_what_was_not_predicted_travels_bes
     store = Store()
     store.gate.clear()
     with Prefetcher(store.load, threads=1) as fetcher:
-        fetcher.begin(keys(1))
+        fetcher.prefetch(keys(1))
         until(lambda: store.asked() == keys(1))
         # Opens only once the second load runs too: one after the other, this would never end.
         opener = threading.Thread(target=lambda: (until(lambda: store.at_once == 2), store.gate.set()))
         opener.start()
-        assert clusters(fetcher.take(keys(1, 2))) == [1, 2]
+        assert clusters(fetcher.fetch(keys(1, 2))) == [1, 2]
         opener.join()
         stats = fetcher.stats
         assert (stats.used, stats.late, stats.missed) == (1, 1, 1)
@@ -127,13 +127,13 @@ def test_a_wrong_prediction_that_was_not_sent_yet_is_never_sent() -> None:
     store = Store()
     store.gate.clear()
     with Prefetcher(store.load, threads=1) as fetcher:
-        fetcher.begin(keys(1))
+        fetcher.prefetch(keys(1))
         until(lambda: store.asked() == keys(1))
-        fetcher.begin(keys(2, 3))
-        fetcher.begin(keys(4))
+        fetcher.prefetch(keys(2, 3))
+        fetcher.prefetch(keys(4))
         opener = threading.Thread(target=lambda: (until(lambda: store.at_once == 2), store.gate.set()))
         opener.start()
-        assert clusters(fetcher.take(keys(1, 3))) == [1, 3]
+        assert clusters(fetcher.fetch(keys(1, 3))) == [1, 3]
         opener.join()
         assert fetcher.stats.wasted == 2
     assert store.calls == [keys(1), keys(3)]
@@ -142,10 +142,10 @@ def test_a_wrong_prediction_that_was_not_sent_yet_is_never_sent() -> None:
 def test_predictions_for_another_layer_stay() -> None:
     store = Store()
     with Prefetcher(store.load) as fetcher:
-        fetcher.begin(keys(1, 2, layer=1) + keys(1, layer=2))
-        assert clusters(fetcher.take(keys(1, layer=1))) == [1]
+        fetcher.prefetch(keys(1, 2, layer=1) + keys(1, layer=2))
+        assert clusters(fetcher.fetch(keys(1, layer=1))) == [1]
         assert fetcher.stats.wasted == 1
-        assert clusters(fetcher.take(keys(1, layer=2))) == [1]
+        assert clusters(fetcher.fetch(keys(1, layer=2))) == [1]
         assert (fetcher.stats.used, fetcher.stats.missed) == (2, 0)
 
 
@@ -153,13 +153,13 @@ def test_a_load_that_stalls_costs_the_deadline_and_is_answered_retry() -> None:
     store = Store()
     store.gate.clear()
     with Prefetcher(store.load, deadline_s=0.05) as fetcher:
-        fetcher.begin(keys(1))
-        loaded = fetcher.take(keys(1, 2))
+        fetcher.prefetch(keys(1))
+        loaded = fetcher.fetch(keys(1, 2))
         assert [one.outcome for one in loaded] == [Outcome.RETRY, Outcome.RETRY]
         assert fetcher.stats.expired == 2
         assert 0.05 <= fetcher.stats.waited_s < WAIT_S
         store.gate.set()
-        assert clusters(fetcher.take(keys(1, 2))) == [1, 2]
+        assert clusters(fetcher.fetch(keys(1, 2))) == [1, 2]
 
 
 @pytest.mark.parametrize("first", [Outcome.RETRY, Outcome.PENDING, Outcome.MISS])
@@ -168,9 +168,9 @@ def test_only_an_answer_that_may_have_changed_is_asked_for_again(first: Outcome)
     store.first_answers[key(1)] = first
     events: list[FetchEvent] = []
     with Prefetcher(store.load, on_event=events.append) as fetcher:
-        fetcher.begin(keys(1))
+        fetcher.prefetch(keys(1))
         until(lambda: bool(events))
-        (loaded,) = fetcher.take(keys(1))
+        (loaded,) = fetcher.fetch(keys(1))
         assert loaded.outcome is (Outcome.MISS if first is Outcome.MISS else Outcome.HIT)
         assert len(store.calls) == (1 if first is Outcome.MISS else 2)
 
@@ -185,16 +185,16 @@ def test_a_defect_in_the_load_reaches_who_takes_and_the_next_question_goes_on() 
 
     with Prefetcher(load) as fetcher:
         with pytest.raises(ValueError, match="no such tier"):
-            fetcher.take(keys(1))
-        fetcher.begin(keys(2))
+            fetcher.fetch(keys(1))
+        fetcher.prefetch(keys(2))
         until(lambda: not fetcher._queue and not fetcher._running)
         broken.clear()
-        assert clusters(fetcher.take(keys(1, 2))) == [1, 2]
+        assert clusters(fetcher.fetch(keys(1, 2))) == [1, 2]
 
 
 def test_a_load_that_does_not_answer_every_block_is_a_defect() -> None:
     with Prefetcher(lambda wanted: []) as fetcher, pytest.raises(ValueError, match="1 blocks were asked for and 0"):
-        fetcher.take(keys(1))
+        fetcher.fetch(keys(1))
 
 
 def test_a_listener_that_fails_stops_no_load() -> None:
@@ -203,7 +203,7 @@ def test_a_listener_that_fails_stops_no_load() -> None:
 
     with Prefetcher(Store().load, threads=1, on_event=listen) as fetcher:
         for number in range(5):
-            assert clusters(fetcher.take(keys(number))) == [number]
+            assert clusters(fetcher.fetch(keys(number))) == [number]
 
 
 def test_more_predictions_than_the_bound_give_up_the_oldest() -> None:
@@ -211,7 +211,7 @@ def test_more_predictions_than_the_bound_give_up_the_oldest() -> None:
     store.gate.clear()
     with Prefetcher(store.load, threads=1, capacity=4) as fetcher:
         for layer in range(1, 6):
-            fetcher.begin(keys(1, 2, layer=layer))
+            fetcher.prefetch(keys(1, 2, layer=layer))
         assert len(fetcher._expected) == 4
         assert sum(len(fetch.wanted) for fetch in fetcher._queue) <= 4
         assert fetcher.stats.wasted == 6
@@ -222,7 +222,7 @@ def test_a_layer_is_split_by_weight_into_as_many_loads_as_run_at_once() -> None:
     store = Store()
     weights = {1: 10, 2: 10, 3: 10, 4: 30}
     with Prefetcher(store.load, threads=2, weigh=lambda one: weights[one.block]) as fetcher:
-        fetcher.take(keys(1, 2, 3, 4))
+        fetcher.fetch(keys(1, 2, 3, 4))
     assert sorted(store.calls) == [keys(1, 2, 3), keys(4)]
 
 
@@ -231,11 +231,11 @@ def test_only_so_many_loads_run_ahead_and_as_many_more_on_demand() -> None:
     store.gate.clear()
     with Prefetcher(store.load, threads=2) as fetcher:
         for layer in range(2, 8):
-            fetcher.begin(keys(1, 2, 3, layer=layer))
+            fetcher.prefetch(keys(1, 2, 3, layer=layer))
         until(lambda: store.at_once == 2)
         opener = threading.Thread(target=lambda: (until(lambda: store.at_once == 4), store.gate.set()))
         opener.start()
-        fetcher.take(keys(1, 2, 3, layer=1))
+        fetcher.fetch(keys(1, 2, 3, layer=1))
         opener.join()
         assert store.most_at_once == 4
 
@@ -251,14 +251,14 @@ def test_what_is_wanted_now_goes_before_what_may_be() -> None:
         return [Loaded(Outcome.HIT, block(one)) for one in wanted]
 
     with Prefetcher(load, threads=1, deadline_s=1.0) as fetcher:
-        fetcher.begin(keys(1, layer=2))
+        fetcher.prefetch(keys(1, layer=2))
         until(lambda: order == [1])
-        assert fetcher.take(keys(2))[0].outcome is Outcome.RETRY
+        assert fetcher.fetch(keys(2))[0].outcome is Outcome.RETRY
         # Both threads are busy; the first that is free finds two loads to choose from.
-        fetcher.begin(keys(3, layer=2))
+        fetcher.prefetch(keys(3, layer=2))
         opener = threading.Thread(target=lambda: (until(lambda: len(fetcher._queue) == 2), gates[1].set()))
         opener.start()
-        assert clusters(fetcher.take(keys(4))) == [4]
+        assert clusters(fetcher.fetch(keys(4))) == [4]
         opener.join()
         gates[2].set()
         until(lambda: len(order) == 4)
@@ -270,9 +270,9 @@ def test_events_tell_what_each_load_brought() -> None:
     store = Store()
     store.first_answers[key(2)] = Outcome.MISS
     with Prefetcher(store.load, threads=1, on_event=events.append) as fetcher:
-        fetcher.begin(keys(1, 2))
+        fetcher.prefetch(keys(1, 2))
         until(lambda: len(events) == 1)
-        fetcher.take(keys(1, 2, 3))
+        fetcher.fetch(keys(1, 2, 3))
     told = [(event.layer, event.blocks, event.bytes, event.predicted) for event in events]
     size = block(key(1)).nbytes
     assert told == [(1, 1, size, True), (1, 1, size, False)]
@@ -281,39 +281,12 @@ def test_events_tell_what_each_load_brought() -> None:
 
 def test_closing_ends_the_threads_and_nothing_is_taken_afterwards() -> None:
     fetcher = Prefetcher(Store().load)
-    fetcher.begin(keys(1, 2))
+    fetcher.prefetch(keys(1, 2))
     fetcher.close()
     fetcher.close()
     assert not any(worker.is_alive() for worker in fetcher._workers)
     assert fetcher.stats.wasted == 2
     with pytest.raises(RuntimeError, match="closed"):
-        fetcher.begin(keys(1))
+        fetcher.prefetch(keys(1))
     with pytest.raises(RuntimeError, match="closed"):
-        fetcher.take(keys(1))
-
-
-def test_what_landed_is_waited_for_in_the_thread_that_takes() -> None:
-    arrived: list[str] = []
-
-    class Telling(StayingLanding):
-        def land(self, loaded):
-            return list(loaded), lambda: arrived.append(threading.current_thread().name)
-
-    with Prefetcher(Store().load, threads=1, landing=Telling()) as fetcher:
-        fetcher.begin(keys(1))
-        fetcher.take(keys(1, 2))
-    assert arrived == [threading.main_thread().name] * 2
-
-
-@given(st.lists(st.integers(0, 5), max_size=6), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
-def test_packed_blocks_come_out_as_they_went_in(sizes: list[int], dtype: torch.dtype) -> None:
-    blocks = []
-    for number, size in enumerate(sizes):
-        place = torch.arange(size, dtype=torch.int32) + number
-        # Keys as a view with strides, as a slice of a longer cache is.
-        blocks.append(Block(torch.randn(3, size).to(dtype).T, torch.randn(size, 3).to(dtype), place, place * 2))
-    packed = pack(blocks)
-    for before, after in zip(blocks, unpack(packed, blocks), strict=True):
-        for name in ("key", "value", "frame", "cell"):
-            assert torch.equal(getattr(before, name), getattr(after, name))
-            assert getattr(after, name).untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
+        fetcher.fetch(keys(1))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.memory.compress.infinipot_v import InfiniPotV
-from cluster.memory.head import Head, KVChunk
+from cluster.memory.head_memory import HeadMemory, KVChunk
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Loaded, Outcome
@@ -79,7 +79,7 @@ def test_everything_is_held_with_its_own_kv(organiser: str) -> None:
     memory = StreamMemory("cam", spec(organiser=organiser), stack())
     chunks = [chunk(number) for number in range(16)]
     for each in chunks:
-        memory.add(each)
+        memory.add_chunk(each)
     assert not memory.recent
     same(held(memory), expected(chunks))
     assert memory.tokens == len(expected(chunks))
@@ -96,7 +96,7 @@ def test_the_cap_holds_and_what_is_held_is_right(compressor: str, organiser: str
     memory.tiers.set_cap("cam", cap)
     chunks = [chunk(number) for number in range(80)]
     for each in chunks:
-        memory.add(each)
+        memory.add_chunk(each)
         assert memory.tiers.usage("cam")["host"] <= cap
     assert memory.counts.compressions > 0
     assert memory.counts.lost == 0
@@ -110,7 +110,7 @@ def test_the_cap_holds_and_what_is_held_is_right(compressor: str, organiser: str
 def test_other_settings_of_keep_thin_every_block() -> None:
     memory = StreamMemory("cam", spec(compressor="sliding", keep=0.5), stack())
     for number in range(8):
-        memory.add(chunk(number, tokens=6))
+        memory.add_chunk(chunk(number, tokens=6))
     assert memory.tokens == LAYERS * HEADS * 8 * 6 // 2
     assert memory.counts.compressed_away == LAYERS * HEADS * 8 * 6 // 2
 
@@ -120,22 +120,22 @@ def test_forgetting_leaves_nothing_older_in_any_tier(organiser: str) -> None:
     memory = StreamMemory("cam", spec(organiser=organiser), stack())
     chunks = [chunk(number) for number in range(14)]
     for each in chunks:
-        memory.add(each)
-    memory.forget(before_frame=memory.frames_since(6 * MICROSECONDS))
+        memory.add_chunk(each)
+    memory.delete_frames(before_frame=memory.frames_since(6 * MICROSECONDS))
     same(held(memory), expected(chunks[6:12]))
     assert [each.index for each in memory.recent] == [12, 13]
     assert memory.oldest == 6 * MICROSECONDS
-    memory.forget()
+    memory.delete_frames()
     assert memory.tiers.usage("cam") == {"host": 0}
     assert memory.tokens == memory.frames == 0
-    memory.add(chunk(0))
+    memory.add_chunk(chunk(0))
     assert memory.frames == 1
 
 
 def test_retention_forgets_by_itself() -> None:
     memory = StreamMemory("cam", spec(retention_s=8.0), stack())
     for number in range(40):
-        memory.add(chunk(number))
+        memory.add_chunk(chunk(number))
     assert memory.oldest is not None
     assert memory.oldest >= (39 - 8 - 4) * MICROSECONDS
 
@@ -146,7 +146,7 @@ def test_another_process_takes_over(organiser: str) -> None:
     memory = StreamMemory("cam", spec(organiser=organiser), tiers)
     chunks = [chunk(number) for number in range(24)]
     for each in chunks[:12]:
-        memory.add(each)
+        memory.add_chunk(each)
     assert memory.save(b"window") is Outcome.HIT
     other = StreamMemory("cam", spec(organiser=organiser), tiers)
     assert other.restore() is Outcome.HIT
@@ -154,9 +154,9 @@ def test_another_process_takes_over(organiser: str) -> None:
     same(held(other), expected(chunks[:12]))
     alone = StreamMemory("cam", spec(organiser=organiser), stack())
     for each in chunks:
-        alone.add(each)
+        alone.add_chunk(each)
         if each.index >= 12:
-            other.add(each)
+            other.add_chunk(each)
     same(held(other), expected(chunks))
     assert torch.equal(other.heads[0][0].organiser.table.mean, alone.heads[0][0].organiser.table.mean)
 
@@ -169,19 +169,19 @@ def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
     memory = StreamMemory("cam", spec(), stack())
     chunks = [chunk(number) for number in range(8)]
     for each in chunks:
-        memory.add(each)
+        memory.add_chunk(each)
     key = memory.key_of(0, 0, 0)
     gone = {(0, 0, int(f), int(c)) for f, c in zip(*_block(memory, key), strict=True)}
     uid = int(memory.heads[0][0].table.uid[0])
     memory.tiers.drop("cam", [key])
-    memory.add(chunk(8))
+    memory.add_chunk(chunk(8))
     for number in range(9, 12):
-        memory.add(chunk(number))
+        memory.add_chunk(chunk(number))
     chunks += [chunk(number) for number in range(8, 12)]
     lost = len(gone)
     if memory.counts.lost == 0:
         # Nothing new joined that cluster: it turns out when it is read.
-        memory.lose(0, 0, [uid])
+        memory.drop_lost_clusters(0, 0, [uid])
     assert memory.counts.lost == lost
     same(held(memory), {at: kv for at, kv in expected(chunks).items() if at not in gone})
 
@@ -195,10 +195,10 @@ def _block(memory: StreamMemory, key) -> tuple[list[int], list[int]]:  # type: i
 def test_a_clock_that_is_set_back_goes_on() -> None:
     memory = StreamMemory("cam", spec(), stack())
     for number in range(4):
-        memory.add(chunk(number))
-    memory.add(chunk(0, seed=1, pts=0))
+        memory.add_chunk(chunk(number))
+    memory.add_chunk(chunk(0, seed=1, pts=0))
     assert memory.newest == 4 * MICROSECONDS
-    assert memory.time_of(2 * MICROSECONDS) == 6 * MICROSECONDS
+    assert memory.memory_time(2 * MICROSECONDS) == 6 * MICROSECONDS
     assert memory.frames == 5
 
 
@@ -212,14 +212,14 @@ def test_any_course_of_events_keeps_just_what_it_should(events: list[str], organ
     wanted: list[KVChunk] = []
     for event in events:
         if event == "add":
-            each = chunk(memory.log.following)
-            memory.add(each)
+            each = chunk(memory.log.next_number)
+            memory.add_chunk(each)
             wanted.append(each)
         elif event == "settle":
             memory.settle()
         elif event == "forget" and wanted:
             limit = wanted[len(wanted) // 2].index
-            memory.forget(before_frame=limit)
+            memory.delete_frames(before_frame=limit)
             wanted = [each for each in wanted if each.index >= limit]
         elif event == "restore":
             memory.settle()
@@ -247,19 +247,19 @@ def test_what_is_out_of_reach_for_a_while_is_not_lost() -> None:
     resv = StreamMemory("two", spec(organiser="resv"), tiers)
     chunks = [chunk(number) for number in range(24)]
     for each in chunks[:12]:
-        memory.add(each)
-        resv.add(each)
+        memory.add_chunk(each)
+        resv.add_chunk(each)
     # The host forgets its copies, and what lies below does not answer.
     tiers.upper.drop("cam")
     tiers.upper.drop("two")
     below.reach = False
     for each in chunks[12:16]:
-        resv.add(each)
+        resv.add_chunk(each)
     assert resv.counts.lost == 0
     assert [each.index for each in resv.recent] == [12, 13, 14, 15]
     below.reach = True
     for each in chunks[16:20]:
-        resv.add(each)
+        resv.add_chunk(each)
     assert resv.settle()
     assert not resv.recent
     assert resv.counts.lost == 0
@@ -268,7 +268,7 @@ def test_what_is_out_of_reach_for_a_while_is_not_lost() -> None:
     other = StreamMemory("two", resv.spec, tiers)
     assert other.restore() is Outcome.RETRY
     for each in chunks[20:]:
-        other.add(each)
+        other.add_chunk(each)
     assert [each.index for each in other.recent] == [0, 1, 2, 3]
     below.reach = True
     assert other.settle()
@@ -281,10 +281,10 @@ def test_blocks_written_after_the_manifest_do_not_count_and_are_deleted() -> Non
     memory = StreamMemory("cam", spec(organiser="resv"), tiers)
     chunks = [chunk(number) for number in range(12)]
     for each in chunks[:8]:
-        memory.add(each)
+        memory.add_chunk(each)
     memory.save()
     for each in chunks[8:]:
-        memory.add(each)
+        memory.add_chunk(each)
     left = set(tiers.lowest.list_blocks("cam")[1])
     other = StreamMemory("cam", memory.spec, tiers)
     assert other.restore() is Outcome.HIT
@@ -294,13 +294,15 @@ def test_blocks_written_after_the_manifest_do_not_count_and_are_deleted() -> Non
     assert 0 <= tiers.usage("cam")["host"] - other.stored.nbytes - cell_size(len(manifest)) < 256
     later = [chunk(number, seed=5) for number in range(8, 12)]
     for each in later:
-        other.add(each)
+        other.add_chunk(each)
     assert other.counts.lost == 0
     assert other.tokens == len(expected(chunks[:8])) + len(expected(later))
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-@pytest.mark.parametrize("where", [(Head, "add"), (Head, "copy"), (Arena, "store"), (InfiniPotV, "select")])
+@pytest.mark.parametrize(
+    "where", [(HeadMemory, "add_tokens"), (HeadMemory, "copy"), (Arena, "store"), (InfiniPotV, "select")]
+)
 def test_an_exception_costs_the_frames_at_hand_at_most(
     where: tuple[type, str], failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +311,7 @@ def test_an_exception_costs_the_frames_at_hand_at_most(
     memory.tiers.set_cap("cam", cap)
     chunks = [chunk(number) for number in range(80)]
     for each in chunks[:60]:
-        memory.add(each)
+        memory.add_chunk(each)
     assert memory.counts.compressions > 0
     assert memory.save() is Outcome.HIT
     before, away = held(memory), memory.counts.compressed_away
@@ -322,7 +324,7 @@ def test_an_exception_costs_the_frames_at_hand_at_most(
         return work(*given_, **options)
 
     for each in chunks[60:64]:
-        memory.accept(each)
+        memory.accept_chunk(each)
     # Once: the frames go on waiting. Twice: they are given up, and counted.
     for waiting in (4, 0):
         with monkeypatch.context() as patch:
@@ -344,7 +346,7 @@ def test_an_exception_costs_the_frames_at_hand_at_most(
     same(restored, {at: before[at] for at in restored})
     assert set(restored) >= set(found)
     for each in chunks[64:72]:
-        memory.add(each)
+        memory.add_chunk(each)
     wanted = expected(chunks)
     found = held(memory)
     same(found, {at: wanted[at] for at in found})

@@ -115,7 +115,7 @@ def test_prefetchers_add_up_when_they_are_closed_and_once():
     before = TOTALS.missed
     tiers = TierStack([Arena(8 << 20)])
     prefetcher = Prefetcher(tiers.load)
-    prefetcher.take([BlockKey("gate", 0, 0, 1)])
+    prefetcher.fetch([BlockKey("gate", 0, 0, 1)])
     prefetcher.close()
     prefetcher.close()
     assert TOTALS.missed == before + 1

@@ -13,7 +13,7 @@ from cluster.models.packed_attention import Packing, packed_attention
 def test_equals_one_by_one(lengths, seed):
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(1, 2, sum(lengths), 8, generator=generator) for _ in range(3))
-    packing = Packing.of(lengths, torch.device("cpu"))
+    packing = Packing.of(lengths, torch.device("cpu"), torch.float32)
     packed, _ = packed_attention(torch.nn.Identity(), query, key, value, None, packing=packing, scaling=0.3)
     alone = [
         scaled_dot_product_attention(q, k, v, scale=0.3)

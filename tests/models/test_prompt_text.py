@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from cluster.engine.native.asking import _conversation
+from cluster.engine.native.ask_run import _conversation
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import INSTRUCTION

@@ -85,7 +85,7 @@ class Place:
             self.worker.offer(sample(name, index)).result(WAIT_S)
         self.fed[name] = first + count
         # What left the windows is put away by threads of the memory's own.
-        assert self.bank.drain(WAIT_S)
+        assert self.bank.wait_written(WAIT_S)
 
     def ask(self, name: str = "a", text: str = "What happened?", tokens: int = 6) -> Future[AskResult]:
         return self.worker.ask(AskSpec(name, text, max_new_tokens=tokens), lambda _: None, timeout_s=WAIT_S)
@@ -102,7 +102,7 @@ class Place:
 
     def settled(self, name: str = "a") -> None:
         """Some of its frames are in clusters, and not only waiting for them."""
-        until(lambda: self.bank.get(name)[0].counts.settled)
+        until(lambda: self.bank.get_memory(name)[0].counts.settled)
 
     def idle(self) -> None:
         """All commands were carried out."""
@@ -209,8 +209,8 @@ def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, 
     place.fed.clear()
     place.open()
     place.feed(10)
-    until(lambda: place.bank.report()["a"].frames)
-    assert place.worker.call_on_engine_thread(lambda engine: engine.describe("a")).result(WAIT_S).frames < 10
+    until(lambda: place.bank.memory_reports()["a"].frames)
+    assert place.worker.call_on_engine_thread(lambda engine: engine.memory_status("a")).result(WAIT_S).frames < 10
 
 
 def test_removing_a_camera_that_was_never_here_is_harmless(place: Place) -> None:

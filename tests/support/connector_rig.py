@@ -22,7 +22,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from dense_oracle import DenseOracle, tokens_of
 
-from cluster.engine.vllm.connector.order import Order, WindowFrame, reordered
+from cluster.engine.vllm.connector.prompt_order import Order, WindowFrame, reordered
 from cluster.engine.vllm.connector.store import BlockFolder
 from cluster.engine.vllm.connector.transfer import FIELD, Save, Transfer, transfer_config
 from cluster.lab.bench.soak import SyntheticCamera
@@ -69,7 +69,7 @@ class Rig:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from cluster.engine.vllm.served import serve_folder
+        from cluster.engine.vllm.served_model import serve_folder
 
         self.model, self.blocks = model, blocks
         config.mkdir()
@@ -122,7 +122,7 @@ class Rig:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        from cluster.engine.vllm.items import window_prompt, without_content
+        from cluster.engine.vllm.prompt_items import window_prompt, without_content
 
         prompt = window_prompt(
             self.model.system_ids(), items, self.model.question_ids(question), placeholder=0, salt=salt
@@ -167,7 +167,7 @@ class Rig:
 
 def content_of(sample: FrameSample, tokens: FrameTokens) -> str:
     """A mask's digest alone would be the same for the first frames of two cameras."""
-    from cluster.engine.vllm.items import content_digest
+    from cluster.engine.vllm.prompt_items import content_digest
 
     return f"{sample.digest}.{content_digest(tokens.embeds)}"
 
@@ -220,7 +220,7 @@ class Camera:
 
     async def asking(self, order: Order, questions: Sequence[str] = QUESTIONS[:1], *, tokens: int = 1) -> Window:
         """See :meth:`ask`."""
-        from cluster.engine.vllm.items import WindowItem
+        from cluster.engine.vllm.prompt_items import WindowItem
 
         frames = self.frames
         items = []

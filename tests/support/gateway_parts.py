@@ -30,7 +30,7 @@ from cluster.types import (
     Answer,
     AskResult,
     CameraStatus,
-    Forgotten,
+    DeletedMemory,
     LastAnswer,
     MemoryStatus,
     Moment,
@@ -235,7 +235,7 @@ class Replica:
     async def delete_memory(self, camera, ago_s):
         self._check(camera)
         self.forgotten.append((camera, ago_s))
-        return Forgotten(7, 2**20)
+        return DeletedMemory(7, 2**20)
 
     async def describe(self, camera):
         self._check(camera)

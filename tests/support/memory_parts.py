@@ -9,7 +9,7 @@ from sightline.v1 import memory_pb2_grpc
 
 from cluster.errors import NotReadyError, UnknownCameraError
 from cluster.replica.memory_service import SERVICE, MemoryServicer
-from cluster.types import AskResult, Forgotten, MemoryStatus, Moment
+from cluster.types import AskResult, DeletedMemory, MemoryStatus, Moment
 from cluster.wire.server import RpcServer
 
 MOMENTS = (Moment(277_000_000, 285_000_000, 0.5), Moment(990_000_000, 1_000_000_000, 0.25))
@@ -73,7 +73,7 @@ class Replica:
     async def delete_memory(self, camera, ago_s):
         self._check(camera)
         self.forgotten.append((camera, ago_s))
-        return Forgotten(7, -3 if ago_s == 1 else 2**40)
+        return DeletedMemory(7, -3 if ago_s == 1 else 2**40)
 
     async def describe(self, camera):
         self._check(camera)

@@ -63,7 +63,7 @@ class Site:
                 [mine], [other] = self.engine.step([request]), self.bare.step([request])
                 assert (mine.window, mine.score, mine.text) == (other.window, other.score, other.text)
                 windows += 1
-            assert self.bank.drain(30.0)
+            assert self.bank.wait_written(30.0)
         self.seen += frames
         return windows
 
@@ -73,37 +73,37 @@ class Site:
     def leave(self) -> None:
         """The engine lets the camera go, and what it remembers is written."""
         self.engine.evict(self.name)
-        assert self.bank.drain(30.0)
+        assert self.bank.wait_written(30.0)
 
     @property
     def lost(self) -> int:
-        return self.bank.get(self.name)[0].counts.lost
+        return self.bank.get_memory(self.name)[0].counts.lost
 
     @property
     def held(self) -> int:
         """Tokens in clusters."""
-        return sum(head.tokens for _, _, head in self.bank.get(self.name)[0].every_head())
+        return sum(head.tokens for _, _, head in self.bank.get_memory(self.name)[0].iter_heads())
 
     def trouble(self) -> str:
         """What a heartbeat says of the tiers; the operator's view says the same."""
-        state = self.bank.report()[self.name].state
-        states = self.engine.describe(self.name).tier_states
+        state = self.bank.memory_reports()[self.name].state
+        states = self.engine.memory_status(self.name).tier_states
         assert state == "; ".join(f"{name}: {reason}" for name, reason in states.items() if reason)
         return state
 
     def tend(self) -> None:
         """As a replica does now and then, frames or none."""
-        self.bank.tend()
+        self.bank.run_maintenance()
         self.tiers.finish_deletions()
-        assert self.bank.drain(30.0)
+        assert self.bank.wait_written(30.0)
 
     def recovered(self) -> None:
         """Wait until the tiers are all right again by themselves, and everything that is due is in the lowest."""
 
         def whole() -> bool:
             self.tend()
-            memory = self.bank.get(self.name)[0]
-            busy = self.tiers.deleting or memory.due or memory.unsaved or not memory.known
+            memory = self.bank.get_memory(self.name)[0]
+            busy = self.tiers.deleting or memory.settle_due or memory.unsaved or not memory.restored
             return not busy and not self.trouble()
 
         until(whole)

@@ -6,28 +6,30 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.base import finished
-from cluster.engine.native.asking import Asking
+from cluster.engine.base import completed_future
+from cluster.engine.native.ask_run import NativeAskRun
 from cluster.engine.native.attention import install
-from cluster.engine.native.decode import explain
+from cluster.engine.native.explanations import explain
 from cluster.engine.native.forward import PassResult
 from cluster.engine.native.kernels import kernel_for
 from cluster.engine.native.passes import pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit, plan_window, system_prompt
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.score import end_tokens, score_of
-from cluster.engine.window.windowed import Computed, WindowedEngine, Work
+from cluster.engine.window.windowed_engine import Computed, WindowedEngine, Work
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
-from cluster.memory.head import Leave
-from cluster.memory.tiered import MemoryShape
+from cluster.memory.head_memory import KVSink
+from cluster.memory.tiered_heads import MemoryShape
 from cluster.models.base import VisionLanguageModel
-from cluster.types import Answer, AskSpec, Forgotten, MemoryStatus, Question, StreamSpec, TokenCount, WindowRequest
+from cluster.types import Answer, AskSpec, DeletedMemory, MemoryStatus, Question, StreamSpec, TokenCount, WindowRequest
 
 
 class NativeEngine(WindowedEngine):
@@ -49,10 +51,10 @@ class NativeEngine(WindowedEngine):
         max_new_tokens: int = 32,
         kernel: str | None = None,
         memories: MemoryBank | None = None,
-        leave: Leave | None = None,
+        leave: KVSink | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
-        self._leave = leave if memories is None else memories.take
+        self._leave = leave if memories is None else memories.accept_chunk
         self.kernel = kernel_for(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.memories = memories
@@ -70,22 +72,22 @@ class NativeEngine(WindowedEngine):
     # -- streams --------------------------------------------------------------------------------------
     def prepare(self, spec: StreamSpec) -> None:
         if self.memories is not None:
-            self.memories.prepare(spec.stream, spec.memory)
+            self.memories.prepare_stream(spec.stream, spec.memory)
 
     def admit(self, spec: StreamSpec) -> None:
         self._check(spec)
-        self._admit(spec, None if self.memories is None else self.memories.open(spec.stream, spec.memory))
+        self._admit(spec, None if self.memories is None else self.memories.open_stream(spec.stream, spec.memory))
 
     def evict(self, stream: str, *, save: bool = True) -> None:
         held = self._streams.pop(stream, None)
         if held is not None and self.memories is not None and stream in self.memories:
             held.forget()
-            self.memories.release(stream, save=save)
+            self.memories.release_stream(stream, save=save)
 
     def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: through the tiers of its memories."""
         open_here = stream in self._streams and self.memories is not None and stream in self.memories
-        saved = self.memories.hand_over(stream) if self.memories is not None and open_here else finished(False)
+        saved = self.memories.hand_over(stream) if self.memories is not None and open_here else completed_future(False)
         self.evict(stream)
         return saved
 
@@ -97,18 +99,18 @@ class NativeEngine(WindowedEngine):
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
         if self.memories is None:
             return super().step(requests)
-        with self.memories.writer.step():
+        with self.memories.writer.engine_step():
             answers = super().step(requests)
-        self.memories.save_due()
+        self.memories.schedule_saves()
         return answers
 
     def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
         clock = _Stopwatch(self.model.device)
         self._encode(work)
-        vision_s = clock.lap()
+        clock.lap()
         try:
             plans = [self._plan(each) for each in work]
-            plan_s = clock.lap()
+            clock.lap()
             results = run_passes(self.model, [plan.work for plan in plans], self.kernel, self.pass_rows)
             scores, firsts = self._read(plans, results)
             texts, decoded = explain(self.model, self.kernel, plans, firsts, self._ends)
@@ -116,12 +118,12 @@ class NativeEngine(WindowedEngine):
             for each in work:
                 each.stream.lose_kv()
             raise
-        llm_s = clock.lap()
+        vision_s, plan_s, llm_s = clock.stop()
         done: list[Computed] = []
         for i, (each, plan, result) in enumerate(zip(work, plans, results, strict=True)):
             commit(plan, result)
             if result.queries and self.memories is not None:
-                self.memories.observe(each.request.stream, result.queries)
+                self.memories.observe_queries(each.request.stream, result.queries)
             rows, attended = result.stats.mean(result.stats.rows), result.stats.mean(result.stats.attended)
             done.append(Computed(self._count(each, plan, result), scores[i], texts[i], rows, attended, decoded[i]))
         return done, (vision_s, plan_s, llm_s)
@@ -140,12 +142,13 @@ class NativeEngine(WindowedEngine):
             ends = np.cumsum([len(prompt) for prompt in plan.prompts]) - 1
             rows.append(result.hidden[torch.from_numpy(ends).to(result.hidden.device)])
         logits = self.model.logits(torch.cat(rows))
-        flat_scores, flat_firsts = self._score(logits).tolist(), logits.argmax(dim=1).tolist()
+        # All that the host wants to know of the device in a step, in one read.
+        flat_scores, flat_firsts = torch.stack((self._score(logits).double(), logits.argmax(dim=1).double())).tolist()
         scores, firsts = [], []
         for plan in plans:
             count = len(plan.prompts)
             scores.append(flat_scores[:count])
-            firsts.append(flat_firsts[:count])
+            firsts.append([int(token) for token in flat_firsts[:count]])
             del flat_scores[:count], flat_firsts[:count]
         return scores, firsts
 
@@ -162,21 +165,21 @@ class NativeEngine(WindowedEngine):
         )
 
     # -- asking ---------------------------------------------------------------------------------------
-    def ask(self, ask: AskSpec) -> Asking:
+    def ask(self, ask: AskSpec) -> NativeAskRun:
         """See ``Engine.ask``; the work is done by the answer's ``step``."""
-        memory, retriever = self._memories().get(ask.stream)
+        memory, retriever = self._memories().get_memory(ask.stream)
         stream = self._streams.get(ask.stream)
         if memory.newest is None and not (stream and any(frame.has_kv for frame in stream.frames)):
             raise NotReadyError(f"camera {ask.stream!r} has nothing to remember yet; ask after its first window")
-        return Asking(self.model, self._system, stream, memory, retriever, ask, self._ends)
+        return NativeAskRun(self.model, self._system, stream, memory, retriever, ask, self._ends)
 
-    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         newest = self._streams[stream].newest if stream in self._streams else None
-        super().forget(stream, ago_s)
-        return self._memories().forget(stream, ago_s, newest=newest)
+        super().delete_memory(stream, ago_s)
+        return self._memories().delete_memory(stream, ago_s, newest=newest)
 
-    def describe(self, stream: str) -> MemoryStatus:
-        return self._memories().describe(stream)
+    def memory_status(self, stream: str) -> MemoryStatus:
+        return self._memories().memory_status(stream)
 
     def _memories(self) -> MemoryBank:
         if self.memories is None:
@@ -190,15 +193,25 @@ class NativeEngine(WindowedEngine):
 
 
 class _Stopwatch:
-    """Seconds between laps, with the device's queue drained at each."""
+    """Seconds between laps: of the device where there is one, by events in its queue, which nobody waits for."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.last = time.perf_counter()
+        self._events = device.type == "cuda" and torch.cuda.is_available()
+        self._laps: list[Any] = []
+        self.lap()
 
-    def lap(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        now = time.perf_counter()
-        passed, self.last = now - self.last, now
-        return passed
+    def lap(self) -> None:
+        if self._events:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._laps.append(event)
+        else:
+            self._laps.append(time.perf_counter())
+
+    def stop(self) -> tuple[float, ...]:
+        """The last lap ends here."""
+        self.lap()
+        if not self._events:
+            return tuple(after - before for before, after in pairwise(self._laps))
+        self._laps[-1].synchronize()
+        return tuple(before.elapsed_time(after) / 1000 for before, after in pairwise(self._laps))

@@ -22,7 +22,7 @@ from cluster.engine.window.planner import (
     tails_of,
 )
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import HeldFrame, Stream, spans_of, tokens_of
+from cluster.engine.window.stream import Stream, StreamFrame, spans_of, tokens_of
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Question, WindowRequest
 
@@ -86,7 +86,7 @@ class WindowPlan:
 
     stream: Stream
     request: WindowRequest
-    frames: Sequence[HeldFrame]
+    frames: Sequence[StreamFrame]
     prompts: Sequence[Prompt]
     tails: Sequence[Tail]
     system: int
@@ -115,7 +115,7 @@ def plan_window(
     system: SystemPrompt,
     stream: Stream,
     request: WindowRequest,
-    frames: Sequence[HeldFrame],
+    frames: Sequence[StreamFrame],
     prompts: Sequence[Prompt],
     *,
     watch: bool = False,
@@ -191,7 +191,7 @@ def _rows(tokens: Sequence[FrameTokens], computed: BoolArray) -> list[Tensor]:
 
 
 def _positions(
-    model: VisionLanguageModel, system: int, frames: Sequence[HeldFrame], tails: Sequence[Tail]
+    model: VisionLanguageModel, system: int, frames: Sequence[StreamFrame], tails: Sequence[Tail]
 ) -> tuple[Tensor, int]:
     """Positions ``[3, slots]`` of all slots, and that of a question's first token."""
     window = model.window_positions(system, spans_of(frames))

@@ -17,11 +17,11 @@ import torch
 from cluster.engine.window.encode import cells_of
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import HeldFrame
-from cluster.engine.window.windowed import Computed, WindowedEngine, Work
+from cluster.engine.window.stream import StreamFrame
+from cluster.engine.window.windowed_engine import Computed, WindowedEngine, Work
 from cluster.errors import ConfigError, NotReadyError
 from cluster.models.base import FrameTokens, VisionLanguageModel
-from cluster.types import Forgotten, FrameSample, TokenCount, WindowRequest
+from cluster.types import DeletedMemory, FrameSample, TokenCount, WindowRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class SimulatedEngine(WindowedEngine):
         """KV of no layers: its slots are counted and take no memory."""
         return KVSlab(0, 0, 0, torch.float32, torch.device("cpu"))
 
-    def _encode_frames(self, frames: Sequence[HeldFrame]) -> Mapping[int, int]:
+    def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
         """Take pending frames for encoded. Text that a family writes around frames is not counted."""
         for frame in frames:
             if frame.tokens is None:
@@ -187,7 +187,7 @@ class SimulatedEngine(WindowedEngine):
         # Pairs of a row and a slot are nobody's figure here.
         return Computed(tokens, scores, texts, rows=tokens.computed, attended=0.0)
 
-    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         """Forgets the window as asked, then raises ``NotReadyError`` like every engine without memory."""
-        super().forget(stream, ago_s)
+        super().delete_memory(stream, ago_s)
         raise NotReadyError(self.no_memory.format(stream))

@@ -1,16 +1,16 @@
-"""vLLM as an engine: our tower and bookkeeping in this process, language models in vLLM's own, nothing of it patched.
+"""vLLM behind the ``Engine`` protocol: the vision tower and stream state in this process, language models in vLLM's.
 
-A window's way, module by module (only those marked * import vLLM):
+Data flow of a window (modules marked * import vLLM; nothing of vLLM is patched):
 
-1. ``engine`` is the :class:`~cluster.engine.base.Engine`; streams, windows and the static gate are the native
-   engine's.
-2. ``layout``* makes prompts of a window's encoded frames: ``TimeOrder`` in time order; ``reuse``* in an order whose
-   beginning a KV connector can serve.
-3. ``items``*: a prompt is ``[system | items | question]``, rendered. An item is embeddings, the position of each, and a
-   key of both, which vLLM's prefix cache goes by. Items stand in any order: positions alone say where tokens are.
-4. ``core``*: vLLM's ``AsyncLLM`` with a deadline, started anew when its processes died.
-5. Inside vLLM's processes, ``plugin`` registers ``model``*, which gives exactly our ``positions`` to vLLM's own Qwen2.
-   ``served`` writes what it is loaded from.
+1. ``engine`` implements :class:`~cluster.engine.base.Engine`; streams, windows and the static gate are shared with the
+   native engine.
+2. ``prompt_layout``* turns encoded frames into prompts in time order (``TimeOrderLayout``); ``reuse_layout``* in an
+   order whose prefix a KV connector can serve.
+3. ``prompt_items``*: a prompt is ``[system | items | question]``. An item is embeddings, their positions, and a digest
+   of both for vLLM's prefix cache. Items may stand in any order: positions alone place the tokens.
+4. ``core``*: vLLM's ``AsyncLLM`` with a deadline, restarted when its processes died.
+5. Inside vLLM's processes, ``plugin`` registers ``model``*, which gives the exact ``positions`` to vLLM's own Qwen2.
+   ``served_model`` writes the folder it is loaded from.
 
 A prompt by hand::
 

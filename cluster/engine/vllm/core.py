@@ -43,7 +43,7 @@ WARM_UP_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt with one question. ``prompt`` is rendered (see :mod:`cluster.engine.vllm.items`).
+    """One prompt with one question. ``prompt`` is rendered (see :mod:`cluster.engine.vllm.prompt_items`).
 
     * ``query``: how many of its tokens are the question
     * ``max_tokens``: of the answer, at least 1

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from cluster.engine.base import finished
-from cluster.engine.vllm.served import Served, serve_folder
+from cluster.engine.base import completed_future
+from cluster.engine.vllm.served_model import ServedModel, serve_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.window.checks import NOMINAL_FPS
 from cluster.engine.window.score import end_tokens, score_of
 from cluster.engine.window.stream import spans_of
-from cluster.engine.window.windowed import Computed, WindowedEngine, Work
+from cluster.engine.window.windowed_engine import Computed, WindowedEngine, Work
 from cluster.errors import ConfigError, UnavailableError
 from cluster.models.base import VisionLanguageModel
-from cluster.types import Answer, Forgotten, StreamSpec, TokenCount, WindowRequest
+from cluster.types import Answer, DeletedMemory, StreamSpec, TokenCount, WindowRequest
 
 if TYPE_CHECKING:
     from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
     from cluster.engine.vllm.core import Ask, Reply
-    from cluster.engine.vllm.layout import TimeOrder, Window
+    from cluster.engine.vllm.prompt_layout import TimeOrderLayout, Window
     from cluster.memory.tiers.stack import TierStack
 
 
@@ -118,7 +118,7 @@ class VllmEngine(WindowedEngine):
         keeper = self._keeper_of(stream)
         saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
         self.evict(stream)
-        return finished(saved)
+        return completed_future(saved)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """See ``Engine.import_stream``; a stream of that name is replaced. KV of a native engine is let go of."""
@@ -143,7 +143,7 @@ class VllmEngine(WindowedEngine):
         return answers
 
     def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
-        from cluster.engine.vllm.layout import Window
+        from cluster.engine.vllm.prompt_layout import Window
 
         began = time.perf_counter()
         self._encode(work)
@@ -203,9 +203,9 @@ class VllmEngine(WindowedEngine):
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
-    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
-        """See ``Engine.forget``: frames of the window go, here and in the tiers; there is no memory behind it."""
-        forgotten = super().forget(stream, ago_s)
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
+        """See ``Engine.delete_memory``: deletes the window's frames, here and in the tiers."""
+        forgotten = super().delete_memory(stream, ago_s)
         # All of it: what is left of the window is written anew with its next step.
         self.layout.forget(stream, everywhere=True)
         return forgotten
@@ -263,21 +263,21 @@ class VllmEngine(WindowedEngine):
 
     def _make_layout(
         self, folder: Path, head_sizes: Sequence[int] | None
-    ) -> tuple[TimeOrder, Served, Mapping[str, Any]]:
+    ) -> tuple[TimeOrderLayout, ServedModel, Mapping[str, Any]]:
         """How windows become prompts, what vLLM serves for it, and the engine arguments that takes."""
         served = serve_folder(self.model, folder, head_sizes)
         if self.mode == "reuse":
-            from cluster.engine.vllm.reuse import reuse_layout
+            from cluster.engine.vllm.reuse_layout import reuse_layout
 
             given = self.settings.arguments
             shards = int(given.get("tensor_parallel_size", 1)) * int(given.get("pipeline_parallel_size", 1))
             layout, needed = reuse_layout(self.model, served, tier=self._tiers, shards=shards)
             return layout, served, needed
         from cluster.engine.vllm.connector.tier_writer import TierWriter
-        from cluster.engine.vllm.layout import TimeOrder
+        from cluster.engine.vllm.prompt_layout import TimeOrderLayout
 
         writer = None if self._tiers is None else TierWriter(self._tiers)
-        return TimeOrder(self.model, served, writer), served, {}
+        return TimeOrderLayout(self.model, served, writer), served, {}
 
     # -- set-up ---------------------------------------------------------------------------------------
     def _check(self, spec: StreamSpec) -> None:

@@ -30,12 +30,12 @@ from vllm.multimodal.processing import (
 )
 from vllm.sequence import IntermediateTensors
 
-from cluster.engine.vllm.items import MODALITY, WindowItem, window_prompt
 from cluster.engine.vllm.positions import feature_positions
+from cluster.engine.vllm.prompt_items import MODALITY, WindowItem, window_prompt
 
 
 class WindowInfo(BaseProcessingInfo):
-    """Limits, from the configuration that :mod:`cluster.engine.vllm.served` writes."""
+    """Limits, from the configuration that :mod:`cluster.engine.vllm.served_model` writes."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {MODALITY: None}
@@ -63,7 +63,7 @@ class WindowDummies(BaseDummyInputsBuilder[WindowInfo]):
 
 
 class WindowProcessor(BaseMultiModalProcessor[WindowInfo]):
-    """Windows come rendered (:func:`cluster.engine.vllm.items.window_prompt`): there is nothing to process."""
+    """Windows come rendered (:func:`cluster.engine.vllm.prompt_items.window_prompt`): there is nothing to process."""
 
     requires_tokenizer = False
 
@@ -83,7 +83,7 @@ class WindowProcessor(BaseMultiModalProcessor[WindowInfo]):
 
     def apply(self, inputs: ProcessorInputs, timing_ctx: TimingContext) -> MultiModalInput:
         del inputs, timing_ctx
-        raise ValueError("this model takes rendered windows only; build them with cluster.engine.vllm.items")
+        raise ValueError("this model takes rendered windows only; build them with cluster.engine.vllm.prompt_items")
 
     def _get_mm_fields_config(
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]

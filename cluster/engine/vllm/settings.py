@@ -15,7 +15,7 @@ from cluster.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from cluster.engine.vllm.served import Served
+    from cluster.engine.vllm.served_model import ServedModel
 
 # vLLM versions this engine is tested on: from the first, below the second.
 TESTED = ((0, 32), (0, 34))
@@ -98,7 +98,7 @@ class VllmSettings:
 
 
 def engine_arguments(
-    served: Served, dtype: torch.dtype, given: Mapping[str, Any], needed: Mapping[str, Any], *, cpu: bool
+    served: ServedModel, dtype: torch.dtype, given: Mapping[str, Any], needed: Mapping[str, Any], *, cpu: bool
 ) -> dict[str, Any]:
     """All of vLLM's engine arguments: ``given`` by the operator, ``needed`` by how windows are laid out, and ours.
 

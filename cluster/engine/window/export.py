@@ -19,7 +19,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.stream import HeldFrame, LastWindow, Stream, StreamCounters
+from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, StreamFrame
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
 from cluster.memory.manifest import header_of
@@ -135,7 +135,7 @@ def _header(state: bytes) -> dict[str, Any]:
         raise ModelError(f"not the state of a stream: {error}") from error
 
 
-def _frame_tensors(frame: HeldFrame) -> dict[str, Tensor]:
+def _frame_tensors(frame: StreamFrame) -> dict[str, Tensor]:
     tensors = {"mask": torch.from_numpy(frame.mask)}
     if frame.patches is not None:
         tensors["patches"] = torch.from_numpy(frame.patches)
@@ -147,7 +147,7 @@ def _frame_tensors(frame: HeldFrame) -> dict[str, Tensor]:
     return tensors
 
 
-def _frame(meta: dict[str, Any], number: int, tensors: dict[str, Tensor], device: torch.device) -> HeldFrame:
+def _frame(meta: dict[str, Any], number: int, tensors: dict[str, Tensor], device: torch.device) -> StreamFrame:
     def optional(name: str) -> npt.NDArray[Any] | None:
         tensor = tensors.get(f"{number}.{name}")
         return None if tensor is None else tensor.numpy().copy()
@@ -157,7 +157,7 @@ def _frame(meta: dict[str, Any], number: int, tensors: dict[str, Tensor], device
     if f"{number}.embeds" in tensors:
         embeds, cells = tensors[f"{number}.embeds"], tensors[f"{number}.cells"]
         tokens = FrameTokens(embeds.to(device), cells, grid)
-    return HeldFrame(
+    return StreamFrame(
         **{name: meta[name] for name in _SCALARS},
         grid=grid,
         mask=tensors[f"{number}.mask"].numpy().copy(),

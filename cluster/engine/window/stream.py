@@ -12,13 +12,13 @@ from cluster.engine.base import WindowRequest
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.planner import BoolArray, IntArray
 from cluster.engine.window.windows import WindowClock, WindowSpan, opening, place, reach
-from cluster.memory.head import KVChunk, Leave
+from cluster.memory.head_memory import KVChunk, KVSink
 from cluster.models.base import FrameSpan, FrameTokens
 from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
 
 
 @dataclass(slots=True, eq=False)
-class HeldFrame:
+class StreamFrame:
     """One frame of a stream: patches until it is encoded, embeddings from then on, KV once a window computed it.
 
     * ``size``: visual tokens (0: fully pruned; it takes time and no slots)
@@ -45,7 +45,7 @@ class HeldFrame:
     content: str = ""
 
     @classmethod
-    def of(cls, sample: FrameSample) -> HeldFrame:
+    def of(cls, sample: FrameSample) -> StreamFrame:
         return cls(
             index=sample.index,
             pts=sample.pts,
@@ -110,7 +110,7 @@ class Stream:
     spec: StreamSpec
     kv: KVSlab
     clock: WindowClock
-    frames: list[HeldFrame] = field(default_factory=list)
+    frames: list[StreamFrame] = field(default_factory=list)
     outstanding: list[WindowSpan] = field(default_factory=list)
     last: LastWindow | None = None
     # Windows computed since the stream began or began afresh.
@@ -123,7 +123,7 @@ class Stream:
     newest: int | None = None
     counters: StreamCounters = field(default_factory=StreamCounters)
     # Who is handed the KV of frames that no window to come can hold.
-    leave: Leave | None = None
+    leave: KVSink | None = None
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:
@@ -136,7 +136,7 @@ class Stream:
                 f"frame {sample.index} of {self.spec.stream} has pts {sample.pts}, not after {self.newest}; "
                 "send frames in order, or mark the first one of a restarted clock as fresh"
             )
-        frame = HeldFrame.of(sample)
+        frame = StreamFrame.of(sample)
         closed = self.clock.close(frame.place, reach(self.frames[-1]) if self.frames else None)
         self.frames.append(frame)
         self.newest = frame.pts
@@ -179,12 +179,12 @@ class Stream:
         self.counters.expired += 1
         return False
 
-    def window_frames(self, start: int, end: int) -> list[HeldFrame]:
+    def window_frames(self, start: int, end: int) -> list[StreamFrame]:
         """The frames of a window, from the one it opens at."""
         first = opening(self.frames, start)
         return [frame for frame in self.frames[first:] if frame.place < end]
 
-    def commit(self, window: int, frames: Sequence[HeldFrame], computed: BoolArray) -> None:
+    def commit(self, window: int, frames: Sequence[StreamFrame], computed: BoolArray) -> None:
         """After a window was computed, whose ``frames`` are the oldest here: they have KV, and each token that was
         ``computed [t]`` knows under which context."""
         for frame in frames:
@@ -215,7 +215,7 @@ class Stream:
         if moving:
             self.last_motion_dropped = moving[-1]
 
-    def _hand_on(self, gone: Sequence[HeldFrame]) -> None:
+    def _hand_on(self, gone: Sequence[StreamFrame]) -> None:
         """Give the oldest frames' KV to whoever keeps it; those that no window computed have none."""
         if self.leave is None:
             return
@@ -256,7 +256,7 @@ class Stream:
         return self.kv.nbytes + sum(frame.nbytes for frame in self.frames)
 
 
-def chunks_of(stream: str, frames: Sequence[HeldFrame], kv: KVSlab) -> Iterator[KVChunk]:
+def chunks_of(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterator[KVChunk]:
     """The oldest ``frames`` of ``kv`` as they are handed on; those without KV or without a token are passed over."""
     key, value = kv.stretch()
     first = 0
@@ -280,13 +280,13 @@ def _owned(array: UInt8Array) -> UInt8Array:
     return array if array.base is None and array.flags.writeable else array.copy()
 
 
-def tokens_of(frame: HeldFrame) -> FrameTokens:
+def tokens_of(frame: StreamFrame) -> FrameTokens:
     """Tokens of a frame that went through the tower."""
     assert frame.tokens is not None
     return frame.tokens
 
 
-def spans_of(frames: Sequence[HeldFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:
+def spans_of(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:
     """Places of a window's frames, behind ``after_s`` seconds and ``after_slots`` slots of what stands before it.
 
     Slots count frames: those of a camera whose rate changes, or that lost some, still ascend by whole frames.

@@ -28,7 +28,7 @@ from cluster.types import (
     AskResult,
     AskSpec,
     CameraStatus,
-    Forgotten,
+    DeletedMemory,
     LastAnswer,
     MemoryStatus,
     Moment,
@@ -301,9 +301,9 @@ class CityMemory:
         )
         yield AskResult(ask.stream, words, moments, 0, newest, 2_457_600, 98_304, 41 * 2**20, 0.62, 1.9)
 
-    async def delete_memory(self, camera: str, ago_s: float | None) -> Forgotten:  # noqa: ARG002
+    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:  # noqa: ARG002
         status = await self._city.get(camera)
-        return Forgotten(status.memory_frames, status.memory_bytes)
+        return DeletedMemory(status.memory_frames, status.memory_bytes)
 
     async def describe(self, camera: str) -> MemoryStatus:
         status = await self._city.get(camera)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 
 _STACKED = 1 << 20
 """Most numbers of keys that are copied side by side: small layers are bound by calls, large ones by memory."""
@@ -49,7 +49,7 @@ class Compressor(ABC):
         del queries
 
 
-def every(layer: LayerKV) -> Tensor:
+def all_tokens(layer: LayerKV) -> Tensor:
     """All tokens of a layer, as a choice."""
     return torch.arange(layer.tokens, device=layer.key.device).expand(layer.heads, -1)
 
@@ -76,28 +76,28 @@ def top_mask(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
     return above | (level & (upto > (2 * room * (place - 1) + equals - 1) // (2 * equals)))
 
 
-def best(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
+def top_tokens(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
     """The ``count`` tokens ``[H, count]`` that :func:`top_mask` names, ascending in each head."""
     return top_mask(scores, count, evenly=evenly).nonzero()[:, 1].view(len(scores), -1)
 
 
-def slots(frame: Tensor) -> Tensor:
+def frame_slots(frame: Tensor) -> Tensor:
     """Frames ``[H, n]`` numbered anew in each head: 0, 1, 2 ..."""
     return F.pad((frame[:, 1:] != frame[:, :-1]).cumsum(dim=1), (1, 0))
 
 
-def sizes(slot: Tensor) -> Tensor:
+def frame_sizes(slot: Tensor) -> Tensor:
     """Tokens ``[H, f]`` of each frame of the tokens ``slot [H, n]``; 0 where a head has fewer frames than others."""
     count = slot.new_zeros(len(slot), int(slot[:, -1].max()) + 1)
     return count.scatter_add_(1, slot, torch.ones_like(slot))
 
 
-def together(parts: Sequence[Tensor]) -> Tensor:
+def concatenate(parts: Sequence[Tensor]) -> Tensor:
     """Parts one after the other; a single one as it is, not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def alike(layers: Sequence[LayerKV]) -> Iterator[list[LayerKV]]:
+def group_layers(layers: Sequence[LayerKV]) -> Iterator[list[LayerKV]]:
     """Neighbouring layers of one shape, together as long as copying them side by side is cheap."""
     group: list[LayerKV] = []
     for layer in layers:
@@ -144,9 +144,9 @@ class AttentionCompressor(Compressor):
         if self._queries and len(self._queries) != len(layers):
             raise ValueError(f"rows of {len(self._queries)} layers were observed, the memory has {len(layers)}")
         return [
-            every(layer)
+            all_tokens(layer)
             if budget >= layer.tokens
-            else best(self.scores(layer, self._attention(index, layer), budget), budget)
+            else top_tokens(self.scores(layer, self._attention(index, layer), budget), budget)
             for index, layer in enumerate(layers)
         ]
 
@@ -156,10 +156,10 @@ class AttentionCompressor(Compressor):
 
     def _attention(self, index: int, layer: LayerKV) -> Tensor:
         asked = self._queries[index] if self._queries and self._queries[index].shape[1] else None
-        return attention(layer.key, layer.key[:, -self.stand_in :] if asked is None else asked)
+        return mean_attention(layer.key, layer.key[:, -self.stand_in :] if asked is None else asked)
 
 
-def attention(key: Tensor, queries: Tensor) -> Tensor:
+def mean_attention(key: Tensor, queries: Tensor) -> Tensor:
     """Mean attention ``[H, n]`` of the rows ``queries [H, r, D]`` to the tokens ``key [H, n, D]``.
 
     Raises:
@@ -177,7 +177,7 @@ def rank_in_frame(scores: Tensor, slot: Tensor) -> Tensor:
     the earlier of two equals."""
     falling = scores.argsort(dim=1, descending=True, stable=True)
     order = falling.gather(1, slot.gather(1, falling).argsort(dim=1, stable=True))
-    count = sizes(slot)
+    count = frame_sizes(slot)
     first = (count.cumsum(dim=1) - count).gather(1, slot)
     place = torch.arange(slot.shape[1], device=slot.device) - first
     return torch.empty_like(slot).scatter_(1, order, place)

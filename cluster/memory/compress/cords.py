@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.compress import Compressor, best, every, sizes, slots
-from cluster.memory.head import LayerKV
+from cluster.memory.compress import Compressor, all_tokens, frame_sizes, frame_slots, top_tokens
+from cluster.memory.head_memory import LayerKV
 
 _CELLS = 1 << 24
 """More than a grid has: a frame and a cell are then one number."""
@@ -17,7 +17,7 @@ _PART = 1024
 """Points whose distances to all are looked at together."""
 
 
-class Standing:
+class TokenWeights:
     """Weights of one layer's tokens, from one compression to the next.
 
     A token weighs one until others are left out for it, so that together those of a head weigh as much as all tokens
@@ -107,7 +107,7 @@ class CoRDS(Compressor):
             raise ValueError(f"a budget holds one piece of a frame at least, not {pieces}")
         self.key_weight, self.bonus, self.bonus_key_weight = key_weight, bonus, bonus_key_weight
         self.recent, self.active, self.pieces, self.standing = recent, active, pieces, standing
-        self._standing: dict[int, Standing] = {}
+        self._standing: dict[int, TokenWeights] = {}
 
     def anchors(self, layers: int) -> list[int]:
         """Layers that choose for themselves: 0, 2, 4 of 28."""
@@ -120,7 +120,7 @@ class CoRDS(Compressor):
             # A follower holds the anchor's tokens: compressed together from the first frame on, they stay aligned.
             follows = index not in anchors and index > 0 and layers[index - 1].frame.shape == layer.frame.shape
             if budget >= layer.tokens:
-                chosen.append(every(layer))
+                chosen.append(all_tokens(layer))
             elif follows:
                 chosen.append(chosen[-1])
             else:
@@ -129,11 +129,11 @@ class CoRDS(Compressor):
 
     def standing_of(self, number: int, layer: LayerKV) -> Tensor:
         """For how many tokens each of an anchor layer stands ``[H, n]``: itself, and those left out for it."""
-        return self._standing.setdefault(number, Standing()).of(layer)
+        return self._standing.setdefault(number, TokenWeights()).of(layer)
 
     def _select(self, number: int, layer: LayerKV, budget: int) -> Tensor:
-        slot = cut(slots(layer.frame), max(1, budget // self.pieces))
-        keys, values, tokens = (*(centroids(x, slot) for x in (layer.key, layer.value)), sizes(slot))
+        slot = cut(frame_slots(layer.frame), max(1, budget // self.pieces))
+        keys, values, tokens = (*(centroids(x, slot) for x in (layer.key, layer.value)), frame_sizes(slot))
         each = self.standing_of(number, layer)
         weight = each.new_zeros(tokens.shape).scatter_add_(1, slot, each)
         rank = greedy_cover(
@@ -150,7 +150,7 @@ class CoRDS(Compressor):
         newest = int(self.recent * budget)
         if newest:
             scores[:, -newest:] = 1.0
-        chosen = best(scores, budget, evenly=True)
+        chosen = top_tokens(scores, budget, evenly=True)
         place = slot.gather(1, chosen)
         inside = torch.zeros_like(tokens).scatter_add_(1, place, torch.ones_like(place))
         weight = handed_on(self._joint(keys, values), weight, inside > 0)
@@ -164,7 +164,7 @@ class CoRDS(Compressor):
 
 def cut(slot: Tensor, most: int) -> Tensor:
     """Pieces ``[H, n]``, numbered in order, of at most ``most`` neighbouring tokens of the frames ``slot [H, n]``."""
-    count = sizes(slot)
+    count = frame_sizes(slot)
     inside = torch.arange(slot.shape[1], device=slot.device) - (count.cumsum(dim=1) - count).gather(1, slot)
     # Of a frame of t tokens ceil(t / most) pieces, as equal as can be.
     parts = (-(-count // most)).clamp_(min=1)
@@ -174,7 +174,7 @@ def cut(slot: Tensor, most: int) -> Tensor:
 
 def centroids(tokens: Tensor, slot: Tensor) -> Tensor:
     """Means ``[H, f, D]`` of the tokens ``[H, n, D]`` of each frame; ``slot [H, n]``: whose they are."""
-    count = sizes(slot)
+    count = frame_sizes(slot)
     heads, frames = count.shape
     place = slot + torch.arange(heads, device=slot.device)[:, None] * frames
     total = torch.zeros(heads * frames, tokens.shape[2], device=slot.device)

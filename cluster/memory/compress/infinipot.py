@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from cluster.memory.compress import AttentionCompressor
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 
 
 class InfiniPot(AttentionCompressor):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.memory.compress import Compressor, alike, best, every, slots, together, top_mask
-from cluster.memory.head import LayerKV
+from cluster.memory.compress import Compressor, all_tokens, concatenate, frame_slots, group_layers, top_mask, top_tokens
+from cluster.memory.head_memory import LayerKV
 
 _PART = 4096
 """Tokens whose keys are compared at a time."""
@@ -50,13 +50,13 @@ class InfiniPotV(Compressor):
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
         if not any(layer.tokens > budget for layer in layers):
-            return [every(layer) for layer in layers]
+            return [all_tokens(layer) for layer in layers]
         norms = [layer.value.norm(dim=-1, dtype=torch.float32) for layer in layers]
         reach = self._reach(norms)
         chosen: list[Tensor] = []
-        for group in alike(layers):
+        for group in group_layers(layers):
             if budget >= group[0].tokens:
-                chosen += [every(layer) for layer in group]
+                chosen += [all_tokens(layer) for layer in group]
             else:
                 here = slice(len(chosen), len(chosen) + len(group))
                 chosen += torch.split(self._select(group, norms[here], reach[here], budget), group[0].heads)
@@ -65,12 +65,12 @@ class InfiniPotV(Compressor):
     def _select(self, group: Sequence[LayerKV], norms: Sequence[Tensor], reach: Tensor, budget: int) -> Tensor:
         """The choice ``[layers x H, budget]``: layers of one shape, their heads one below the other. ``norms``: of each
         layer's values ``[H, n]``; ``reach`` ``[layers]``: see :meth:`_reach`."""
-        key, frame, cell = (together([getattr(layer, name) for layer in group]) for name in ("key", "frame", "cell"))
-        slot = slots(frame)
+        key, frame, cell = (concatenate([getattr(layer, name) for layer in group]) for name in ("key", "frame", "cell"))
+        slot = frame_slots(frame)
         first = self.first_recent(slot)
         distinct, only = temporal_redundancy(key, slot, cell, first)
         wide = reach.repeat_interleave(group[0].heads)
-        pooled = pooled_norms(together(norms), slot, cell, self.columns, wide)
+        pooled = pooled_norms(concatenate(norms), slot, cell, self.columns, wide)
 
         tokens = slot.shape[1]
         order = torch.arange(tokens, device=slot.device)
@@ -80,7 +80,7 @@ class InfiniPotV(Compressor):
         # The paper gives these the highest norm there is; half more, and none of them loses to an equal one.
         scores = (pooled / pooled.amax(dim=1, keepdim=True).clamp(min=1e-30)).masked_fill(taken, 1.5)
         # What must stay ranks above all; of more than fits, the newest.
-        return best(torch.where(stays, 2 + order / tokens, scores), budget)
+        return top_tokens(torch.where(stays, 2 + order / tokens, scores), budget)
 
     def first_recent(self, slot: Tensor) -> Tensor:
         """First recent frame ``[H]`` of tokens whose frames are numbered ``slot [H, n]``."""
@@ -128,7 +128,7 @@ def temporal_redundancy(key: Tensor, slot: Tensor, cell: Tensor, first: Tensor) 
     mean = total / shows.clamp_(min=1)[:, None]
     # A part at a time: what is gathered stays in the processor's cache.
     parts = zip(torch.split(place, _PART), torch.split(flat, _PART), strict=True)
-    cosine = together([mean.index_select(0, where).mul_(part).sum(dim=-1) for where, part in parts])
+    cosine = concatenate([mean.index_select(0, where).mul_(part).sum(dim=-1) for where, part in parts])
     return (cosine / -length).view(slot.shape), only
 
 

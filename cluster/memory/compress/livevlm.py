@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cluster.memory.compress import AttentionCompressor, rank_in_frame, sizes, slots
-from cluster.memory.head import LayerKV
+from cluster.memory.compress import AttentionCompressor, frame_sizes, frame_slots, rank_in_frame
+from cluster.memory.head_memory import LayerKV
 
 
 class LiveVLM(AttentionCompressor):
@@ -30,10 +30,10 @@ class LiveVLM(AttentionCompressor):
 
     def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:
         older = layer.tokens - int(self.short * budget)
-        slot = slots(layer.frame[:, :older])
+        slot = frame_slots(layer.frame[:, :older])
         rank = rank_in_frame(attention[:, :older], slot)
         # The short-term part may cut a frame: the share is that of what is older.
-        share = -rank / sizes(slot).gather(1, slot)
+        share = -rank / frame_sizes(slot).gather(1, slot)
         long = torch.where(rank == 0, attention[:, :older], share)
         # An attention is at most 1.
         return torch.cat([long, attention.new_full((layer.heads, layer.tokens - older), 2.0)], dim=1)

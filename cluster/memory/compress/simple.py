@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cluster.memory.compress import Compressor, best, every
-from cluster.memory.head import LayerKV
+from cluster.memory.compress import Compressor, all_tokens, top_tokens
+from cluster.memory.head_memory import LayerKV
 
 
 class Full(Compressor):
@@ -16,21 +16,21 @@ class Full(Compressor):
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
         del budget
-        return [every(layer) for layer in layers]
+        return [all_tokens(layer) for layer in layers]
 
 
 class Sliding(Compressor):
     """Keeps the newest tokens."""
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
-        return [every(layer)[:, max(0, layer.tokens - budget) :] for layer in layers]
+        return [all_tokens(layer)[:, max(0, layer.tokens - budget) :] for layer in layers]
 
 
 class Uniform(Compressor):
     """Keeps whole frames at even distances in time, the newest among them, and of one more frame what still fits."""
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
-        return [every(layer) if budget >= layer.tokens else self._spread(layer, budget) for layer in layers]
+        return [all_tokens(layer) if budget >= layer.tokens else self._spread(layer, budget) for layer in layers]
 
     def _spread(self, layer: LayerKV, budget: int) -> Tensor:
         return torch.stack([self._of_head(frame, budget) for frame in layer.frame])
@@ -39,7 +39,7 @@ class Uniform(Compressor):
         numbers, index = torch.unique_consecutive(frame, return_inverse=True)
         rank = torch.empty(len(numbers), dtype=torch.int64, device=frame.device)
         rank[_halving(len(numbers)).to(frame.device)] = torch.arange(len(numbers), device=frame.device)
-        return best(-rank[index].float()[None], budget)[0]
+        return top_tokens(-rank[index].float()[None], budget)[0]
 
 
 def _halving(count: int) -> Tensor:

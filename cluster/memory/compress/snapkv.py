@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.memory.compress import AttentionCompressor
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 
 
 class SnapKV(AttentionCompressor):

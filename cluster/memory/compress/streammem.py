@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cluster.memory.compress import AttentionCompressor, rank_in_frame, slots
-from cluster.memory.head import LayerKV
+from cluster.memory.compress import AttentionCompressor, frame_slots, rank_in_frame
+from cluster.memory.head_memory import LayerKV
 
 
 class StreamMem(AttentionCompressor):
@@ -23,6 +23,6 @@ class StreamMem(AttentionCompressor):
 
     def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:
         del budget
-        first = rank_in_frame(attention, slots(layer.frame)) == 0
+        first = rank_in_frame(attention, frame_slots(layer.frame)) == 0
         salient = attention / attention.amax(dim=1, keepdim=True)
         return torch.where(first, salient + 1, salient)

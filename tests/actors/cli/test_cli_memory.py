@@ -15,7 +15,7 @@ import actors.cli
 from actors.cli.ask import Shown, printable
 from actors.cli.options import parse_duration, spoken, spoken_bytes
 from cluster.errors import ConfigError
-from cluster.types import AskResult, AskSpec, CameraStatus, Forgotten, MemoryStatus, Moment
+from cluster.types import AskResult, AskSpec, CameraStatus, DeletedMemory, MemoryStatus, Moment
 
 MOMENTS = (Moment(277_000_000, 285_000_000, 0.31), Moment(990_000_000, 990_500_000, 0.12))
 STATUS = MemoryStatus(
@@ -66,7 +66,7 @@ class Scripted:
 
     async def delete_memory(self, camera, ago_s):
         self.forgotten.append((camera, ago_s))
-        return Forgotten(1, 36_000_000)
+        return DeletedMemory(1, 36_000_000)
 
     async def describe(self, camera):
         return STATUS

@@ -15,9 +15,9 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed here (make set
 from cluster.engine.base import Engine, WindowRequest
 from cluster.engine.native import NativeEngine
 from cluster.engine.vllm.engine import VllmEngine
-from cluster.engine.vllm.reuse import ReuseLayout
+from cluster.engine.vllm.reuse_layout import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings
-from cluster.engine.window.windowed import WindowStats
+from cluster.engine.window.windowed_engine import WindowStats
 from cluster.errors import UnavailableError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model

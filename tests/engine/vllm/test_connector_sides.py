@@ -268,7 +268,7 @@ def test_why_vllm_cannot_compute_what_a_load_promised() -> None:
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
     from vllm.multimodal.utils import strip_covered_mm_data
 
-    from cluster.engine.vllm.items import MODALITY, WindowItem, kwargs_of
+    from cluster.engine.vllm.prompt_items import MODALITY, WindowItem, kwargs_of
 
     item = WindowItem.of(torch.zeros(4, 8), torch.zeros(3, 4, dtype=torch.int64), "content", after=4)
     place = PlaceholderRange(offset=2, length=4)

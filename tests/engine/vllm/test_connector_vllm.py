@@ -20,7 +20,7 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed here (make set
 from connector_rig import BLOCK, QUESTIONS, Camera, Result, Rig
 from prometheus_client import REGISTRY
 
-from cluster.engine.vllm.connector.order import Order
+from cluster.engine.vllm.connector.prompt_order import Order
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, KVShape
 from cluster.engine.vllm.connector.tier_writer import BlockWriter
 from cluster.engine.vllm.connector.transfer import FIELD, Transfer

@@ -11,9 +11,9 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed here (make set
 
 from cluster.engine.window.encode import batch_of
 from cluster.engine.window.score import YesNoScore
-from cluster.engine.window.stream import HeldFrame
+from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError, NotReadyError
-from cluster.types import MICROSECONDS, AskSpec, Forgotten, Question
+from cluster.types import MICROSECONDS, AskSpec, DeletedMemory, Question
 
 # Both compute in float32, in another order of sums.
 SAME = 2e-5
@@ -29,7 +29,7 @@ def test_full_windows_are_what_transformers_computes(family: Any, spec: Any) -> 
 
     yes, no = family.model.yes_no_ids()
     score = YesNoScore(yes, no, temperature=1.0, bias=0.0, device=torch.device("cpu"))
-    batches = [batch_of(HeldFrame.of(sample)) for sample in samples]
+    batches = [batch_of(StreamFrame.of(sample)) for sample in samples]
     expected = []
     for end in (2, 4):
         times = [sample.pts / MICROSECONDS for sample in samples[:end]]
@@ -155,9 +155,9 @@ def test_what_it_refuses(qwen: Any, spec: Any) -> None:
         engine.push(qwen.frames(1, "unknown")[0])
     with pytest.raises(NotReadyError, match="keeps no memory"):
         engine.ask(AskSpec("cam", "What happened?"))
-    assert engine.forget("cam") == Forgotten(0, 0)
+    assert engine.delete_memory("cam") == DeletedMemory(0, 0)
     with pytest.raises(NotReadyError, match="no memory"):
-        engine.describe("cam")
+        engine.memory_status("cam")
     assert engine.memory_bytes() == 0
 
 

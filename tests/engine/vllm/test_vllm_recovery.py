@@ -97,7 +97,7 @@ def test_a_core_that_hangs_is_given_up_after_the_deadline(qwen: Any, spec: Any) 
 
 def test_a_core_that_cannot_start_is_one_sentence(tmp_path: Path) -> None:
     from cluster.engine.vllm.core import VllmCore
-    from cluster.engine.vllm.served import serve_folder
+    from cluster.engine.vllm.served_model import serve_folder
 
     served = serve_folder(load_model("tiny-qwen2_5_vl"), tmp_path, [32])
     save_file({"model.norm.weight": torch.zeros(64)}, tmp_path / "model.safetensors")

@@ -20,7 +20,7 @@ from cluster.engine.vllm.connector import window_checkpoint
 from cluster.engine.vllm.connector.tier_writer import BlockWriter, TierWriter
 from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
 from cluster.engine.vllm.engine import VllmEngine
-from cluster.engine.vllm.reuse import ReuseLayout
+from cluster.engine.vllm.reuse_layout import ReuseLayout
 from cluster.engine.vllm.settings import VllmSettings
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.tiers import codec
@@ -158,7 +158,7 @@ class Camera:
         return mine[0].tokens.reused
 
     def end(self) -> None:
-        self.engine.forget(self.spec.stream)
+        self.engine.delete_memory(self.spec.stream)
         self.engine.evict(self.spec.stream)
 
 
@@ -280,7 +280,7 @@ def test_forgetting_reaches_every_tier(site: Site, camera: Callable[..., Camera]
         here.same()
     site.sides[0].written()
     assert site.in_redis(here.spec.stream)
-    forgotten = site.engine.forget(here.spec.stream)
+    forgotten = site.engine.delete_memory(here.spec.stream)
     assert forgotten.frames > 0
     assert forgotten.bytes > 0
     assert not site.in_redis(here.spec.stream)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.lab.bench.memory.splits import Asked, measure_splits
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.types import MICROSECONDS
 
 LAYERS, HEADS, TOKENS, WIDTH = 2, 1, 4, 8
@@ -27,7 +27,7 @@ def left(frames: int, *, spread: float, seed: int = 0) -> list[KVChunk]:
             cell=torch.arange(TOKENS),
             rows=2,
             columns=2,
-            look=torch.ones(3),
+            mean_embedding=torch.ones(3),
         )
         for number in range(frames)
     ]

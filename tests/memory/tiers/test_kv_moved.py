@@ -48,10 +48,10 @@ def node_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def remembered(bank: MemoryBank) -> dict[BlockKey, int]:
     """Every block that a memory knows, and its members."""
-    memory = bank.get("cam")[0]
+    memory = bank.get_memory("cam")[0]
     return {
         BlockKey("cam", layer, h, number): count
-        for layer, h, head in memory.every_head()
+        for layer, h, head in memory.iter_heads()
         for number, count in zip(head.organiser.table.block.tolist(), head.organiser.table.count.tolist(), strict=True)
     }
 
@@ -64,22 +64,22 @@ def test_a_killed_node_is_found_at_its_new_port_and_gets_the_whole_memory_again(
             old, fingerprint=FINGERPRINT, deadline_s=10.0, backoff=QUICK, find=lambda: where[0], name="node"
         )
         bank = MemoryBank(TierStack([Arena(64 * MIB), tier]))
-        bank.open("cam", spec)
+        bank.open_stream("cam", spec)
         for number, chunk in enumerate(made_chunks("cam", 40, **SHAPE)):
             if number == 24:
                 first.kill()
                 first.wait(10.0)
-            bank.take(chunk)
-            bank.save_due()
-        assert bank.drain()
+            bank.accept_chunk(chunk)
+            bank.schedule_saves()
+        assert bank.wait_written()
         assert not tier.state().up
         where[0] = new
 
         def whole() -> bool:
-            bank.tend()
-            assert bank.drain(30.0)
-            memory, blocks = bank.get("cam")[0], list(remembered(bank))
-            busy = memory.due or memory.unsaved or not memory.known
+            bank.run_maintenance()
+            assert bank.wait_written(30.0)
+            memory, blocks = bank.get_memory("cam")[0], list(remembered(bank))
+            busy = memory.settle_due or memory.unsaved or not memory.restored
             return not busy and tier.address == new and tier.lookup(blocks) == [HIT] * len(blocks)
 
         until(whole, 60.0)
@@ -87,7 +87,7 @@ def test_a_killed_node_is_found_at_its_new_port_and_gets_the_whole_memory_again(
         known = remembered(bank)
         with remote(new, fingerprint=FINGERPRINT, deadline_s=10.0, name="node") as other:
             heir = MemoryBank(TierStack([Arena(64 * MIB), other]))
-            heir.open("cam", spec)
+            heir.open_stream("cam", spec)
             assert remembered(heir) == known
             assert sum(known.values()) == 40 * 9 * 2 * 2, "every token of every layer and head"
             loaded = other.load(list(known))

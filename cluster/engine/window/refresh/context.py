@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
-from cluster.engine.window.stream import HeldFrame, Stream, tokens_of
+from cluster.engine.window.stream import Stream, StreamFrame, tokens_of
 from cluster.registry import refresh_policies
 from cluster.types import MICROSECONDS
 
@@ -17,7 +17,7 @@ from cluster.types import MICROSECONDS
 def choose_refreshed(
     stream: Stream,
     window: int,
-    frames: Sequence[HeldFrame],
+    frames: Sequence[StreamFrame],
     system: int,
     layers: int,
     *,
@@ -39,7 +39,7 @@ def choose_refreshed(
 
 
 def refresh_context(
-    stream: Stream, window: int, frames: Sequence[HeldFrame], system: int, layers: int
+    stream: Stream, window: int, frames: Sequence[StreamFrame], system: int, layers: int
 ) -> RefreshContext:
     """What a policy may know of the overlap: the tokens of ``frames`` that have KV."""
     overlap = [(index, frame) for index, frame in enumerate(frames) if frame.has_kv and len(tokens_of(frame))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
 from cluster.engine.base import Engine
-from cluster.engine.window.windowed import StepStats, WindowStats
+from cluster.engine.window.windowed_engine import StepStats, WindowStats
 from cluster.lab.bench.engines.contestants import Contestant
 from cluster.types import MICROSECONDS, Answer, FrameSample, StreamSpec, WindowRequest
 

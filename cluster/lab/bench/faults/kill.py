@@ -158,13 +158,13 @@ def readable(tier: Tier) -> tuple[int, int]:
     memory = StreamMemory(CAMERA, SPEC, TierStack([Arena(_HOST, slab_bytes=_SLAB), tier]))
     memory.restore(sweep=False)
     whole = read = 0
-    for layer, h, head in memory.every_head():
-        loaded = memory.loader(layer, h)(head.table.block.tolist())
+    for layer, h, head in memory.iter_heads():
+        loaded = memory.block_loader(layer, h)(head.table.block.tolist())
         whole += head.tokens
         read += sum(
             len(one.block)
             for cluster, one in enumerate(loaded)
-            if one.block is not None and head.is_of(cluster, one.block)
+            if one.block is not None and head.matches_cluster(cluster, one.block)
         )
     return read, whole + memory.counts.lost
 
@@ -178,7 +178,7 @@ class Halting(TierStack):
         self._told = told
 
     def _halt(self, point: str) -> None:
-        held = 0 if self.memory is None else sum(head.tokens for _, _, head in self.memory.every_head())
+        held = 0 if self.memory is None else sum(head.tokens for _, _, head in self.memory.iter_heads())
         self._told.send((point, held))
         self._told.recv()
 
@@ -211,9 +211,9 @@ def write(address: str, told: Connection) -> None:
     torch.set_num_threads(1)
     tiers = Halting([Arena(_HOST, slab_bytes=_SLAB), opened(address)], told)
     bank = MemoryBank(tiers)
-    bank.open(CAMERA, SPEC)
-    tiers.memory, _ = bank.get(CAMERA)
+    bank.open_stream(CAMERA, SPEC)
+    tiers.memory, _ = bank.get_memory(CAMERA)
     for chunk in made_chunks(CAMERA, FRAMES, **SHAPE):
-        bank.take(chunk)
-        bank.save_due()
-        bank.drain()
+        bank.accept_chunk(chunk)
+        bank.schedule_saves()
+        bank.wait_written()

@@ -45,32 +45,32 @@ def measure(seed: int) -> Part:
 def _round(url: str, pid: int, seed: int) -> dict[str, Any]:
     first = _bank(url)
     first.tiers.drop(CAMERA)
-    first.open(CAMERA, _SPEC)
+    first.open_stream(CAMERA, _SPEC)
     chunks = list(made_chunks(CAMERA, FRAMES + MORE, **SHAPE, seed=seed))
     for chunk in chunks[:FRAMES]:
-        first.take(chunk)
-        first.save_due()
-        first.drain()
-    first.save(CAMERA)
-    held = _settled(first.get(CAMERA)[0])
+        first.accept_chunk(chunk)
+        first.schedule_saves()
+        first.wait_written()
+    first.save_stream(CAMERA)
+    held = _settled(first.get_memory(CAMERA)[0])
     os.kill(pid, signal.SIGSTOP)
     try:
         second = _bank(url)
-        second.open(CAMERA, _SPEC)
+        second.open_stream(CAMERA, _SPEC)
         until = time.monotonic() + _OUTAGE_S
         for chunk in chunks[FRAMES:]:
-            second.take(chunk)
-            second.save_due()
-            second.tend()
+            second.accept_chunk(chunk)
+            second.schedule_saves()
+            second.run_maintenance()
             time.sleep(max(0.0, until - time.monotonic()) / MORE)
     finally:
         os.kill(pid, signal.SIGCONT)
-    memory, _ = second.get(CAMERA)
+    memory, _ = second.get_memory(CAMERA)
     until = time.monotonic() + _BACK_S
-    while not memory.known and time.monotonic() < until:
-        second.tend()
+    while not memory.restored and time.monotonic() < until:
+        second.run_maintenance()
         second.tiers.finish_deletions()
-        second.drain()
+        second.wait_written()
         time.sleep(0.05)
     restored = _readable(memory, FRAMES)
     for bank in (first, second):
@@ -89,14 +89,14 @@ def _bank(url: str) -> MemoryBank:
 
 
 def _settled(memory: StreamMemory) -> int:
-    return sum(head.tokens for _, _, head in memory.every_head())
+    return sum(head.tokens for _, _, head in memory.iter_heads())
 
 
 def _readable(memory: StreamMemory, before: int) -> int:
     """Tokens of frames that left before the restart, in blocks that can be read."""
     found = 0
-    for layer, h, head in memory.every_head():
-        for cluster, one in enumerate(memory.loader(layer, h)(head.table.block.tolist())):
-            if one.block is not None and head.is_of(cluster, one.block):
+    for layer, h, head in memory.iter_heads():
+        for cluster, one in enumerate(memory.block_loader(layer, h)(head.table.block.tolist())):
+            if one.block is not None and head.matches_cluster(cluster, one.block):
                 found += int((one.block.frame < before).sum())
     return found

@@ -21,8 +21,8 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WindowPlan
 from cluster.engine.vllm.positions import prompt_positions
-from cluster.engine.window.stream import HeldFrame, spans_of, tokens_of
-from cluster.engine.window.windowed import Work
+from cluster.engine.window.stream import StreamFrame, spans_of, tokens_of
+from cluster.engine.window.windowed_engine import Work
 from cluster.lab.bench.harness import Part
 from cluster.lab.clips import make_clip
 from cluster.models import load_model
@@ -138,7 +138,7 @@ class _Watched(NativeEngine):
 
     def __init__(self, model: VisionLanguageModel) -> None:
         super().__init__(model)
-        self.windows: list[tuple[Sequence[HeldFrame], Tensor]] = []
+        self.windows: list[tuple[Sequence[StreamFrame], Tensor]] = []
 
     def _plan(self, each: Work) -> WindowPlan:
         seen: list[Tensor] = []
@@ -173,7 +173,7 @@ def _judged(model: VisionLanguageModel, case: str, samples: Sequence[FrameSample
     return {"windows": windows, "tokens": tokens, "wrong": wrong, "wrong_vllm": wrong_vllm}
 
 
-def _expected(model: VisionLanguageModel, frames: Sequence[HeldFrame], case: str) -> list[Position]:
+def _expected(model: VisionLanguageModel, frames: Sequence[StreamFrame], case: str) -> list[Position]:
     times = [Fraction(frame.pts - frames[0].pts, MICROSECONDS) for frame in frames]
     if case != "gap":
         # Where nothing is lost, frames stand at the camera's nominal pace, however its clock is rounded.
@@ -189,7 +189,7 @@ def _expected(model: VisionLanguageModel, frames: Sequence[HeldFrame], case: str
     return RULES[model.family](system, seen, question, getattr(config.vision_config, "tokens_per_second", 0))
 
 
-def _for_vllm(model: VisionLanguageModel, frames: Sequence[HeldFrame]) -> Tensor:
+def _for_vllm(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> Tensor:
     """The whole prompt's positions as the model registered with vLLM computes them from what we send it."""
     system, question = len(model.system_ids()), len(model.question_ids(QUESTION.text))
     window = model.window_positions(system, spans_of(frames))

@@ -88,12 +88,12 @@ def measure(seed: int) -> Part:
         for number in range(CAMERAS):
             bare.stride(number)
         without = bare.at_pace(STEPS // 2)
-        before = [bank.get(name)[0].counts.compressions for name in bank.streams()]
+        before = [bank.get_memory(name)[0].counts.compressions for name in bank.streams()]
         beside = full.at_pace(STEPS)
-        after = [bank.get(name)[0].counts.compressions for name in bank.streams()]
-        bank.drain(FILL_S)
+        after = [bank.get_memory(name)[0].counts.compressions for name in bank.streams()]
+        bank.wait_written(FILL_S)
         without += bare.at_pace(STEPS // 2)
-        dropped = sum(bank.get(name)[0].counts.frames_dropped for name in bank.streams())
+        dropped = sum(bank.get_memory(name)[0].counts.frames_dropped for name in bank.streams())
     rows = [_row("without memories", without), _row("memories at their cap", beside)]
     ratio = rows[1]["p99_ms"] / rows[0]["p99_ms"]
     notes = [
@@ -106,12 +106,12 @@ def measure(seed: int) -> Part:
 def _fill(cameras: Cameras, bank: MemoryBank) -> float:
     """Strides as fast as the memories take them, until each was compressed; seconds that took."""
     began = time.monotonic()
-    while not all(bank.get(name)[0].counts.compressions for name in bank.streams()):
+    while not all(bank.get_memory(name)[0].counts.compressions for name in bank.streams()):
         if time.monotonic() - began > FILL_S:
             raise SightlineError(f"the memories are not full after {FILL_S:g} s")
         for number in range(CAMERAS):
             cameras.stride(number)
-        bank.drain(FILL_S)
+        bank.wait_written(FILL_S)
     return time.monotonic() - began
 
 

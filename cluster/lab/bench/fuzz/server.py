@@ -58,7 +58,7 @@ from cluster.types import (
     AskResult,
     AskSpec,
     CameraStatus,
-    Forgotten,
+    DeletedMemory,
     FrameSample,
     MemoryStatus,
     Moment,
@@ -162,9 +162,9 @@ class Remembering:
         moment = Moment(0, 8_000_000, 0.5)
         yield AskResult(ask.stream, "Nobody came.", (moment,), 0, 60_000_000, 40, 9, 2**10, 0.1, 0.2)
 
-    async def delete_memory(self, camera: str, ago_s: float | None) -> Forgotten:
+    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
         """See ``MemoryHandler``."""
-        return Forgotten(len(camera), round(ago_s is None))
+        return DeletedMemory(len(camera), round(ago_s is None))
 
     async def describe(self, camera: str) -> MemoryStatus:
         """See ``MemoryHandler``."""

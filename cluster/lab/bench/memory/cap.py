@@ -54,7 +54,7 @@ def measure(args: argparse.Namespace) -> Part:
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
     for number, chunk in enumerate(made_chunks(CAMERA, args.frames, **SHAPE), start=1):
-        memory.add(chunk)
+        memory.add_chunk(chunk)
         held = {tier.name: tier.nbytes(CAMERA) for tier in (host, node)}
         violations += held["host"] > CAP_BYTES // 2 or held["node"] > CAP_BYTES
         most = {name: max(most[name], held[name]) for name in most}

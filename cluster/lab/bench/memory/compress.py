@@ -18,7 +18,7 @@ from torch import Tensor
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, Watched
 from cluster.memory.compress import Compressor
-from cluster.memory.head import KVChunk, LayerKV
+from cluster.memory.head_memory import KVChunk, LayerKV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -112,4 +112,4 @@ def _row(model: str, watched: Watched, name: str, cap: int) -> dict[str, Any]:
 def _add(memory: StreamMemory, chunks: Sequence[KVChunk], later: int) -> None:
     """All frames, ``later`` by so many microseconds."""
     for chunk in chunks:
-        memory.add(replace(chunk, pts=chunk.pts + later))
+        memory.add_chunk(replace(chunk, pts=chunk.pts + later))

@@ -18,8 +18,8 @@ from cluster.lab.bench.memory.footage import Footage, Watched
 from cluster.lab.evaluation.memory.answering import ShareSetting, held_of, open_memory
 from cluster.lab.evaluation.memory.recording import STREAM
 from cluster.lab.evaluation.memory.score import Space, coverage_area, nearest_distances
-from cluster.memory.head import KVChunk, LayerKV
-from cluster.memory.stream import StreamMemory, joined_frames
+from cluster.memory.head_memory import KVChunk, LayerKV
+from cluster.memory.stream import StreamMemory, join_frames
 from cluster.registry import compressors
 
 SHARES = (8, 16)
@@ -40,7 +40,7 @@ def measure(footage: Footage) -> Part:
 
 def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
     """One row per compressor at a cap of one ``share``-th of what left."""
-    full = joined_frames(left.chunks)
+    full = join_frames(left.chunks)
     rows: list[dict[str, Any]] = []
     distances: dict[tuple[str, Space], list[Tensor]] = {}
     for name in compressors.names():
@@ -81,7 +81,7 @@ def _remember(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[StreamM
     _, memory = open_memory(chunks, setting)
     violations = 0
     for chunk in chunks:
-        memory.add(chunk)
+        memory.add_chunk(chunk)
         violations += max(memory.held_bytes, memory.tiers.lowest.nbytes(STREAM)) > memory.spec.cap_bytes
     memory.settle()
     return memory, violations

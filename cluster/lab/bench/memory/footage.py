@@ -16,7 +16,7 @@ from cluster.lab.bench.frames import clip_names, made_clips, prune_clip, read_cl
 from cluster.lab.bench.memory.splits import Asked
 from cluster.lab.bench.window import QUESTION
 from cluster.memory.bank import MemoryBank
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve import Retrieved, Retriever
 from cluster.memory.stream import StreamMemory
@@ -57,7 +57,7 @@ def made_chunks(
             cell=torch.arange(tokens),
             rows=rows,
             columns=columns,
-            look=look + _NOISE * torch.randn(_LOOK, generator=rng),
+            mean_embedding=look + _NOISE * torch.randn(_LOOK, generator=rng),
         )
 
 
@@ -123,14 +123,14 @@ class ListeningBank(MemoryBank):
         self.listen = listen
         self.heard: Listener | None = None
 
-    def take(self, chunk: KVChunk) -> None:
+    def accept_chunk(self, chunk: KVChunk) -> None:
         """See :class:`MemoryBank`."""
         self.chunks.append(chunk)
-        super().take(chunk)
+        super().accept_chunk(chunk)
 
-    def get(self, stream: str) -> tuple[StreamMemory, Retriever]:
+    def get_memory(self, stream: str) -> tuple[StreamMemory, Retriever]:
         """See :class:`MemoryBank`."""
-        memory, retriever = super().get(stream)
+        memory, retriever = super().get_memory(stream)
         if not self.listen:
             return memory, retriever
         self.heard = Listener(retriever)
@@ -138,7 +138,7 @@ class ListeningBank(MemoryBank):
 
     def queries(self, stream: str) -> list[Tensor]:
         """Raw rows per layer ``[Hkv, r, D]`` of the last question."""
-        memory, _ = super().get(stream)
+        memory, _ = super().get_memory(stream)
         assert self.heard is not None
         return [
             torch.stack([self.heard.of(memory, layer, h)[0] for h in range(len(heads))])
@@ -199,7 +199,7 @@ class Footage:
                     watched.encode_s += answer.timing.vision_s + answer.timing.llm_s
             if len(bank.chunks) >= ASK_EVERY * (len(watched.asked) + 1):
                 text = QUESTIONS[len(watched.asked) % len(QUESTIONS)]
-                bank.get(CAMERA)[0].settle()
+                bank.get_memory(CAMERA)[0].settle()
                 engine.ask(AskSpec(CAMERA, text, max_new_tokens=1)).step()
                 watched.asked.append(Asked(len(bank.chunks), bank.queries(CAMERA)))
         watched.chunks = bank.chunks

@@ -62,11 +62,11 @@ def measure(footage: Footage) -> Part:
                 pass
             # The first question of each finds everything cold.
             if number:
-                stats = run.recollection.stats
-                asked[tokens].append((run.result.first_token_s, stats.attended))
+                stats = run.retrieval.stats
+                asked[tokens].append((run.result.first_token_s, stats.fetched_tokens))
     rows: list[dict[str, Any]] = []
     for tokens, (engine, build_s) in engines.items():
-        memory, _ = engine.memories.get(CAMERA)  # type: ignore[union-attr]
+        memory, _ = engine.memories.get_memory(CAMERA)  # type: ignore[union-attr]
         tables = [head.organiser.table for heads in memory.heads for head in heads]
         rows.append(
             {
@@ -90,7 +90,7 @@ def _remembering(model: VisionLanguageModel, tokens: int) -> tuple[NativeEngine,
     """An engine whose one camera has so much behind it, and the seconds that taking it in took."""
     bank = MemoryBank(TierStack([Arena(_ROOM)]))
     engine = NativeEngine(model, memories=bank)
-    bank.open(
+    bank.open_stream(
         CAMERA, MemorySpec(compressor="none", retriever="top_k", retriever_options={"tokens": READ}, cap_bytes=_ROOM)
     )
     config = model.text_config
@@ -107,10 +107,10 @@ def _remembering(model: VisionLanguageModel, tokens: int) -> tuple[NativeEngine,
     seconds = 0.0
     for chunk in chunks:
         began = time.perf_counter()
-        bank.take(chunk)
-        bank.save_due()
+        bank.accept_chunk(chunk)
+        bank.schedule_saves()
         # Frames that come faster than they can be put away would be dropped.
-        bank.drain()
+        bank.wait_written()
         seconds += time.perf_counter() - began
     print(f"history: {tokens} tokens", file=sys.stderr)
     return engine, seconds

@@ -22,7 +22,7 @@ from cluster.lab.bench.memory.footage import CAMERA, Watched
 from cluster.lab.bench.node import DelayedArena
 from cluster.lab.report import charts
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
-from cluster.memory.recollection import Recollection
+from cluster.memory.retrieval_session import RetrievalSession
 from cluster.memory.retrieve.top_k import TopK
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import Block, BlockKey, Outcome, Tier
@@ -45,7 +45,7 @@ def remembered(watched: Watched) -> tuple[StreamMemory, DelayedArena]:
     tier = DelayedArena(_ROOM)
     memory = StreamMemory(CAMERA, MemorySpec(compressor="none", cap_bytes=_ROOM), TierStack([tier]))
     for chunk in watched.chunks:
-        memory.add(chunk)
+        memory.add_chunk(chunk)
     memory.settle()
     # Clusters that wait for being loaded are split by then, so that all questions to come find the same ones.
     _questions(watched, memory, None, ahead=True)
@@ -79,15 +79,15 @@ def _questions(watched: Watched, memory: StreamMemory, work: Work | None, *, ahe
     """Sums over all questions, and how many blocks their first layers wanted."""
     total, first = PrefetchStats(), 0
     for asked in watched.asked:
-        with Recollection(memory, TopK(share=SHARE), prefetch=ahead) as recollection:
+        with RetrievalSession(memory, TopK(share=SHARE), prefetch=ahead) as retrieval:
             for layer, query in enumerate(asked.queries):
-                recollection.fetch(layer, query)
+                retrieval.fetch(layer, query)
                 if layer == 0:
-                    first += recollection.stats.clusters
+                    first += retrieval.stats.clusters
                 if work is not None:
                     work()
-            recollection.prefetcher.finish()
-            stats = recollection.prefetcher.stats
+            retrieval.prefetcher.discard_predictions()
+            stats = retrieval.prefetcher.stats
             for name in ("predicted", "used", "wasted", "late", "missed", "waited_s"):
                 setattr(total, name, getattr(total, name) + getattr(stats, name))
     return total, first
@@ -191,10 +191,10 @@ def _question(
     computes = []
     with Prefetcher(tier.load, deadline_s=60.0, on_event=events.append) as fetcher:
         for layer, keys in enumerate(wanted):
-            if any(one.outcome is not Outcome.HIT for one in fetcher.take(keys)):
+            if any(one.outcome is not Outcome.HIT for one in fetcher.fetch(keys)):
                 raise ValueError(f"a block of layer {layer} did not come")
             if predicted is not None and layer + 1 < len(wanted):
-                fetcher.begin(predicted[layer + 1])
+                fetcher.prefetch(predicted[layer + 1])
             began = time.perf_counter()
             work()
             computes.append(Compute(layer, began, time.perf_counter()))

@@ -50,10 +50,10 @@ def measure_restore(
     first = NativeEngine(model, memories=MemoryBank(tiers))
     _watch(first, spec, samples)
     # Saving puts frames that wait into clusters, and questions split some: both are over before what is compared.
-    first.memories.save(CAMERA)  # type: ignore[union-attr]
+    first.memories.save_stream(CAMERA)  # type: ignore[union-attr]
     for _ in range(_ROUNDS):
         wanted = _ask(first)
-    first.memories.save(CAMERA)  # type: ignore[union-attr]
+    first.memories.save_stream(CAMERA)  # type: ignore[union-attr]
     restored_s = []
     for _ in range(repeats):
         again = NativeEngine(model, memories=MemoryBank(tiers))
@@ -65,7 +65,7 @@ def measure_restore(
     began = time.perf_counter()
     _watch(anew, spec, samples)
     computed = time.perf_counter() - began
-    status = again.describe(CAMERA)
+    status = again.memory_status(CAMERA)
     found = _ask(again)
     return {
         "clip": clip,

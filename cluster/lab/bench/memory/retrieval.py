@@ -85,14 +85,14 @@ def measure_organiser(
         bank = ListeningBank(TierStack([Arena(_HOST, slab_bytes=_SLAB), node]))
         engine = NativeEngine(model, memories=bank)
         spec = MemorySpec(compressor="none", organiser=organiser, retriever="top_k", cap_bytes=_ROOM)
-        bank.open(CAMERA, spec)
+        bank.open_stream(CAMERA, spec)
         for chunk in watched.chunks:
-            bank.take(chunk)
-        bank.get(CAMERA)[0].settle()
+            bank.accept_chunk(chunk)
+        bank.get_memory(CAMERA)[0].settle()
         keys = torch.cat([chunk.key.float() for chunk in watched.chunks], dim=2)
         share = found = 0.0
         for share in shares:
-            bank.open(CAMERA, replace(spec, retriever_options={"share": share}))
+            bank.open_stream(CAMERA, replace(spec, retriever_options={"share": share}))
             found = statistics.fmean(_recall(engine, bank, text, keys) for text in QUESTIONS)
             if found >= recall:
                 break
@@ -109,7 +109,7 @@ def measure_organiser(
 
 def _recall(engine: NativeEngine, bank: ListeningBank, text: str, keys: torch.Tensor) -> float:
     """Mean over layers, heads and query rows; ``keys [L, H, n, D]`` of all tokens."""
-    memory, _ = bank.get(CAMERA)
+    memory, _ = bank.get_memory(CAMERA)
     bank.listen = True
     engine.ask(AskSpec(CAMERA, text, max_new_tokens=1)).step()
     bank.listen = False
@@ -128,8 +128,8 @@ def _ask(engine: NativeEngine, text: str) -> tuple[float, int, float]:
     run = engine.ask(AskSpec(CAMERA, text, max_new_tokens=1))
     while run.step() is not None:
         pass
-    stats = run.recollection.stats
-    return stats.ratio, stats.clusters, run.result.first_token_s
+    stats = run.retrieval.stats
+    return stats.fetched_share, stats.clusters, run.result.first_token_s
 
 
 def _row(watched: Watched, found: Outcome, tokens: Outcome) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cluster.lab.bench.harness import Part
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import Mosaic, VisualPartitions
 from cluster.memory.retrieve.top_k import TopK
@@ -196,8 +196,8 @@ def measure(footage: Footage) -> Part:
 def _partitions(chunks: Sequence[KVChunk], similarity: float | None) -> list[int]:
     if similarity is None:
         return [0] * len(chunks)
-    partitions = VisualPartitions(len(chunks[0].look), similarity=similarity)
-    return [partitions.add(chunk.look) for chunk in chunks]
+    partitions = VisualPartitions(len(chunks[0].mean_embedding), similarity=similarity)
+    return [partitions.add(chunk.mean_embedding) for chunk in chunks]
 
 
 def _tokens(chunks: Sequence[KVChunk], partition: Sequence[int], layer: int, head: int) -> NewTokens:

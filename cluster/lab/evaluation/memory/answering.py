@@ -29,7 +29,7 @@ from cluster.lab.evaluation.memory.results import (
 )
 from cluster.lab.evaluation.memory.score import Judged, Space, credit, nearest_distances, words
 from cluster.memory.bank import MemoryBank
-from cluster.memory.head import KVChunk, LayerKV
+from cluster.memory.head_memory import KVChunk, LayerKV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -240,8 +240,8 @@ def open_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[Memor
     whole = full_bytes(chunks)
     room = _SLABS + _ROUNDING * whole
     bank = MemoryBank(TierStack([Arena(room, evicts=False)]))
-    bank.open(STREAM, setting.spec(frames=len(chunks), full_bytes=whole, room=room))
-    return bank, bank.get(STREAM)[0]
+    bank.open_stream(STREAM, setting.spec(frames=len(chunks), full_bytes=whole, room=room))
+    return bank, bank.get_memory(STREAM)[0]
 
 
 def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetting) -> StreamMemory:
@@ -249,7 +249,7 @@ def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetti
     bank, memory = open_memory(chunks, setting)
     for chunk in chunks:
         # Not through the bank, which would begin anew where a policy fails.
-        memory.add(chunk)
+        memory.add_chunk(chunk)
     memory.settle()
     engine.memories = bank
     return memory
@@ -283,8 +283,8 @@ def _ask(
         results.append(run.result)
         turns.append((text, run.result.text))
         # Only evidence is looked for among them, and of a long past they are many.
-        for frame, count in run.recollection.stats.chosen.items() if question.evidence else ():
-            middle = (memory.pts_of(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
+        for frame, count in run.retrieval.stats.tokens_by_frame.items() if question.evidence else ():
+            middle = (memory.frame_time(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
             times += [middle] * count
     asked = max(1, len(results))
     return answered(

@@ -24,7 +24,7 @@ from cluster.errors import SightlineError
 from cluster.lab.evaluation.policies import WindowShape
 from cluster.lab.evaluation.replay import video_samples
 from cluster.memory.bank import MemoryBank
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
@@ -213,7 +213,7 @@ def _packed(name: str, chunks: Sequence[KVChunk]) -> dict[str, Tensor]:
         f"{name}.key": torch.cat([chunk.key.cpu() for chunk in chunks], dim=2),
         f"{name}.value": torch.cat([chunk.value.cpu() for chunk in chunks], dim=2),
         f"{name}.cell": torch.cat([chunk.cell.cpu() for chunk in chunks]),
-        f"{name}.look": torch.stack([chunk.look.cpu() for chunk in chunks]),
+        f"{name}.look": torch.stack([chunk.mean_embedding.cpu() for chunk in chunks]),
         f"{name}.frame": torch.tensor(about, dtype=torch.int64),
     }
 

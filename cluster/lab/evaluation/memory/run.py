@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import cluster.memory
-import cluster.memory.head
+import cluster.memory.head_memory
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.datasets import Skipped
@@ -40,7 +40,7 @@ from cluster.models.base import VisionLanguageModel
 
 # What decides an answer besides the model, its engine and the setting.
 _CODE = (cluster.memory, recording, answering, results)
-_RECORDING_CODE = (cluster.memory.head, recording)
+_RECORDING_CODE = (cluster.memory.head_memory, recording)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from cluster.lab.evaluation.memory.asking import LETTERS, MultipleChoice, Question
 from cluster.lab.evaluation.metrics import RESAMPLES, Floats, Interval, Measured, interval
 from cluster.lab.scenes.questions import NUMBERS
-from cluster.memory.head import LayerKV
+from cluster.memory.head_memory import LayerKV
 
 Space = Literal["key", "value", "joint"]
 

@@ -12,21 +12,21 @@ from typing import ClassVar
 
 import torch
 
-from cluster.engine.base import AskRun, finished
+from cluster.engine.base import AskRun, completed_future
 from cluster.engine.window import export
 from cluster.engine.window.checks import check_sample, check_spec
 from cluster.engine.window.encode import encode_pending
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.stream import HeldFrame, LastWindow, Stream
+from cluster.engine.window.stream import LastWindow, Stream, StreamFrame
 from cluster.engine.window.windows import FIRST_WINDOWS, WindowClock, WindowSpan
 from cluster.errors import ModelError, NotReadyError
-from cluster.memory.head import Leave
+from cluster.memory.head_memory import KVSink
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
     MICROSECONDS,
     Answer,
     AskSpec,
-    Forgotten,
+    DeletedMemory,
     FrameSample,
     MemoryStatus,
     PatchGeometry,
@@ -83,7 +83,7 @@ class Work:
 
     stream: Stream
     request: WindowRequest
-    frames: list[HeldFrame]
+    frames: list[StreamFrame]
     encoded: int
     tower_flops: int = 0
 
@@ -122,7 +122,7 @@ class WindowedEngine(ABC):
         self._streams: dict[str, Stream] = {}
         self._fingerprint: str | None = None
         # Who is handed the KV of frames that leave their stream's window.
-        self._leave: Leave | None = None
+        self._leave: KVSink | None = None
         # Text tokens around a frame's visual ones; known once a frame was encoded.
         self._frame_text = 0
 
@@ -130,7 +130,7 @@ class WindowedEngine(ABC):
     def _compute(self, work: Sequence[Work]) -> tuple[list[Computed], tuple[float, float, float]]:
         """Compute a batch, of one window per stream; seconds of tower, plan and language model for all of them."""
 
-    def _encode_frames(self, frames: Sequence[HeldFrame]) -> Mapping[int, int]:
+    def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
         """Put the tower's tokens into frames that have none yet; FLOPs by the id of the frame."""
         return encode_pending(self.model, frames)
 
@@ -206,7 +206,7 @@ class WindowedEngine(ABC):
     def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: without memory there are no tiers to put a window into."""
         self.evict(stream)
-        return finished(False)
+        return completed_future(False)
 
     def export_stream(self, stream: str) -> bytes:
         return self._snapshot(stream).dump()
@@ -298,12 +298,12 @@ class WindowedEngine(ABC):
             decoded=done.decoded,
         )
 
-    def _full(self, frames: Sequence[HeldFrame]) -> int:
+    def _full(self, frames: Sequence[StreamFrame]) -> int:
         """Tokens of frames of which nothing is pruned."""
         return sum(frame.grid.tokens + self._frame_text for frame in frames)
 
     def _repeat(
-        self, last: LastWindow, request: WindowRequest, frames: Sequence[HeldFrame], started: float
+        self, last: LastWindow, request: WindowRequest, frames: Sequence[StreamFrame], started: float
     ) -> list[Answer]:
         kept = sum(frame.size + self._frame_text for frame in frames if frame.size)
         tokens = TokenCount(full=self._full(frames), kept=kept, reused=kept, refreshed=0, new=0, query=0, encoded=0)
@@ -325,16 +325,16 @@ class WindowedEngine(ABC):
     def ask(self, ask: AskSpec) -> AskRun:
         raise NotReadyError(self.no_memory.format(ask.stream))
 
-    def forget(self, stream: str, ago_s: float | None = None) -> Forgotten:
-        """See ``Engine.forget``: frames of the window."""
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
+        """See ``Engine.delete_memory``: frames of the window."""
         held = self._streams.get(stream)
         if held is None:
-            return Forgotten(0, 0)
+            return DeletedMemory(0, 0)
         frames, nbytes, newest = len(held.frames), held.nbytes, held.newest
         held.forget_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
-        return Forgotten(frames - len(held.frames), nbytes - held.nbytes)
+        return DeletedMemory(frames - len(held.frames), nbytes - held.nbytes)
 
-    def describe(self, stream: str) -> MemoryStatus:
+    def memory_status(self, stream: str) -> MemoryStatus:
         raise NotReadyError(self.no_memory.format(stream))
 
 

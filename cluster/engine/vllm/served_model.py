@@ -29,7 +29,7 @@ TEXT_MODELS = ("qwen2", "qwen2_5_vl_text")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """``weights``: folder or hub id of the weights; ``config``: folder of the configuration; ``hidden``: width of
     embeddings as vLLM takes them, at least the model's; ``kv_bytes``: of one token, all layers and heads."""
 
@@ -39,7 +39,7 @@ class Served:
     kv_bytes: int
 
 
-def serve_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[int] | None) -> Served:
+def serve_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[int] | None) -> ServedModel:
     """Write into ``folder`` what vLLM needs to serve ``model`` and its own checkpoint does not have.
 
     Args:
@@ -70,7 +70,7 @@ def serve_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[
         checkpoint = str(folder)
     (folder / "config.json").write_text(json.dumps(body, indent=2), encoding="utf-8")
     kv_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * wide * model.dtype.itemsize
-    return Served(checkpoint, folder, body["hidden_size"], kv_bytes)
+    return ServedModel(checkpoint, folder, body["hidden_size"], kv_bytes)
 
 
 def head_for(config: Any, sizes: Sequence[int] | None) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cluster.memory.head import Change, GoneError, Head, Load, OutOfReachError
+from cluster.memory.head_memory import BlocksLostError, BlocksUnavailableError, HeadChange, HeadMemory, Load
 from cluster.memory.manifest import (
     DTYPES,
     PART_BYTES,
@@ -85,8 +85,8 @@ class TieredHeads:
     ) -> None:
         self.stream, self.spec, self.tiers = stream, spec, tiers
         self.shape = shape
-        self.give_way = give_way
-        self.heads: list[list[Head]] = []
+        self.yield_to_engine = give_way
+        self.heads: list[list[HeadMemory]] = []
         self.counts = MemoryCounts()
         self.rows = self.columns = 1
         self.log = FrameLog()
@@ -96,13 +96,13 @@ class TieredHeads:
         self._readers: list[int] = []
         self.stored = StoredBlocks(stream, tiers, self._readers)
         # Whether it is known what the lowest tier has of another process, and is taken over.
-        self.known = False
+        self.restored = False
         # Whether the manifest in the lowest tier is of an earlier moment.
         self.unsaved = False
         # Frames before it are forgotten.
         self.first_frame = 0
         # Heads with their new blocks, to be stored together.
-        self._ready: list[tuple[int, int, Head, list[tuple[BlockKey, Block]]]] = []
+        self._ready: list[tuple[int, int, HeadMemory, list[tuple[BlockKey, Block]]]] = []
         self._ready_bytes = 0
         # By layer and head: the blocks that hold the index; and of those whose index changed since, about its bytes.
         self._parts: dict[tuple[int, int], list[BlockKey]] = {}
@@ -126,7 +126,7 @@ class TieredHeads:
         organiser = organisers.get(self.spec.organiser)
         heads = [
             [
-                Head(organiser(self.shape.width, **self.spec.organiser_options), self._place)
+                HeadMemory(organiser(self.shape.width, **self.spec.organiser_options), self._place)
                 for _ in range(self.shape.heads)
             ]
             for _ in range(self.shape.layers)
@@ -145,12 +145,12 @@ class TieredHeads:
         return 2 * self.shape.width * self.shape.dtype.itemsize + 8
 
     @property
-    def window_limit(self) -> int:
+    def max_window_bytes(self) -> int:
         """Most bytes that a saved window may have."""
         return self.spec.cap_bytes // _WINDOW
 
     @property
-    def limit(self) -> int:
+    def max_bytes(self) -> int:
         """Most bytes that blocks, index and window may take, of one version or two: what the cap leaves beside frames
         that wait."""
         cap = min(self.spec.cap_bytes, self.tiers.capacity(self.stream))
@@ -163,19 +163,19 @@ class TieredHeads:
         return torch.stack([seconds.float(), row.float(), (cell - row * self.columns).float()], dim=1)
 
     # -- blocks -----------------------------------------------------------------------------------
-    def lose(self, layer: int, h: int, uids: Sequence[int]) -> None:
+    def drop_lost_clusters(self, layer: int, h: int, uids: Sequence[int]) -> None:
         """Blocks of clusters turned out to be gone for good (damaged, evicted, or of another memory)."""
 
-        def lose(head: Head) -> Change:
-            self.counts.lost += head.lose(uids)
-            return Change([], [])
+        def lose(head: HeadMemory) -> HeadChange:
+            self.counts.lost += head.drop_clusters(uids)
+            return HeadChange([], [])
 
         # What waits to be stored may be of the head as it was.
         self.publish()
         self._change(layer, h, lose)
         self.publish()
 
-    def narrow(self, layer: int, h: int, kept: Tensor, blocks: dict[int, Block] | None = None) -> bool:
+    def keep_tokens(self, layer: int, h: int, kept: Tensor, blocks: dict[int, Block] | None = None) -> bool:
         """Leave only the tokens ``kept`` (ascending numbers) of a head; ``blocks``: its own, if at hand. False where
         that cannot be done now."""
 
@@ -183,54 +183,54 @@ class TieredHeads:
             assert blocks is not None
             return [Loaded(Outcome.HIT, blocks[number]) for number in numbers]
 
-        load = self.loader(layer, h) if blocks is None else at_hand
-        return self._change(layer, h, lambda head: head.keep(kept, load))
+        load = self.block_loader(layer, h) if blocks is None else at_hand
+        return self._change(layer, h, lambda head: head.keep_tokens(kept, load))
 
-    def _change(self, layer: int, h: int, work: Callable[[Head], Change]) -> bool:
+    def _change(self, layer: int, h: int, work: Callable[[HeadMemory], HeadChange]) -> bool:
         """Have a copy of a head changed; it takes the head's place with :meth:`publish`. False where that cannot be
         done now."""
         if any((layer, h) == ready[:2] for ready in self._ready) and not self.publish():
             return False
-        self.give_way()
+        self.yield_to_engine()
         while True:
             head = self.heads[layer][h].copy()
             try:
                 change = work(head)
                 break
-            except GoneError as error:
-                self.lose(layer, h, error.uids)
-            except OutOfReachError:
+            except BlocksLostError as error:
+                self.drop_lost_clusters(layer, h, error.uids)
+            except BlocksUnavailableError:
                 return False
         keys = [self.stored.new_key(layer, h) for _ in change.blocks]
         head.table.block[change.clusters] = torch.tensor([key.block for key in keys], dtype=torch.int64)
         nbytes = sum(cell_size(block.nbytes) for block in change.blocks)
-        if nbytes + _INDEX * head.index_bytes > self._room() and not self.make_durable():
+        if nbytes + _INDEX * head.index_bytes > self._free_bytes() and not self.make_durable():
             return False
-        if nbytes and nbytes + _INDEX * head.index_bytes > self._room():
+        if nbytes and nbytes + _INDEX * head.index_bytes > self._free_bytes():
             return False
         self._ready.append((layer, h, head, list(zip(keys, change.blocks, strict=True))))
         self._ready_bytes += nbytes
         full = self._ready_bytes >= _BATCH_BYTES or sum(len(items) for *_, items in self._ready) >= _BATCH
         return not full or self.publish()
 
-    def _room(self) -> float:
+    def _free_bytes(self) -> float:
         """Bytes that more blocks may take, once what is ready and the index of what changed are written."""
         index = sum(self._unwritten.values()) + sum(head.index_bytes for _, _, head, _ in self._ready)
-        return self.limit - self.stored.nbytes - self._ready_bytes - _INDEX * index
+        return self.max_bytes - self.stored.nbytes - self._ready_bytes - _INDEX * index
 
     def publish(self) -> bool:
         """Store the new blocks of the heads that changed, and put these in the place of those before; False, and the
         changes are given up, where the lowest tier does not take the blocks."""
         ready, self._ready, self._ready_bytes = self._ready, [], 0
         items = [item for *_, blocks in ready for item in blocks]
-        self.give_way()
+        self.yield_to_engine()
         if items and not self.stored.store(items):
             return False
         for layer, h, head, _ in ready:
             before = set(self.heads[layer][h].table.block.tolist())
             with self._lock:
                 self.heads[layer][h] = head
-                self.stored.replace(
+                self.stored.mark_replaced(
                     BlockKey(self.stream, layer, h, number) for number in before - set(head.table.block.tolist())
                 )
             self._unwritten[layer, h] = head.index_bytes
@@ -241,12 +241,12 @@ class TieredHeads:
         """Where the block of cluster number ``cluster`` (of a head's table) lies."""
         return BlockKey(self.stream, layer, h, int(self.heads[layer][h].table.block[cluster]))
 
-    def loader(self, layer: int, h: int, *, top: bool = False) -> Load:
+    def block_loader(self, layer: int, h: int, *, top: bool = False) -> Load:
         """What the tiers have of one head's blocks; ``top``: only what the uppermost has."""
         source = self.tiers.upper if top else self.tiers
         return lambda numbers: source.load([BlockKey(self.stream, layer, h, number) for number in numbers])
 
-    def every_head(self) -> Iterator[tuple[int, int, Head]]:
+    def iter_heads(self) -> Iterator[tuple[int, int, HeadMemory]]:
         """(layer, head, what it holds)."""
         for number, heads in enumerate(self.heads):
             for h, head in enumerate(heads):
@@ -259,7 +259,7 @@ class TieredHeads:
         lowest tier has it. ``window``: the engine's state of the stream at the moment when all that is settled had left
         it; None: that which is saved already stands."""
         with self.exclusive:
-            if not self.known:
+            if not self.restored:
                 return Outcome.RETRY
             if window is not None and not self._save_window(window):
                 return Outcome.RETRY
@@ -276,8 +276,8 @@ class TieredHeads:
             if self.tiers.put_manifest(self.stream, self._manifest().dump()) is not Outcome.HIT:
                 return False
             self.unsaved = False
-            self.stored.acknowledged()
-        self.stored.sweep()
+            self.stored.manifest_written()
+        self.stored.delete_unnamed()
         return True
 
     def _write_parts(self) -> bool:
@@ -286,18 +286,18 @@ class TieredHeads:
         parts: dict[tuple[int, int], list[BlockKey]] = {}
         changed = sorted(self._unwritten)
         for layer, h in changed:
-            self.give_way()
+            self.yield_to_engine()
             of_head = self._byte_items(dump_tensors(self.heads[layer][h].state()), layer, h)
             items += of_head
             parts[layer, h] = [key for key, _ in of_head]
             full = sum(block.nbytes for _, block in items) >= _BATCH_BYTES or len(items) >= _BATCH
             if not full and (layer, h) != changed[-1]:
                 continue
-            self.give_way()
+            self.yield_to_engine()
             if not self.stored.store(items, copies=False):
                 return False
             for at, keys in parts.items():
-                self.stored.replace(self._parts.get(at, ()))
+                self.stored.mark_replaced(self._parts.get(at, ()))
                 self._parts[at] = keys
                 del self._unwritten[at]
             items, parts = [], {}
@@ -306,13 +306,13 @@ class TieredHeads:
     def _save_window(self, window: bytes) -> bool:
         if not window and not self._window:
             return True
-        if len(window) > self.window_limit:
+        if len(window) > self.max_window_bytes:
             self.counts.windows_not_saved += 1
             window = b""
         items = self._byte_items(window, 0, 0)
         if items and not self.stored.store(items, copies=False):
             return False
-        self.stored.replace(self._window)
+        self.stored.mark_replaced(self._window)
         self._window, self.unsaved = [key for key, _ in items], True
         return True
 
@@ -335,9 +335,9 @@ class TieredHeads:
             "first_frame": self.first_frame,
             "log": state | {"numbers": state["numbers"][:settled], "times": state["times"][:settled]},
             "partition_of": [[frame, partition] for frame, partition in self.partition_of.items()],
-            "tokens": [head.tokens for _, _, head in self.every_head()],
+            "tokens": [head.tokens for _, _, head in self.iter_heads()],
             # A head that nothing was put into yet has none.
-            "parts": [[key.block for key in self._parts.get((layer, h), ())] for layer, h, _ in self.every_head()],
+            "parts": [[key.block for key in self._parts.get((layer, h), ())] for layer, h, _ in self.iter_heads()],
             "window": [key.block for key in self._window],
         }
         return Manifest(header, {} if self.partitions is None else self.partitions.state())
@@ -348,7 +348,7 @@ class TieredHeads:
         written before it was; ``MISS``: it holds nothing that can be gone on with. ``sweep``: what no manifest names is
         deleted."""
         with self.exclusive:
-            if self.known:
+            if self.restored:
                 return Outcome.HIT if self.heads else Outcome.MISS
             outcome, data = self.tiers.manifest(self.stream)
             if outcome is Outcome.RETRY or outcome is Outcome.PENDING:
@@ -357,16 +357,16 @@ class TieredHeads:
             if data is not None:
                 try:
                     found = self._take_over(data)
-                except OutOfReachError:
+                except BlocksUnavailableError:
                     return Outcome.RETRY
                 except Exception as error:
                     log.warning("what the tiers hold of camera %r cannot be gone on with: %r", self.stream, error)
                 self.counts.unreadable += not found
-            self.known = True
+            self.restored = True
             if sweep:
-                self.stored.sweep()
+                self.stored.delete_unnamed()
             else:
-                self.stored.leave_unlisted()
+                self.stored.keep_unlisted()
             return Outcome.HIT if found else Outcome.MISS
 
     def restored_window(self) -> bytes:
@@ -379,7 +379,7 @@ class TieredHeads:
         """Become what a manifest says; False where there is none that is understood here.
 
         Raises:
-            OutOfReachError: the blocks of the index cannot be had now.
+            BlocksUnavailableError: the blocks of the index cannot be had now.
             Exception: it contradicts itself, or this memory.
         """
         manifest = Manifest.load(data)
@@ -395,7 +395,7 @@ class TieredHeads:
         if len(parts) != layers * per_layer:
             raise ValueError("another number of heads than it says")
         saved = FrameLog(**header["log"])
-        whole_numbers([saved.following, saved.shift])
+        whole_numbers([saved.next_number, saved.shift])
         if len(whole_numbers(saved.numbers)) != len(whole_numbers(saved.times)):
             raise ValueError("frames without times")
         pairs = [whole_numbers(pair, 2) for pair in header["partition_of"]]
@@ -405,7 +405,7 @@ class TieredHeads:
         try:
             if layers:
                 self._begin()
-            for number, h, head in self.every_head():
+            for number, h, head in self.iter_heads():
                 at = number * per_layer + h
                 keys = [BlockKey(self.stream, number, h, block) for block in parts[at]]
                 self._take_head(number, h, head, keys, header["tokens"][at])
@@ -420,14 +420,14 @@ class TieredHeads:
             self._window = [BlockKey(self.stream, 0, 0, block) for block in whole_numbers(header["window"])]
             self._go_on(saved, before[3], int(header["first_frame"]))
         for key in self._window:
-            self.stored.found(key, PART_BYTES)
+            self.stored.add_block(key, PART_BYTES)
         return True
 
     def _forget_stored(self) -> None:
         self.stored = StoredBlocks(self.stream, self.tiers, self._readers)
         self._parts, self._unwritten, self._window, self.unsaved = {}, {}, [], False
 
-    def _take_head(self, layer: int, h: int, head: Head, keys: list[BlockKey], tokens: int) -> None:
+    def _take_head(self, layer: int, h: int, head: HeadMemory, keys: list[BlockKey], tokens: int) -> None:
         if not keys:
             if tokens:
                 raise ValueError(f"{tokens} tokens without an index")
@@ -435,7 +435,7 @@ class TieredHeads:
         loaded = self.tiers.lowest.load(keys)
         blocks = [one.block for one in loaded if one.block is not None]
         if any(one.block is None and one.outcome is not Outcome.MISS for one in loaded):
-            raise OutOfReachError
+            raise BlocksUnavailableError
         if len(blocks) < len(keys):
             self.counts.lost += tokens
             self._unwritten[layer, h], self._parts[layer, h] = head.index_bytes, []
@@ -444,6 +444,6 @@ class TieredHeads:
         head.load_state(load_parts(block_bytes(blocks)))
         self._parts[layer, h] = keys
         for key, block in zip(keys, blocks, strict=True):
-            self.stored.found(key, block.nbytes)
+            self.stored.add_block(key, block.nbytes)
         for number, count in zip(head.table.block.tolist(), head.table.count.tolist(), strict=True):
-            self.stored.found(BlockKey(self.stream, layer, h, number), count * self.token_bytes)
+            self.stored.add_block(BlockKey(self.stream, layer, h, number), count * self.token_bytes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cluster.memory.head import NAMES_BYTES, GoneError, LayerKV, OutOfReachError
+from cluster.memory.head_memory import NAMES_BYTES, BlocksLostError, BlocksUnavailableError, LayerKV
 from cluster.memory.tiers.base import Block
 
 if TYPE_CHECKING:
@@ -21,17 +21,17 @@ _FRESH = 1.6
 _TRIES = 6
 
 
-def make_room(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | None:
+def evict(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | None:
     """Compress a memory until these new frames fit below its cap.
 
     Returns what of them is to be taken in, or None while what would have to be compressed is out of reach.
     """
     heads = len(memory.heads) * len(memory.heads[0])
     # While a head's blocks are written anew, both versions of them are there.
-    capacity = memory.limit * _ROUNDING * heads / (heads + 1) - _fixed(memory)
+    capacity = memory.max_bytes * _ROUNDING * heads / (heads + 1) - _fixed(memory)
     wanted = _bytes_of(memory, frames)
     for _ in range(_TRIES):
-        held = _held(memory)
+        held = _token_cost(memory)
         if held + wanted <= capacity or not held:
             break
         if not compress(memory, min(memory.spec.target, max(0.1, 0.9 * (capacity - wanted) / held))):
@@ -39,11 +39,11 @@ def make_room(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | No
         # Clusters that were thinned take more a token; new ones are not.
         wanted = min(wanted, _bytes_of(memory, frames))
     settled = memory.settled_frames()
-    if _held(memory) + wanted > capacity and settled:
+    if _token_cost(memory) + wanted > capacity and settled:
         # As rounding may leave it for a cap of few blocks: the older half goes.
-        memory.forget(before_frame=settled[len(settled) // 2])
-    room = capacity - _held(memory)
-    return frames if wanted <= room else memory.thinned(frames, max(0.0, room / wanted))
+        memory.delete_frames(before_frame=settled[len(settled) // 2])
+    room = capacity - _token_cost(memory)
+    return frames if wanted <= room else memory.compress_frames(frames, max(0.0, room / wanted))
 
 
 def compress(memory: StreamMemory, share: float) -> bool:
@@ -52,7 +52,7 @@ def compress(memory: StreamMemory, share: float) -> bool:
     whole: list[list[LayerKV]] = []
     loaded: list[list[dict[int, Block]]] = []
     for number in range(len(memory.heads)):
-        found = [_all_of(memory, number, h) for h in range(len(memory.heads[number]))]
+        found = [_load_head(memory, number, h) for h in range(len(memory.heads[number]))]
         layer = [kv for kv in found if kv is not None]
         if len(layer) < len(found):
             return False
@@ -72,9 +72,9 @@ def compress(memory: StreamMemory, share: float) -> bool:
             for h in range(len(whole[0]))
         ]
         kept = [[column[number][0] for column in columns] for number in range(len(whole))]
-    for number, h, head in memory.every_head():
+    for number, h, head in memory.iter_heads():
         before = head.tokens
-        if not memory.narrow(number, h, kept[number][h].cpu(), loaded[number][h]):
+        if not memory.keep_tokens(number, h, kept[number][h].cpu(), loaded[number][h]):
             return False
         memory.counts.compressed_away += before - len(kept[number][h])
     return memory.publish() and memory.make_durable()
@@ -83,11 +83,11 @@ def compress(memory: StreamMemory, share: float) -> bool:
 def _bytes_of(memory: StreamMemory, frames: Sequence[LayerKV]) -> float:
     """What more frames will take, going by what is held: tiers round blocks up, small ones most."""
     tokens = sum(layer.heads * layer.tokens for layer in frames)
-    settled = sum(head.tokens for _, _, head in memory.every_head())
-    return _FRESH * tokens * max(memory.token_bytes, _held(memory) / settled if settled else 0.0)
+    settled = sum(head.tokens for _, _, head in memory.iter_heads())
+    return _FRESH * tokens * max(memory.token_bytes, _token_cost(memory) / settled if settled else 0.0)
 
 
-def _held(memory: StreamMemory) -> int:
+def _token_cost(memory: StreamMemory) -> int:
     """Bytes that grow and shrink with the tokens."""
     return max(0, memory.stored.named_bytes - _fixed(memory))
 
@@ -96,18 +96,18 @@ def _fixed(memory: StreamMemory) -> int:
     return len(memory.heads) * len(memory.heads[0]) * NAMES_BYTES
 
 
-def _all_of(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[int, Block]] | None:
+def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[int, Block]] | None:
     """All tokens of a head in time order, and the blocks by number that they are in; what is gone for good is lost,
     None while some is out of reach."""
-    memory.give_way()
+    memory.yield_to_engine()
     while True:
         head = memory.heads[layer][h]
         try:
-            blocks = head.fetch(range(len(head.table)), memory.loader(layer, h))
+            blocks = head.load_blocks(range(len(head.table)), memory.block_loader(layer, h))
             break
-        except GoneError as error:
-            memory.lose(layer, h, error.uids)
-        except OutOfReachError:
+        except BlocksLostError as error:
+            memory.drop_lost_clusters(layer, h, error.uids)
+        except BlocksUnavailableError:
             return None
     of_token = head.table.of_token
     key = torch.empty(head.tokens, head.table.mean.shape[1], dtype=memory.dtype)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cluster.engine.native import NativeEngine
-from cluster.engine.native.asking import Asking, merged
-from cluster.engine.native.recall import Timeline
+from cluster.engine.native.ask_run import NativeAskRun, merged
+from cluster.engine.native.memory_attention import Timeline
 from cluster.errors import NotReadyError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
@@ -53,11 +53,11 @@ def watch(engine: NativeEngine, spec: StreamSpec, frames: int, **camera: Any) ->
             for answer in engine.step([request]):
                 score = answer.score
         # Frames come as fast as they can be made: on a busy machine a memory would drop what it has no time for.
-        assert engine.memories is None or engine.memories.drain()
+        assert engine.memories is None or engine.memories.wait_written()
     return score
 
 
-def score_of(engine: NativeEngine, run: Asking) -> float:
+def score_of(engine: NativeEngine, run: NativeAskRun) -> float:
     run.step()
     return float(engine._score(run.logits[None])[0])
 
@@ -74,7 +74,7 @@ def test_with_everything_retrieved_memory_and_window_are_one(
     assert with_kv >= 8
     # Frames that came after the last window have no KV and are not part of it.
     stream.drop(min(gone, with_kv))
-    memory, _ = bank.get("cam")
+    memory, _ = bank.get_memory("cam")
     assert memory.frames == min(gone, with_kv)
     assert score_of(engine, engine.ask(AskSpec("cam", TEXT))) == pytest.approx(wanted, abs=1e-4)
 
@@ -90,15 +90,15 @@ def test_a_camera_whose_source_ended_is_asked_about_its_memory_alone(family: Vis
 def test_prefetch_changes_when_blocks_come_and_not_which() -> None:
     engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"), retriever="top_k", retriever_options={"share": 0.3})
     watch(engine, spec, 40)
-    memory, retriever = bank.get("cam")
+    memory, retriever = bank.get_memory("cam")
     assert memory.tokens
     found = []
     for prefetch in (True, False):
-        run = Asking(
+        run = NativeAskRun(
             engine.model, engine._system, None, memory, retriever, AskSpec("cam", TEXT), engine._ends, prefetch=prefetch
         )
         run.step()
-        found.append((run.logits, run.recollection.stats.attended))
+        found.append((run.logits, run.retrieval.stats.fetched_tokens))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] < memory.tokens
 
@@ -135,14 +135,14 @@ def test_a_follow_up_sees_the_turns_before() -> None:
 def test_since_leaves_older_frames_out() -> None:
     engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"))
     watch(engine, spec, 60)
-    memory, _ = bank.get("cam")
+    memory, _ = bank.get_memory("cam")
     held = memory.tokens
     everything, recent = engine.ask(AskSpec("cam", TEXT)), engine.ask(AskSpec("cam", TEXT, since_s=25.0))
     for run in (everything, recent):
         while run.step() is not None:
             pass
-    assert everything.recollection.stats.attended > recent.recollection.stats.attended > 0
-    assert everything.recollection.stats.held <= held
+    assert everything.retrieval.stats.fetched_tokens > recent.retrieval.stats.fetched_tokens > 0
+    assert everything.retrieval.stats.held_tokens <= held
     newest = recent.result.newest
     assert all(moment.start >= newest - 25 * MICROSECONDS for moment in recent.result.moments)
 
@@ -150,8 +150,8 @@ def test_since_leaves_older_frames_out() -> None:
 def test_forgetting_makes_the_question_a_new_one() -> None:
     engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"))
     watch(engine, spec, 40)
-    engine.forget("cam")
-    assert sum(bank.describe("cam").tier_bytes.values()) == 0
+    engine.delete_memory("cam")
+    assert sum(bank.memory_status("cam").tier_bytes.values()) == 0
     with pytest.raises(NotReadyError, match="nothing to remember"):
         engine.ask(AskSpec("cam", TEXT))
 
@@ -178,7 +178,7 @@ def test_window_and_memory_come_back_after_the_process_died() -> None:
     for number in range(41):
         for request in engine.push(camera.sample(number)):
             engine.step([request])
-    engine.memories.save("cam")  # type: ignore[union-attr]
+    engine.memories.save_stream("cam")  # type: ignore[union-attr]
     wanted = engine.ask(AskSpec("cam", TEXT))
     wanted.step()
     # Nothing is handed over: the old engine is simply gone.
@@ -211,7 +211,7 @@ def test_a_restored_window_goes_on_after_the_gap(gap: int, survives: bool) -> No
         for request in first.push(camera.sample(number)):
             first.step([request])
     assert first.memories is not None
-    first.memories.save("cam")
+    first.memories.save_stream("cam")
     second = NativeEngine(model, memories=MemoryBank(tiers))
     second.admit(spec)
     held = len(second._streams["cam"].frames)

@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered
+from cluster.engine.vllm.connector.prompt_order import Order, Piece, WindowFrame, reordered
 from cluster.engine.vllm.connector.store import BlockFolder, KVShape, SharedFolder
 from cluster.engine.vllm.connector.tier_writer import BlockWriter, TierLike
 from cluster.engine.vllm.connector.transfer import transfer_config
 from cluster.engine.vllm.connector.window_checkpoint import unpack
 from cluster.engine.vllm.core import Ask, Reply
-from cluster.engine.vllm.items import WindowItem, without_content
-from cluster.engine.vllm.layout import Counted, TimeOrder, Window, content_of
-from cluster.engine.vllm.served import Served
+from cluster.engine.vllm.prompt_items import WindowItem, without_content
+from cluster.engine.vllm.prompt_layout import TimeOrderLayout, Window, WindowCounts, content_of
+from cluster.engine.vllm.served_model import ServedModel
 from cluster.engine.window.export import fingerprint
 from cluster.engine.window.planner import IntArray
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import HeldFrame, tokens_of
+from cluster.engine.window.stream import StreamFrame, tokens_of
 from cluster.models.base import VisionLanguageModel
 from cluster.types import mask_digest
 
@@ -37,7 +37,7 @@ SYSTEM = "system"
 
 
 def reuse_layout(
-    model: VisionLanguageModel, served: Served, *, tier: TierLike | None = None, shards: int = 1
+    model: VisionLanguageModel, served: ServedModel, *, tier: TierLike | None = None, shards: int = 1
 ) -> tuple[ReuseLayout, dict[str, Any]]:
     """The layout, and the engine arguments it needs.
 
@@ -60,9 +60,9 @@ def reuse_layout(
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """KV of one frame. ``computed [3, t]``, ``first``: as of :class:`HeldFrame`."""
+    """KV of one frame. ``computed [3, t]``, ``first``: as of :class:`StreamFrame`."""
 
-    frame: HeldFrame | None
+    frame: StreamFrame | None
     content: str
     key: str
     first: int
@@ -91,7 +91,7 @@ class _Plan:
     overlap: int
 
 
-class ReuseLayout(TimeOrder):
+class ReuseLayout(TimeOrderLayout):
     """Prompts over a folder of blocks. What dies with the engine core is nothing of this: blocks stay in the folder,
     and the next core loads them."""
 
@@ -100,7 +100,7 @@ class ReuseLayout(TimeOrder):
     def __init__(
         self,
         model: VisionLanguageModel,
-        served: Served,
+        served: ServedModel,
         folder: SharedFolder,
         blocks: BlockFolder,
         writer: BlockWriter | None = None,
@@ -114,18 +114,18 @@ class ReuseLayout(TimeOrder):
         self._plans: dict[str, _Plan] = {}
 
     def asks(self, window: Window) -> list[Ask]:
-        """See :class:`TimeOrder`. The first question's request keeps what is computed."""
+        """See :class:`TimeOrderLayout`. The first question's request keeps what is computed."""
         return self._asks(window, loads=True)
 
     def again(self, window: Window) -> list[Ask]:
-        """See :class:`TimeOrder`: the window computed in full, in time order."""
+        """See :class:`TimeOrderLayout`: the window computed in full, in time order."""
         return self._asks(window, loads=False)
 
-    def done(self, window: Window, replies: Sequence[Reply]) -> Counted:
+    def done(self, window: Window, replies: Sequence[Reply]) -> WindowCounts:
         plan = self._plans.pop(window.stream.spec.stream)
         self._commit(window, plan)
         reused = plan.order.reused
-        return Counted.of(reused, plan.overlap - reused, window.visual - plan.overlap, replies)
+        return WindowCounts.of(reused, plan.overlap - reused, window.visual - plan.overlap, replies)
 
     def forget(self, stream: str, *, everywhere: bool = False) -> None:
         self._plans.pop(stream, None)
@@ -135,12 +135,12 @@ class ReuseLayout(TimeOrder):
         super().forget(stream, everywhere=everywhere)
 
     def held(self, stream: str) -> Mapping[str, Any]:
-        """See :class:`TimeOrder`: which frames have KV, and under which keys it lies."""
+        """See :class:`TimeOrderLayout`: which frames have KV, and under which keys it lies."""
         camera = self._cameras.get(stream)
         return {} if camera is None else _described(camera)
 
     def lost(self) -> None:
-        """See :class:`TimeOrder`: what is in the folder stays."""
+        """See :class:`TimeOrderLayout`: what is in the folder stays."""
         self._plans.clear()
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class ReuseLayout(TimeOrder):
         )
         return _Plan(order, tuple(frames), overlap)
 
-    def _as_held(self, frame: HeldFrame, camera: _Camera) -> HeldFrame:
+    def _as_held(self, frame: StreamFrame, camera: _Camera) -> StreamFrame:
         held = camera.held.get(frame.pts)
         return (
             replace(frame, computed=None) if held is None else replace(frame, first=held.first, computed=held.computed)
@@ -294,7 +294,7 @@ class ReuseLayout(TimeOrder):
         return camera
 
 
-def _content(frame: HeldFrame) -> str:
+def _content(frame: StreamFrame) -> str:
     """Of a frame's mask and embeddings: the mask's alone is the same for the first frames of two recordings."""
     shown = content_of(frame) if len(tokens_of(frame)) else ""
     return f"{mask_digest(frame.mask, frame.index, frame.pts)}.{shown}"

@@ -56,7 +56,7 @@ def test_items_that_do_not_fit_are_refused() -> None:
 
 def test_a_request_that_does_not_fit_its_placeholders_never_reaches_vllm() -> None:
     pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
-    from cluster.engine.vllm.items import WindowItem, check_items
+    from cluster.engine.vllm.prompt_items import WindowItem, check_items
 
     def item(shape: tuple[int, int] = (2, 8), places: int = 2, after: int | None = 9, dtype: object = torch.float32):
         return WindowItem.of(
@@ -80,7 +80,7 @@ def test_a_request_that_does_not_fit_its_placeholders_never_reaches_vllm() -> No
 
 def test_the_key_of_an_item_tells_content_place_and_order_apart() -> None:
     pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
-    from cluster.engine.vllm.items import WindowItem, content_digest, window_prompt
+    from cluster.engine.vllm.prompt_items import WindowItem, content_digest, window_prompt
 
     embeds, positions = torch.arange(6.0).view(2, 3), torch.arange(6).view(3, 2)
     first = WindowItem.of(embeds, positions, content_digest(embeds))

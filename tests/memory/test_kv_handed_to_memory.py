@@ -7,7 +7,7 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.soak import SyntheticCamera
-from cluster.memory.head import KVChunk
+from cluster.memory.head_memory import KVChunk
 from cluster.models import load_model
 from cluster.types import Question, StreamSpec
 

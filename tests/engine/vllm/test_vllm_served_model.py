@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from cluster.engine.vllm.plugin import ARCHITECTURE
-from cluster.engine.vllm.served import serve_folder
+from cluster.engine.vllm.served_model import serve_folder
 from cluster.engine.vllm.settings import VllmSettings, check_version, version_text
 from cluster.errors import ConfigError, ModelError
 from cluster.models import load_model

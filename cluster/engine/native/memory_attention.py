@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from cluster.engine.native.attention import rotate
 from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.window.stream import HeldFrame, spans_of, tokens_of
-from cluster.memory.recollection import Recalled, Recollection
+from cluster.engine.window.stream import StreamFrame, spans_of, tokens_of
+from cluster.memory.retrieval_session import RetrievalSession, RetrievedKV
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import FrameSpan, VisionLanguageModel
 from cluster.types import MICROSECONDS, PatchGrid
@@ -26,7 +26,7 @@ def ask_context(
     model: VisionLanguageModel,
     system: SystemPrompt,
     memory: StreamMemory,
-    frames: Sequence[HeldFrame],
+    frames: Sequence[StreamFrame],
     kv: tuple[Tensor, Tensor] | None,
     *,
     since: int | None = None,
@@ -64,11 +64,11 @@ def ask_context(
 
 
 def _timeline(
-    model: VisionLanguageModel, memory: StreamMemory, frames: Sequence[HeldFrame], since: int | None
+    model: VisionLanguageModel, memory: StreamMemory, frames: Sequence[StreamFrame], since: int | None
 ) -> tuple[Timeline, PatchGrid]:
     geometry = model.geometry
     if frames:
-        opened, grid = memory.time_of(frames[0].pts), frames[0].grid
+        opened, grid = memory.memory_time(frames[0].pts), frames[0].grid
         if memory.newest is not None:
             # Before the first frame of a clock that was set back has left the window.
             opened = max(opened, memory.newest + 1)
@@ -152,7 +152,7 @@ class AskContext:
     following: int
 
 
-class RecallAttention:
+class MemoryAttention:
     """Called by every decoder layer for the rows of one question or frame (see ``attention.attention``): each attends
     to its context, to what is recalled for all of them, and to the rows before it.
 
@@ -161,7 +161,7 @@ class RecallAttention:
     Args:
         model: for positions and rotary.
         around: what is seen beside the memory.
-        recollection: of the memory; nothing is recalled without.
+        retrieval: of the memory; nothing is recalled without.
         keep: is handed each layer's raw keys and values ``[Hkv, n, d]`` of the rows.
         weigh: add up what each frame is given (``mass``).
     """
@@ -170,12 +170,12 @@ class RecallAttention:
         self,
         model: VisionLanguageModel,
         around: AskContext,
-        recollection: Recollection | None,
+        retrieval: RetrievalSession | None,
         *,
         keep: Callable[[int, Tensor, Tensor], None] | None = None,
         weigh: bool = False,
     ) -> None:
-        self._model, self._around, self._recollection = model, around, recollection
+        self._model, self._around, self._retrieval = model, around, retrieval
         self._keep, self._weighs = keep, weigh
         self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
@@ -238,23 +238,23 @@ class RecallAttention:
         local = self._around.local
         heads = query.shape[0]
         there = torch.ones(heads, local.frame.shape[0], dtype=torch.bool, device=query.device)
-        if self._recollection is None:
+        if self._retrieval is None:
             return local.key[layer], local.value[layer], there, local.frame.expand(heads, -1)
-        recalled = self._recollection.fetch(layer, query)
-        turned = self._rotated(recalled, self._recollection) if recalled.tokens else recalled.key
+        recalled = self._retrieval.fetch(layer, query)
+        turned = self._rotated(recalled, self._retrieval) if recalled.tokens else recalled.key
         return (
             torch.cat([local.key[layer], turned.to(local.key.dtype)], dim=1),
             torch.cat([local.value[layer], recalled.value], dim=1),
-            torch.cat([there, recalled.there], dim=1),
+            torch.cat([there, recalled.valid], dim=1),
             torch.cat([local.frame.expand(heads, -1), recalled.frame], dim=1),
         )
 
-    def _rotated(self, recalled: Recalled, recollection: Recollection) -> Tensor:
-        memory = recollection.memory
+    def _rotated(self, recalled: RetrievedKV, retrieval: RetrievalSession) -> Tensor:
+        memory = retrieval.memory
         heads, count, size = recalled.key.shape
         around = self._around
-        frame = torch.where(recalled.there, recalled.frame, recalled.frame.amax()).flatten()
-        placed = around.timeline.place(recollection.view.log.seconds(frame)).to(frame.device)
+        frame = torch.where(recalled.valid, recalled.frame, recalled.frame.amax()).flatten()
+        placed = around.timeline.place(retrieval.view.log.seconds(frame)).to(frame.device)
         row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
         text = row >= memory.rows
         column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns

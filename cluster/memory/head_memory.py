@@ -32,14 +32,14 @@ class KVChunk:
     cell: Tensor
     rows: int
     columns: int
-    look: Tensor
+    mean_embedding: Tensor
 
     @property
     def tokens(self) -> int:
         return self.key.shape[2]
 
 
-Leave = Callable[[KVChunk], None]
+KVSink = Callable[[KVChunk], None]
 """Takes what leaves; called in the engine's thread, in time order for each stream."""
 
 
@@ -79,7 +79,7 @@ class LayerKV:
         """Tokens of each head."""
         return self.key.shape[1]
 
-    def take(self, kept: Tensor) -> LayerKV:
+    def select(self, kept: Tensor) -> LayerKV:
         """The tokens ``kept [H, m]`` int64, ascending in each head."""
         wide = kept[..., None].expand(-1, -1, self.key.shape[2])
         return LayerKV(
@@ -98,11 +98,11 @@ NAMES_BYTES = 1280
 """Of the names and numbers beside the tensors of a head's state."""
 
 
-class OutOfReachError(Exception):
+class BlocksUnavailableError(Exception):
     """Blocks that are needed cannot be had now."""
 
 
-class GoneError(Exception):
+class BlocksLostError(Exception):
     """Blocks that are needed are gone for good; ``uids`` of their clusters."""
 
     def __init__(self, uids: Sequence[int]) -> None:
@@ -111,14 +111,14 @@ class GoneError(Exception):
 
 
 @dataclass(slots=True)
-class Change:
+class HeadChange:
     """``clusters`` (numbers in the table) whose members changed, and the new block of each."""
 
     clusters: list[int]
     blocks: list[Block]
 
 
-class Head:
+class HeadMemory:
     """Tokens in time order, in clusters. ``frame``, ``cell`` ``[n]`` int32; the KV lies in blocks, one per cluster, as
     the table says. ``settled``: all frames before this one were taken in.
 
@@ -132,7 +132,7 @@ class Head:
         self.settled = 0
         self._place = place
 
-    def copy(self) -> Head:
+    def copy(self) -> HeadMemory:
         """Another head of the same tokens."""
         other = copy.copy(self)
         other.organiser = self.organiser.copy()
@@ -151,11 +151,11 @@ class Head:
         """About what :meth:`state` takes."""
         return self.frame.nbytes + self.cell.nbytes + self.table.nbytes + NAMES_BYTES
 
-    def uids(self) -> Tensor:
+    def token_uids(self) -> Tensor:
         """Uid of each token's cluster ``[n]``."""
         return self.table.uid[self.table.of_token]
 
-    def numbers(self, uids: Sequence[int]) -> list[int]:
+    def cluster_numbers(self, uids: Sequence[int]) -> list[int]:
         """Numbers in the table of those of these clusters that there are."""
         table = self.table
         wanted = torch.tensor(list(uids), dtype=torch.int64)
@@ -165,40 +165,40 @@ class Head:
         ]
 
     # -- blocks -----------------------------------------------------------------------------------
-    def is_of(self, cluster: int, block: Block) -> bool:
+    def matches_cluster(self, cluster: int, block: Block) -> bool:
         """Whether a block holds the members of a cluster; what a tier gave may be anything."""
         at = self.table.members(cluster).cpu()
         return torch.equal(block.frame.cpu(), self.frame[at]) and torch.equal(block.cell.cpu(), self.cell[at])
 
-    def fetch(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
+    def load_blocks(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
         """The blocks of clusters, by their numbers.
 
         Raises:
-            GoneError: some are gone for good.
-            OutOfReachError: some cannot be had now.
+            BlocksLostError: some are gone for good.
+            BlocksUnavailableError: some cannot be had now.
         """
         found: dict[int, Block] = {}
         gone, later = [], False
         numbers = self.table.block[list(clusters)].tolist()
         for cluster, loaded in zip(clusters, load(numbers) if numbers else (), strict=True):
-            if loaded.block is not None and self.is_of(cluster, loaded.block):
+            if loaded.block is not None and self.matches_cluster(cluster, loaded.block):
                 found[cluster] = loaded.block
             elif loaded.block is not None or loaded.outcome is Outcome.MISS:
                 gone.append(int(self.table.uid[cluster]))
             else:
                 later = True
         if gone:
-            raise GoneError(gone)
+            raise BlocksLostError(gone)
         if later:
-            raise OutOfReachError
+            raise BlocksUnavailableError
         return found
 
     # -- tokens in --------------------------------------------------------------------------------
-    def add(self, tokens: NewTokens, cell: Tensor, load: Load, resident: Load) -> Change:
+    def add_tokens(self, tokens: NewTokens, cell: Tensor, load: Load, resident: Load) -> HeadChange:
         """Take in new tokens (``cell`` ``[t]``). ``resident`` gives only blocks that are at hand at once.
 
         Raises:
-            GoneError, OutOfReachError: see :meth:`fetch`; the head is then of no use.
+            BlocksLostError, BlocksUnavailableError: see :meth:`fetch`; the head is then of no use.
         """
         before = self.copy()
         table, known = self.table, len(self.table)
@@ -208,7 +208,9 @@ class Head:
             if cluster >= known or int(table.count[cluster]) != int(before.table.count[cluster]):
                 return None
             (loaded,) = resident([int(table.block[cluster])])
-            return loaded.block.key if loaded.block is not None and before.is_of(cluster, loaded.block) else None
+            return (
+                loaded.block.key if loaded.block is not None and before.matches_cluster(cluster, loaded.block) else None
+            )
 
         numbers = self.organiser.add(tokens, members).cpu()
         frame, cell = tokens.frame.to(torch.int32), cell.to(torch.int32)
@@ -217,44 +219,44 @@ class Head:
         there = order.to(tokens.key.device)
         found, counts = torch.unique_consecutive(numbers[order], return_counts=True)
         clusters, sizes = found.tolist(), counts.tolist()
-        old = before.fetch([cluster for cluster in clusters if cluster < known], load)
+        old = before.load_blocks([cluster for cluster in clusters if cluster < known], load)
         parts = (tokens.key[there], tokens.value[there], frame[order], cell[order])
         new = [Block(*each) for each in zip(*(torch.split(part, sizes) for part in parts), strict=True)]
-        return Change(clusters, [_joined(old.get(n), block) for n, block in zip(clusters, new, strict=True)])
+        return HeadChange(clusters, [_joined(old.get(n), block) for n, block in zip(clusters, new, strict=True)])
 
-    def split(self, cluster: int, block: Block) -> Change:
+    def split_cluster(self, cluster: int, block: Block) -> HeadChange:
         """Split a cluster that waited for being loaded; ``block`` is its own."""
         at = self.table.members(cluster)
         new = self.organiser.split(
             cluster, block.key, block.value, self._place(block.frame, block.cell), block.frame.to(torch.int64)
         )
         if new is None:
-            return Change([], [])
+            return HeadChange([], [])
         leaves = self.table.of_token[at] == new
-        return Change([cluster, new], [_take(block, rows.nonzero()[:, 0]) for rows in (~leaves, leaves)])
+        return HeadChange([cluster, new], [_take(block, rows.nonzero()[:, 0]) for rows in (~leaves, leaves)])
 
     # -- tokens out -------------------------------------------------------------------------------
-    def keep(self, kept: Tensor, load: Load) -> Change:
+    def keep_tokens(self, kept: Tensor, load: Load) -> HeadChange:
         """Only the tokens ``kept`` (ascending numbers) stay.
 
         Raises:
-            GoneError, OutOfReachError: see :meth:`fetch`; nothing was done.
+            BlocksLostError, BlocksUnavailableError: see :meth:`fetch`; nothing was done.
         """
         of_token, uid = self.table.of_token, self.table.uid
         stays = torch.zeros(self.tokens, dtype=torch.bool)
         stays[kept] = True
         thinned, remaining = torch.unique(of_token[~stays]), torch.unique(of_token[stays])
         partly = thinned[torch.isin(thinned, remaining)].tolist()
-        blocks = self.fetch(partly, load)
+        blocks = self.load_blocks(partly, load)
         # Members of a cluster and of its block stand in the same order.
         left = {cluster: _take(block, stays[of_token == cluster].nonzero()[:, 0]) for cluster, block in blocks.items()}
         uids = [int(uid[cluster]) for cluster in partly]
         self._narrow(kept, {cluster: (of_token[kept] == cluster, block) for cluster, block in left.items()})
-        return Change(self.numbers(uids), list(left.values()))
+        return HeadChange(self.cluster_numbers(uids), list(left.values()))
 
-    def lose(self, uids: Sequence[int]) -> int:
+    def drop_clusters(self, uids: Sequence[int]) -> int:
         """The blocks of clusters are gone for good: forget their tokens; returns how many."""
-        kept = (~torch.isin(self.uids(), torch.tensor(list(uids), dtype=torch.int64))).nonzero()[:, 0]
+        kept = (~torch.isin(self.token_uids(), torch.tensor(list(uids), dtype=torch.int64))).nonzero()[:, 0]
         lost = self.tokens - len(kept)
         if lost:
             self._narrow(kept, {})

@@ -10,11 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cluster.engine.native.memory_attention import MemoryAttention, ask_context
 from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.native.recall import RecallAttention, ask_context
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.stream import HeldFrame
-from cluster.memory.recollection import RecallStats, Recollection
+from cluster.engine.window.stream import StreamFrame
+from cluster.memory.retrieval_session import RetrievalSession, RetrievalStats
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import VisionLanguageModel
@@ -26,11 +26,11 @@ _MOMENTS = 5
 class Window(Protocol):
     """Frames in time order, of which those with KV come first, and their KV in the same order."""
 
-    frames: list[HeldFrame]
+    frames: list[StreamFrame]
     kv: KVSlab
 
 
-class Asking:
+class NativeAskRun:
     """One question. ``step`` is called until it returns None; one thread makes all calls.
 
     Args:
@@ -41,7 +41,7 @@ class Asking:
         retriever: which clusters a query needs; without, nothing of the memory is seen.
         ask: the question.
         ends: tokens that end an answer.
-        prefetch: see :class:`Recollection`.
+        prefetch: see :class:`RetrievalSession`.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Asking:
         self._text = ""
         self._result: AskResult | None = None
         self._window = window
-        self._frames: list[HeldFrame] = []
-        self._attention: RecallAttention | None = None
-        self._recollection: Recollection | None = None
+        self._frames: list[StreamFrame] = []
+        self._attention: MemoryAttention | None = None
+        self._retrieval: RetrievalSession | None = None
         self._position = 0
         self._rests_on: tuple[Moment, ...] = ()
         self._span = (0, 0)
@@ -80,10 +80,10 @@ class Asking:
         return self._result
 
     @property
-    def recollection(self) -> Recollection:
+    def retrieval(self) -> RetrievalSession:
         """What was read of the memory; there after the first step."""
-        assert self._recollection is not None
-        return self._recollection
+        assert self._retrieval is not None
+        return self._retrieval
 
     @property
     def logits(self) -> Tensor:
@@ -114,11 +114,11 @@ class Asking:
         held = self._window.frames if self._window is not None else []
         self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
         since = self._oldest_wanted()
-        self._frames = [frame for frame in self._frames if self._memory.time_of(frame.pts) >= since]
+        self._frames = [frame for frame in self._frames if self._memory.memory_time(frame.pts) >= since]
         kv = self._window.kv.stretch() if self._window is not None else None
         around = ask_context(self._model, self._system, self._memory, self._frames, kv, since=since)
-        with self._reading(since) as self._recollection:
-            self._attention = RecallAttention(self._model, around, self._recollection, weigh=True)
+        with self._reading(since) as self._retrieval:
+            self._attention = MemoryAttention(self._model, around, self._retrieval, weigh=True)
             self._position = around.following
             logits = self._pass(self._prompt_ids)
             # Now, because the memory goes on, and may forget, while the answer is spelled out.
@@ -129,10 +129,10 @@ class Asking:
         self._first_token_s = time.perf_counter() - self._began
         return int(logits.argmax())
 
-    def _reading(self, since: int) -> AbstractContextManager[Recollection | None]:
+    def _reading(self, since: int) -> AbstractContextManager[RetrievalSession | None]:
         if self._retriever is None:
             return nullcontext()
-        return Recollection(
+        return RetrievalSession(
             self._memory,
             self._retriever,
             first_frame=0 if self._ask.since_s is None else self._memory.frames_since(since),
@@ -155,7 +155,7 @@ class Asking:
 
     # -- what is seen -----------------------------------------------------------------------------
     def _newest(self) -> int:
-        known = [self._memory.time_of(frame.pts) for frame in self._frames[-1:]]
+        known = [self._memory.memory_time(frame.pts) for frame in self._frames[-1:]]
         if self._memory.newest is not None:
             known.append(self._memory.newest)
         return max(known, default=0)
@@ -167,7 +167,7 @@ class Asking:
 
     # -- the end ----------------------------------------------------------------------------------
     def _finish(self) -> None:
-        stats = self._recollection.stats if self._recollection is not None else RecallStats()
+        stats = self._retrieval.stats if self._retrieval is not None else RetrievalStats()
         oldest, newest = self._span
         self._result = AskResult(
             stream=self._ask.stream,
@@ -175,12 +175,12 @@ class Asking:
             moments=self._rests_on,
             oldest=oldest,
             newest=newest,
-            tokens_held=stats.held,
-            tokens_read=stats.attended,
+            tokens_held=stats.held_tokens,
+            tokens_read=stats.fetched_tokens,
             bytes_read=stats.bytes,
             first_token_s=self._first_token_s,
             total_s=time.perf_counter() - self._began,
-            degraded=stats.out_of_reach > 0 or stats.gone > 0,
+            degraded=stats.unavailable > 0 or stats.lost > 0,
             prompt_tokens=len(self._prompt_ids),
             answer_tokens=len(self._tokens),
         )
@@ -190,10 +190,10 @@ class Asking:
     def _moments(self) -> tuple[Moment, ...]:
         """The stretches of neighbouring frames that the answer gave most to."""
         assert self._attention is not None
-        window = [self._memory.time_of(frame.pts) for frame in self._frames]
-        seen = None if self._recollection is None else self._recollection.view.log
+        window = [self._memory.memory_time(frame.pts) for frame in self._frames]
+        seen = None if self._retrieval is None else self._retrieval.view.log
         at = sorted(
-            (seen.at(number) if seen is not None and number >= 0 else window[-2 - number], mass)
+            (seen.frame_time(number) if seen is not None and number >= 0 else window[-2 - number], mass)
             for number, mass in self._attention.mass.items()
         )
         total = sum(mass for _, mass in at) or 1.0

@@ -11,7 +11,7 @@ from connector_rig import system_transfer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.engine.vllm.connector.order import Order, Piece, WindowFrame, reordered
+from cluster.engine.vllm.connector.prompt_order import Order, Piece, WindowFrame, reordered
 from cluster.engine.vllm.connector.transfer import FIELD, Load, Save, Transfer
 from cluster.engine.window.planner import prefix_order
 from cluster.errors import ConfigError

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from cluster.engine.vllm.connector.tier_writer import TierWriter
 from cluster.engine.vllm.core import Ask, Reply
-from cluster.engine.vllm.items import WindowItem, check_items, content_digest, window_prompt
-from cluster.engine.vllm.served import Served
-from cluster.engine.window.stream import HeldFrame, Stream, tokens_of
+from cluster.engine.vllm.prompt_items import WindowItem, check_items, content_digest, window_prompt
+from cluster.engine.vllm.served_model import ServedModel
+from cluster.engine.window.stream import Stream, StreamFrame, tokens_of
 from cluster.models.base import VisionLanguageModel, WindowPositions
 from cluster.types import Question, WindowRequest
 
@@ -30,7 +30,7 @@ class Window:
 
     stream: Stream
     request: WindowRequest
-    frames: Sequence[HeldFrame]
+    frames: Sequence[StreamFrame]
     positions: WindowPositions
     questions: Sequence[Question]
     max_tokens: Sequence[int]
@@ -42,7 +42,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class WindowCounts:
     """Visual tokens of one window by where their KV came from, and the ``rows`` that vLLM computed for all its
     questions, which ``attended`` to so many places together."""
 
@@ -53,21 +53,21 @@ class Counted:
     attended: int
 
     @classmethod
-    def of(cls, reused: int, refreshed: int, new: int, replies: Sequence[Reply]) -> Counted:
+    def of(cls, reused: int, refreshed: int, new: int, replies: Sequence[Reply]) -> WindowCounts:
         """With rows as the replies tell: all that were not cached, each seeing itself and what stands before it."""
         rows = sum(reply.prompt - reply.cached for reply in replies)
         pairs = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in replies)
         return cls(reused, refreshed, new, rows, pairs)
 
 
-class TimeOrder:
+class TimeOrderLayout:
     """Makes prompts of windows, ``[system | frames in time order | question]``: vLLM's prefix cache shares it among a
     window's questions. Called by the engine's thread only.
 
     ``writer`` brings what outlives this process to the tiers; None where nothing does.
     """
 
-    def __init__(self, model: VisionLanguageModel, served: Served, writer: TierWriter | None = None) -> None:
+    def __init__(self, model: VisionLanguageModel, served: ServedModel, writer: TierWriter | None = None) -> None:
         self.model = model
         self.served = served
         self.writer = writer
@@ -90,12 +90,12 @@ class TimeOrder:
         """A question of the window ended without an answer: all of them once more, without what failed."""
         return self.asks(window)
 
-    def done(self, window: Window, replies: Sequence[Reply]) -> Counted:
+    def done(self, window: Window, replies: Sequence[Reply]) -> WindowCounts:
         """All questions of the window were answered. What the first one found cached was there from an earlier one."""
         visual = window.visual
         found = min(reply.cached for reply in replies) - len(self.system_ids)
         reused = min(max(0, found), visual)
-        return Counted.of(reused, 0, visual - reused, replies)
+        return WindowCounts.of(reused, 0, visual - reused, replies)
 
     def forget(self, stream: str, *, everywhere: bool = False) -> None:
         """The stream is gone from here; ``everywhere``: from wherever something of it outlives this process too."""
@@ -148,7 +148,7 @@ class TimeOrder:
         return items
 
 
-def content_of(frame: HeldFrame) -> str:
+def content_of(frame: StreamFrame) -> str:
     """Key of an encoded frame's embeddings, computed once."""
     if not frame.content:
         frame.content = content_digest(tokens_of(frame).embeds.cpu())

@@ -16,7 +16,7 @@ from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recalled:
+class RetrievedKV:
     """What a layer attends to, heads side by side and filled up to the longest.
 
     * ``key``, ``value`` ``[H, m, D]``; keys before rotary
@@ -27,33 +27,33 @@ class Recalled:
     value: Tensor
     frame: Tensor
     cell: Tensor
-    there: Tensor
+    valid: Tensor
 
     @property
     def tokens(self) -> int:
-        return int(self.there.shape[1])
+        return int(self.valid.shape[1])
 
 
 @dataclass(slots=True)
-class RecallStats:
+class RetrievalStats:
     """``held``, ``attended``: tokens of all layers and heads that there are, and that were fetched; ``clusters``
     fetched; ``out_of_reach``: clusters no tier could give now; ``gone``: those that no tier has any more."""
 
-    held: int = 0
-    attended: int = 0
+    held_tokens: int = 0
+    fetched_tokens: int = 0
     clusters: int = 0
-    out_of_reach: int = 0
-    gone: int = 0
+    unavailable: int = 0
+    lost: int = 0
     bytes: int = 0
-    chosen: dict[int, int] = field(default_factory=dict)
+    tokens_by_frame: dict[int, int] = field(default_factory=dict)
 
     @property
-    def ratio(self) -> float:
+    def fetched_share(self) -> float:
         """Share of what is held that was fetched."""
-        return self.attended / self.held if self.held else 0.0
+        return self.fetched_tokens / self.held_tokens if self.held_tokens else 0.0
 
 
-class Recollection:
+class RetrievalSession:
     """Reads a memory, as it is at the beginning, for one question; a context manager.
 
     Args:
@@ -76,17 +76,17 @@ class Recollection:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.memory, self.retriever = memory, retriever
-        self.view = memory.view()
+        self.view = memory.open_view()
         self.first_frame = max(first_frame, self.view.first_frame)
         self.device, self.dtype = device, dtype
-        self.stats = RecallStats()
+        self.stats = RetrievalStats()
         self._prefetcher = Prefetcher(memory.tiers.load, deadline_s=deadline_s)
-        self._ahead = prefetch
+        self._prefetches = prefetch
         # Layer, head and cluster of blocks that turned out to be gone.
         self._gone: list[tuple[int, int, int]] = []
         self._closed = False
 
-    def __enter__(self) -> Recollection:
+    def __enter__(self) -> RetrievalSession:
         return self
 
     def __exit__(
@@ -106,14 +106,14 @@ class Recollection:
             self._closed = True
             self.memory.close_view(self.view, self._gone)
 
-    def fetch(self, layer: int, query: Tensor) -> Recalled:
+    def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
         """What the raw query rows ``[H, r, D]`` of a layer attend to, in time order; waiting frames always are."""
         keys = self._wanted(layer, query)
-        if self._ahead and layer + 1 < len(self.view.heads):
+        if self._prefetches and layer + 1 < len(self.view.heads):
             # Behind the wish for this layer's, which is what the caller waits for.
-            self._prefetcher.begin([key for per_head in self._wanted(layer + 1, query) for key in per_head])
+            self._prefetcher.prefetch([key for per_head in self._wanted(layer + 1, query) for key in per_head])
         flat = [key for per_head in keys for key in per_head]
-        blocks = dict(zip(flat, self._prefetcher.take(flat), strict=True)) if flat else {}
+        blocks = dict(zip(flat, self._prefetcher.fetch(flat), strict=True)) if flat else {}
         parts = [self._blocks(layer, h, blocks, keys[h]) for h in range(len(keys))] if keys else []
         if not parts:
             heads, _, width = query.shape
@@ -140,27 +140,27 @@ class Recollection:
     def _blocks(self, layer: int, h: int, blocks: dict[BlockKey, Loaded], keys: Sequence[BlockKey]) -> Block:
         """The blocks of one head that could be had, as one, without frames that are too old."""
         head = self.view.heads[layer][h]
-        self.stats.held += head.tokens
+        self.stats.held_tokens += head.tokens
         clusters = {number: cluster for cluster, number in enumerate(head.table.block.tolist())}
         found = []
         for key in keys:
             loaded, cluster = blocks[key], clusters[key.block]
-            if loaded.block is not None and head.is_of(cluster, loaded.block):
+            if loaded.block is not None and head.matches_cluster(cluster, loaded.block):
                 found.append(loaded.block)
                 self.stats.bytes += loaded.block.nbytes
             elif loaded.block is not None or loaded.outcome is Outcome.MISS:
-                self.stats.gone += 1
+                self.stats.lost += 1
                 self._gone.append((layer, h, int(head.table.uid[cluster])))
             else:
-                self.stats.out_of_reach += 1
+                self.stats.unavailable += 1
         self.stats.clusters += len(found)
         whole = _one(found, head.table.mean.shape[1], self.dtype)
         if self.first_frame:
             recent = (whole.frame >= self.first_frame).nonzero()[:, 0]
             whole = Block(whole.key[recent], whole.value[recent], whole.frame[recent], whole.cell[recent])
-        self.stats.attended += len(whole)
+        self.stats.fetched_tokens += len(whole)
         for number, count in zip(*(t.tolist() for t in torch.unique(whole.frame, return_counts=True)), strict=True):
-            self.stats.chosen[number] = self.stats.chosen.get(number, 0) + count
+            self.stats.tokens_by_frame[number] = self.stats.tokens_by_frame.get(number, 0) + count
         return whole
 
     def _waiting(self, layer: int, h: int, width: int) -> Block:
@@ -178,7 +178,7 @@ class Recollection:
         ]
         return _one(parts, width, self.dtype)
 
-    def _side_by_side(self, parts: Sequence[Block]) -> Recalled:
+    def _side_by_side(self, parts: Sequence[Block]) -> RetrievedKV:
         longest = max(len(part) for part in parts)
         width = parts[0].key.shape[1]
         key = torch.zeros(len(parts), longest, width, dtype=self.dtype)
@@ -192,7 +192,7 @@ class Recollection:
             key[h, :count], value[h, :count] = part.key[order].cpu(), part.value[order].cpu()
             frame[h, :count], cell[h, :count] = part.frame[order].long(), part.cell[order].long()
             there[h, :count] = True
-        return Recalled(*(tensor.to(self.device) for tensor in (key, value, frame, cell, there)))
+        return RetrievedKV(*(tensor.to(self.device) for tensor in (key, value, frame, cell, there)))
 
 
 def _one(parts: Sequence[Block], width: int, dtype: torch.dtype) -> Block:
