@@ -196,7 +196,7 @@ class EngineWorker:
         return done
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
-        """See ``Engine.delete_memory``. A running answer may rest on what is deleted: it ends with ``NotReadyError``."""
+        """See ``Engine.delete_memory``. A running answer may use what is deleted: it ends with ``NotReadyError``."""
 
         def forget(engine: Engine) -> DeletedMemory:
             error = NotReadyError(f"camera {stream!r} had memory deleted while it was asked; ask again about the rest")
