@@ -177,12 +177,12 @@ WRONG = {
     "no question": (["ask", "gate"], 2, "no question; write it behind the camera"),
     "empty question": (["ask", "gate", "  "], 2, "the question is empty"),
     "control characters": (["ask", "gate", "a\x07"], 2, "the question is not text"),
-    "not a duration": (["ask", "gate", "q", "--since", "10"], 2, "--since '10' is not a duration; write it as in 90s"),
-    "no timeout": (["ask", "gate", "q", "--timeout", "soon"], 2, "--timeout 'soon' is no duration"),
+    "no duration": (["ask", "gate", "q", "--since", "10"], 2, "--since '10' is not a duration; write it as in 90s"),
+    "no timeout": (["ask", "gate", "q", "--timeout", "soon"], 2, "--timeout 'soon' is not a duration"),
     "no conversation": (["ask", "gate", "q", "--conversation", "x"], 1, "there is no conversation 'x'"),
     "unwritable": (["ask", "gate", "q", "--pictures", "/dev/null/x"], 1, "cannot write /dev/null/x"),
-    "everything": (["forget", "gate"], 2, "everything of camera 'gate' would be forgotten; add --yes"),
-    "before when": (["forget", "gate", "--before", "-1h"], 2, "--before '-1h' is no duration"),
+    "everything": (["forget", "gate"], 2, "all memory of camera 'gate' would be deleted; add --yes"),
+    "before when": (["forget", "gate", "--before", "-1h"], 2, "--before '-1h' is not a duration"),
     "nobody": (["memory", "gate", "-g", "127.0.0.1:1"], 1, "no Sightline gateway answers at 127.0.0.1:1"),
 }
 
@@ -343,7 +343,7 @@ def test_the_prompt_ends_with_ctrl_c_and_for_an_unknown_camera(terminal):
 
 def test_forgetting_everything_is_asked_for_first(gateway, terminal):
     screen = terminal("forget", "gate")
-    screen.until("Forget everything that camera 'gate' has seen? [y/N]: ")
+    screen.until("Delete everything that camera 'gate' has seen? [y/N]: ")
     screen.type("n\n")
     assert screen.end() == 1
     assert gateway.forgotten == []
