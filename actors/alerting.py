@@ -1,4 +1,4 @@
-"""The alerting actor: every replica's answers, and the controller's cameras, into one ``AlertService``."""
+"""The alerting actor: feeds every replica's answers and the controller's cameras to one ``AlertService``."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 ANSWERS = 50_000
-"""Answers that may wait for alerting itself: it takes thousands a second, and one that is lost may be an alert."""
+"""Answers that may wait for alerting: it processes thousands a second, and a lost one may be an alert."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertingAddresses:
-    """Where ``Incidents`` and ``/metrics`` are, ``host:port`` each."""
+    """Addresses of ``Incidents`` and ``/metrics``, ``host:port`` each."""
 
     rpc: str
     metrics: str
 
 
 class Alerting:
-    """Ray actor. A restarted one goes on where its file says, with the answers of the last minute from the replicas."""
+    """Ray actor. After a restart it continues from its file, with the answers of the last minute from the replicas."""
 
     def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
         configure_logging("alerting", config.cluster)
@@ -72,15 +72,15 @@ class Alerting:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def ready(self) -> AlertingAddresses:
-        """As soon as it works."""
+        """Addresses, once it listens."""
         return await asyncio.shield(self._started)
 
     async def process_id(self) -> int:
-        """Of this process, for operators and tests."""
+        """Process id, for operators and tests."""
         return os.getpid()
 
     async def stop(self) -> None:
-        """Stop; what is still owed to sinks stays in the folder, unless that ends with the cluster."""
+        """Stop; pending alerts stay in the folder, unless that ends with the cluster."""
         for task in self._tasks:
             task.cancel()
         await self._merger.stop()
@@ -140,7 +140,7 @@ class Alerting:
                 if self._footage is not None and watched.settings is not None:
                     await self._footage.retain_cameras(lives)
             except UnavailableError as error:
-                log.warning("no word of the cameras: %s", error)
+                log.warning("cannot read the cameras' status: %s", error)
             await asyncio.sleep(POLL_S)
 
     async def _follow_replicas(self) -> None:
@@ -154,5 +154,5 @@ class Alerting:
 
 
 def private_folder(run_id: str) -> Path:
-    """Where alerting keeps its files when ``alerts.folder`` names no place for them; it ends with the cluster."""
+    """Folder of alerting's files when ``alerts.folder`` is not set; it is deleted with the cluster."""
     return Path(tempfile.gettempdir(), f"sightline-alerts-{run_id}")

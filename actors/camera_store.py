@@ -1,4 +1,4 @@
-"""What a restarted controller must know of the cameras, in Ray's own key-value store, which outlives the actor."""
+"""Persists the camera table in Ray's key-value store, which outlives the controller actor."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COUNTED = b"counted"
 
 
 class CameraStore:
-    """The cameras of one run in Ray's key-value store, which outlives the actor."""
+    """The cameras of one run in Ray's key-value store."""
 
     def __init__(self, run_id: str) -> None:
         self._namespace = f"sightline-{run_id}".encode()
 
     def load(self) -> list[ManagedCamera] | None:
-        """``None`` when this run has not been seeded yet."""
+        """Stored cameras; ``None`` when this run has not been seeded yet."""
         if internal_kv._internal_kv_get(SEEDED, namespace=self._namespace) is None:
             return None
         keys = internal_kv._internal_kv_list(CAMERA, namespace=self._namespace)
@@ -31,12 +31,12 @@ class CameraStore:
         return [ManagedCamera.model_validate_json(value) for value in values if value is not None]
 
     def seed(self, entries: Sequence[CameraEntry]) -> None:
-        """The configuration's cameras are stored; from here on the store is the truth."""
+        """Store the configuration's cameras; from here on the store is authoritative."""
         seeded = json.dumps([entry_to_json(entry, secrets=True) for entry in entries]).encode()
         internal_kv._internal_kv_put(SEEDED, seeded, namespace=self._namespace)
 
     def seeded(self) -> list[CameraEntry]:
-        """What the last configuration said."""
+        """Cameras of the last configuration."""
         value = internal_kv._internal_kv_get(SEEDED, namespace=self._namespace)
         return [entry_from_json(entry) for entry in json.loads(value)] if value is not None else []
 
@@ -49,7 +49,7 @@ class CameraStore:
         internal_kv._internal_kv_del(CAMERA + name.encode(), namespace=self._namespace)
 
     def removed(self) -> list[str]:
-        """Cameras that were removed and that not every replica has forgotten yet."""
+        """Removed cameras that not every replica has deleted yet."""
         keys = internal_kv._internal_kv_list(REMOVED, namespace=self._namespace)
         return [key.removeprefix(REMOVED).decode() for key in sorted(keys)]
 
@@ -69,7 +69,7 @@ class CameraStore:
         internal_kv._internal_kv_put(COUNTED, json.dumps(counted).encode(), namespace=self._namespace)
 
     def clear(self) -> None:
-        """Forget this run."""
+        """Delete everything of this run."""
         internal_kv._internal_kv_del(REMOVED, del_by_prefix=True, namespace=self._namespace)
         internal_kv._internal_kv_del(CAMERA, del_by_prefix=True, namespace=self._namespace)
         internal_kv._internal_kv_del(COUNTED, namespace=self._namespace)

@@ -1,7 +1,7 @@
-"""The controller actor: the one owner of the camera table. State and rules are in ``cluster.control.directory``.
+"""The controller actor: sole owner of the camera table. State and rules are in ``cluster.control.directory``.
 
-It keeps the cameras in Ray's own key-value store, so that a restarted controller knows those added while it ran; who
-runs them it learns from the decoders and replicas, which join again as soon as it no longer knows their heartbeat.
+It stores the cameras in Ray's key-value store, so that a restarted controller knows those added at run time; it learns
+who runs them from the decoders and replicas, which join again when it no longer knows their heartbeat.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ log = logging.getLogger(__name__)
 
 
 FORGET_HEARTBEATS = 4
-"""Heartbeats for which a removal waits until every replica that lives has forgotten the camera."""
+"""Heartbeats for which a removal waits until every live replica has deleted the camera's memory."""
 
 
 COUNT_REPLICAS_S = 5.0
-"""Between two looks at how full each replica is, which walks over all cameras."""
+"""Interval of per-replica metrics, which iterate over all cameras."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Processes that are ready, by name; ``failure``: why a replica cannot start."""
+    """Ready processes by name; ``failure``: why a replica cannot start."""
 
     decoders: dict[str, DecoderInfo]
     replicas: dict[str, ReplicaInfo]
@@ -61,7 +61,7 @@ class Readiness:
 
 
 class Controller:
-    """Ray actor, named ``controller``. ``run_id`` tells this cluster's keys from those of earlier ones."""
+    """Ray actor, named ``controller``. ``run_id`` separates this cluster's keys from those of earlier ones."""
 
     def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
         configure_logging("controller", config.cluster)
@@ -77,7 +77,7 @@ class Controller:
         self._directory = Directory(
             heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
             quality=fleet_settings(config),
-            # In milliseconds, it cannot grow as fast as this does: an earlier controller's versions are all smaller.
+            # Milliseconds grow faster than versions: those of earlier controllers are all smaller.
             after=time.time_ns() // 1_000_000,
         )
         self._table = CameraTable(config, self._directory)
@@ -91,33 +91,38 @@ class Controller:
         self._background = {asyncio.create_task(self._settle()), asyncio.create_task(self._watch_heartbeats())}
 
     async def ready(self) -> bool:
-        """True as soon as the process takes calls."""
+        """True once the process takes calls."""
         return True
 
     async def process_id(self) -> int:
-        """Of this process, for operators and tests."""
+        """Process id, for operators and tests."""
         return os.getpid()
 
     async def stop(self) -> None:
-        """Forget what was kept for a restart."""
+        """Delete the state kept for a restart."""
         self._kv.clear()
 
     # -- cameras --------------------------------------------------------------------------------
     async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> CameraStatus:
-        """Raises ``CameraExistsError`` for a name that is taken with other settings, ``ManagedElsewhereError`` for one
-        that another manager has, unless it is to be taken over, ``ConfigError`` for settings that contradict each
-        other, and ``CapacityError`` when there is no room for the camera, unless ``force`` is set."""
+        """Add a camera.
+
+        Raises:
+            CameraExistsError: the name is taken, with other settings.
+            ManagedElsewhereError: the name is taken by another manager, unless it is to be taken over.
+            ConfigError: settings that contradict each other.
+            CapacityError: no capacity, unless ``force`` is set.
+        """
         await self._until_settled()
         return await self._keep(self._table.add(managed, time.monotonic(), force=force, takeover=takeover))
 
     async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
-        """Other settings for a camera; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
+        """Change a camera's settings; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
         ``ManagedElsewhereError``."""
         await self._until_settled()
         return await self._keep(self._table.update(managed, time.monotonic(), takeover=takeover))
 
     async def managed_cameras(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
-        """Cameras as they were written, passwords included, sorted by name; all of them without ``names``. Raises
+        """Declared cameras, passwords included, sorted by name; all of them without ``names``. Raises
         ``UnknownCameraError``."""
         await self._until_settled()
         return self._table.managed(names)
@@ -128,39 +133,40 @@ class Controller:
         return self._directory.status(managed.entry.name)
 
     async def remove_camera(self, name: str, manager: str | None = None, takeover: bool = False) -> None:
-        """Every replica is told to forget what it saw, now or when it is back. Raises ``UnknownCameraError`` and
-        ``ManagedElsewhereError``."""
+        """Remove a camera and order every replica to delete its memory, now or when it is back. Raises
+        ``UnknownCameraError`` and ``ManagedElsewhereError``."""
         await self._until_settled()
         self._table.remove(name, manager=manager, takeover=takeover)
         for lost in self._deletions.add(name):
-            log.warning("too many removals wait for a replica: what %s saw ends with its time to live", lost)
+            log.warning("too many deletions wait for a replica: the memory of %s is left to expire", lost)
             self._kv.delete_removed(lost)
-        # In this order, so that a restart in between forgets the camera all the same.
+        # In this order, so that a restart in between still deletes the memory.
         self._kv.put_removed(name)
         self._kv.delete(name)
         await self._notify()
-        # Its name is not free before nobody remembers the old one; but a replica that is down is not waited for.
+        # The name is free only once no replica holds the old camera's memory; replicas that are down are not waited
+        # for.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FORGET_HEARTBEATS * self._config.cluster.heartbeat_s), self._changed:
                 await self._changed.wait_for(lambda: name not in self._deletions.pending_cameras)
 
     async def list_cameras(self) -> list[CameraStatus]:
-        """Sorted by name."""
+        """Status of all cameras, sorted by name."""
         await self._until_settled()
         return [self._directory.status(name) for name in self._directory.cameras]
 
     async def get_camera(self, name: str) -> CameraStatus:
-        """Raises ``UnknownCameraError``."""
+        """Status of a camera. Raises ``UnknownCameraError``."""
         await self._until_settled()
         return self._directory.status(name)
 
     async def where(self, name: str) -> Route:
-        """Raises ``UnknownCameraError``."""
+        """Processes of a camera. Raises ``UnknownCameraError``."""
         await self._until_settled()
         return self._directory.route(name)
 
     async def camera_states(self, version: int) -> CameraStates:
-        """All cameras as alerting looks at them, with their settings if the table is another than ``version``."""
+        """All cameras as alerting needs them, with their settings if the table differs from ``version``."""
         await self._until_settled()
         directory = self._directory
         names = directory.cameras
@@ -174,11 +180,11 @@ class Controller:
 
     # -- replicas, for operators ----------------------------------------------------------------
     async def list_replicas(self) -> list[ReplicaStatus]:
-        """Sorted by name."""
+        """Status of all replicas, sorted by name."""
         return self._directory.replica_statuses()
 
     async def drain_replica(self, name: str, undo: bool = False) -> ReplicaStatus:
-        """See :meth:`Directory.drain`; forgotten when the controller restarts."""
+        """See :meth:`Directory.drain`; not kept across restarts of the controller."""
         await self._until_settled()
         status = self._directory.drain(name, undo=undo)
         log.info("%s %s", name, "takes cameras again" if undo else "is drained")
@@ -187,7 +193,7 @@ class Controller:
 
     # -- members --------------------------------------------------------------------------------
     async def register_decoder(self, info: DecoderInfo, running: Sequence[str]) -> None:
-        """A decoder started, or this controller did."""
+        """Register a decoder, after its start or this controller's."""
         known = self._directory.decoders.get(info.name)
         if known is not None and known.instance != info.instance:
             metrics.restarts.labels("decoder").inc()
@@ -196,37 +202,36 @@ class Controller:
         await self._notify()
 
     async def register_replica(self, info: ReplicaInfo, known_as: str | None, streams: Sequence[str]) -> str:
-        """A replica is ready, or this controller has restarted; returns the replica's name."""
+        """Register a ready replica, after its start or this controller's; returns its name."""
         self._seen_replicas.add(info.instance)
         if len(self._seen_replicas) > self._config.cluster.replicas:
             metrics.restarts.labels("replica").inc()
         name = self._directory.join_replica(info, time.monotonic(), known_as=known_as, streams=streams)
         log.info("%s joined at %s", name, info.address)
         if len(self._directory.replicas) > self._config.cluster.replicas:
-            # It stands in for one that died; do not wait for the heartbeats to run out.
+            # It replaces a dead one; do not wait for the heartbeat timeout.
             for other in self._directory.replicas.keys() - {name}:
                 self._spawn_probe(other)
         await self._notify()
         return name
 
     async def pending_deletions(self, instance: str) -> list[str]:
-        """Cameras that a replica must forget before it takes any."""
+        """Cameras whose memory a replica must delete before it takes any."""
         return self._deletions.orders_for(instance)
 
     async def was_expired(self, instance: str) -> bool:
-        """Whether a replica that comes back must let go of the cameras it holds: it was taken for dead, and others
-        have them."""
+        """Whether a replica that comes back must close its cameras: it was expired, and others have them."""
         return self._directory.was_expired(instance)
 
     async def leave_replica(self, instance: str) -> None:
-        """A replica stops on purpose."""
+        """Unregister a replica that stops on purpose."""
         for name, info in self._directory.replicas.items():
             if info.instance == instance:
                 self._directory.leave_replica(name)
                 await self._notify()
 
     async def heartbeat_decoder(self, name: str, instance: str, reports: Sequence[CameraReport]) -> bool:
-        """False: join again."""
+        """Record a heartbeat. False: join again."""
         return self._directory.heartbeat_decoder(name, instance, reports, time.monotonic())
 
     async def heartbeat_replica(
@@ -236,8 +241,7 @@ class Controller:
         forgotten: Sequence[str] = (),
         load: ReplicaReport | None = None,
     ) -> list[str] | None:
-        """A replica lives, and has ``forgotten`` removed cameras. Returns those it must forget now; None: join
-        again."""
+        """Record a heartbeat and confirmed deletions (``forgotten``). Returns pending deletions; None: join again."""
         if not self._directory.heartbeat_replica(instance, reports, time.monotonic(), load):
             return None
         alive = {info.instance for info in self._directory.replicas.values()}
@@ -246,18 +250,18 @@ class Controller:
             self._kv.delete_removed(name)
         if done:
             await self._notify()
-        # Until it is settled, there are cameras that it does not know of.
+        # Until the table is settled, it does not contain all cameras.
         reported = [report.camera for report in reports] if self._settled.is_set() else []
         return self._deletions.orders_for(instance, reported, self._directory.cameras)
 
     async def report_broken(self, replica: str, address: str) -> None:
-        """A decoder lost its connection to a replica: look at once, instead of when heartbeats run out."""
+        """A decoder lost its connection to a replica: probe it now, before the heartbeat timeout."""
         info = self._directory.replicas.get(replica)
         if info is not None and info.address == address:
             self._spawn_probe(replica)
 
     async def assignment(self, decoder: str, version: int, timeout_s: float) -> Assignment:
-        """What ``decoder`` must run, as soon as that is another version than it has, or after ``timeout_s``."""
+        """What ``decoder`` must run, once that differs from ``version``, or after ``timeout_s``."""
         await self._until_settled()
         try:
             async with asyncio.timeout(timeout_s), self._changed:
@@ -267,7 +271,7 @@ class Controller:
         return self._directory.assignment(decoder)
 
     async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
-        """Name -> address of all replicas, as soon as they differ from ``known``; the same after ``timeout_s``."""
+        """Name -> address of all replicas, once they differ from ``known``; the same after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self._replica_addresses() != known)
@@ -276,12 +280,12 @@ class Controller:
         return self._replica_addresses()
 
     async def report_failure(self, error: SightlineError) -> None:
-        """A replica cannot start."""
+        """Record why a replica cannot start."""
         log.error("a replica cannot start: %s", error)
         self._failure = error
 
     async def readiness(self) -> Readiness:
-        """Who is ready."""
+        """Ready processes."""
         return Readiness(self._directory.decoders, self._directory.replicas, self._failure)
 
     async def metrics_addresses(self) -> dict[str, str]:
@@ -325,7 +329,7 @@ class Controller:
         await self._notify()
 
     def _follow_configuration(self, cameras: Sequence[ManagedCamera]) -> list[ManagedCamera]:
-        """The configuration may be another than the last one: its own cameras follow it."""
+        """Apply changes between the last configuration and this one to the cameras it manages."""
         found = merge_configuration(self._kv.seeded(), self._config.cameras, cameras)
         for managed in found.changed:
             self._kv.put(managed)
@@ -359,7 +363,7 @@ class Controller:
             await self._tick_fleet()
 
     async def _tick_fleet(self) -> None:
-        """Walk cameras up and down the quality ladder."""
+        """Run the periodic tick of the directory: ladder steps and moves."""
         steps = self._directory.tick(time.monotonic())
         for step in steps:
             metrics.ladder_steps.labels("down" if step.rung_to > step.rung_from else "up").inc()
@@ -371,11 +375,11 @@ class Controller:
             self._fleet_metrics.set_members({"decoder": len(directory.decoders), "replica": len(directory.replicas)})
             self._fleet_metrics.set_replicas(directory.replica_statuses())
             if self._settled.is_set() and directory.version != self._kept:
-                # Whoever went or came since: some runs may be over, and this process the only one that knows of them.
+                # Members or cameras changed: some runs may have ended, and only this process has their counts.
                 self._kept = directory.version
                 self._kv.put_counted(directory.export_counts())
         if self._directory.version != self._shown:
-            # Every step, camera and member changes it; counting walks over all cameras.
+            # Changes with every step, camera and member; counting iterates over all cameras.
             self._shown = self._directory.version
             self._fleet_metrics.set_expected_cameras(self._directory.cameras)
             for rung, cameras in self._directory.rungs().items():

@@ -1,4 +1,4 @@
-"""The decoder actor: many cameras, one thread each. It runs what the controller says it owns."""
+"""The decoder actor: many cameras, one thread each, as assigned by the controller."""
 
 from __future__ import annotations
 
@@ -41,20 +41,23 @@ from cluster.wire.server import RpcServer, push_message_bytes
 
 FOLDER, KNOWN = "clips", "clips-cameras.json"
 AGAIN_S = 600.0
-"""Clips of incidents this young are made again by a process that was restarted, of what can still be had."""
+"""Age up to which unfinished clips of incidents are recorded again after a restart, from what is still available."""
 REACH_S = 30.0
-"""A clip may show so much more of the time before it was begun than its length: an answer comes late, and a clip begins
-with a keyframe."""
+"""Extra lookback of a clip beyond its length: answers are late, and a clip begins with a keyframe."""
 
 
 def footage_collector(
     config: SightlineConfig, folder: Path, run_id: str, channels: ChannelPool, service: AlertService
 ) -> FootageCollector | None:
-    """None where the folder cannot be used: alerts go on without clips, and the log says why.
+    """Create the footage collector; None where the folder cannot be used: alerts go on without clips, and the log says
+    why.
 
     Args:
+        config: of the cluster.
         folder: of the alerts.
         run_id: of this cluster.
+        channels: to the decoders.
+        service: owns the incidents.
     """
     clips = config.clips
     for sentence in clip_shortages(config):
@@ -68,7 +71,7 @@ def footage_collector(
             clip_lookback_s=clips.longest_s + REACH_S,
         )
     except OSError as error:
-        log.error("no snapshots and clips are kept: %s", error)
+        log.error("snapshots and clips are disabled: %s", error)
         return None
 
     async def tell(news: ClipOutcome) -> None:
@@ -86,7 +89,8 @@ def footage_collector(
 
 
 async def start_footage(collector: FootageCollector, service: AlertService, enabled: bool) -> None:
-    """Once the service knows its incidents. Not ``enabled``: those that were promised a clip get none."""
+    """Start the collector once the service has loaded its incidents. Not ``enabled``: pending clips are recorded as
+    missing."""
     waiting = await service.pending_clips(time.time() - AGAIN_S if enabled else math.inf)
     collector.start(waiting)
 
@@ -102,11 +106,11 @@ log = logging.getLogger(__name__)
 
 POLL_S = 10.0
 KEPT_REPORTS = 1024
-"""Last reports of cameras that were stopped, until the controller has taken them."""
+"""Last reports of stopped cameras, kept until the controller has them."""
 
 
 class Decoder:
-    """Ray actor, named ``decoder-N``. A restarted one gets its cameras back by asking for them."""
+    """Ray actor, named ``decoder-N``. After a restart it gets its cameras back from the controller."""
 
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
         configure_logging(name, config.cluster)
@@ -135,15 +139,15 @@ class Decoder:
         self._main = asyncio.create_task(self._run())
 
     async def ready(self) -> bool:
-        """True as soon as the process takes calls."""
+        """True once the process takes calls."""
         return True
 
     async def process_id(self) -> int:
-        """Of this process, for operators and tests."""
+        """Process id, for operators and tests."""
         return os.getpid()
 
     async def stop(self) -> None:
-        """End every camera."""
+        """Stop all cameras."""
         self._main.cancel()
         cameras = list(self._cameras.values())
         stop_s = self._config.cluster.stop_timeout_s / 2
@@ -202,11 +206,11 @@ class Decoder:
                 log.warning("no heartbeat: %s", error)
 
     def _apply_decode_pressure(self) -> None:
-        """Where there is no time to decode all cameras, decode those that matter most."""
+        """Reduce cameras to keyframes when decoding falls behind, the least important first."""
         waits = [wait for camera in self._cameras.values() if (wait := camera.decode_backlog) is not None]
         step = self._pressure.decide(waits, time.monotonic())
         for name, camera in self._cameras.items():
-            # Also of one that began anew in the meantime.
+            # Also a camera that was restarted in the meantime.
             camera.set_behind(name in self._pressure.down)
         if step is None:
             return
@@ -219,7 +223,7 @@ class Decoder:
         )
 
     async def _reconcile(self) -> None:
-        """Run exactly what the controller assigns, from each change on."""
+        """Run exactly what the controller assigns, following changes."""
         version = -1
         while True:
             try:
@@ -247,7 +251,7 @@ class Decoder:
         await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s) for camera in cameras))
         self._last_words = (self._last_words + [camera.last_report() for camera in cameras])[-KEPT_REPORTS:]
         self._waiting = {}
-        # After those that are another decoder's now have been closed, which must not take them away from it.
+        # After closing cameras assigned to other decoders, so that the close does not take them away from those.
         self._sender.confirm(assignment.version)
         for name, assigned in wanted.items():
             self._run_camera(name, assigned, assignment.alive)
@@ -281,7 +285,9 @@ class Decoder:
         if camera is None:
             raise UnknownCameraError(f"{self._name} does not run camera {name!r} (yet)")
         if camera.sink is None:
-            raise NotReadyError(f"camera {name!r} reads {camera.settings.source!r} itself; it takes no pushed packets")
+            raise NotReadyError(
+                f"camera {name!r} reads {camera.settings.source!r} itself; it accepts no pushed packets"
+            )
         return PushedCameraSink(camera)
 
     def _footage(self, name: str) -> CameraFootage:
@@ -291,7 +297,7 @@ class Decoder:
         return camera.footage
 
     def _on_lost(self, events: list[LostCamera]) -> None:
-        """The connection to a replica broke, or it refused a camera: the controller looks whether it is still there."""
+        """Report a broken connection or refusal, so that the controller probes the replica."""
         for event in events:
             if event.camera in self._cameras:
                 self._cameras[event.camera].on_lost(event)

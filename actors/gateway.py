@@ -1,7 +1,4 @@
-"""The gateway actor: what the outside talks to. gRPC for programs; HTTP for browsers, scripts and Prometheus.
-
-It has no state.
-"""
+"""The gateway actor: the public gRPC and HTTP endpoints. Stateless."""
 
 from __future__ import annotations
 
@@ -60,30 +57,30 @@ from cluster.wire.channel import ChannelPool
 from cluster.wire.server import RpcServer, push_message_bytes
 
 ANSWER_S = 2.0
-"""Seconds that one process may take to say where its page is."""
+"""Timeout of asking one process for its metrics address."""
 
 NODE_DIGITS = 12
-"""Of a Ray node's 56 in the name of its tier's process: enough to tell nodes apart, and to find one in Ray's list."""
+"""Digits of a Ray node's 56-digit id in the name of its tier's process: enough to find it in Ray's list."""
 
 
 def named() -> dict[str, Any]:
-    """Handles by name of this cluster's processes that are asked themselves. Blocks, as long as Ray's own deadline
-    allows; raises ``RayError``."""
+    """Handles by name of this cluster's processes that are asked directly. Blocks up to Ray's own deadline; raises
+    ``RayError``."""
     listed: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     names = [str(each["name"]) for each in listed if each["namespace"] == NAMESPACE]
     found = {}
     for name in names:
         if name in (ALERTING, RECONCILER) or name.startswith(TIER):
-            # It may have gone since.
+            # It may have ended since.
             with contextlib.suppress(ValueError):
                 found[name] = ray.get_actor(name, namespace=NAMESPACE)
     return found
 
 
 class MetricsPages:
-    """The controller knows decoders and replicas; alerting, the reconciler and the nodes' tiers are asked themselves,
-    as long as Ray knows their names. One that does not answer is believed to be where it was, so that scraping it says
-    that it is down.
+    """Metrics addresses of all processes: the controller knows decoders and replicas; alerting, the reconciler and the
+    nodes' tiers are asked directly, while Ray knows their names. One that does not answer keeps its last address, so
+    that scraping it shows that it is down.
 
     Args:
         look: :func:`named`.
@@ -103,7 +100,7 @@ class MetricsPages:
         try:
             handles = await asyncio.to_thread(self._look)
         except RayError as error:
-            log.warning("it is not known which processes there are: %s", error)
+            log.warning("cannot list the cluster's processes: %s", error)
             return members | self._known
         found = await asyncio.gather(*(_page(name, handle) for name, handle in handles.items()))
         shown = [name[: len(TIER) + NODE_DIGITS] if name.startswith(TIER) else name for name in handles]
@@ -113,14 +110,14 @@ class MetricsPages:
 
 
 async def _page(name: str, handle: Any) -> str | None:
-    """``None``: it does not say."""
+    """Metrics address of a process; ``None`` if it does not answer."""
     try:
         if name == ALERTING:
             return str((await await_reply(handle.ready.remote(), timeout_s=ANSWER_S)).metrics)
         return str(await await_reply(handle.metrics_address.remote(), timeout_s=ANSWER_S))
     except Exception as error:
-        # Why one process does not start is in its own log, and no reason not to see the others.
-        log.debug("%s does not say where its metrics are: %s", name, error)
+        # A process that does not start logs the reason itself, and must not hide the others.
+        log.debug("cannot get the metrics address of %s: %s", name, error)
         return None
 
 
@@ -130,19 +127,19 @@ POLL_S = 2.0
 FILES = 1024
 """File descriptors besides those of clients' connections."""
 IDLE_REPLY_S = 2.0
-"""Between two replies to an agent that does not need them."""
+"""Seconds between replies to a pushing agent that does not need them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddresses:
-    """Where the gateway listens, ``host:port`` each."""
+    """Listening addresses of the gateway, ``host:port`` each."""
 
     rpc: str
     metrics: str
 
 
 class Gateway:
-    """Ray actor. Starts by itself, so that a restarted one is back on the same ports without being told."""
+    """Ray actor. Starts by itself, so that a restarted one is back on the same ports."""
 
     def __init__(self, config: SightlineConfig) -> None:
         configure_logging("gateway", config.cluster)
@@ -174,11 +171,11 @@ class Gateway:
         self._tasks = [asyncio.create_task(self._follow_replicas()), asyncio.create_task(self._follow_metrics())]
 
     async def ready(self) -> GatewayAddresses:
-        """Addresses as soon as everything listens; raises ``ConfigError`` when a port is taken."""
+        """Addresses, once everything listens; raises ``ConfigError`` when a port is taken."""
         return await asyncio.shield(self._started)
 
     async def process_id(self) -> int:
-        """Of this process, for operators and tests."""
+        """Process id, for operators and tests."""
         return os.getpid()
 
     async def stop(self) -> None:
@@ -290,7 +287,7 @@ class Gateway:
 
 
 class CountingProxySink(ProxySink):
-    """Counts what is taken over from the outside."""
+    """Counts packets accepted from outside."""
 
     async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
         await super().offer(batch)
@@ -299,7 +296,7 @@ class CountingProxySink(ProxySink):
 
 
 class ControllerDirectory:
-    """The controller as ``Cameras`` and ``Replicas`` see it (:class:`cluster.gateway.cameras.CameraDirectory`)."""
+    """The controller as ``Cameras`` and ``Replicas`` directory (:class:`cluster.gateway.cameras.CameraDirectory`)."""
 
     def __init__(self) -> None:
         self._pages = MetricsPages()
@@ -374,5 +371,5 @@ class ControllerDirectory:
         return await self._pages.addresses()
 
     async def alerting(self) -> str:
-        """``host:port`` of ``Incidents`` behind the gateway."""
+        """Address of ``Incidents`` behind the gateway, ``host:port``."""
         return str((await await_reply(alerting().ready.remote())).rpc)

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything is started."""
+"""Checks of a configuration and its environment before anything is started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cluster.tracing import check_tracing
 
 def preflight(config: SightlineConfig) -> SightlineConfig:
     """Check model and ports; returns the configuration with ports of 0 replaced by free ones, so that a restarted
-    gateway is found where it was.
+    gateway keeps its address.
 
     Raises:
         ConfigError: one sentence that names what to change.
@@ -39,7 +39,7 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
 
 
 def check_settings(config: SightlineConfig) -> None:
-    """Everything but addresses: model, costs, tokens, certificates and secrets.
+    """Check everything but addresses: model, costs, tokens, certificates and secrets.
 
     Raises:
         ConfigError: one sentence that names what to change.
@@ -51,8 +51,8 @@ def check_settings(config: SightlineConfig) -> None:
     if config.engine == "vllm":
         check_version()
         if config.vllm.arguments:
-            # Imports vLLM, which takes seconds: less than a cluster that starts for nothing.
-            VllmSettings(config.vllm.arguments, config.vllm.timeout_s).validated()
+            # Imports vLLM, which takes seconds: cheaper than a failing cluster start.
+            VllmSettings(config.vllm.arguments, config.vllm.timeout_s).checked()
     fleet_settings(config)
     check_tracing(config.tracing)
     make_guard(config.security)
@@ -61,13 +61,13 @@ def check_settings(config: SightlineConfig) -> None:
     memory_secret(config.security)
 
 
-# Linux gives connections ports from 32768 on, and Ray its workers those from 10002 to 19999.
+# Linux assigns connections ports from 32768 on, and Ray its workers those from 10002 to 19999.
 _UNGIVEN = range(20_000, 32_768)
 
 
 def free_port(host: str, port: int, key: str) -> int:
-    """``port``, or for 0 any free one, which stays free until it is used: none of those that the system gives to
-    connections, of which a cluster makes hundreds while it starts.
+    """``port``, or for 0 a free one outside the range of ephemeral ports, hundreds of which are used while a cluster
+    starts.
 
     Raises:
         ConfigError: it is in use, needs more rights, or the host is not this machine's.
@@ -80,7 +80,7 @@ def free_port(host: str, port: int, key: str) -> int:
     for candidate in [port] if port else [*random.sample(_UNGIVEN, 50), 0]:
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
-                # As servers do: a port whose last connections still linger is free.
+                # As servers do: a port with connections in TIME_WAIT is free.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, candidate))
                 probe.listen(1)
@@ -91,7 +91,7 @@ def free_port(host: str, port: int, key: str) -> int:
 
 
 def check_ray(address: str) -> None:
-    """Whether anything listens at a Ray cluster's address: Ray itself would try for minutes.
+    """Check that something listens at a Ray cluster's address: Ray itself would retry for minutes.
 
     Raises:
         ConfigError: nothing does.

@@ -1,4 +1,4 @@
-"""The processes of a cluster beside its replicas: one table for `sightline serve` and for Kubernetes."""
+"""Table of a cluster's processes beside its replicas, for `sightline serve` and for Kubernetes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Process:
     """One Ray actor.
 
     * ``arguments``: of ``kind``'s constructor
-    * ``role``: which nodes it may be on, by ``cluster.placement``
-    * ``remembers``: its ``stop()`` forgets what a restarted one needs, so one that is to go on is killed
+    * ``role``: selects its nodes, by ``cluster.placement``
+    * ``keeps_state``: its ``stop()`` deletes what a restart needs, so to be restarted it is killed instead
     * ``node``: the Ray node it belongs to and ends with
     """
 
@@ -37,7 +37,7 @@ class Process:
     node: str | None = None
 
     def start(self, placement: PlacementConfig, *, detached: bool = False) -> Any:
-        """Handle of the started actor; ``detached``: it outlives the process that started it.
+        """Start the actor and return its handle; ``detached``: it outlives the process that started it.
 
         Raises:
             ValueError: there is an actor of that name.
@@ -56,7 +56,7 @@ class Process:
 
 
 def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Process]:
-    """Those of every cluster, in the order in which they start; ``host``: see :func:`actors.remote.own_host`."""
+    """Processes of every cluster, in starting order; ``host``: see :func:`actors.remote.own_host`."""
     decoders = [f"decoder-{number}" for number in range(config.cluster.decoders)]
     found = [Process(CONTROLLER, Controller, (config, run_id, host), "control", keeps_state=True)]
     found += [Process(name, Decoder, (config, name, host), "decoder") for name in decoders]
@@ -69,7 +69,7 @@ def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Pr
 
 
 def tiers(config: SightlineConfig, host: str | None) -> list[Process]:
-    """One for each node that is alive now and may run replicas."""
+    """Tier processes: one for each live node that may run replicas."""
     if not config.tiers.node:
         return []
     wanted = config.cluster.placement.replica

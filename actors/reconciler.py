@@ -1,4 +1,4 @@
-"""The reconciler actor: ``Camera`` resources of Kubernetes, and the controller's cameras, into one ``Reconciler``."""
+"""The reconciler actor: runs one ``Reconciler`` between Kubernetes ``Camera`` resources and the controller."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cluster.wire.metrics_server import MetricsServer
 log = logging.getLogger(__name__)
 
 REMOVE_S = 60.0
-"""Seconds that the removal of a camera may take: the controller waits some heartbeats until it is forgotten."""
+"""Timeout of removing a camera: the controller waits some heartbeats until its memory is deleted."""
 
 STOP_S = 2.0
-"""Seconds that a call under way may still take when this is to stop."""
+"""Seconds that a running call gets when stopping."""
 
 
 class ReconcilerActor:
-    """Ray actor, named ``reconciler``. It has no state: a restarted one compares everything anew."""
+    """Ray actor, named ``reconciler``. Stateless: after a restart it compares everything anew."""
 
     def __init__(self, config: SightlineConfig, host: str | None) -> None:
         configure_logging("reconciler", config.cluster)
@@ -42,20 +42,20 @@ class ReconcilerActor:
         self._started = asyncio.create_task(self._start())
 
     async def ready(self) -> bool:
-        """As soon as it follows; the API server may be away for longer than that. Raises ``ConfigError`` when nobody
-        says where that is, or who this is."""
+        """Wait until it has started watching; the API server may be unavailable for longer. Raises ``ConfigError``
+        without server address or identity."""
         return await asyncio.shield(self._started)
 
     async def metrics_address(self) -> str:
-        """``host:port`` of ``/metrics``; before it follows, too."""
+        """``host:port`` of ``/metrics``, available before it has started watching."""
         return self._page.address
 
     async def process_id(self) -> int:
-        """Of this process, for operators and tests."""
+        """Process id, for operators and tests."""
         return os.getpid()
 
     async def stop(self) -> None:
-        """Follow no more; the cameras stay as they are."""
+        """Stop watching; the cameras stay as they are."""
         self._started.cancel()
         await asyncio.to_thread(self._page.close)
         if self._task is None or self._watch is None or self._reconciler is None:
@@ -71,7 +71,7 @@ class ReconcilerActor:
         self._reconciler = Reconciler(self._config.kubernetes, ControllerCameras(), self._watch, api)
         self._watch.start()
         self._task = asyncio.create_task(self._reconciler.run())
-        log.info("cameras of namespace %s are followed", api.namespace)
+        log.info("watching Camera resources of namespace %s", api.namespace)
         return True
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Calls to other actors with a deadline, and failures as our own errors instead of Ray's."""
+"""Calls to other actors with a deadline, translating Ray's errors into Sightline's."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ GATEWAY = "gateway"
 ALERTING = "alerting"
 RECONCILER = "reconciler"
 TIER = "tier-"
-"""How the names of tiers begin; the id of their Ray node follows."""
+"""Name prefix of tiers; the id of their Ray node follows."""
 
 
 def own_host(host: str | None) -> str:
-    """The address a process listens on for the others of its cluster; ``None``: that of the node it runs on."""
+    """Address on which a process listens for others of its cluster; ``None``: that of its Ray node."""
     return host or str(ray.util.get_node_ip_address())
 
 
 async def await_reply(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:
-    """The reply to ``handle.method.remote(...)``; raises what the method raised.
+    """Await the reply to ``handle.method.remote(...)``; raises what the method raised.
 
     Raises:
         UnavailableError: the actor is restarting or gone, or has not answered in time.
@@ -38,7 +38,7 @@ async def await_reply(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:
 
 
 def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0) -> Any:
-    """:func:`ask` for a caller without an event loop."""
+    """:func:`await_reply` for a caller without an event loop."""
     try:
         return ray.get(reply, timeout=timeout_s)
     except (RayTaskError, RayActorError, GetTimeoutError) as error:
@@ -54,7 +54,7 @@ def _translated_error(error: Exception, timeout_s: float) -> Exception:
 
 
 def alerting() -> Any:
-    """Handle of the alerting actor; it stays good when that restarts.
+    """Handle of the alerting actor, valid across its restarts.
 
     Raises:
         UnavailableError: there is none.
@@ -66,7 +66,7 @@ def alerting() -> Any:
 
 
 def controller() -> Any:
-    """Handle of the controller; it stays good when the controller restarts.
+    """Handle of the controller, valid across its restarts.
 
     Raises:
         UnavailableError: there is no controller.

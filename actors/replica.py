@@ -1,8 +1,7 @@
 """The replica: a Ray Serve deployment around one engine.
 
-Serve starts it, restarts it when it dies, and replaces it when ``check_health`` says that the engine is stuck. Frames
-and answers do not go through Serve: they come and go over the replica's own gRPC server, and the controller says which
-cameras it owns.
+Serve starts it, restarts it when it dies, and replaces it when ``check_health`` reports a stuck engine. Frames and
+answers do not go through Serve but through the replica's own gRPC server; the controller assigns its cameras.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECENT_ANSWERS = 20_000
-"""Most answers of the last minute held for who comes back after a moment: 300 a second, some 10 MB."""
+"""Most answers of the last minute kept for reconnecting subscribers: 300 a second, some 10 MB."""
 
 
 class Replica:
-    """Loads the model, serves ``Frames`` and ``Results``, and tells the controller that it is there."""
+    """Loads the model, serves ``Frames`` and ``Results``, and registers with the controller."""
 
     async def __init__(self, config: SightlineConfig, host: str | None) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
@@ -69,7 +68,7 @@ class Replica:
             raise
 
     async def _load(self, config: SightlineConfig) -> tuple[Engine, MemoryBank]:
-        """The engine, with its memories over tiers that know its model."""
+        """Create the engine and its memory over tiers of the model's fingerprint."""
         if config.engine == "simulated":
             tiers = await self._tiers(config, SIMULATED)
             return await asyncio.to_thread(make_simulated, config, tiers, self._instance)
@@ -88,7 +87,7 @@ class Replica:
         return tier_stack(config, fingerprint, address, find_node=find_node, tls=self._tls)
 
     async def _open_tier(self, fingerprint: str) -> str:
-        """On a node that has just come, the tier may come after the replica."""
+        """Open the node's tier, waiting for it: on a new node it may start after the replica."""
         deadline = time.monotonic() + self._config.cluster.start_timeout_s
         while True:
             try:
@@ -147,7 +146,7 @@ class Replica:
             conversations=conversations,
             max_asks=asking.queue,
             max_new_tokens=asking.max_new_tokens,
-            # The engine's own deadline says more.
+            # The engine's own deadline gives the better error.
             ask_s=asking.timeout_s + 5.0,
         )
         self._server.add(memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, servicer)
@@ -167,7 +166,7 @@ class Replica:
         ]
 
     async def check_health(self) -> None:
-        """Serve asks every second; an exception, three times in a row, gets the replica replaced."""
+        """Called by Serve every second; an exception three times in a row gets the replica replaced."""
         self._worker.check()
 
     async def __call__(self) -> str | None:
@@ -175,10 +174,10 @@ class Replica:
         return self._name
 
     async def _register(self) -> None:
-        """Tell the controller; when that is restarting, until it listens."""
+        """Register with the controller, retrying while that restarts."""
         while True:
             try:
-                # Before a camera of the same name can come here, and find what the removed one left.
+                # Before a camera of the same name can come here and find the removed one's memory.
                 self._deletions.schedule(await await_reply(controller().pending_deletions.remote(self._instance)))
                 await self._deletions.wait_until_done()
                 if await await_reply(controller().was_expired.remote(self._instance)):
@@ -213,20 +212,20 @@ class Replica:
             log.warning("no heartbeat: %s", error)
 
     async def _confirm(self) -> None:
-        """Let the engine go on, unless this process stood still for so long that it may have been taken for dead: then
-        the controller is asked first. While that does not answer, it has given no camera away either."""
+        """Confirm ownership to the engine, unless this process stood still long enough to have been expired: then ask
+        the controller first. While that does not answer, it has given no camera away either."""
         cluster, seen_s = self._config.cluster, time.monotonic()
         while True:
             await asyncio.sleep(cluster.heartbeat_s)
             if (still_s := time.monotonic() - seen_s) > cluster.heartbeat_timeout_s:
-                log.warning("stood still for %.0f s", still_s)
+                log.warning("this process was stalled for %.0f s", still_s)
                 async with self._beating:
                     await self._send_heartbeat()
             seen_s = time.monotonic()
             self._worker.confirm_ownership()
 
     def _update_metrics(self, load: ReplicaReport) -> None:
-        """What ``/metrics`` shows of how things stand."""
+        """Update gauges on ``/metrics``."""
         for queue, depth in self._worker.depths().items():
             metrics.queue_depth.labels(queue).set(depth)
         metrics.replica_busy_seconds.inc(max(0.0, load.busy_s - self._busy_s))
@@ -237,7 +236,8 @@ class Replica:
         self._answered.set_memory_bytes({camera: held.nbytes for camera, held in self._bank.memory_reports().items()})
 
     async def _run_maintenance(self) -> None:
-        """What the memories put off, also while no frame comes: a slow tier holds up neither heartbeats nor windows."""
+        """Run deferred work of the memory, also without frames, so that a slow tier delays neither heartbeats nor
+        windows."""
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             try:
@@ -245,10 +245,10 @@ class Replica:
                 await asyncio.to_thread(self._bank.tiers.finish_deletions)
                 await asyncio.to_thread(self._tier_metrics.refresh)
             except Exception:
-                log.exception("the memories could not be tended")
+                log.exception("maintenance of the memory failed")
 
     def _reports(self) -> list[StreamReport]:
-        """Every camera with what it remembers."""
+        """Reports of every camera with its memory status."""
         held = self._bank.memory_reports()
         return [_with_memory(report, held.get(report.camera)) for report in self._worker.reports()]
 

@@ -1,4 +1,4 @@
-"""A whole cluster from one configuration: ``with Cluster(config) as cluster: ...``."""
+"""Runs a whole cluster from one configuration: ``with Cluster(config) as cluster: ...``."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ POLL_S = 0.05
 
 
 class Cluster:
-    """Starts every process, waits until all are ready, and stops them all, whatever happens in between.
+    """Starts every process, waits until all are ready, and stops them all on any exit.
 
     Args:
         config: what to start; its cameras are added.
-        on_phase: told what is being waited for, as ``start`` goes on.
+        on_phase: called with the step in progress while starting.
     """
 
     def __init__(self, config: SightlineConfig, *, on_phase: Callable[[str], None] = log.info) -> None:
@@ -90,16 +90,16 @@ class Cluster:
             raise
 
     def readiness(self) -> Readiness:
-        """Which decoders and replicas are ready, with their addresses and process ids."""
+        """Ready decoders and replicas, with their addresses and process ids."""
         readiness: Readiness = await_reply_blocking(self._actors[CONTROLLER].readiness.remote())
         return readiness
 
     def failure(self) -> str | None:
-        """What has died that the cluster cannot go on without; ``None`` while it runs. Ask often."""
+        """An essential process that has died; ``None`` while the cluster runs. Call it often."""
         return self._session.failure()
 
     def stop(self) -> None:
-        """Stop everything; safe to call twice, and from an exception or Ctrl-C."""
+        """Stop everything; idempotent, also from an exception or Ctrl-C."""
         if self._stopped:
             return
         self._stopped = True
@@ -111,13 +111,13 @@ class Cluster:
                 self._remove_actors()
         self._session.stop(timeout_s)
         if self._session.private:
-            # Alerting removes it, unless it was killed.
+            # Alerting deletes it, unless it was killed.
             shutil.rmtree(private_folder(self._run_id), ignore_errors=True)
 
     # -- starting -------------------------------------------------------------------------------
     def _start_processes(self, config: SightlineConfig) -> None:
         deadline = time.monotonic() + config.cluster.start_timeout_s
-        # On another's Ray the processes may be on several machines.
+        # On an existing Ray cluster, processes may be on several machines.
         host = self._session.host if self._session.private else None
         with self._phase("controller"):
             for process in processes(config, self._run_id, host):
@@ -209,7 +209,7 @@ class Cluster:
                 ray.kill(actor)
 
     def _every_actor(self) -> list[Any]:
-        """Those there are, last started first."""
+        """Existing actors, last started first."""
         return list(reversed(self._actors.values()))
 
 

@@ -25,11 +25,11 @@ from cluster.config.load import load_tree
 from cluster.errors import ConfigError
 
 NOT_THE_REPLICAS = ("cameras", "questions", "alerts", "clips", "gateway", "kubernetes")
-"""Sections that no replica reads: questions come to it with each camera."""
+"""Sections that replicas do not read: questions arrive with each camera."""
 
 
 def processes(args: dict[str, Any]) -> Application:
-    """Controller, gateway, decoders, alerting and tiers, looked after by a :class:`Supervisor`.
+    """Controller, gateway, decoders, alerting and tiers, run by a :class:`Supervisor`.
 
     Raises:
         ConfigError: something in the configuration is wrong.

@@ -1,4 +1,4 @@
-"""One driver's connection to Ray: a private Ray on this machine, or one that runs already."""
+"""A driver's connection to Ray: a private Ray on this machine, or an existing cluster."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ FLAGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Workers start with one arithmetic thread: decoders run one thread per camera, the replica sets its own number."""
+"""One arithmetic thread per worker: decoders run one thread per camera, the replica sets its own number."""
 
-# What a start that failed has left ends by itself within this, or is killed.
+# Processes of a failed start end by themselves within this, or are killed.
 _LEFTOVERS_S = 1.0
 
 _GCS_S = 10.0
-"""Seconds in which another's Ray has to say which nodes there are."""
+"""Timeout of asking an existing Ray cluster for its nodes."""
 
 _KINDS = ("Alerting", "Controller", "Decoder", "Gateway", "ReconcilerActor", "ServeReplica:sightline", "TierNode")
 _ACTOR_TITLES = tuple(f"ray::{kind}" for kind in _KINDS)
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Ray's smallest: nothing large ever goes through the object store."""
+"""Ray's minimum: nothing large ever goes through the object store."""
 
 
 class RaySession:
@@ -62,7 +62,7 @@ class RaySession:
 
     @property
     def host(self) -> str:
-        """The address processes of this machine listen on for each other."""
+        """Address on which processes of this machine listen for each other."""
         return "127.0.0.1" if self.private else str(ray.util.get_node_ip_address())
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class RaySession:
         _mute_ray()
         options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.private:
-            # A Ray cluster named in the environment is not ours to use.
+            # Ignore a Ray cluster named in the environment.
             options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
         else:
             options["address"] = self._address
@@ -96,8 +96,8 @@ class RaySession:
         self._vital = _vital_processes()
 
     def failure(self) -> str | None:
-        """What has died that the cluster cannot go on without; ``None`` while Ray runs. Ask often: only processes that
-        were there when asked are found once their parents are gone."""
+        """An essential process that has died; ``None`` while Ray runs. Call it often: only processes seen by an earlier
+        call are found once their parents are gone."""
         if self._failure is None:
             self._note_processes()
             if dead := sorted(name for name, process in self._vital.items() if not _is_alive(process)):
@@ -107,15 +107,15 @@ class RaySession:
         return self._failure
 
     def stop(self, timeout_s: float) -> None:
-        """Disconnect; a private Ray and everything in it ends within ``timeout_s``, or is killed. What ran here of
-        another's Ray that died is killed as well."""
+        """Disconnect; a private Ray and all of its processes end within ``timeout_s``, or are killed. Local processes
+        of an existing Ray that died are killed as well."""
         if not self._started:
             return
         self._started = False
         failed = self.failure() is not None
         ray.shutdown()
         if self.private or failed:
-            # Where Ray failed, nobody has told them to end.
+            # If Ray failed, nobody has told them to end.
             _end(self._processes, _LEFTOVERS_S if failed else timeout_s)
 
     def _note_processes(self) -> None:
@@ -135,7 +135,7 @@ def _init(options: dict[str, Any]) -> None:
 
 
 def _start_private(options: dict[str, Any]) -> None:
-    """Start Ray on this machine, and once more where its own deadline of 30 s was too short for a busy one.
+    """Start Ray on this machine; retried once, as its fixed deadline of 30 s can be too short on a busy one.
 
     Raises:
         SightlineError: it did not start; nothing of it is left running.
@@ -160,7 +160,7 @@ def _rays_processes() -> list[psutil.Process]:
 
 
 def _vital_processes() -> dict[str, psutil.Process]:
-    """Those of this machine's Ray node, by name."""
+    """Essential processes of this machine's Ray node, by name."""
     node = ray._private.worker._global_node
     if node is None:
         return {}  # A ray:// address: Ray runs on other machines.
@@ -201,7 +201,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _end(processes: Collection[psutil.Process], timeout_s: float) -> None:
-    """Wait for processes that were told to end; kill what is left."""
+    """Wait for terminating processes; kill what is left."""
     _, left = psutil.wait_procs(processes, timeout=timeout_s)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -210,7 +210,7 @@ def _end(processes: Collection[psutil.Process], timeout_s: float) -> None:
 
 
 def _is_rays(process: psutil.Process) -> bool:
-    """Whether a child belongs to Ray and not to the caller's own doing."""
+    """Whether a child belongs to Ray and not to the caller."""
     try:
         ancestry = [process, *process.parents()]
         return any(
@@ -235,7 +235,8 @@ def _environment(changes: dict[str, str]) -> Any:
 
 
 def _mute_ray() -> None:
-    """Ray prints every worker's death to the driver's standard error, across the CLI's live table: log it instead."""
+    """Log worker deaths instead of letting Ray print them to the driver's standard error, across the CLI's live
+    table."""
     from ray._private import worker
 
     worker.print_to_stdstream = lambda data, *_, **__: log.debug("ray: %s", data.get("lines"))

@@ -1,5 +1,5 @@
-"""What every process of the cluster does first: send its log to standard error, which Ray keeps in its session folder,
-and ``log_dir``; and show what it is (version, engine, model, digest of its configuration) among its metrics."""
+"""Initialises every process of the cluster: logging to standard error, which Ray keeps in its session folder, and to
+``log_dir``; build information and zero series among its metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cluster.redaction.known_secrets import redact_tracebacks
 
 
 def configure_logging(process: str, cluster: ClusterConfig) -> None:
-    """Send everything from INFO on to this process's place, as ``cluster.log_format`` says."""
+    """Send records from INFO on to this process's log, formatted as ``cluster.log_format`` says."""
     redact_tracebacks()
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if cluster.log_dir is not None:
@@ -32,15 +32,15 @@ def configure_logging(process: str, cluster: ClusterConfig) -> None:
 
 
 def config_digest(config: SightlineConfig) -> str:
-    """12 hexadecimal digits that change with any setting; passwords do not count, so that nobody can try them against
-    the digest."""
-    # Whatever else this process knows: the digest is the same in all of them.
+    """Digest of the configuration, 12 hexadecimal digits; excludes passwords, so that they cannot be guessed from
+    it."""
+    # Regardless of what else this process knows: all processes have the same digest.
     shown = redact_log(config.model_dump_json(), KnownSecrets())
     return hashlib.blake2b(shown.encode(), digest_size=6).hexdigest()
 
 
 def describe_process(config: SightlineConfig, role: Role) -> None:
-    """Show what this process is as ``sightline_build_info``, and what it counts at zero."""
+    """Set ``sightline_build_info`` and create this process's series at zero."""
     try:
         release = version("sightline")
     except PackageNotFoundError:

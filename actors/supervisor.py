@@ -1,4 +1,4 @@
-"""Keeps the processes of a cluster running where Ray Serve, and not a driver, owns it: as KubeRay does."""
+"""Keeps the processes of a cluster running where Ray Serve owns it instead of a driver, as with KubeRay."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ log = logging.getLogger(__name__)
 
 APPLICATION = "processes"
 RUN_ID = "serve"
-"""One for all upgrades, so that cameras that were added while it ran stay."""
+"""One for all upgrades, so that cameras added at run time stay."""
 POLL_S = 2.0
 STALLED_S = 60.0
-"""Without a look at all processes for so long, Serve is told that the supervisor is not well."""
+"""Seconds without a pass over all processes after which the supervisor reports itself unhealthy."""
 
 
 class Supervisor:
-    """Ray Serve deployment of one. Its processes are detached: they outlive it, and its successor finds them.
+    """Ray Serve deployment with one replica. Its processes are detached: they outlive it, and its successor finds them.
 
-    A process whose configuration is another than before is ended and started anew; one that is gone for good (its node
-    went) is started again; all of them end with the application.
+    A process whose configuration changed is restarted; one that is gone for good (its node left) is started again; all
+    of them end with the application.
     """
 
     async def __init__(self, config: SightlineConfig) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -57,17 +57,17 @@ class Supervisor:
             ) from None
 
     async def check_health(self) -> None:
-        """Raises ``UnavailableError`` when it has not got round to its processes."""
+        """Raises ``UnavailableError`` when passes over the processes are overdue."""
         silent_s = time.monotonic() - self._looked_s
         if silent_s > STALLED_S:
-            raise UnavailableError(f"the cluster's processes have not been looked after for {silent_s:.0f} s")
+            raise UnavailableError(f"the cluster's processes have not been checked for {silent_s:.0f} s")
 
     async def __call__(self) -> str:
         """Nothing is asked through Serve."""
         return APPLICATION
 
     async def __del__(self) -> None:
-        """Serve awaits it. Ends every process, if it is the application that ends and not this copy of it."""
+        """Awaited by Serve. Ends every process if the application is deleted, not if this replica of it is replaced."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -76,7 +76,7 @@ class Supervisor:
             await asyncio.to_thread(self._end_all)
 
     async def _until_ready(self) -> None:
-        """Until what others connect to listens; errors of a process that cannot start are raised here."""
+        """Wait until the public endpoints listen; raises errors of a process that cannot start."""
         await self._looked.wait()
         for name in [GATEWAY, ALERTING] if self._config.alerts.enabled else [GATEWAY]:
             await self._until_listens(name)
@@ -89,7 +89,7 @@ class Supervisor:
             except (ValueError, UnavailableError):
                 await asyncio.sleep(POLL_S / 4)
             except SightlineError:
-                # It will not do better by itself.
+                # A retry cannot help.
                 await asyncio.to_thread(self._end, {name: False})
                 raise
 
@@ -100,11 +100,11 @@ class Supervisor:
                 self._looked_s = time.monotonic()
                 self._looked.set()
             except (RayError, TimeoutError, UnavailableError) as error:
-                log.warning("could not look after the processes: %s", error)
+                log.warning("could not reconcile the processes: %s", error)
             await asyncio.sleep(POLL_S)
 
     def _reconcile(self) -> None:
-        """Start what is missing, and end what is not wanted any more or runs with another configuration."""
+        """Start what is missing, and end what is not wanted any more or has another configuration."""
         if not self._registry.is_owner():
             return
         wanted = {each.name: each for each in (*processes(self._config, RUN_ID, None), *tiers(self._config, None))}
@@ -124,7 +124,7 @@ class Supervisor:
             self._registry.put(process.name, digest)
 
     def _digest(self, name: str) -> str:
-        """Changes when the process must be started anew."""
+        """Digest that changes when the process must be restarted."""
         return hashlib.sha256(f"{name}\n{self._config.model_dump_json(context=dict(REVEAL))}".encode()).hexdigest()
 
     def _end_all(self) -> None:
@@ -134,7 +134,7 @@ class Supervisor:
         self._registry.clear()
 
     def _end(self, names: dict[str, bool]) -> None:
-        """Processes by name, with whether they also forget what they keep for a restart. Raises ``TimeoutError`` when a
+        """End processes by name; the value says whether they also delete their state. Raises ``TimeoutError`` when a
         name does not get free."""
         handles = {name: handle for name in names if (handle := _find(name)) is not None}
         if handles:
@@ -154,7 +154,8 @@ class Supervisor:
 
 
 class ProcessRegistry:
-    """Which processes there are and with what configuration, in Ray's key-value store; and whose they are."""
+    """Started processes and digests of their configuration, in Ray's key-value store, with the supervisor that owns
+    them."""
 
     NAMESPACE = b"sightline-processes"
     OWNER = b"owner"
@@ -164,11 +165,11 @@ class ProcessRegistry:
         self._me = uuid.uuid4().hex.encode()
 
     def claim(self) -> None:
-        """From here on others keep their hands off."""
+        """Take ownership; other supervisors then change nothing."""
         internal_kv._internal_kv_put(self.OWNER, self._me, overwrite=True, namespace=self.NAMESPACE)
 
     def is_owner(self) -> bool:
-        """Whether no other supervisor has come since."""
+        """Whether no other supervisor has taken ownership since."""
         return bool(internal_kv._internal_kv_get(self.OWNER, namespace=self.NAMESPACE) == self._me)
 
     def names(self) -> set[str]:
@@ -187,7 +188,7 @@ class ProcessRegistry:
         internal_kv._internal_kv_del(self._key(name), namespace=self.NAMESPACE)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Delete all entries."""
         internal_kv._internal_kv_del(self.PROCESS, del_by_prefix=True, namespace=self.NAMESPACE)
         internal_kv._internal_kv_del(self.OWNER, namespace=self.NAMESPACE)
 
@@ -204,7 +205,7 @@ def _find(name: str) -> Any:
 
 
 def _application_ends() -> bool:
-    """Whether Serve deletes the application, and does not replace one copy of this process by another."""
+    """Whether Serve deletes the application, rather than replacing one replica of this process."""
     from ray import serve
 
     name = serve.get_replica_context().app_name

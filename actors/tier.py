@@ -1,4 +1,4 @@
-"""The tier actor: one per node, host memory for what the cameras of its replicas remember. It outlives a replica."""
+"""The tier actor: one per node, with host memory for its replicas' cameras. It outlives a replica."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def tier_name(node: str) -> str:
-    """Name of the actor on a Ray node."""
+    """Name of a Ray node's tier actor."""
     return f"{TIER}{node}"
 
 
@@ -44,7 +44,7 @@ def tier_of_this_node() -> Any:
 
 
 class TierNode:
-    """Ray actor. Serves ``KV`` once a replica has said which model its blocks are of."""
+    """Ray actor. Serves ``KV`` once a replica has given the model's fingerprint."""
 
     def __init__(self, config: SightlineConfig, host: str | None) -> None:
         configure_logging(f"tier-{os.getpid()}", config.cluster)
@@ -62,11 +62,11 @@ class TierNode:
         self._page = MetricsServer(self._host, tls=self._tls)
 
     async def open(self, fingerprint: str) -> str:
-        """Address of ``KV`` for blocks of one model; those of another one that it held are forgotten."""
+        """Address of ``KV`` for blocks of one model; blocks of another model are deleted."""
         return await self._open(fingerprint, replace=True)
 
     async def find(self, fingerprint: str) -> str:
-        """Address of ``KV`` for a replica that lost it. Unlike :meth:`open` it takes nothing from a newer model.
+        """Address of ``KV`` for a replica that lost it. Unlike :meth:`open` it deletes nothing of a newer model.
 
         Raises:
             UnavailableError: the tier holds blocks of another model.
@@ -77,7 +77,7 @@ class TierNode:
         async with self._opening:
             if fingerprint != self._fingerprint:
                 if self._server is not None and not replace:
-                    raise UnavailableError("this node's tier now keeps what another model remembers")
+                    raise UnavailableError("this node's tier now holds blocks of another model")
                 await self._close()
                 tiers = self._config.tiers
                 self._arena = Arena(tiers.node_bytes, name="node", stream_bytes=tiers.camera_bytes)
@@ -96,11 +96,11 @@ class TierNode:
         return self._page.address
 
     async def process_id(self) -> int:
-        """Of this process, for operators and tests."""
+        """Process id, for operators and tests."""
         return os.getpid()
 
     async def stop(self) -> None:
-        """Stop serving and let go of everything."""
+        """Stop serving and free all memory."""
         await asyncio.to_thread(self._page.close)
         metrics.REGISTRY.unregister(self._collector)
         await self._close()

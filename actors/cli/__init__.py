@@ -1,4 +1,4 @@
-"""The console script ``sightline``. It lives above the actors because it starts them; imports stay lazy, so that
+"""The console script ``sightline``. It lives above the actors because it starts them; imports are lazy, so that
 ``--help`` answers at once."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (see ``sightline --help``). Errors made on purpose are one line."""
+    """Run one command; returns the exit code (see ``sightline --help``). Expected errors are printed as one line."""
     import typer
 
     from actors.cli.app import command
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has seen enough. Python would complain once more while it flushes at exit.
+        # The reader (`| head`) has closed the pipe. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

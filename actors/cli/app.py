@@ -1,4 +1,4 @@
-"""The tree of commands. Each lives in a file of its own and imports what it needs when it runs."""
+"""The tree of commands. Each lives in its own file and imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EPILOG = (
 
 
 def command() -> Any:
-    """The command line, ready to be called."""
+    """The command line application."""
     app = typer.Typer(
         name="sightline",
         help=HELP,

@@ -1,4 +1,4 @@
-"""``sightline ask``: a free question about what a camera has seen."""
+"""``sightline ask``: a free question about a camera's past."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def ask(
     camera: Annotated[str, typer.Argument(metavar="CAMERA", help="Name of the camera.")],
     question: Annotated[
         str,
-        typer.Argument(metavar="QUESTION", help="What to ask; without it, on a terminal, one after the other."),
+        typer.Argument(metavar="QUESTION", help="The question; without it, interactive on a terminal."),
     ] = "",
     since: Annotated[
         str, typer.Option(metavar="DURATION", help="Only what was seen in the last 10m, 2h, 1d. Default: everything.")
     ] = "",
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show the moments that the answer rests on, and what it cost.")
+        bool, typer.Option("--explain", help="Show the moments that support the answer, and its cost.")
     ] = False,
     pictures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a picture of each of these moments.")
     ] = None,
     conversation: Annotated[
-        str, typer.Option(metavar="ID", help="Go on with a conversation; its id stands behind each answer.")
+        str, typer.Option(metavar="ID", help="Continue a conversation; each answer shows its id.")
     ] = "",
     max_tokens: Annotated[
-        int, typer.Option(min=0, max=1024, help="Longest answer, in tokens; 0 for as many as there may be.")
+        int, typer.Option(min=0, max=1024, help="Longest answer, in tokens; 0 for the cluster's limit.")
     ] = 0,
-    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Give up on an answer after so long.")] = "2m",
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Timeout of an answer.")] = "2m",
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Ask about anything a camera has seen; the answer is written as it comes.
+    """Ask about anything a camera has seen; the answer is streamed.
 
     $ sightline ask gate "Did a truck come in?" --since 2h --explain
 
@@ -78,10 +78,10 @@ def ask(
 
 
 def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[str, Any], shown: Shown) -> None:
-    """One question after the other until the end of input. Ctrl-C stops an answer, and at the prompt the command."""
+    """Read questions until the end of input. Ctrl-C cancels an answer, and at the prompt ends the command."""
     from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
 
-    # No such camera, or nobody there: said before the first question is written.
+    # Report an unknown camera or an unreachable gateway before the first question is typed.
     client.camera_get(camera)
     while True:
         try:
@@ -97,14 +97,14 @@ def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[st
         except KeyboardInterrupt:
             print("\nstopped")
         except (CapacityError, ConfigError, NotReadyError, UnavailableError) as error:
-            # The next question may do better. A conversation ends with its replica: without it, in any case.
+            # The next question may succeed. A conversation ends with its replica: continue without it.
             print(f"error: {error}", file=sys.stderr)
             if isinstance(error, NotReadyError):
                 conversation = ""
 
 
 class Shown:
-    """Where an answer and what is behind it go."""
+    """Output of an answer and its evidence."""
 
     def __init__(self, *, explain: bool, pictures: Path | None, json: str | None) -> None:
         self._explain = explain
@@ -113,7 +113,7 @@ class Shown:
         self._conversation = ""
 
     def answer(self, events: Generator[str | Told, None, None]) -> Told:
-        """Write the pieces as they come, then the rest; the call is over when this returns or raises.
+        """Print the pieces as they arrive, then the rest; the call has ended when this returns or raises.
 
         Raises:
             SightlineError: the answer failed, or a file cannot be written.
@@ -153,12 +153,12 @@ class Shown:
 
 
 def printable(text: str) -> str:
-    """What a model writes, without what would move a terminal's cursor."""
+    """A model's text without terminal control characters."""
     return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")
 
 
 def moment_lines(told: Told) -> list[tuple[str, str, str]]:
-    """Of each moment: when, how long, and how much of the attention."""
+    """For each moment: time, duration and share of attention."""
     from actors.cli.options import spoken
     from cluster.types import MICROSECONDS
     from cluster.wire.memory_wire import ago_s
@@ -174,7 +174,7 @@ def moment_lines(told: Told) -> list[tuple[str, str, str]]:
 
 
 def cost_lines(told: Told) -> list[str]:
-    """How far back the answer may look, and what it took."""
+    """How far back the answer may look, and its cost."""
     from actors.cli.options import spoken, spoken_bytes
     from actors.cli.output import compact
     from cluster.types import MICROSECONDS
@@ -207,7 +207,7 @@ def _print_explanation(told: Told) -> None:
 
 
 def write_pictures(told: Told, folder: Path) -> list[str]:
-    """Write the pictures there are, heaviest moment first; returns a path or ``""`` per moment.
+    """Write the available pictures, the moment of largest weight first; returns a path or ``""`` per moment.
 
     Raises:
         SightlineError: a file cannot be written.
@@ -230,7 +230,7 @@ def write_pictures(told: Told, folder: Path) -> list[str]:
 
 
 def as_json(told: Told, files: list[str]) -> dict[str, Any]:
-    """The result for machines; ``files``: of the pictures, empty when none were asked for."""
+    """The result as JSON; ``files``: of the pictures, empty when none were requested."""
     from dataclasses import asdict
 
     from cluster.wire.memory_wire import ago_s

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from cluster.config import CameraEntry
     from cluster.control.cameras.changes import Change
 
-Takeover = Annotated[
-    bool, typer.Option("--takeover", help="Also cameras that belong to another manager; they are this one's then.")
-]
+Takeover = Annotated[bool, typer.Option("--takeover", help="Take over cameras that belong to another manager.")]
 
 MARKS = {"add": "+", "update": "~", "takeover": "!", "remove": "-", "conflict": "x", "same": "="}
 
@@ -28,14 +26,14 @@ def apply(
         typer.Option("--file", "-f", metavar="FILE", help="YAML file, folder of such files, or - for standard input."),
     ],
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove the cameras that were applied before and are not there any more.")
+        bool, typer.Option("--prune", help="Remove cameras that were applied earlier and are no longer declared.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
     manager: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Name of this set of files; another set keeps its hands off these cameras."),
+        typer.Option(metavar="NAME", help="Name of this set of files; other sets cannot change its cameras."),
     ] = "file",
-    force: Annotated[bool, typer.Option("--force", help="Add cameras although there is no room for them.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Add cameras even if capacity is exceeded.")] = False,
     takeover: Takeover = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
@@ -124,17 +122,17 @@ def _carry_out(
 
 
 def export(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Cameras; all unless given.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Cameras; default all.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; standard output unless given.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; default standard output.")
     ] = None,
     manager: Annotated[str | None, typer.Option(metavar="NAME", help="Only the cameras of this manager.")] = None,
     secrets: Annotated[
-        bool, typer.Option("--secrets", help="With passwords, in place of references to variables that hold them.")
+        bool, typer.Option("--secrets", help="Write passwords instead of references to variables.")
     ] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Write cameras as a file that `apply` takes, with a variable for each secret of a source.
+    """Write cameras as a file for `apply`, with a variable for each secret of a source.
 
     $ sightline cameras export -o cameras.yaml
     """
@@ -170,7 +168,7 @@ def export(
 
 
 def _literal(value: object) -> dict[str, object]:
-    """What a file has to say so that it means the same: a ``${`` that is no reference to a variable."""
+    """Escape a ``${`` that is not a reference to a variable."""
 
     def walk(node: object) -> object:
         if isinstance(node, str):

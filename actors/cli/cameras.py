@@ -25,7 +25,7 @@ def add(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="rtsp://… or a file the cluster can read; nothing for a camera that pushes."
+            metavar="SOURCE", help="rtsp://… or a file the cluster can read; empty for a camera that pushes."
         ),
     ] = "",
     question: Annotated[
@@ -41,7 +41,7 @@ def add(
         str | None,
         typer.Option(
             metavar="CLASS",
-            help="critical: never late while anything else can give way; normal; background: the first to be shed.",
+            help="critical: kept on time at the others' expense; normal; background: shed first.",
         ),
     ] = None,
     mask: Annotated[
@@ -49,11 +49,11 @@ def add(
         typer.Option(
             "--mask",
             metavar="'X,Y X,Y X,Y'",
-            help="A part of the picture that nobody may see: corners in shares of its width and height, 0..1 from the "
-            "top left; may be repeated. Black before anything looks at the picture.",
+            help="Privacy mask: corners as shares of the picture's width and height, 0..1 from the "
+            "top left; may be repeated. Blacked out before any processing.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Add it although there is no room for it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Add it even if capacity is exceeded.")] = False,
     settings: Settings = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
@@ -78,7 +78,7 @@ def add(
     from cluster.client import GatewayClient
     from cluster.config import parse_camera
 
-    # The same check as the cluster makes, here because it can name what is wrong without a round trip.
+    # The cluster validates it too; checking here finds the error without a round trip.
     wanted = parse_settings(settings) | ({} if priority is None else {"priority": priority})
     if mask:
         wanted["privacy_masks"] = [*wanted.get("privacy_masks", []), *mask]
@@ -96,13 +96,11 @@ def add(
 @app.command("update")
 def update(
     name: Name,
-    source: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="Another source; it is connected to anew.")
-    ] = None,
+    source: Annotated[str | None, typer.Option(metavar="SOURCE", help="New source; the camera reconnects.")] = None,
     question: Annotated[
         list[str] | None,
         typer.Option(
-            "--question", "-q", metavar="[ID[@THRESHOLD]=]TEXT", help="Its questions, in place of all it has."
+            "--question", "-q", metavar="[ID[@THRESHOLD]=]TEXT", help="Its questions, replacing all current ones."
         ),
     ] = None,
     priority: Annotated[
@@ -140,7 +138,7 @@ def update(
         [camera] = client.cameras_export([name], secrets=True)
         before = settings_of(camera.entry)
         address = camera.entry.source if source is None else source
-        # The same check as the cluster makes, here because it can name what is wrong without a round trip.
+        # The cluster validates it too; checking here finds the error without a round trip.
         entry = parse_camera(name, address, settings=deep_merge(before, wanted))
         status = client.camera_update(name, entry.source, settings_of(entry), takeover=takeover)
     if json is not None:
@@ -153,7 +151,7 @@ def update(
 @app.command("list")
 def list_cameras(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the table up to date until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks with --watch.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates with --watch.")] = 1.0,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
@@ -199,10 +197,10 @@ def list_cameras(
 def picture(
     name: Name,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; NAME.jpg without it.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; default NAME.jpg.")
     ] = None,
     kept: Annotated[bool, typer.Option("--kept", help="Darken the patches that the model does not see.")] = False,
-    width: Annotated[int, typer.Option(min=0, help="Pixels; 0 is the size in which the model sees it.")] = 0,
+    width: Annotated[int, typer.Option(min=0, help="Pixels; 0 is the model's input size.")] = 0,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
     """Save a camera's newest picture, as the model sees it: after privacy masks, in its size.

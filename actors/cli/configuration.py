@@ -18,7 +18,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Configuration file (YAML).")],
     json: Json = None,
 ) -> None:
-    """Say whether a configuration is right; list everything that is not, with line, key and remedy.
+    """Validate a configuration; list every problem with line, key and remedy.
 
     Nothing is started and no model is loaded. Exit code 2 when something is wrong.
 
@@ -46,7 +46,7 @@ def check(
 
 @app.command("schema")
 def print_schema() -> None:
-    """Print the JSON schema of the configuration, for editors and for reading.
+    """Print the JSON schema of the configuration, for editors and as a reference.
 
     $ sightline config schema > schema.json
     """

@@ -1,4 +1,4 @@
-"""``sightline eval``: how right the answers are, and what that costs."""
+"""``sightline eval``: accuracy of answers, and its cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ladder(
         Path | None, typer.Option(metavar="FILE", help="Default: ladder.json in the model's folder.")
     ] = None,
 ) -> None:
-    """Write which rungs a camera may step down under load, and what each was measured to cost in F1.
+    """Write the quality ladder of a model: its rungs, each with its measured cost in F1.
 
     $ sightline eval accuracy --settings ladder --json out/ladder.json
 
@@ -63,7 +63,7 @@ HELP = "Measure accuracy on labelled footage."
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
 LINE_EVERY_S = 10.0
-# Scenes that are made where none are given: two of every kind and two without an event, and five times as many.
+# Scenes made by default: two of every kind and two without an event, and five times as many.
 QUICK_SCENES, SCENES = 14, 70
 MOST_JOBS = 8
 
@@ -73,8 +73,8 @@ def accuracy(
     scenes: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Made by `sightline scenes make`. Default: test scenes are made.")
     ] = None,
-    dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="Footage of your own, see --layout.")] = None,
-    layout: Annotated[str, typer.Option(help="How --dataset lies on disk: ucf-crime or scenes.")] = "ucf-crime",
+    dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="Your own footage, see --layout.")] = None,
+    layout: Annotated[str, typer.Option(help="Directory layout of --dataset: ucf-crime or scenes.")] = "ucf-crime",
     validation: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Scenes to choose settings (and missing thresholds) on.")
     ] = None,
@@ -123,7 +123,7 @@ def accuracy(
 
     check_model(model)
     if "/" not in model or Path(model).is_dir():
-        # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
+        # Nothing is downloaded; a progress bar per process for reading a small file would break up ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from cluster.lab.evaluation.policies import grid
     from cluster.lab.evaluation.report import check_questions, make_report, thresholds_of
@@ -213,8 +213,8 @@ def _shape(
     fps: float | None,
     anchor_interval: float | None,
 ) -> WindowShape:
-    """What was asked for, else what the model was trained for, else CodecSight's for footage and the demo's for scenes;
-    a stride that is not given is a fifth of the window."""
+    """The requested window, else the model's training window, else CodecSight's for footage and the demo's for scenes;
+    the default stride is a fifth of the window."""
     from cluster.lab.evaluation.policies import WindowShape
 
     default = WindowShape()
@@ -324,7 +324,7 @@ def show(tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[Skippe
 
 
 class _Bar:
-    """A bar with the time left on a terminal; otherwise a plain line every few seconds."""
+    """Progress bar with remaining time on a terminal; otherwise a plain line every few seconds."""
 
     def __init__(self, what: str, total: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -346,11 +346,11 @@ class _Bar:
         self._bar.stop()
 
     def step(self, now: str) -> None:
-        """One more is done."""
+        """Advance by one."""
         self.at(self._done + 1, self._total, now)
 
     def at(self, done: int, total: int, now: str) -> None:
-        """So many are done."""
+        """Set the progress."""
         self._done, self._total = done, total
         self._bar.update(self._task, completed=done, total=total, now=now)
         moment = time.monotonic()

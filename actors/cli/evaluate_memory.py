@@ -1,4 +1,4 @@
-"""``sightline eval memory``: how well questions about the past are answered from a memory that must not hold it all."""
+"""``sightline eval memory``: accuracy of questions about the past under each memory policy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from cluster.lab.evaluation.work import ModelSpec, Progress
     from cluster.models.base import VisionLanguageModel
 
-# Scenes that are made where none are given: how many, how long, and questions of each kind about one.
+# Scenes made by default: number, length, and questions of each kind per scene.
 QUICK_SCENES, QUICK_SECONDS, QUICK_PER_KIND = 3, 180.0, 8
 SCENES, SECONDS, PER_KIND = 4, 3600.0, 24
-# Mean quiet between two stretches of life, less in short scenes: something must happen in each.
+# Mean pause between two periods of activity, shorter in short scenes: something must happen in each.
 QUIET_S, QUIET_SHARE, LEAST_QUIET_S = 30.0, 1 / 8, 8.0
 
 
@@ -32,7 +32,7 @@ def memory(
     ] = None,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="Which scenes to make.")] = 0,
     dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="Videos with questions, see --layout.")] = None,
-    layout: Annotated[str, typer.Option(help="How --dataset lies on disk: mlvu, videomme or rvs.")] = "mlvu",
+    layout: Annotated[str, typer.Option(help="Directory layout of --dataset: mlvu, videomme or rvs.")] = "mlvu",
     model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")] = "demo",
     settings: Annotated[str, typer.Option(help="quick or standard: how much is compared.")] = "quick",
     quick: Annotated[bool, typer.Option("--quick", help="Few scenes of minutes: under five minutes.")] = False,
@@ -77,7 +77,7 @@ def memory(
 
     check_model(model)
     if "/" not in model or Path(model).is_dir():
-        # Nothing is fetched, and a bar per process for reading a small file would only break up ours.
+        # Nothing is downloaded; a progress bar per process for reading a small file would break up ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from cluster.lab.evaluation.memory.answering import memory_grid
     from cluster.lab.evaluation.memory.report import page, summarise

@@ -1,4 +1,4 @@
-"""``sightline incidents``: what goes on at the cameras, who sees to it, and whether the alerts went out."""
+"""``sightline incidents``: list, acknowledge and mute incidents, get their clips, and inspect the outbox."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from cluster.alerts.service import Outbox
     from cluster.client import GatewayClient
 
-app = typer.Typer(no_args_is_help=True, help="What goes on at the cameras, and who has been told.")
+app = typer.Typer(no_args_is_help=True, help="List, acknowledge and mute incidents.")
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="Of the incident, as `incidents list` shows it.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the incident, as shown by `incidents list`.")]
 Camera = Annotated[str, typer.Option("--camera", metavar="NAME", help="Only this camera.")]
 Subject = Annotated[str, typer.Option("--question", metavar="ID", help="Only this question, or state of a camera.")]
-By = Annotated[str, typer.Option("--by", metavar="NAME", help="Who you are; your login without it.")]
+By = Annotated[str, typer.Option("--by", metavar="NAME", help="Your name; default your login.")]
 
 STYLE = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -34,7 +34,7 @@ STYLE = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 def list_incidents(
     camera: Camera = "",
     question: Subject = "",
-    only_open: Annotated[bool, typer.Option("--open", help="Only those that go on.")] = False,
+    only_open: Annotated[bool, typer.Option("--open", help="Only open ones.")] = False,
     since: Annotated[str, typer.Option(metavar="DURATION", help="Only of the last 90s, 10m, 2h, 1d.")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most to show.")] = 50,
     gateway: Gateway = DEFAULT_GATEWAY,
@@ -62,7 +62,7 @@ def list_incidents(
 
 @app.command("show")
 def show(incident: Id, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None:
-    """Show one incident: what happened when, and which sink has been told.
+    """Show one incident with its events and deliveries.
 
     $ sightline incidents show 3f9c2a51d07be864
     """
@@ -93,7 +93,7 @@ def show(incident: Id, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) ->
 
 @app.command("ack")
 def acknowledge(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -> None:
-    """Say that somebody sees to an incident; the sinks are told once.
+    """Acknowledge an incident; the sinks are told once.
 
     $ sightline incidents ack 3f9c2a51d07be864
     """
@@ -106,7 +106,7 @@ def acknowledge(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -
 def clip(
     incident: Id,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; ID.mp4 or ID.jpg without it.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; default ID.mp4 or ID.jpg.")
     ] = None,
     snapshot: Annotated[bool, typer.Option("--snapshot", help="The snapshot instead of the clip.")] = False,
     at_end: Annotated[bool, typer.Option("--end", help="The clip of its end, where clips.at_end is on.")] = False,
@@ -139,13 +139,13 @@ def mute(
     camera: Camera = "",
     question: Subject = "",
     length: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long: 30m, 8h, 7d.")] = "",
-    lift: Annotated[bool, typer.Option("--lift", help="Lift the mute of this camera and question.")] = False,
+    lift: Annotated[bool, typer.Option("--lift", help="Remove the mute of this camera and question.")] = False,
     by: By = "",
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Silence a camera, a question, or one at the other for a while; incidents are recorded all the same. Without --for
-    and --lift: show what is muted.
+    """Mute a camera, a question, or one at the other for a while; incidents are still recorded. Without --for and
+    --lift: show active mutes.
 
     $ sightline incidents mute --camera gate --for 2h
 
@@ -175,16 +175,16 @@ def mute(
 
 @app.command("follow")
 def follow(
-    cameras: Annotated[list[str] | None, typer.Argument(metavar="CAMERA", help="Only these; all without.")] = None,
+    cameras: Annotated[list[str] | None, typer.Argument(metavar="CAMERA", help="Only these; default all.")] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many events; 0 never.")] = 0,
-    only_new: Annotated[bool, typer.Option("--only-new", help="Leave out what is open already.")] = False,
+    only_new: Annotated[bool, typer.Option("--only-new", help="Skip incidents that are already open.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write one JSON object per line; - for standard output."),
     ] = None,
 ) -> None:
-    """Print what happens as it happens, until Ctrl-C; first what is open already.
+    """Print incident events as they happen, until Ctrl-C; first those already open.
 
     $ sightline incidents follow gate
 
@@ -216,7 +216,7 @@ def outbox(
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Show how the sinks are doing: what waits for each, what it has taken, and what it never took.
+    """Show the status of the sinks: queued, delivered and dead alerts.
 
     $ sightline incidents outbox
     """
@@ -239,11 +239,11 @@ def outbox(
 
 @app.command("resend")
 def resend(
-    sink: Annotated[str, typer.Option(metavar="NAME", help="Only what this sink did not take.")] = "",
+    sink: Annotated[str, typer.Option(metavar="NAME", help="Only dead letters of this sink.")] = "",
     key: Annotated[str, typer.Option(metavar="KEY", help="Only this alert.")] = "",
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Try dead letters again, after what kept the sink from taking them has been mended.
+    """Retry dead letters, after the cause at the sink was fixed.
 
     $ sightline incidents resend --sink ops
     """
@@ -295,7 +295,7 @@ def state(incident: Incident) -> Text:
 
 
 def summary(incident: Incident) -> list[str]:
-    """What it is, in a few lines."""
+    """An incident in a few lines."""
     ended = f", ended {_clock(incident.ended_s)}" if incident.ended_s is not None else ", open"
     lines = [
         f"{incident.id}: {incident.subject} at {incident.camera}, {incident.severity}",
@@ -338,7 +338,7 @@ def event_line(event: AlertEvent) -> str:
 
 
 def _said(event: AlertEvent) -> str:
-    """What is new with this event, in words."""
+    """What this event adds, in words."""
     incident = event.incident
     if event.cause == "acknowledged":
         return f"{incident.acknowledged_by} sees to it"
@@ -364,14 +364,14 @@ def sinks_table(status: Outbox) -> Table:
 
 
 def troubles(status: Outbox) -> list[str]:
-    """What is wrong with the outbox itself, and each dead letter."""
+    """Problems of the outbox itself, and each dead letter."""
     lines = []
     if status.trouble:
         lines.append(f"not on disk: {status.trouble} ({status.unwritten} alerts in memory)")
     if status.lost:
         lines.append(f"{status.lost} alerts were lost")
     if status.answers_missed:
-        lines.append(f"{status.answers_missed} answers came too fast to be looked at")
+        lines.append(f"{status.answers_missed} answers came too fast and were dropped")
     for letter in status.dead:
         incident = letter.event.incident
         what = f"{letter.event.kind} of {incident.subject} at {incident.camera}"

@@ -1,4 +1,4 @@
-"""``sightline loadtest``: a fleet of simulated cameras against a real cluster, and the most that it keeps up with."""
+"""``sightline loadtest``: simulated cameras against a real cluster, and the largest fleet that it sustains."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ Config = Annotated[
 ]
 Running = Annotated[
     str | None,
-    typer.Option("--gateway", "-g", metavar="HOST:PORT", help="Test a cluster that runs, instead of starting one."),
+    typer.Option("--gateway", "-g", metavar="HOST:PORT", help="Test a running cluster instead of starting one."),
 ]
 Metrics = Annotated[
     str | None,
     typer.Option("--metrics", metavar="HOST:PORT", help="With --gateway: its /metrics, for losses by reason."),
 ]
 ProfileName = Annotated[
-    str, typer.Option("--profile", "-p", metavar="NAME", help="What the cameras do; see `sightline loadtest profiles`.")
+    str, typer.Option("--profile", "-p", metavar="NAME", help="Load profile; see `sightline loadtest profiles`.")
 ]
 Seconds = Annotated[
-    float | None, typer.Option("--seconds", min=1.0, help="Measure for so long. Default: the profile's.")
+    float | None, typer.Option("--seconds", min=1.0, help="Duration of the measurement. Default: the profile's.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report as one HTML page.")]
 
@@ -60,15 +60,13 @@ def run(
     seconds: Seconds = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(
-            "--fault", "-f", metavar="NAME", help="Then do this to the cluster; repeatable. See `loadtest faults`."
-        ),
+        typer.Option("--fault", "-f", metavar="NAME", help="Inject this fault; repeatable. See `loadtest faults`."),
     ] = None,
     settings: Settings = None,
     json: Json = None,
     out: Out = None,
 ) -> None:
-    """Run a fixed number of cameras, open loop: they send when it is time, whether the cluster keeps up or not.
+    """Run a fixed number of cameras, open loop: they send on schedule, whether the cluster keeps up or not.
 
     Exits with 1 when the cluster did not keep up, or when a window is neither answered nor counted.
 
@@ -125,19 +123,19 @@ def search(
     seconds: Seconds = None,
     replicas: Annotated[
         list[int] | None,
-        typer.Option("--replicas", min=1, help="Search with so many replicas; repeatable, to see how they scale."),
+        typer.Option("--replicas", min=1, help="Number of replicas; repeatable, to measure scaling."),
     ] = None,
     first: Annotated[int, typer.Option("--first", min=1, help="Streams to begin with.")] = 8,
-    most: Annotated[int, typer.Option("--most", min=1, help="Streams to look no further than.")] = 2048,
+    most: Annotated[int, typer.Option("--most", min=1, help="Upper limit of the search.")] = 2048,
     state: Annotated[
         Path | None,
-        typer.Option("--state", metavar="FILE", help="Write the search down there, and go on with one that is there."),
+        typer.Option("--state", metavar="FILE", help="Save the search's state here, and resume from it."),
     ] = None,
     settings: Settings = None,
     json: Json = None,
     out: Out = None,
 ) -> None:
-    """Find the most cameras that a cluster keeps up with.
+    """Find the largest number of cameras that a cluster sustains.
 
     A count is stable when, twice in a row, the p99 lag is within a stride, at least 99 % of windows are answered, and
     none is silently missing. Counts are doubled, then the gap is halved; then, from a fresh start at the last stable
@@ -208,7 +206,7 @@ def profiles() -> None:
 
 @app.command("faults")
 def list_faults() -> None:
-    """List what `loadtest run --fault` can do to a cluster.
+    """List the faults of `loadtest run --fault`.
 
     $ sightline loadtest faults
     """
@@ -221,7 +219,7 @@ def list_faults() -> None:
         screen.print(f"There is no {name}: {why}.", markup=False)
 
 
-# -- what both commands need ----------------------------------------------------------------------
+# -- used by both commands ------------------------------------------------------------------------
 def _profile(name: str, **changes: Any) -> Profile:
     from loadtest.profile import load_profile
 
@@ -240,7 +238,7 @@ def _config(path: Path | None, gateway: str | None, settings: list[str] | None) 
     if gateway is not None:
         split_address(gateway)
     loaded = load_config(path, parse_settings(settings))
-    # The fleet's cameras are the load; the file's own would come on top of it.
+    # The simulated cameras are the load; the file's own would be additional.
     return loaded.model_copy(update={"cameras": []})
 
 
@@ -300,7 +298,7 @@ def _search(
     path = state.with_name(f"{state.stem}-{replicas}{state.suffix}") if replicas > 1 else state
     known = plan.load(path)
     if known:
-        progress.say(f"going on with the search in {path}, which has {known} measurements")
+        progress.say(f"resuming the search in {path}, which has {known} measurements")
     return plan, lambda: plan.save(path)
 
 
@@ -323,8 +321,8 @@ def _facts(title: str, name: str, profile: Profile, config: SightlineConfig, *, 
 
 
 def _two_cores(profile: Profile, config: SightlineConfig, footage: dict[str, Footage]) -> bool:
-    """Whether this search measures the figure ``streams_two_cores``: pushed streams of 5 frames a second and 640x360 on
-    the simulated engine, on a machine of two cores."""
+    """Whether this search measures the figure ``streams_two_cores``: pushed streams of 5 frames per second and 640x360
+    on the simulated engine, on a machine of two cores."""
     import os
 
     sizes = {(each.header.width, each.header.height) for each in footage.values()}
@@ -339,7 +337,7 @@ def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:
 
 
 class _Progress:
-    """A live line on a terminal; otherwise a line for every phase and one every few seconds."""
+    """Live line on a terminal; otherwise a line for every phase and one every few seconds."""
 
     EVERY_S = 5.0
 

@@ -1,4 +1,4 @@
-"""``sightline memory`` and ``sightline forget``: what a camera remembers, and making it forget."""
+"""``sightline memory`` and ``sightline forget``: status of a camera's memory, and deleting it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Name = Annotated[str, typer.Argument(metavar="CAMERA", help="Name of the camera.
 
 
 def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None:
-    """Show what a camera remembers: how far back, how much in which tier, and by which policies.
+    """Show the status of a camera's memory: time range, size by tier, and policies.
 
     $ sightline memory gate
 
@@ -42,15 +42,15 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
 
 def forget(
     camera: Name,
-    before: Annotated[
-        str, typer.Option(metavar="DURATION", help="Only what was longer ago than 90s, 10m, 2h, 1d.")
-    ] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything is forgotten.")] = False,
+    before: Annotated[str, typer.Option(metavar="DURATION", help="Only what is older than 90s, 10m, 2h, 1d.")] = "",
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before deleting everything.")
+    ] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Make a camera forget what it saw: its memory in every tier, its conversations, snapshots and clips, and what was
-    recorded of its incidents. Says what went. Cannot be undone.
+    """Delete what a camera saw: its memory in every tier, conversations, snapshots and clips, and the records of its
+    incidents. Prints what was deleted. Cannot be undone.
 
     $ sightline forget gate --before 2h
 
@@ -66,22 +66,22 @@ def forget(
     before_s = parse_duration(before, "--before") if before else 0.0
     if not before and not yes:
         if not sys.stdin.isatty():
-            raise ConfigError(f"everything of camera {camera!r} would be forgotten; add --yes, or --before DURATION")
-        typer.confirm(f"Forget everything that camera {camera!r} has seen?", abort=True)
+            raise ConfigError(f"all memory of camera {camera!r} would be deleted; add --yes, or --before DURATION")
+        typer.confirm(f"Delete everything that camera {camera!r} has seen?", abort=True)
     with GatewayClient(gateway, credentials=client_credentials()) as client:
         forgotten = client.forget(camera, before_s)
     if json is not None:
         write_json(json, asdict(forgotten))
     if json != "-":
         print(
-            f"{camera}: forgot {plural(forgotten.frames, 'frame')}, {spoken_bytes(forgotten.bytes)} of memory; "
+            f"{camera}: deleted {plural(forgotten.frames, 'frame')}, {spoken_bytes(forgotten.bytes)} of memory; "
             f"{plural(forgotten.files, 'file')}, {spoken_bytes(forgotten.file_bytes)} of footage; "
             f"{plural(forgotten.incidents, 'incident')}, {plural(forgotten.alerts, 'alert')}"
         )
 
 
 def summary(status: MemoryStatus) -> list[str]:
-    """What is held, how it is chosen, and what happened so far."""
+    """Size, policies and counters."""
     from actors.cli.options import spoken
     from actors.cli.output import compact, plural
     from cluster.types import MICROSECONDS

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Options shared by commands, and their parsers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_S = 3_650 * 86_400.0
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Seconds of ``90s``, ``10m``, ``2h``, ``1d`` or several together, as in ``1h30m``; ``option``: who asks.
+    """Parse seconds from ``90s``, ``10m``, ``2h``, ``1d`` or several together, as in ``1h30m``; ``option``: for errors.
 
     Raises:
         ConfigError: anything else, nothing at all, or more than ten years.
@@ -27,15 +27,15 @@ def parse_duration(text: str, option: str) -> float:
     parts = _PART.findall(written)
     units = [unit for _, unit in parts]
     if not parts or "".join(number + unit for number, unit in parts) != written or len(set(units)) < len(units):
-        raise ConfigError(f"{option} {text!r} is no duration; write it as in 90s, 10m, 2h, 1d or 1h30m")
+        raise ConfigError(f"{option} {text!r} is not a duration; write it as in 90s, 10m, 2h, 1d or 1h30m")
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if not 0 < seconds <= LONGEST_S:
-        raise ConfigError(f"{option} {text!r} must be longer than nothing and at most ten years")
+        raise ConfigError(f"{option} {text!r} must be above 0 and at most ten years")
     return seconds
 
 
 def spoken(seconds: float) -> str:
-    """``8 s``, ``0.5 s``, ``12 min 03 s``, ``2 h 05 min``, ``3 d 04 h``."""
+    """Format seconds: ``8 s``, ``0.5 s``, ``12 min 03 s``, ``2 h 05 min``, ``3 d 04 h``."""
     if seconds < 9.95:
         return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = round(seconds)
@@ -51,7 +51,7 @@ def spoken(seconds: float) -> str:
 
 
 def spoken_bytes(size: int) -> str:
-    """``512 B``, ``34.2 MiB``."""
+    """Format bytes: ``512 B``, ``34.2 MiB``."""
     if size < 1024:
         return f"{size} B"
     value = float(size)
@@ -81,7 +81,7 @@ _QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[\d.]+))?=)?(?P<tex
 
 
 def client_credentials() -> ClientCredentials:
-    """Token and TLS as the environment gives them (docs/operations.md).
+    """Token and TLS from the environment (docs/operations.md).
 
     Raises:
         ConfigError: a file that it names cannot be read.
@@ -92,7 +92,7 @@ def client_credentials() -> ClientCredentials:
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """``a.b=value`` assignments as nested mappings; values are read as YAML.
+    """Parse ``a.b=value`` assignments into nested mappings; values are read as YAML.
 
     Raises:
         ConfigError: no ``=`` in it, no key before it, or a value that is not YAML.
@@ -118,10 +118,10 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
 
 
 def parse_questions(questions: list[str] | None) -> list[dict[str, Any]]:
-    """``TEXT``, ``ID=TEXT`` or ``ID@THRESHOLD=TEXT`` as the configuration writes questions.
+    """Parse ``TEXT``, ``ID=TEXT`` or ``ID@THRESHOLD=TEXT`` into questions of the configuration.
 
     Raises:
-        ConfigError: an empty question, or a threshold that is no number.
+        ConfigError: an empty question, or a threshold that is not a number.
     """
     from cluster.errors import ConfigError
 

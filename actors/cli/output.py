@@ -1,4 +1,4 @@
-"""What commands print: tables and progress for people, JSON for machines, and where each goes."""
+"""Output of commands: tables and progress for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cluster.types import CameraStatus
 
 WIDE = 140
-"""Terminal columns from which the table has room for everything."""
+"""Terminal columns from which the table shows all columns."""
 
 STATE_STYLE = {
     "running": "green",
@@ -46,14 +46,14 @@ def tokens(camera: CameraStatus) -> str:
 
 
 def windows(camera: CameraStatus) -> str:
-    """``12 (3 gated, 1 dropped)``: answered ones, and what became of them."""
+    """``12 (3 gated, 1 dropped)``: answered windows, and how many of them."""
     parts = [("gated", camera.windows_gated), ("dropped", camera.windows_dropped), ("lost", camera.windows_lost)]
     more = ", ".join(f"{count} {name}" for name, count in parts if count)
     return f"{camera.windows_done + camera.windows_gated}" + (f" ({more})" if more else "")
 
 
 def memory(camera: CameraStatus) -> str:
-    """``12 MB, 2 h``: what it remembers, and how far back; marked where part of it is out of reach."""
+    """``12 MB, 2 h``: size and time range; marked where part of it is unreachable."""
     held = f"{size(camera.memory_bytes)}, {span(camera.memory_oldest_s)}" if camera.memory_frames else ""
     return " ".join(filter(None, (held, "(degraded)" if camera.memory_state else "")))
 
@@ -81,7 +81,7 @@ def last_answers(camera: CameraStatus) -> str:
 
 
 def state(camera: CameraStatus) -> Text:
-    """The state in its colour, on terminals that have any."""
+    """The state, coloured on terminals."""
     from rich.text import Text
 
     return Text(camera.state, STATE_STYLE.get(camera.state, "white"))
@@ -132,7 +132,7 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
 
 
 def expectation(camera: CameraStatus) -> str:
-    """What a camera that was added may expect: owner, rate, lag and quality."""
+    """What an added camera may expect: owner, rate, lag and quality."""
     if not camera.replica:
         return "taken; it waits for a replica"
     rate = f"a window every {1 / camera.windows_per_s:.3g} s" if camera.windows_per_s else "no windows"
@@ -142,8 +142,7 @@ def expectation(camera: CameraStatus) -> str:
 
 
 def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
-    """A line for each camera that says why it is in its state, one for the quality it runs at when that is not
-    full, and one if part of its memory is out of reach."""
+    """For each camera, lines on the reason of its state, on reduced quality, and on unreachable memory."""
     lines = []
     for camera in cameras:
         if camera.reason:
@@ -162,7 +161,7 @@ PIPE_COLUMNS = 200
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console; in a pipe or a log, where nobody's window is too narrow, its lines are long."""
+    """A console; with long lines in a pipe or a log."""
     from rich.console import Console
 
     seen = (sys.stderr if stderr else sys.stdout).isatty()
@@ -188,7 +187,7 @@ def write_json(target: str, body: Any) -> None:
 
 
 def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
-    """Write a file that comes in parts, with a bar on a terminal; it appears when it is whole. Returns its bytes.
+    """Write a streamed file with a progress bar; it appears only when complete. Returns its bytes.
 
     Raises:
         SightlineError: the file cannot be written, or ``data`` broke off.
@@ -241,10 +240,10 @@ class JsonLines:
 
 
 def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:
-    """Make the folder, and write and remove a file of ``needed_bytes`` in it, before anything expensive starts.
+    """Create the folder, and test-write ``needed_bytes`` in it, before anything expensive starts.
 
     Raises:
-        SightlineError: it cannot be made or written, or the disk is full.
+        SightlineError: it cannot be created or written, or the disk is full.
     """
     probe = folder / ".sightline-write-test"
     try:

@@ -1,4 +1,4 @@
-"""``sightline plan``: what a machine would do, computed instead of measured."""
+"""``sightline plan``: predicts a machine's performance from models instead of measurements."""
 
 from __future__ import annotations
 

@@ -52,9 +52,7 @@ def city(
     ] = None,
     objective: Annotated[
         str,
-        typer.Option(
-            metavar="NAME=SHARE,…", help="What has to hold: on_time, answered, quality. Default: 0.99, 0.99, 0.98."
-        ),
+        typer.Option(metavar="NAME=SHARE,…", help="Objectives: on_time, answered, quality. Default: 0.99, 0.99, 0.98."),
     ] = "",
     ladder: Annotated[
         str, typer.Option(metavar="PATH", help="Quality ladder: a model's folder or file, default, or none.")
@@ -81,7 +79,7 @@ def city(
     json_to: Json = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write a page with charts.")] = None,
 ) -> None:
-    """Simulate a city: production's placement, admission, queues and ladder on made time, with a model of costs.
+    """Simulate a city: production's placement, admission, queues and ladder in simulated time, with a cost model.
 
     $ sightline plan city --cameras 130000 --gpus h100=800 --price 2.5 --out city.html
 
@@ -153,7 +151,7 @@ def city(
 
 
 def _compare(screen: Console, path: Path, ladder: Ladder | None, seed: int) -> dict[str, Any]:
-    """Simulate a load test's runs, show both sides; what the JSON has."""
+    """Simulate a load test's runs and show both sides; returns the JSON."""
     from loadtest.city.against import compare, read_runs, sim_error
     from loadtest.city.report import comparison_table
 
@@ -165,7 +163,7 @@ def _compare(screen: Console, path: Path, ladder: Ladder | None, seed: int) -> d
 
 
 class _Progress:
-    """A bar for the simulation under way and a line for each count that was tried, on standard error."""
+    """Progress bar of the running simulation and a line for each count tried, on standard error."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -178,7 +176,7 @@ class _Progress:
         self._task = self._bar.add_task("", total=1.0)
 
     def audience(self) -> Audience:
-        """What a study calls."""
+        """Callbacks of a study."""
         from loadtest.city.study import Audience
 
         return Audience(self._share, self._begins, self._tried)

@@ -29,14 +29,14 @@ def push(
     realtime: Annotated[
         bool, typer.Option("--realtime", help="Files: at the pace of the recording, as a camera.")
     ] = False,
-    speed: Annotated[float, typer.Option(min=0.01, help="Files with --realtime: so many times as fast.")] = 1.0,
+    speed: Annotated[float, typer.Option(min=0.01, help="Files with --realtime: playback speed.")] = 1.0,
     give_up: Annotated[
         float | None,
-        typer.Option("--give-up", min=0.0, metavar="SECONDS", help="Fail after so long without a connection."),
+        typer.Option("--give-up", min=0.0, metavar="SECONDS", help="Fail after this time without a connection."),
     ] = None,
     json: Json = None,
 ) -> None:
-    """Send packets, not pictures: nothing is decoded here. Goes on through interruptions, from where it was.
+    """Send encoded packets: nothing is decoded here. Reconnects after interruptions and resumes.
 
     The camera must be known to the cluster as one without a source (`sightline cameras add NAME`).
 
@@ -79,14 +79,14 @@ def push(
 
 
 def summary(status: PushStatus) -> str:
-    """The end of it in a line."""
+    """Final status in one line."""
     lost = status.dropped + status.cluster_dropped
     again = f", {status.reconnects} reconnects" if status.reconnects else ""
     return f"sent {status.packets} packets, {status.bytes / 1e6:.1f} MB, {lost} dropped{again}"
 
 
 class _Progress:
-    """A live line on a terminal; otherwise a plain line at every change of state and every few seconds."""
+    """Live line on a terminal; otherwise a plain line at every change of state and every few seconds."""
 
     def __init__(self, title: str) -> None:
         from actors.cli.output import console
@@ -125,7 +125,7 @@ class _Progress:
             return
         now = time.monotonic()
         if status.state == "error":
-            # It is about to be raised, and said as every error is.
+            # It is about to be raised, and reported like every error.
             return
         if status.state != self._said_state or now - self._said_at >= LINE_EVERY_S:
             self._said_at, self._said_state = now, status.state

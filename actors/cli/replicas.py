@@ -1,4 +1,4 @@
-"""``sightline replicas``: how full each replica is, and taking the cameras off one that is to be stopped."""
+"""``sightline replicas``: load of each replica, and draining one that is to be stopped."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from cluster.types.reports import ReplicaStatus
 
-app = typer.Typer(no_args_is_help=True, help="How full the replicas are, and draining one.")
+app = typer.Typer(no_args_is_help=True, help="Show the load of replicas; drain one.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the replica, as `replicas list` shows it.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the replica, as shown by `replicas list`.")]
 
 
 @app.command("list")
 def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None:
-    """Show every replica: its cameras, how full it is, and how soon it answers.
+    """Show every replica: its cameras, its load, and its expected lag.
 
     $ sightline replicas list
 
@@ -46,11 +46,11 @@ def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None
 @app.command("drain")
 def drain(
     name: Name,
-    undo: Annotated[bool, typer.Option("--undo", help="Let it have cameras again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="End draining: it gets cameras again.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Move the cameras of a replica to the others; it gets none until it is started anew.
+    """Move the cameras of a replica to the others; it gets none until it is restarted.
 
     It may be stopped once it holds no camera, which `replicas list` shows.
 
@@ -72,7 +72,7 @@ def drain(
 
 
 def replica_state(replica: ReplicaStatus) -> str:
-    """In a word."""
+    """State in one word."""
     if replica.draining:
         return "draining" if replica.held else "drained"
     return "no engine" if replica.trouble else "ready"

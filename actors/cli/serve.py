@@ -12,7 +12,7 @@ import typer
 from actors.cli.options import Json, Settings
 
 WATCH_S = 2.0
-"""Between two looks at whether the cluster still runs."""
+"""Interval of checking that the cluster still runs."""
 
 
 def serve(
@@ -52,7 +52,7 @@ def serve(
         cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)
         cluster.start()
     try:
-        # Ray has put a handler of its own there, which would leave without saying goodbye.
+        # Ray has installed a handler that exits without cleanup.
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         if json is not None:
             write_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address})
@@ -83,7 +83,7 @@ def serve(
 
 
 def random_weights(name: str) -> str:
-    """What is said of a preset, which nobody has trained."""
+    """Notice for a preset, which has random weights."""
     return (
         f"model {name} has random weights: it costs what a trained one would, and its answers mean nothing; "
         "model.name names the bundled model (demo), a checkpoint's folder or a hub id"

@@ -1,4 +1,4 @@
-"""``sightline tokens``: who may call the gateway."""
+"""``sightline tokens``: create, list and revoke API tokens of the gateway."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def create(
     days: Annotated[float | None, typer.Option(min=0.0, help="Expires after so many days; else never.")] = None,
     file: File = DEFAULT_FILE,
 ) -> None:
-    """Make a token. Its secret is printed once, alone on standard output, and is kept nowhere.
+    """Create a token. Its secret is printed once, alone on standard output, and is stored nowhere.
 
-    A running gateway knows it within a second.
+    A running gateway accepts it within a second.
 
     $ sightline tokens create control-room --role ask --camera 'station-*' --days 365 > control-room.token
     """
@@ -56,7 +56,7 @@ def create(
 
 @app.command("list")
 def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
-    """Show the tokens of a file, without their secrets, which nobody has.
+    """Show the tokens of a file, without their secrets, which are not stored.
 
     $ sightline tokens list --file tokens.json
     """
@@ -85,7 +85,7 @@ def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
 
 @app.command()
 def revoke(name: Annotated[str, typer.Argument(help="As `tokens list` shows it.")], file: File = DEFAULT_FILE) -> None:
-    """Take a token out; a running gateway refuses it within a second. Calls under way go on to their end.
+    """Remove a token; a running gateway refuses it within a second. Running calls continue to their end.
 
     $ sightline tokens revoke control-room --file tokens.json
     """

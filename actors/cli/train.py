@@ -1,4 +1,4 @@
-"""``sightline train``: train the demo model, in stages that can be stopped and gone on with."""
+"""``sightline train``: train the demo model, in resumable stages."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class TrainingScreen:
 
 app = typer.Typer(help="Train the model that the demo answers with.", no_args_is_help=True)
 
-# Minutes of one stage on two CPU cores, and its examples per step; a GPU takes more at a time and less long.
+# Minutes of one stage on two CPU cores, and its examples per step; a GPU needs larger batches and less time.
 _CPU = {"tower": (32.0, 2), "language": (43.0, 1), "windows": (25.0, 1), "codec": (8.0, 1)}
 _CUDA = {"tower": (4.0, 48), "language": (6.0, 24), "windows": (9.0, 24), "codec": (4.0, 24)}
 _RATES = {"tower": 8e-4, "language": 8e-4, "windows": 4e-4, "codec": 2e-4}
-# How often an example comes again: where making it takes about as long as learning from it twice.
+# How often an example is reused: where making it takes about as long as two training steps on it.
 _REPLAYS = {"language": 1}
 
 
@@ -122,9 +122,9 @@ def demo_model(
     preset: Annotated[str, typer.Option("--preset", help="Size: demo or tiny.")] = "demo",
     validation_scenes: Annotated[int, typer.Option("--validation-scenes", min=0, help="0: never validate.")] = 48,
 ) -> None:
-    """Train the demo model on made scenes, then export it to DIR/model.
+    """Train the demo model on synthetic scenes, then export it to DIR/model.
 
-    Ctrl-C keeps what was learnt; the same command goes on from there. DIR/log.jsonl has losses and validation metrics.
+    Ctrl-C keeps the progress; the same command resumes it. DIR/log.jsonl has losses and validation metrics.
 
     $ sightline train demo-model --out out/train --minutes tower=30 --minutes windows=45
     """
@@ -174,7 +174,7 @@ def _minutes(given: list[str] | None, defaults: dict[str, float]) -> dict[str, f
     """``STAGE=N`` options over the defaults.
 
     Raises:
-        ConfigError: no such stage, or N is no positive number.
+        ConfigError: no such stage, or N is not a positive number.
     """
     from cluster.errors import ConfigError
 

@@ -6,7 +6,7 @@ import typer
 
 
 def version() -> None:
-    """Print the versions of Sightline and of what it stands on.
+    """Print the versions of Sightline and of its main dependencies.
 
     $ sightline version
     """

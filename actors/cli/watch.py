@@ -1,4 +1,4 @@
-"""``sightline watch``: answers as they come."""
+"""``sightline watch``: stream answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def watch(
-    cameras: Annotated[list[str] | None, typer.Argument(metavar="CAMERA", help="Only these; all without.")] = None,
+    cameras: Annotated[list[str] | None, typer.Argument(metavar="CAMERA", help="Only these; default all.")] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many answers; 0 never.")] = 0,
     positive: Annotated[bool, typer.Option("--positive", help="Only answers at or above their threshold.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
@@ -41,7 +41,7 @@ def watch(
     shown = 0
     try:
         with GatewayClient(gateway, credentials=client_credentials()) as client:
-            # Nobody there, or no such camera: said at once instead of waiting for answers that never come.
+            # An unknown camera or unreachable gateway is reported now instead of waiting for answers that never come.
             for camera in cameras or ():
                 client.camera_get(camera)
             if not cameras:

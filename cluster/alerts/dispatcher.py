@@ -93,7 +93,7 @@ class Dispatcher:
         for delivery in deliveries:
             lane = self._lanes.get(delivery.sink)
             if lane is None:
-                error = f"no sink {delivery.sink!r} is configured any more"
+                error = f"sink {delivery.sink!r} is no longer configured"
                 self._settle(replace(delivery, state="dead", error=error))
             else:
                 lane.enqueue(delivery)

@@ -219,7 +219,7 @@ class HealthMonitor:
             if status.frames_decoded and age_s <= STALL_S:
                 return _Finding(False)
             since_s = now_s - age_s if status.frames_decoded else None
-            return _Finding(True, status.reason or "it is connected, but no picture comes", since_s)
+            return _Finding(True, status.reason or "it is connected, but sends no pictures", since_s)
         if status.state == "waiting" and status.reason and not camera.delivered:
             # The cluster is starting and has not requested the camera yet.
             return _Finding(False)
@@ -234,7 +234,7 @@ class HealthMonitor:
         if not expected or not status.windows_per_s or answered != camera.answered or camera.answered_s is None:
             camera.answered, camera.answered_s = answered, now_s
         silent_s = now_s - camera.answered_s
-        text = f"its pictures come, and none was answered for {silent_s:.0f} s"
+        text = f"it sends pictures, but none was answered for {silent_s:.0f} s"
         text = f"{text}: {status.reason}" if status.reason else text
         return _Finding(silent_s > UNANSWERED_STRIDES * stride_s + STALL_S, text, camera.answered_s)
 

@@ -155,7 +155,7 @@ def clip_settled(incident: Incident, now_s: float) -> AlertEvent:
 
 def unknown_incident(incident: str) -> UnknownIncidentError:
     """The same error for a missing incident and one the caller may not see, so that ids leak nothing."""
-    return UnknownIncidentError(f"there is no incident {incident!r}, or it is forgotten already")
+    return UnknownIncidentError(f"there is no incident {incident!r}, or it was deleted")
 
 
 def incident_to_dict(incident: Incident) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-FORGOTTEN = "the camera was made to forget what it saw"
+FORGOTTEN = "the camera's memory was deleted"
 """Reason of incidents that end by erasure."""
 
 

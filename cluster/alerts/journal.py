@@ -55,7 +55,7 @@ class Journal:
         try:
             return await self._on_thread(self._open)
         except (sqlite3.Error, OSError) as error:
-            self._trouble(f"the alerts' file cannot be opened: {error}")
+            self._trouble(f"the alert database cannot be opened:  {error}")
             return None
 
     @property
@@ -139,7 +139,7 @@ class Journal:
         kept = store.load()
         self._store = store
         if store.damaged is not None:
-            log.error("the alerts' file was damaged and has been put aside as %s", store.damaged)
+            log.error("the alert database was damaged; moved to %s", store.damaged)
         return kept
 
     def _write(self, batch: Changes) -> list[Delivery]:
@@ -173,7 +173,7 @@ class Journal:
         if isinstance(error, CapacityError):
             self._trouble(str(error))
         elif error is not None:
-            self._trouble(f"the disk does not take alerts ({error}); they go out from memory")
+            self._trouble(f"cannot write alerts to disk ({error}); they go out from memory")
             if not isinstance(error, sqlite3.Error | OSError):
                 log.error("writing alerts failed", exc_info=error)
 

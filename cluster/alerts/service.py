@@ -254,7 +254,7 @@ class AlertService:
             waiting = [incident for incident in recent if incident.clip == "waiting"]
             for incident in waiting:
                 if incident.opened_s < since_s:
-                    await self.set_clip_state(incident.id, "none", "no clip: alerting was away while it was to be made")
+                    await self.set_clip_state(incident.id, "none", "no clip: alerting was not running")
         except UnavailableError as error:
             log.warning("%s", error)
             return []
@@ -338,7 +338,7 @@ class AlertService:
                 raise UnavailableError(
                     f"{left.incidents} incidents and {left.alerts} alerts of camera {camera!r} could not be erased"
                 )
-        log.info("camera %s: %d incidents and %d alerts are forgotten", camera, found.incidents, found.alerts)
+        log.info("camera %s: erased %d incidents and %d alerts", camera, found.incidents, found.alerts)
         return found
 
     # -- inside ---------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class AlertService:
 
     def _enqueue_pending(self, deliveries: list[Delivery]) -> None:
         if deliveries:
-            log.info("%d alerts are still owed to sinks", len(deliveries))
+            log.info("resuming delivery of %d alerts", len(deliveries))
         self._dispatcher.enqueue(deliveries)
 
     def _settle(self, delivery: Delivery) -> None:

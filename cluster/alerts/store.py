@@ -106,7 +106,7 @@ def erase_damaged(path: Path, before_s: float | None = None) -> int:
         stamp = file.name.rpartition("-")[2]
         if before_s is None or (stamp.isdigit() and int(stamp) < before_s):
             file.unlink(missing_ok=True)
-            log.warning("deleted %s: it could not be looked through for what was to be forgotten", file.name)
+            log.warning("deleted the damaged file %s: it could not be searched for records to erase", file.name)
             gone += 1
     return gone
 
@@ -325,8 +325,7 @@ class AlertStore:
             self.trimmed += self._delete_delivered(excess + self._max_events // 20)
             if self.events_held() > self._max_events:
                 raise CapacityError(
-                    f"the outbox holds {self._max_events} alerts that no sink has taken yet; mend the sink, or raise "
-                    "alerts.max_events"
+                    f"the outbox holds {self._max_events} undelivered alerts; fix the sink, or raise alerts.max_events"
                 )
 
     def _evict_delivered(self) -> bool:

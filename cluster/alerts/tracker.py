@@ -144,7 +144,7 @@ class IncidentTracker:
         """End incidents of cameras without answers for ``stale_s``, and drop questions that are no longer asked."""
         for where, track in list(self._tracks.items()):
             if self._rules(*where) is None:
-                self._drop(where, now_s, "the question is not asked any more")
+                self._drop(where, now_s, "the question was removed")
             elif now_s - track.seen_s > self._stale_s:
                 self._end(where, now_s, f"no answer for {self._stale_s:.0f} s")
 
@@ -175,7 +175,7 @@ class IncidentTracker:
             return
         where = (answer.stream, answer.question)
         if answer.end <= track.last_end:
-            self._end(where, now_s, "the camera's clock began anew")
+            self._end(where, now_s, "the camera's clock restarted")
             track.run, track.ended_end = 0, None
         elif answer.start > track.last_end:
             self._end(where, now_s, "no answer in between")

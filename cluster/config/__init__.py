@@ -1,4 +1,4 @@
-"""Configuration: one closed, described model per concern; global sections that each camera may override.
+"""Configuration: one closed pydantic model per concern; global sections that each camera may override.
 
 ``load_config`` reads a file, ``camera_settings`` resolves one camera, ``schema`` describes all of it.
 """

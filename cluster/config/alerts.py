@@ -1,4 +1,4 @@
-"""``alerts:`` — when answers and cameras' states become incidents, and where people are told."""
+"""``alerts:`` and ``clips:`` — incident rules, health checks, sinks and incident footage."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from cluster.registry import sinks
 class ClipsConfig(Section):
     """Snapshots and clips of incidents."""
 
-    enabled: bool = Field(default=True, description="Whether a snapshot and a clip of each incident are kept.")
+    enabled: bool = Field(default=True, description="Keep a snapshot and a clip of each incident.")
     folder: str | None = Field(
         default=None,
         description="Folder of snapshots and clips; null takes `clips` in alerts.folder, or keeps them until the "
         "cluster stops where that is null too.",
     )
-    before_s: Duration = Field(default=10.0, ge=0, le=300, description="A clip begins so long before its incident.")
-    after_s: Duration = Field(default=10.0, ge=0, le=300, description="A clip goes on for so long after the alert.")
+    before_s: Duration = Field(default=10.0, ge=0, le=300, description="Lead time of a clip before its incident.")
+    after_s: Duration = Field(default=10.0, ge=0, le=300, description="Time that a clip continues after the alert.")
     longest_s: Duration = Field(
-        default=120.0, ge=2, le=900, description="Longest clip; what is too much is left out at its beginning."
+        default=120.0, ge=2, le=900, description="Longest clip; longer ones are cut at the beginning."
     )
     at_end: bool = Field(
-        default=False, description="Make a second clip when an incident ends, unless the first one shows its end."
+        default=False, description="Record a second clip when an incident ends, unless the first one shows its end."
     )
     ring_bytes: Size = Field(
         default=2**30,
         ge=2**20,
-        description="Encoded packets that a decoder process holds of all its cameras, so that clips can begin before "
+        description="Size of a decoder process's packet rings for all its cameras, from which clips begin before "
         "their incident: bytes, or a size like 1GiB (the default, which 25 cameras of 4 Mbit/s take).",
     )
     ring_camera_bytes: Size = Field(
@@ -41,24 +41,27 @@ class ClipsConfig(Section):
         description="The same of one camera, like 48MiB (the default, 4.8 Mbit/s with windows of 40 s every 8 s).",
     )
     max_bytes: Size = Field(
-        default=10 * 2**30, ge=2**20, description="Most bytes of snapshots and clips; beyond it the oldest go."
+        default=10 * 2**30, ge=2**20, description="Size limit of snapshots and clips; the oldest are deleted."
     )
     keep_free: Size = Field(
         default=256 * 2**20,
         ge=0,
-        description="Room on the disk that clips leave to others: below it none is written.",
+        description="Free disk space below which no clip is written.",
     )
     retention: Duration = Field(
-        default=30 * 86_400.0, ge=1, description="Snapshots and clips are deleted after so long: like 30d."
+        default=30 * 86_400.0, ge=1, description="Age at which snapshots and clips are deleted, like 30d."
     )
     at_once: int = Field(
-        default=256, ge=1, le=10_000, description="Clips being made at once; further incidents get none, and say so."
+        default=256,
+        ge=1,
+        le=10_000,
+        description="Concurrent clips; further incidents get none, which is noted in them.",
     )
     reencode_height: int = Field(
         default=720,
         ge=144,
         le=2160,
-        description="Tallest picture of clips that must be encoded anew: of cameras with privacy masks, or that do "
+        description="Largest picture height of re-encoded clips: of cameras with privacy masks, or that do "
         "not send H.264.",
     )
     url: str = Field(
@@ -93,25 +96,25 @@ EventKind = Literal["new", "update", "end"]
 
 
 class SinkConfig(Section):
-    """One place where people are told."""
+    """A destination of alerts."""
 
     name: str = Field(
         min_length=1, max_length=64, pattern=r"^[\w.-]+$", description="Name of the sink: letters, digits, _ . -"
     )
-    kind: str = Field(description="What it is: webhook, mqtt, kafka, alertmanager or log.")
+    kind: str = Field(description="Kind: webhook, mqtt, kafka, alertmanager or log.")
     options: dict[str, Any] = Field(
         default_factory=dict, repr=False, description="Parameters of the sink, see docs/alerts.md."
     )
-    min_severity: Severity = Field(default="info", description="Incidents below this severity are left out.")
+    min_severity: Severity = Field(default="info", description="Lowest severity of incidents that are sent.")
     cameras: list[str] = Field(
-        default_factory=list, description="Only incidents of cameras that match one of these, * and ? stand for any."
+        default_factory=list, description="Only incidents of cameras that match one of these patterns with * and ?."
     )
     events: list[EventKind] = Field(
         default=["new", "update", "end"], min_length=1, description="Which events are sent."
     )
 
     def wants(self, camera: str, severity: Severity, event: EventKind) -> bool:
-        """Whether such an event of such an incident is sent."""
+        """Whether an event of an incident passes the sink's filters."""
         order = get_args(Severity)
         grave = order.index(severity) >= order.index(self.min_severity)
         here = not self.cameras or any(fnmatchcase(camera, pattern) for pattern in self.cameras)
@@ -138,32 +141,32 @@ class SinkConfig(Section):
         return option_problems(f"{self.kind} sink", sink, policy_parameters(sink), "options", self.options)
 
 
-_AFTER = "How long it must last: seconds, or like 2m."
+_AFTER = "Time it must last: seconds, or like 2m."
 _SEVERITY = "Severity of its incidents."
 
 
 class ConditionConfig(Section):
-    """One state of a camera that is an incident by itself."""
+    """One camera state that opens an incident."""
 
-    enabled: bool = Field(default=True, description="Whether it is looked for.")
+    enabled: bool = Field(default=True, description="Whether this condition is checked.")
     after_s: Duration = Field(default=30.0, gt=0, le=86_400, description=_AFTER)
     severity: Severity = Field(default="warning", description=_SEVERITY)
 
 
 class OfflineConfig(ConditionConfig):
-    """No pictures come."""
+    """No pictures arrive."""
 
     severity: Severity = Field(default="critical", description=_SEVERITY)
 
 
 class FrozenConfig(ConditionConfig):
-    """Pictures come, and nothing in them changes."""
+    """Pictures arrive without any change."""
 
     after_s: Duration = Field(default=60.0, gt=0, le=86_400, description=_AFTER)
 
 
 class CoveredConfig(ConditionConfig):
-    """The picture suddenly lost its contrast."""
+    """The picture has suddenly lost its contrast."""
 
     after_s: Duration = Field(default=5.0, gt=0, le=86_400, description=_AFTER)
     severity: Severity = Field(default="critical", description=_SEVERITY)
@@ -176,48 +179,48 @@ class SceneChangeConfig(ConditionConfig):
         default=30.0,
         gt=0,
         le=240,
-        description="How long it must last, at most 240: after 300 s the new scene is the usual one.",
+        description="Time it must last, at most 240 s: after 300 s the new scene is the reference.",
     )
 
 
 class UnansweredConfig(ConditionConfig):
-    """Pictures come, and no window is answered."""
+    """Pictures arrive, but no window is answered."""
 
     after_s: Duration = Field(default=120.0, gt=0, le=86_400, description=_AFTER)
     severity: Severity = Field(default="critical", description=_SEVERITY)
 
 
 class HealthConfig(Section):
-    """Incidents of the cameras themselves, told from what decoders and replicas report."""
+    """Incidents of the cameras themselves, from reports of decoders and replicas."""
 
-    offline: OfflineConfig = Field(default_factory=OfflineConfig, description="camera-offline: no pictures come.")
+    offline: OfflineConfig = Field(default_factory=OfflineConfig, description="camera-offline: no pictures arrive.")
     frozen: FrozenConfig = Field(
         default_factory=FrozenConfig,
-        description="frozen-image: pictures come, and nothing in them changes at all, not even by noise; after_s "
+        description="frozen-image: pictures arrive without any change, not even noise; after_s "
         "should be some of the camera's keyframe intervals.",
     )
     covered: CoveredConfig = Field(
-        default_factory=CoveredConfig, description="covered-lens: the picture suddenly lost its contrast."
+        default_factory=CoveredConfig, description="covered-lens: the picture has suddenly lost its contrast."
     )
     scene_change: SceneChangeConfig = Field(
         default_factory=SceneChangeConfig,
-        description="scene-change: most of the picture shows another scene, the camera was turned.",
+        description="scene-change: most of the picture shows another scene, as after turning the camera.",
     )
     unanswered: UnansweredConfig = Field(
         default_factory=UnansweredConfig,
-        description="camera-unanswered: pictures come, and no window is answered, for eight strides at least; a camera "
-        "that the quality ladder sheds is none of these.",
+        description="camera-unanswered: pictures arrive, but no window is answered for at least eight strides; "
+        "shed cameras are exempt.",
     )
     clear_s: Duration = Field(
-        default=10.0, ge=0, le=3600, description="How long a state must be over before its incident ends."
+        default=10.0, ge=0, le=3600, description="Time a condition must be gone before its incident ends."
     )
 
 
 class RetryConfig(Section):
-    """Patience with a sink that does not take an alert."""
+    """Backoff of a sink that does not accept an alert."""
 
     first_s: Duration = Field(
-        default=0.5, gt=0, le=60, description="Seconds before the second attempt; then twice that."
+        default=0.5, gt=0, le=60, description="Seconds before the second attempt; doubled after each."
     )
     longest_s: Duration = Field(default=60.0, gt=0, le=3600, description="Longest wait between two attempts.")
     give_up_s: Duration = Field(
@@ -226,12 +229,12 @@ class RetryConfig(Section):
 
 
 class AlertsConfig(Section):
-    """When answers become incidents, unless a question says otherwise, and where people are told."""
+    """Default incident rules, which questions may override, and the sinks of alerts."""
 
-    enabled: bool = Field(default=True, description="Whether incidents are made at all.")
+    enabled: bool = Field(default=True, description="Enable incidents and alerts.")
     folder: str | None = Field(
         default=None,
-        description="Folder of the outbox and of the incidents' records; null keeps them until the cluster stops.",
+        description="Folder of the incident database; null keeps it until the cluster stops.",
     )
     consecutive: int = Field(
         default=2, ge=1, le=1000, description="Positive windows in a row that open an incident (CodecSight: 2)."
@@ -241,27 +244,25 @@ class AlertsConfig(Section):
         default=0.1,
         ge=0,
         lt=1,
-        description="An open incident goes on down to the question's threshold less this, or half of it.",
+        description="An incident stays open down to the question's threshold less this, at least half of it.",
     )
     cooldown_s: Duration = Field(
-        default=60.0, ge=0, description="For so long after an incident its question opens none: seconds, or like 5m."
+        default=60.0, ge=0, description="Cooldown before the question can open another incident: seconds, or like 5m."
     )
-    update_s: Duration = Field(default=60.0, gt=0, description="An open incident is told again as often.")
-    stale_s: Duration = Field(
-        default=300.0, gt=0, description="An incident ends when its camera has not been answered for so long."
-    )
+    update_s: Duration = Field(default=60.0, gt=0, description="Interval of updates of an open incident.")
+    stale_s: Duration = Field(default=300.0, gt=0, description="Close the incident after this long without answers.")
     severity: Severity = Field(default="warning", description="Severity of incidents of questions.")
-    health: HealthConfig = Field(default_factory=HealthConfig, description="Incidents of the cameras themselves.")
-    sinks: list[SinkConfig] = Field(default_factory=list, description="Where people are told.")
-    retry: RetryConfig = Field(default_factory=RetryConfig, description="Patience with sinks.")
+    health: HealthConfig = Field(default_factory=HealthConfig, description="Incidents of camera health.")
+    sinks: list[SinkConfig] = Field(default_factory=list, description="Destinations of alerts.")
+    retry: RetryConfig = Field(default_factory=RetryConfig, description="Retries of failed deliveries.")
     max_events: int = Field(
-        default=10_000, ge=100, description="Most alerts kept; beyond it the oldest delivered ones make room."
+        default=10_000, ge=100, description="Most alerts kept; beyond it the oldest delivered ones are deleted."
     )
     max_bytes: Size = Field(
-        default=64 * 2**20, ge=2**20, description="Most bytes of their file: a number, or a size like 64MiB."
+        default=64 * 2**20, ge=2**20, description="Size limit of the database: bytes, or like 64MiB."
     )
     retention: Duration = Field(
-        default=30 * 86_400.0, ge=60, description="Ended incidents are forgotten after so long: like 30d."
+        default=30 * 86_400.0, ge=60, description="Age at which ended incidents are deleted, like 30d."
     )
 
     @field_validator("sinks")

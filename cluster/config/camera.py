@@ -1,4 +1,4 @@
-"""``cameras:``, ``source:``, ``questions:`` — cameras, how they are connected to, and what they are asked."""
+"""``cameras:``, ``source:``, ``questions:`` — cameras, their connections and standing questions."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class PruningConfig(Section):
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Parameters of the policy by name; its own defaults stand for what is left out.",
+        description="Parameters of the policy by name; missing ones have its own defaults.",
     )
 
 
 class SamplingConfig(Section):
-    """Frames sampled from the decoded stream; every packet is decoded all the same."""
+    """Frames sampled from the decoded stream; sampling does not reduce decoding."""
 
     fps: float = Field(default=2.0, gt=0, le=60, description="Frames sampled per second of the camera's clock.")
     anchor_interval_s: float = Field(
@@ -46,7 +46,7 @@ class WindowConfig(Section):
     stride_s: float = Field(default=8.0, gt=0, description="Seconds between two answers; must not exceed length_s.")
     refresh: Annotated[str, OneOf(refresh_policies)] = Field(
         default="anchors",
-        description="Which reused tokens are computed again: all, none, anchors, anchors_last (in the order vLLM "
+        description="Which reused tokens are recomputed: all, none, anchors, anchors_last (in the order vLLM "
         "forces), first_n, shifted, random, topk_deviation (CacheBlend), first_percent (VLCache), budget (ours) or "
         "budget_last (ours in the order vLLM forces).",
     )
@@ -54,26 +54,26 @@ class WindowConfig(Section):
         default=None,
         ge=0,
         le=1,
-        description="Share of the reused tokens to compute again, 0..1; null leaves it to the policy.",
+        description="Share of the reused tokens to recompute, 0..1; null leaves it to the policy.",
     )
     static_gate: bool = Field(
-        default=True, description="Let the last answer stand, computing nothing, while nothing moves in the stride."
+        default=True, description="Repeat the last answer without computing while nothing moves in the stride."
     )
     max_idle_s: float = Field(
-        default=60.0, ge=0, description="Longest time in seconds the static gate may hold an answer."
+        default=60.0, ge=0, description="Longest time in seconds that the static gate may repeat an answer."
     )
 
 
 class BackoffConfig(Section):
-    """Waiting between two attempts to reach a source: doubled each time up to a bound, spread by jitter."""
+    """Exponential backoff between attempts to reach a source, with an upper bound and jitter."""
 
-    initial_s: float = Field(default=0.5, gt=0, description="Seconds before the first new attempt.")
+    initial_s: float = Field(default=0.5, gt=0, description="Seconds before the first retry.")
     max_s: float = Field(default=30.0, gt=0, description="Longest wait in seconds; must not be below initial_s.")
     jitter: float = Field(
         default=0.2,
         ge=0,
         le=1,
-        description="Share of the wait that is random, 0..1, so that cameras do not return in step.",
+        description="Random share of the wait, 0..1, so that cameras do not reconnect simultaneously.",
     )
 
 
@@ -85,13 +85,11 @@ class SourceConfig(Section):
         default=10.0, gt=0, description="Seconds without a packet after which a camera counts as frozen."
     )
     backoff: BackoffConfig = Field(default_factory=BackoffConfig, description="Waiting between attempts to reconnect.")
-    loop: bool = Field(default=False, description="Files: start again at the end, with timestamps going on.")
+    loop: bool = Field(default=False, description="Files: loop, with continuous timestamps.")
     realtime: bool = Field(
-        default=False, description="Files: deliver packets at the pace of their timestamps instead of at once."
+        default=False, description="Files: deliver packets in real time instead of as fast as possible."
     )
-    speed: float = Field(
-        default=1.0, gt=0, le=1000, description="Files with realtime: playback speed, 1 is the recorded pace."
-    )
+    speed: float = Field(default=1.0, gt=0, le=1000, description="Files with realtime: playback speed.")
     decoded_bytes: int = Field(
         default=192 * 2**20,
         ge=2**20,
@@ -110,19 +108,17 @@ class QuestionConfig(Section):
         pattern=r"^[\w.-]+$",
         description="Short name of the question: letters, digits, _ . -",
     )
-    text: str = Field(
-        min_length=1, max_length=2000, description="The question in plain words, to be answered by yes or no."
-    )
+    text: str = Field(min_length=1, max_length=2000, description="Yes/no question in plain language.")
     threshold: float = Field(
         default=0.5, gt=0, lt=1, description="Answers with a score at or above it are positive, 0..1."
     )
-    explain: bool = Field(default=False, description="Also decode a sentence; costs time on every window.")
+    explain: bool = Field(default=False, description="Also generate an explanation; costs time on every window.")
 
     consecutive: int | None = Field(
         default=None, ge=1, le=1000, description="Positive windows in a row that open an incident; null: as in alerts."
     )
     cooldown_s: Duration | None = Field(
-        default=None, ge=0, description="For so long after an incident none is opened; null: as in alerts."
+        default=None, ge=0, description="Cooldown before the next incident; null: as in alerts."
     )
     severity: Literal["info", "warning", "critical"] | None = Field(
         default=None, description="Severity of its incidents; null: as in alerts."
@@ -138,7 +134,7 @@ class QuestionConfig(Section):
         return name
 
     def question(self) -> Question:
-        """The same as the engine takes it."""
+        """Convert to the engine's type."""
         return Question(self.id, self.text, self.threshold, self.explain)
 
 
@@ -146,7 +142,7 @@ PriorityName: TypeAlias = Literal["critical", "normal", "background"]
 
 
 class CameraEntry(Section):
-    """A camera as written: a section given here overrides single keys of the global one."""
+    """A camera as declared: a section given here overrides single keys of the global one."""
 
     name: str = Field(
         min_length=1,
@@ -160,7 +156,7 @@ class CameraEntry(Section):
     )
     priority: PriorityName = Field(
         default="normal",
-        description="critical: never late while anything else can give way; background: the first to be shed.",
+        description="critical: kept on time at the others' expense; background: shed first.",
     )
     sampling: SamplingConfig | None = Field(
         default=None, description="Keys that differ from the global sampling section."
@@ -177,7 +173,7 @@ class CameraEntry(Section):
     privacy_masks: list[MaskPolygon] = Field(
         default_factory=list,
         max_length=MAX_MASKS,
-        description="Parts of the picture that are black before anything looks at them: each a list of points [x, y], "
+        description="Parts of the picture that are blacked out before any processing: each a list of points [x, y], "
         "text like '0,0 0.3,0 0.3,0.5', or a rectangle {x, y, width, height}, in shares of the picture 0..1.",
     )
 
@@ -194,10 +190,12 @@ class CameraConfig(Section):
     memory: MemoryConfig = Field(description="Resolved memory section.")
     source_options: SourceConfig = Field(description="Resolved source section.")
     questions: list[QuestionConfig] = Field(description="Resolved questions.")
-    privacy_masks: list[MaskPolygon] = Field(default_factory=list, description="Parts of the picture that are black.")
+    privacy_masks: list[MaskPolygon] = Field(
+        default_factory=list, description="Parts of the picture that are blacked out."
+    )
 
     def stream_spec(self) -> StreamSpec:
-        """What the engine must know of this camera."""
+        """Stream specification for the engine."""
         return StreamSpec(
             stream=self.name,
             questions=tuple(question.question() for question in self.questions),
@@ -219,5 +217,5 @@ class CameraConfig(Section):
 
     @property
     def is_pushed(self) -> bool:
-        """Whether an agent outside sends the packets."""
+        """Whether an external agent sends the packets."""
         return not self.source

@@ -44,11 +44,11 @@ class GatewayConfig(Section):
 class KubernetesConfig(Section):
     """Which ``Camera`` resources are watched, and how often their status is written (docs/cameras.md)."""
 
-    enabled: bool = Field(default=False, description="Run the cameras that Camera resources describe.")
+    enabled: bool = Field(default=False, description="Reconcile cameras with Camera resources.")
     namespace: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
-        description="Namespace of the resources and of the Secrets they name; null: the one this runs in.",
+        description="Namespace of the resources and of the Secrets they name; null: that of this pod.",
     )
     kubeconfig: str | None = Field(
         default=None,
@@ -71,7 +71,7 @@ class KubernetesConfig(Section):
     status_per_s: float = Field(
         default=20.0, gt=0, description="Writes of statuses a second, of all cameras together, on average."
     )
-    timeout_s: float = Field(default=10.0, gt=0, le=300, description="Seconds one call to the API server may take.")
+    timeout_s: float = Field(default=10.0, gt=0, le=300, description="Timeout of one call to the API server, seconds.")
     idle_s: float = Field(
         default=90.0,
         gt=0,
@@ -81,8 +81,8 @@ class KubernetesConfig(Section):
 
 
 class SchedulingConfig(Section):
-    """Admission and the quality ladder. Both need to know what a window costs: without a cost model of the model that
-    is loaded, every camera is taken and runs at full quality, and what is too late is dropped."""
+    """Admission and the quality ladder. Both need a cost model of the loaded model: without one every camera is
+    accepted and runs at full quality, and late windows are dropped."""
 
     costs: str | None = Field(
         default=None,
@@ -91,12 +91,12 @@ class SchedulingConfig(Section):
     )
     admission: bool = Field(
         default=True,
-        description="Refuse cameras that do not fit even when every other one is as low on the ladder as it may be; "
+        description="Refuse cameras that do not fit even with all others at their lowest permitted rung; "
         "only with costs named here, since those that come with a model were measured on another machine.",
     )
     ladder: bool = Field(
         default=True,
-        description="Under load, walk cameras down the model's quality ladder, those first whose answers lose least.",
+        description="Under load, lower cameras on the model's quality ladder, least loss of accuracy first.",
     )
     ladder_file: str | None = Field(
         default=None,
@@ -113,7 +113,7 @@ class SchedulingConfig(Section):
     step_budget_s: float = Field(
         default=1.0,
         gt=0,
-        description="Longest step of a replica, seconds: what a critical camera waits for at most before its turn.",
+        description="Time limit of a replica's step, seconds, which bounds the wait of a critical camera.",
     )
 
 
@@ -123,19 +123,17 @@ class TracingConfig(Section):
     endpoint: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s/]+(:\d+)?/?$",
-        description="OTLP/gRPC collector, like http://collector:4317 (https for TLS); null makes no traces.",
+        description="OTLP/gRPC collector, like http://collector:4317 (https for TLS); null disables tracing.",
     )
     ratio: float = Field(
         default=0.01, ge=0, le=1, description="Share of windows that are traced, chosen by camera and time."
     )
-    queue: int = Field(
-        default=2048, ge=64, le=1_000_000, description="Most spans of one process that wait for the collector."
-    )
-    timeout_s: float = Field(default=5.0, gt=0, le=60, description="Seconds that the collector may take for a batch.")
+    queue: int = Field(default=2048, ge=64, le=1_000_000, description="Queue of spans in one process.")
+    timeout_s: float = Field(default=5.0, gt=0, le=60, description="Timeout of exporting one batch, seconds.")
 
 
 class PlacementConfig(Section):
-    """Which nodes of a Ray cluster run what: names of Ray resources that nodes offer. Each process takes 1 of its."""
+    """Ray resources that select the nodes of each kind of process. Each process takes 1 of its resource."""
 
     control: str | None = Field(
         default=None,
@@ -157,31 +155,29 @@ class ClusterConfig(Section):
         default=None, description="Address of a running Ray cluster; null starts one on this machine."
     )
     placement: PlacementConfig = Field(
-        default_factory=PlacementConfig, description="Which nodes of a Ray cluster run what."
+        default_factory=PlacementConfig, description="Nodes of each kind of process in a Ray cluster."
     )
     decoders: int = Field(
         default=2, ge=1, description="Decoder processes; each runs many cameras, one thread per camera."
     )
     replicas: int = Field(default=1, ge=1, description="Model replicas; each loads the model once.")
     max_batch: int = Field(default=8, ge=1, description="Most windows answered in one forward pass of a replica.")
-    packet_queue: int = Field(
-        default=512, ge=1, description="Packets a decoder holds of one pushing camera before it drops."
-    )
+    packet_queue: int = Field(default=512, ge=1, description="Packet queue of one pushing camera.")
     packet_queue_bytes: int = Field(
         default=32 * 2**20,
         ge=2**20,
-        description="Bytes a decoder holds of one pushing camera before it drops (default 32 MiB).",
+        description="Size limit of that queue, bytes (default 32 MiB).",
     )
     frame_queue: int = Field(
         default=64,
         ge=1,
-        description="Frames of one camera a decoder may have under way to its replica, not yet acknowledged.",
+        description="Unacknowledged frames of one camera in flight to its replica.",
     )
     window_queue: int = Field(
         default=2, ge=1, description="Windows of one camera waiting at a replica; a newer one drops the oldest."
     )
     answer_queue: int = Field(
-        default=256, ge=1, description="Answers held for one watching client before it loses the oldest."
+        default=256, ge=1, description="Answer queue of one watching client; beyond it the oldest are dropped."
     )
     heartbeat_s: float = Field(default=1.0, gt=0, le=60, description="Seconds between two heartbeats of a process.")
     heartbeat_timeout_s: float = Field(
@@ -192,17 +188,15 @@ class ClusterConfig(Section):
     stall_timeout_s: float = Field(
         default=120.0,
         gt=0,
-        description="Seconds a replica may take for one batch of windows before it counts as stuck and is replaced.",
+        description="Seconds a replica may take for one batch of windows before it is replaced.",
     )
     start_timeout_s: float = Field(
-        default=120.0, gt=0, description="Seconds a process may take to start, model loading included."
+        default=120.0, gt=0, description="Timeout of starting a process, model loading included, seconds."
     )
-    stop_timeout_s: float = Field(
-        default=10.0, gt=0, description="Seconds a process may take to stop before it is killed."
-    )
+    stop_timeout_s: float = Field(default=10.0, gt=0, description="Seconds after which a stopping process is killed.")
     log_format: Literal["text", "json"] = Field(
         default="text",
-        description="How processes log: text for people, or one JSON object a line with time, level, process, camera "
+        description="Log format: text for people, or one JSON object per line with time, level, process, camera "
         "and window.",
     )
     log_dir: str | None = Field(default=None, description="Folder for the processes' logs; null keeps Ray's own place.")

@@ -1,4 +1,4 @@
-"""From a file, ``${NAME}`` and overrides to a checked configuration, and its schema; every error says where."""
+"""Loads a configuration from a file, ``${NAME}`` variables and overrides, with located errors; generates its schema."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 @dataclass(slots=True)
 class Document:
-    """``data``: what the file says, empty for an empty file. ``lines``: path -> line, counted from 1."""
+    """``data``: the parsed mapping, empty for an empty file. ``lines``: path -> line, counted from 1."""
 
     data: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
@@ -42,7 +42,7 @@ def read_yaml(text: str, where: str) -> Document:
     """Parse one document whose top level is a mapping.
 
     Raises:
-        InvalidConfigError: not YAML, not a mapping, a key twice, or beyond the size limits above.
+        InvalidConfigError: not YAML, not a mapping, a duplicate key, or beyond the size limits above.
     """
 
     def refuse(message: str, line: int | None = None, path: KeyPath = ()) -> InvalidConfigError:
@@ -53,7 +53,7 @@ def read_yaml(text: str, where: str) -> Document:
     try:
         loader = yaml.SafeLoader(text)
     except yaml.reader.ReaderError as error:
-        # Control characters; its own words are two lines with a position that nobody counts.
+        # Control characters; PyYAML's own message is two lines with an offset.
         line = text.count("\n", 0, error.position) + 1
         raise refuse(f"is not valid YAML: it holds the control character U+{error.character:04X}", line) from None
     try:
@@ -81,7 +81,7 @@ def _line(node: yaml.Node) -> int:
 
 
 class _Reader:
-    """Builds plain values from YAML nodes, noting lines on the way."""
+    """Builds plain values from YAML nodes, recording lines."""
 
     def __init__(self, loader: yaml.SafeLoader, lines: dict[KeyPath, int], where: str) -> None:
         self.loader = loader
@@ -113,7 +113,7 @@ class _Reader:
             if key in first and key != "<<":
                 raise self.refuse(f"is given twice, first on line {first[key]}; keep one", key_node, (*path, key))
             first[key] = _line(key_node)
-        # Merge keys (`<<: *base`) come first, so that what is written here wins.
+        # Merge keys (`<<: *base`) come first, so that explicit keys win.
         self.loader.flatten_mapping(node)
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -132,7 +132,7 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]
 
 
 def expand(tree: Any, environment: Mapping[str, str] | None = None) -> tuple[Any, set[KeyPath], list[Problem]]:
-    """The tree with variables filled in, the paths whose value came from one, and what could not be filled in.
+    """Fill in variables; returns the tree, the paths whose value came from one, and the problems.
 
     ``$${`` stands for a literal ``${``. An empty variable counts as set unless a default is given (as in a shell).
     """
@@ -180,12 +180,12 @@ def schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """The schema as ``configs/schema.json`` holds it."""
+    """The schema as stored in ``configs/schema.json``."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> SightlineConfig:
-    """Read a YAML file (None: defaults only), lay ``overrides`` (nested mappings) over it, and check everything.
+    """Read a YAML file (None: defaults only), apply ``overrides`` (nested mappings), and validate.
 
     Raises:
         ConfigError: the file cannot be read, or something in it is wrong; the message names file, line, key and remedy.
@@ -195,7 +195,7 @@ def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | N
 
 
 def load_tree(tree: Mapping[str, Any], where: str = "configuration") -> SightlineConfig:
-    """Check what a configuration file holds, given as a mapping; ``where`` names it in messages.
+    """Validate a configuration given as a mapping; ``where`` names it in messages.
 
     Raises:
         ConfigError: something in it is wrong; the message names key and remedy.
@@ -220,7 +220,7 @@ def parse_camera(
     questions: Sequence[Mapping[str, Any]] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> CameraEntry:
-    """A camera added while the cluster runs, as ``Cameras.Add`` gives it; check it with ``camera_settings``.
+    """Parse a camera of ``Cameras.Add``; validate it with ``camera_settings``.
 
     Raises:
         ConfigError: a key or value is wrong.
@@ -235,7 +235,7 @@ def parse_camera(
 
 
 def _place(problem: Problem, document: Document, overrides: Mapping[str, Any]) -> Problem:
-    """The problem with its line, unless an override and not the file says what is wrong."""
+    """The problem with its line, unless an override caused it."""
     node: Any = overrides
     for part in problem.path:
         if not isinstance(node, Mapping) or part not in node:

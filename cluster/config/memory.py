@@ -1,4 +1,4 @@
-"""``memory:``, ``tiers:``, ``asking:`` — what a camera remembers, where that lies, and how it is asked for."""
+"""``memory:``, ``tiers:``, ``asking:`` — capacity, policies and storage of cameras' memory, and free questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class TiersConfig(Section):
-    """The tiers below a replica's device, from the fastest down: host, node, Redis. The lowest holds everything."""
+    """The tiers below a replica's device, fastest first: host, node, Redis. The lowest holds everything."""
 
     levels: list[Annotated[str, OneOf(tiers)]] = Field(
         default=["host", "node", "redis"],
@@ -32,7 +32,7 @@ class TiersConfig(Section):
     )
     node: bool = Field(
         default=True,
-        description="Keep memories in a process of their own on each node, so that they outlive a replica.",
+        description="Run a memory process on each node, so that memory outlives a replica.",
     )
     node_bytes: Size = Field(
         default=4 * 2**30,
@@ -64,7 +64,7 @@ class TiersConfig(Section):
         default=2.0,
         gt=0,
         le=60,
-        description="Longest time in seconds that node or Redis may take for one call before it counts as down.",
+        description="Timeout in seconds of one call to node or Redis, after which it counts as down.",
     )
 
     @field_validator("levels")
@@ -102,20 +102,20 @@ class AskingConfig(Section):
     )
     queue: int = Field(default=16, ge=1, le=4096, description="Most free questions waiting at a replica.")
     timeout_s: float = Field(
-        default=60.0, gt=0, le=3600, description="Seconds after which a free question is given up, waiting included."
+        default=60.0, gt=0, le=3600, description="Timeout of a free question, waiting included, seconds."
     )
     max_new_tokens: int = Field(default=48, ge=1, le=1024, description="Longest answer to a free question, in tokens.")
 
 
 _DEFAULTS = MemorySpec()
-_OPTIONS = "by name; its own defaults stand for what is left out."
+_OPTIONS = "by name; missing ones have its own defaults."
 
 
 class MemoryConfig(Section):
-    """How much a camera remembers, for how long, and by which policies."""
+    """Capacity, retention and policies of a camera's memory."""
 
     enabled: bool = Field(
-        default=True, description="Keep the KV of frames that left the window, so that questions can go back to them."
+        default=True, description="Keep the KV of frames that left the window, for questions about the past."
     )
     cap: Size = Field(
         default=_DEFAULTS.cap_bytes,
@@ -126,30 +126,28 @@ class MemoryConfig(Section):
     retention: Duration | None = Field(
         default=_DEFAULTS.retention_s,
         gt=0,
-        description="What is older is forgotten: seconds, or a length of time like 24h; null keeps all the cap allows.",
+        description="Maximum age: seconds, or a duration like 24h; null keeps all that fits the cap.",
     )
     keep: float = Field(
         default=_DEFAULTS.keep,
         gt=0,
         le=1,
-        description="Share of new frames' tokens that is remembered at all, 0..1; 1 leaves choosing to the cap.",
+        description="Share of new frames' tokens that is stored, 0..1; 1 stores all, up to the cap.",
     )
     target: float = Field(
-        default=_DEFAULTS.target, gt=0, lt=1, description="Share of the cap that is left when it was reached, 0..1."
+        default=_DEFAULTS.target, gt=0, lt=1, description="Share of the cap to compress to once it is reached, 0..1."
     )
-    block_frames: int = Field(
-        default=_DEFAULTS.block_frames, ge=1, le=1024, description="Frames that are put in order and stored together."
-    )
+    block_frames: int = Field(default=_DEFAULTS.block_frames, ge=1, le=1024, description="Frames per stored block.")
     compressor: Annotated[str, OneOf(compressors)] = Field(
         default=_DEFAULTS.compressor,
-        description="Which tokens stay when the cap is reached: infinipot_v, cords, uniform or sliding among others.",
+        description="Policy that selects tokens at the cap: infinipot_v, cords, uniform or sliding among others.",
     )
     compressor_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the compressor {_OPTIONS}"
     )
     organiser: Annotated[str, OneOf(organisers)] = Field(
         default=_DEFAULTS.organiser,
-        description="How tokens are grouped for finding them again: mosaic, resv (V-Rex), frames (ReKV) or tokens.",
+        description="How tokens are grouped for retrieval: mosaic, resv (V-Rex), frames (ReKV) or tokens.",
     )
     organiser_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the organiser {_OPTIONS}"
@@ -163,7 +161,7 @@ class MemoryConfig(Section):
     )
 
     def spec(self) -> MemorySpec | None:
-        """What the engine must know of it; None where nothing is remembered."""
+        """Memory specification for the engine; None where memory is disabled."""
         if not self.enabled:
             return None
         return MemorySpec(

@@ -1,4 +1,4 @@
-"""``model:``, ``vllm:``, ``simulated:`` — which model answers, and in which engine it runs."""
+"""``model:``, ``vllm:``, ``simulated:`` — the model and its inference engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.config.problems import Section
 
 
 class SimulatedConfig(Section):
-    """Where the simulated engine's times and answers come from; the model it stands in for is ``model.name``."""
+    """Step times and answers of the simulated engine; it stands in for the model ``model.name``."""
 
     costs: str | None = Field(
         default=None,
@@ -23,7 +23,7 @@ class SimulatedConfig(Section):
         description="JSON of `sightline eval accuracy` whose scores are drawn as answers; null takes recorded ones of "
         "the bundled model.",
     )
-    seed: int = Field(default=0, ge=0, description="Seed of the answers and of how steps scatter.")
+    seed: int = Field(default=0, ge=0, description="Seed of the answers and of the variation of steps.")
 
 
 class VllmConfig(Section):

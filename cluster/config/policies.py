@@ -1,4 +1,4 @@
-"""Names and parameters of policies, checked when a configuration is loaded and without loading torch."""
+"""Validates policy names and parameters when a configuration is loaded, without importing torch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MEMORY_POLICIES = {"compressor": compressors, "organiser": organisers, "retrieve
 
 
 def pruning_problems(pruning: PruningConfig) -> list[Problem]:
-    """What is wrong with a pruning section; paths are relative to it."""
+    """Problems of a pruning section; paths are relative to it."""
     policy = pruners.get(pruning.policy)
     what = f"pruner {pruning.policy!r}"
     return option_problems(what, policy, policy_parameters(policy), "options", pruning.options)
 
 
 def memory_problems(memory: MemoryConfig) -> list[Problem]:
-    """What is wrong with the policies of a memory section; paths are relative to it.
+    """Problems of the policies in a memory section; paths are relative to it.
 
-    Options are checked by the policy itself, which loads torch; a section without any is checked by names alone.
+    Options are checked by the policy itself, which imports torch; a section without options is checked by names alone.
     """
     found: list[Problem] = []
     for kind, policies in MEMORY_POLICIES.items():
@@ -42,7 +42,7 @@ def memory_problems(memory: MemoryConfig) -> list[Problem]:
 
 
 def _memory_option_problems(what: str, policy: type, key: str, options: Mapping[str, Any]) -> list[Problem]:
-    """A policy's options are what it takes by keyword only; before them come sizes that only a camera tells."""
+    """A policy's options are its keyword-only parameters; the positional ones are sizes given by the camera."""
     taken = inspect.signature(policy).parameters.values()
     hints = typing.get_type_hints(policy.__init__)  # type: ignore[misc]
     parameters = {each.name: hints[each.name] for each in taken if each.kind is each.KEYWORD_ONLY}
@@ -53,7 +53,7 @@ def _memory_option_problems(what: str, policy: type, key: str, options: Mapping[
 def option_problems(
     what: str, make: Callable[..., object], parameters: Mapping[str, Any], key: str, options: Mapping[str, Any]
 ) -> list[Problem]:
-    """What is wrong with the options of a policy that takes ``parameters`` (name -> type)."""
+    """Problems of the options of a policy that takes ``parameters`` (name -> type)."""
     found: list[Problem] = []
     for name, value in options.items():
         if name not in parameters:
@@ -62,7 +62,7 @@ def option_problems(
             found.append(Problem((key, name), message))
             continue
         try:
-            # As JSON: the options go to the policy as they are written, so only lists may stand for something else.
+            # As JSON: options are passed to the policy as written, so only lists may be converted.
             adapter = TypeAdapter(parameters[name], config=ConfigDict(allow_inf_nan=False))
             adapter.validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
@@ -80,7 +80,7 @@ def option_problems(
 
 
 def policy_parameters(policy: type) -> dict[str, Any]:
-    """Name -> type of the parameters a policy's dataclass takes."""
+    """Name -> type of the parameters of a policy's dataclass."""
     if not dataclasses.is_dataclass(policy):
         return {}
     names = [field.name for field in dataclasses.fields(policy) if field.init]

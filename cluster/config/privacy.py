@@ -1,4 +1,4 @@
-"""``privacy_masks:`` — parts of a camera's picture that are black before anything looks at them."""
+"""``privacy_masks:`` — parts of a camera's picture that are blacked out before any processing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RECTANGLE = ("x", "y", "width", "height")
 
 
 def parse_mask(value: object) -> tuple[tuple[float, float], ...]:
-    """A polygon of ``[[x, y], ...]``, of text like ``0,0 0.3,0 0.3,0.5``, or of ``{x, y, width, height}``.
+    """Parse a polygon from ``[[x, y], ...]``, text like ``0,0 0.3,0 0.3,0.5``, or ``{x, y, width, height}``.
 
     Coordinates are shares of the picture's width and height, 0..1 from the top left. Edges may cross.
 
@@ -72,13 +72,13 @@ def _rectangle(value: Mapping[Any, Any]) -> list[tuple[float, float]]:
     x, y, width, height = (_number(value[key], value[key]) for key in _RECTANGLE)
     if width <= 0 or height <= 0:
         raise ValueError(f"a rectangle of a privacy mask needs a positive width and height, not {width:g} x {height:g}")
-    # A sum like 0.7 + 0.3 may lie a hair outside.
+    # A sum like 0.7 + 0.3 may exceed 1 by rounding.
     right, bottom = round(x + width, 9), round(y + height, 9)
     return [(x, y), (right, y), (right, bottom), (x, bottom)]
 
 
 def _direction(x: float, y: float) -> tuple[float, float]:
-    """Of a line through a point, whichever way along it."""
+    """Direction of a line through the origin, up to sign."""
     length = math.hypot(x, y)
     x, y = round(x / length, 9) + 0.0, round(y / length, 9) + 0.0
     return (x, y) if (x, y) > (0.0, 0.0) else (-x + 0.0, -y + 0.0)

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: where (file, line, key), what, and what would be right."""
+"""Configuration problems: location (file, line, key), error and remedy; base class and types of sections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cluster.registry import Registry
 
 
 class Section(BaseModel):
-    """One concern of the configuration. Unknown keys are refused; a loaded section does not change."""
+    """One section of the configuration: unknown keys are refused, and it is frozen."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -50,10 +50,10 @@ _SECONDS = {None: 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_size(value: object) -> int:
-    """Bytes of a number, or of text like ``64MiB`` (2^20), ``64MB`` (10^6) and ``512 KiB``.
+    """Parse bytes from a number, or from text like ``64MiB`` (2^20), ``64MB`` (10^6) and ``512 KiB``.
 
     Raises:
-        ValueError: no size.
+        ValueError: not a size.
     """
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match:
@@ -64,10 +64,10 @@ def parse_size(value: object) -> int:
 
 
 def parse_duration(value: object) -> float:
-    """Seconds of a number, or of text like ``90s``, ``10m`` (or ``10min``), ``24h`` and ``7d``.
+    """Parse seconds from a number, or from text like ``90s``, ``10m`` (or ``10min``), ``24h`` and ``7d``.
 
     Raises:
-        ValueError: no length of time.
+        ValueError: not a duration.
     """
     match = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
     if match:
@@ -79,7 +79,7 @@ def parse_duration(value: object) -> float:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Metadata of a string that must be a name of ``policies``; the schema lists them."""
+    """Annotation of a string that must be a name of ``policies``; the schema lists them."""
 
     policies: Registry[Any]
 
@@ -96,7 +96,7 @@ class OneOf:
 
 
 def size_text(nbytes: int) -> str:
-    """``64MiB``; the largest unit that is exact, else bytes. Reads back as the same number."""
+    """Format bytes, like ``64MiB``: in the largest exact unit. Parses back to the same number."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if nbytes and nbytes % _BYTES[unit] == 0:
             return f"{nbytes // _BYTES[unit]}{unit}"
@@ -108,14 +108,14 @@ Size: TypeAlias = Annotated[
     BeforeValidator(parse_size),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": f"^{_SIZE.pattern}$"}]}),
 ]
-"""Bytes of a section; the bounds that ``Field`` adds hold for the number."""
+"""Bytes; bounds of ``Field`` apply to the number."""
 
 Duration: TypeAlias = Annotated[
     float,
     BeforeValidator(parse_duration),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": f"^{_TIME.pattern}$"}]}),
 ]
-"""Seconds of a section; the bounds that ``Field`` adds hold for the number."""
+"""Seconds; bounds of ``Field`` apply to the number."""
 
 
 KeyPath = tuple[str | int, ...]
@@ -123,7 +123,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to change. ``line`` counts from 1; None when the key comes from no file."""
+    """One problem. ``line`` counts from 1; None when the key comes from no file."""
 
     path: KeyPath
     message: str
@@ -131,7 +131,7 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """The key as a person writes it: ``cameras[1].window.stride_s``."""
+        """Readable key: ``cameras[1].window.stride_s``."""
         text = ""
         for part in self.path:
             text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -153,7 +153,7 @@ class InvalidConfigError(ConfigError):
         super().__init__(problems[0].sentence(where) + more)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # It crosses processes, and Exception would rebuild it from its message alone.
+        # Needed to pickle it: Exception would rebuild it from its message alone.
         return functools.partial(InvalidConfigError, where=self.where), (self.problems,)
 
     def sentences(self) -> list[str]:
@@ -168,7 +168,7 @@ def near(name: object, known: Iterable[str]) -> str:
 
 
 def from_validation(error: ValidationError, root: type[BaseModel], secret: Iterable[KeyPath] = ()) -> list[Problem]:
-    """Pydantic's errors as problems; values at the paths in ``secret`` (from the environment) are not shown."""
+    """Convert Pydantic's errors; values at the paths in ``secret`` (from the environment) are not shown."""
     hidden = set(secret)
     found: list[Problem] = []
     for details in error.errors(include_url=False):
@@ -181,7 +181,7 @@ def from_validation(error: ValidationError, root: type[BaseModel], secret: Itera
         if inner:
             found += [replace(problem, path=(*path, *problem.path)) for problem in inner]
         else:
-            # An address that was written under another key is in its message.
+            # The message may hold an address written under another key.
             found.append(Problem(path, redact(_message(details, path, root, shown=path not in hidden))))
     return found
 
@@ -225,7 +225,7 @@ def _clean(loc: Sequence[str | int], root: type[BaseModel]) -> KeyPath:
 
 
 def _model_at(root: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """The section that ``path`` leads to, through lists and optional sections."""
+    """Section at ``path``, through lists and optional sections."""
     current: type[BaseModel] | None = root
     for part in path:
         if isinstance(part, int):
@@ -248,7 +248,7 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 
 
 class ConflictError(ValueError):
-    """Keys that are right each for itself, but not together."""
+    """Keys that are valid alone, but contradict each other."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(problem.message for problem in problems))

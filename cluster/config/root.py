@@ -1,4 +1,4 @@
-"""The whole configuration: a camera's own keys over the global sections; checks that need more than one key."""
+"""The whole configuration: resolves cameras over the global sections and checks keys against each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cluster.hosts import is_loopback
 
 
 def conflicts(config: SightlineConfig) -> list[Problem]:
-    """Everything that contradicts something else in ``config``."""
+    """All contradictions within ``config``."""
 
     found = _repeated_questions(config.questions, ("questions",))
     everyone = CameraEntry(name="every-camera")
@@ -88,7 +88,7 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
 
 
 def camera_conflicts(camera: CameraConfig, path: KeyPath, entry: CameraEntry, tiers: TiersConfig) -> list[Problem]:
-    """What contradicts itself or ``tiers`` in one camera's resolved settings; ``path`` leads to its entry."""
+    """Contradictions within one camera's resolved settings, or with ``tiers``; ``path`` leads to its entry."""
     found = []
     if not camera.questions:
         message = f"camera {camera.name!r} has no question; give it one here, or one to all under questions:"
@@ -101,7 +101,7 @@ def camera_conflicts(camera: CameraConfig, path: KeyPath, entry: CameraEntry, ti
 def _section_conflicts(
     camera: CameraConfig, path: KeyPath, entry: CameraEntry | None, tiers: TiersConfig
 ) -> list[Problem]:
-    """Contradictions inside the merged sections, placed at the key the camera wrote, else at the global one."""
+    """Contradictions inside the merged sections, located at the camera's key if set, else at the global one."""
 
     def at(section: str, key: str) -> KeyPath:
         own = getattr(entry, section) if entry is not None else None
@@ -131,7 +131,7 @@ def _section_conflicts(
 
 
 def _no_room(cap: int, tiers: TiersConfig, path: KeyPath) -> list[Problem]:
-    """A camera's cap beyond the room that a whole tier has."""
+    """Problem of a camera's cap that exceeds the capacity of a whole tier."""
     rooms = {
         "host_bytes": tiers.host_bytes,
         "node_bytes": tiers.node_bytes if tiers.node else None,
@@ -185,20 +185,20 @@ def deep_merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str
 
 
 def overlay(base: S, override: S | None) -> S:
-    """The section ``base`` with the keys that were written in ``override``."""
+    """The section ``base`` with the keys set in ``override``."""
     if override is None:
         return base
     written = override.model_dump(exclude_unset=True)
     below = base.model_dump()
     for policy, options in _OPTIONS_OF.get(type(base), {}).items():
         if written.get(policy, below[policy]) != below[policy]:
-            # Another policy has other parameters: the global ones mean nothing to it.
+            # Another policy has other parameters: the global options do not apply to it.
             below[options] = {}
     return type(base).model_validate(deep_merge(below, written))
 
 
 def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
-    """A camera's settings, without checking them."""
+    """Resolve a camera's settings without checking them."""
     return CameraConfig(
         name=entry.name,
         source=entry.source,
@@ -214,7 +214,7 @@ def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
 
 
 def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> CameraConfig:
-    """The resolved settings of a camera of the file (by name) or of one added at run time (by entry).
+    """Resolved and checked settings of a camera of the file (by name) or of one added at run time (by entry).
 
     Raises:
         ConfigError: no camera of that name, or settings that contradict each other.
@@ -237,7 +237,7 @@ def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> Camer
 class SightlineConfig(Section):
     """Everything a cluster is started with. Sections apply to every camera unless a camera overrides them."""
 
-    model: ModelConfig = Field(default_factory=ModelConfig, description="Which model answers, and where it runs.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The model and its device.")
     engine: Literal["native", "vllm", "simulated"] = Field(
         default="native",
         description="Inference engine: native computes only what changed; vllm runs windows on vLLM, which must be "
@@ -246,39 +246,31 @@ class SightlineConfig(Section):
     vllm: VllmConfig = Field(default_factory=VllmConfig, description="How windows run on vLLM, with engine: vllm.")
     simulated: SimulatedConfig = Field(
         default_factory=SimulatedConfig,
-        description="What the engine of a load test stands in for.",
+        description="Step times and answers of the simulated engine.",
     )
-    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="Which frames are looked at.")
-    pruning: PruningConfig = Field(
-        default_factory=PruningConfig, description="Which patches of a frame the model sees."
-    )
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="Sampling of frames.")
+    pruning: PruningConfig = Field(default_factory=PruningConfig, description="Pruning policy of patches.")
     window: WindowConfig = Field(default_factory=WindowConfig, description="The window a question is answered on.")
-    memory: MemoryConfig = Field(
-        default_factory=MemoryConfig, description="What a camera remembers beyond its window, and how."
-    )
-    source: SourceConfig = Field(default_factory=SourceConfig, description="How cameras are connected to.")
+    memory: MemoryConfig = Field(default_factory=MemoryConfig, description="A camera's memory beyond its window.")
+    source: SourceConfig = Field(default_factory=SourceConfig, description="Connections to cameras.")
     questions: list[QuestionConfig] = Field(
-        default_factory=list, description="Standing questions of every camera that has none of its own."
+        default_factory=list, description="Standing questions of cameras without their own."
     )
-    cameras: list[CameraEntry] = Field(
-        default_factory=list, description="The cameras; more can be added while it runs."
-    )
-    tiers: TiersConfig = Field(default_factory=TiersConfig, description="Where the memories of all cameras lie.")
+    cameras: list[CameraEntry] = Field(default_factory=list, description="The cameras; more can be added at run time.")
+    tiers: TiersConfig = Field(default_factory=TiersConfig, description="Storage tiers of cameras' memory.")
     asking: AskingConfig = Field(
         default_factory=AskingConfig, description="Free questions about what a camera has seen, and their limits."
     )
-    alerts: AlertsConfig = Field(
-        default_factory=AlertsConfig, description="When answers become incidents, and where people are told."
-    )
+    alerts: AlertsConfig = Field(default_factory=AlertsConfig, description="Incident rules and destinations of alerts.")
     clips: ClipsConfig = Field(
-        default_factory=ClipsConfig, description="Snapshots and clips of incidents, how long and how much of them."
+        default_factory=ClipsConfig, description="Snapshots and clips of incidents, and their limits."
     )
     scheduling: SchedulingConfig = Field(
         default_factory=SchedulingConfig, description="Admission, placement and the quality ladder."
     )
-    gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="Ports and limits towards the outside.")
+    gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="Ports and limits of the gateway.")
     security: SecurityConfig = Field(
-        default_factory=SecurityConfig, description="Who may call the gateway, and TLS of its ports."
+        default_factory=SecurityConfig, description="Authentication, TLS, rate limits and the audit log."
     )
     kubernetes: KubernetesConfig = Field(
         default_factory=KubernetesConfig, description="Cameras as resources of a Kubernetes cluster."

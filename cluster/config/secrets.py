@@ -1,4 +1,4 @@
-"""The gateway's guard, and TLS of every process, as the configuration has them."""
+"""Loads TLS files and the memory key that the configuration names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST_SECRET_BYTES = 16
 
 
 def tls_files(security: SecurityConfig) -> TlsFiles | None:
-    """The certificate of the gateway's ports; ``None``: they are without TLS.
+    """Certificate of the gateway's ports; ``None``: no TLS.
 
     Raises:
         ConfigError: it cannot be used.
@@ -27,10 +27,10 @@ def tls_files(security: SecurityConfig) -> TlsFiles | None:
 
 
 def memory_secret(security: SecurityConfig) -> bytes:
-    """Key of the digests over what cameras remember, 32 bytes; empty where no file is named.
+    """Key of the digests over stored memory, 32 bytes; empty where no file is named.
 
     Raises:
-        ConfigError: the file cannot be read, or holds less than 16 bytes besides white space at its ends.
+        ConfigError: the file cannot be read, or holds less than 16 bytes after stripping white space.
     """
     if security.memory_key_file is None:
         return b""
@@ -49,7 +49,7 @@ def memory_secret(security: SecurityConfig) -> bytes:
 
 
 def peer_tls(security: SecurityConfig) -> PeerTls | None:
-    """TLS between the processes of the cluster, for one of them; ``None``: they talk without.
+    """TLS between the processes of the cluster, for one of them; ``None``: no TLS.
 
     Raises:
         ConfigError: the certificate cannot be used.

@@ -1,4 +1,4 @@
-"""``security:`` — who may call, and TLS of the ports."""
+"""``security:`` — authentication, TLS, rate limits and the audit log."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class TlsConfig(Section):
 
 
 class InternalTlsConfig(Section):
-    """PEM files of the processes of one cluster, each of which shows its certificate to every other (mutual TLS)."""
+    """PEM files of the processes of one cluster, which authenticate each other by certificate (mutual TLS)."""
 
     certificate: str | None = Field(
-        default=None, description="Certificate chain of every process; null has them talk without TLS."
+        default=None, description="Certificate chain of every process; null disables TLS between them."
     )
     key: str | None = Field(default=None, description="Private key of the certificate.")
     ca: str | None = Field(default=None, description="Authority that signed the certificates of all processes.")
     name: str = Field(
         default="sightline",
         min_length=1,
-        description="DNS name that the certificates are for; it is checked in place of addresses, which come and go.",
+        description="DNS name of the certificates, verified instead of addresses, which change.",
     )
 
     @model_validator(mode="after")
@@ -51,7 +51,7 @@ class SecurityConfig(Section):
 
     tokens_file: str | None = Field(
         default=None,
-        description="File of API tokens, as `sightline tokens create` writes it; null asks nobody for a token.",
+        description="File of API tokens, as `sightline tokens create` writes it; null disables authentication.",
     )
     tls: TlsConfig = Field(default_factory=TlsConfig, description="TLS of the gateway's gRPC and HTTP ports.")
     internal_tls: InternalTlsConfig = Field(
@@ -64,7 +64,7 @@ class SecurityConfig(Section):
     )
     allow_plain_inside: bool = Field(
         default=False,
-        description="Let processes on several machines talk without TLS. Whoever reaches their network can then see "
+        description="Allow processes on several machines without TLS. Whoever reaches their network can then see "
         "what cameras see, and send frames and answers of his own.",
     )
     allow_unauthenticated: bool = Field(
@@ -72,13 +72,13 @@ class SecurityConfig(Section):
         description="Open the gateway to other machines without tokens. Whoever reaches the port can then see, ask, "
         "add and remove every camera.",
     )
-    calls_per_s: float = Field(default=50.0, gt=0, description="Calls one token may make each second, on average.")
-    calls_burst: int = Field(default=200, ge=1, description="Calls one token may make at once.")
+    calls_per_s: float = Field(default=50.0, gt=0, description="Mean rate limit of one token, calls per second.")
+    calls_burst: int = Field(default=200, ge=1, description="Burst limit of one token, calls.")
     audit_log: str | None = Field(
-        default=None, description="File that tells who saw and asked what, a line of JSON each; null writes none."
+        default=None, description="Audit log of calls, a line of JSON each; null disables it."
     )
     audit_retention: Duration | None = Field(
         default=None,
         gt=0,
-        description="How long the audit log is kept, as 90d; null keeps the newest 576 MiB of it, however old.",
+        description="Retention of the audit log, like 90d; null keeps the newest 576 MiB.",
     )

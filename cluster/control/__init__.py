@@ -1,1 +1,1 @@
-"""Who has which camera, at what quality: table, placement, admission, demand, ladder. Plain state, no processes."""
+"""Camera table, placement, admission, demand estimation and the quality ladder. Plain state, no processes."""

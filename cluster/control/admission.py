@@ -1,4 +1,4 @@
-"""What a camera is told when it is added: taken, taken at reduced quality, or refused with what is missing."""
+"""Admission control: a new camera is accepted, accepted at reduced quality, or refused with what is missing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Admission:
     * ``owner``: the replica that answers it, ``None`` while there is none
     * ``windows_per_s``: expected at ``rung``, gated ones included
     * ``lag_s``: mean seconds from a window's last frame to its answer
-    * ``missing_streams``, ``missing_replicas``: what the fleet lacks for a refused camera when everyone is at the
-      lowest rung that may be, in cameras like this one and in replicas
+    * ``missing_streams``, ``missing_replicas``: capacity missing for a refused camera with everyone at the lowest
+      permitted rung, in cameras like this one and in replicas
     """
 
     verdict: Verdict
@@ -39,22 +39,21 @@ class Admission:
 
 
 class Totals:
-    """Loads of all cameras at each rung, by class: what the fleet would have to do if everyone stood there, and every
-    camera that was taken sent its video."""
+    """Loads of all cameras at each rung, by class: the fleet's load if all stood there and sent video."""
 
     def __init__(self, ladder: Ladder) -> None:
         self._ladder = ladder
         self._sums = {each: [0.0] * len(ladder.rungs) for each in Priority}
 
     def add(self, priority: Priority, loads: Sequence[float], sign: float = 1.0) -> None:
-        """Count a camera in, or with a ``sign`` of -1 out."""
+        """Add a camera's loads, or with a ``sign`` of -1 subtract them."""
         sums = self._sums[priority]
         for place, load in enumerate(loads):
             sums[place] += sign * load
 
     def missing_s(self, priority: Priority, loads: Sequence[float], room_s: float) -> float:
-        """Seconds a second beyond ``room_s`` when one more camera comes and everyone stands as low as it may for its
-        sake: background cameras are shed for others, not for one of their own."""
+        """Seconds per second beyond ``room_s`` with one more camera and everyone at the lowest permitted rung:
+        background cameras may be shed for other classes, not for their own."""
         floor = self._ladder.floor
         others = sum(
             0.0 if each is Priority.BACKGROUND is not priority and self._ladder.rungs[-1].shed else sums[floor]
@@ -63,7 +62,7 @@ class Totals:
         return others + loads[floor] - room_s
 
     def fitting(self, loads: Sequence[float], room_s: float) -> int:
-        """The first rung at which everyone would fit, with one camera more; the lowest that answers if none does."""
+        """The first rung at which everyone and one more camera fit; the lowest that still answers if none does."""
         for place in range(self._ladder.floor):
             if sum(sums[place] for sums in self._sums.values()) + loads[place] <= room_s:
                 return place
@@ -71,41 +70,41 @@ class Totals:
 
 
 def refusal(ladder: Ladder, loads: Sequence[float], missing_s: float, replica_s: float | None) -> Admission:
-    """A refusal. ``replica_s``: seconds a second that one replica offers, ``None`` while there is none."""
+    """A refusal. ``replica_s``: seconds per second that one replica offers, ``None`` while there is none."""
     replicas, streams = missing_s / (replica_s or 1.0), missing_s / loads[ladder.floor]
     if replica_s is None:
         reason = f"no replica is ready; this camera alone needs {replicas:.2f}"
     else:
         reason = (
-            "the fleet is full with every camera as low on the ladder as it may be: there are "
+            "the fleet is full with every camera at its lowest permitted rung:  there are "
             f"{streams:.2f} streams like this one too many, or {replicas:.2f} replicas too few"
         )
     return Admission("refused", None, 0.0, math.inf, ladder.rungs[ladder.floor].name, streams, replicas, reason)
 
 
 def expected_lag_s(*, load: float, windows_per_s: float, busy: float, costs: CostModel, max_batch: int) -> float:
-    """Mean seconds from a window's last frame to its answer on one replica; infinite when it cannot keep up.
+    """Mean seconds from a window's last frame to its answer on one replica; infinite when it is overloaded.
 
-    A window waits for the queue that uneven arrivals and unequal windows make (Kingman 1961, ``r / (1 - r) · w · (ca² +
-    cs²) / 2``) and then for its own step, which it shares with those that came while the last one ran: with ``w``
-    seconds a window and ``step_s`` a step, arrivals at rate ``a`` make steps of ``S = step_s + b·w`` for ``b = a·S``
-    windows, hence ``S = step_s / (1 - a·w)``, at least one window's and at most ``max_batch`` windows'.
+    A window waits for the queue caused by uneven arrivals and unequal windows (Kingman 1961, ``r / (1 - r) · w · (ca² +
+    cs²) / 2``) and then for its own step, which it shares with those that came during the last one: with ``w`` seconds
+    a window and ``step_s`` a step, arrivals at rate ``a`` make steps of ``S = step_s + b·w`` for ``b = a·S`` windows,
+    hence ``S = step_s / (1 - a·w)``, at least one window's and at most ``max_batch`` windows'.
 
-    Windows of staggered cameras are due evenly, and the gate lets each through by chance, which leaves gaps of ``ca² =
-    1 - busy``; cs² is of the unequal seconds of windows. Within a third of what simulated replicas show from a load of
-    0.3 to 0.9.
+    Windows of staggered cameras are due evenly, and the gate passes each at random, so that ``ca² = 1 - busy``; cs² is
+    of the unequal seconds of windows. Within a third of simulated replicas at loads of 0.3 to 0.9.
 
     Args:
-        load: busy seconds a second of the replica.
-        windows_per_s: computed windows a second.
-        busy: share of windows that the static gate lets through.
+        load: busy seconds per second of the replica.
+        windows_per_s: computed windows per second.
+        busy: share of windows that the static gate passes.
+        costs: of the replica.
         max_batch: most windows of a step.
     """
     if windows_per_s <= 0:
         return 0.0
     if load >= 1:
         return math.inf
-    # ``load`` shares a step's own seconds among the windows that are taken to share a step.
+    # ``load`` shares a step's own seconds among the windows assumed to share a step.
     per_window = max(load / windows_per_s - costs.step_s / max_batch, 1e-9)
     shared = windows_per_s * per_window
     step = costs.step_s / (1 - shared) if shared < 1 else math.inf

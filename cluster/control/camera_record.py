@@ -1,4 +1,4 @@
-"""Records of the controller's table: cameras, members, assignments, and the changes a fleet decides."""
+"""Records of the controller's table: cameras, members, assignments, moves and deletions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, Replic
 
 @dataclass(frozen=True, slots=True)
 class CameraMove:
-    """A camera changes its replica; ``to`` is ``None`` when nobody is left. ``warm``: its owner lives and can hand its
-    state over, so that nothing is recomputed."""
+    """A camera changes its replica; ``to`` is ``None`` when there is none. ``warm``: its owner is alive and can hand
+    its state over, so that nothing is recomputed."""
 
     camera: str
     source: str | None
@@ -29,7 +29,8 @@ class CameraMove:
 
 @dataclass(frozen=True, slots=True)
 class FleetChanges:
-    """What a tick decided; ``short_s``: seconds a second that are missing although everyone stands as low as may be."""
+    """Decisions of one tick; ``short_s``: seconds per second missing although everyone is at the lowest permitted
+    rung."""
 
     steps: list[Step]
     moves: list[CameraMove]
@@ -38,7 +39,7 @@ class FleetChanges:
 
 @dataclass(frozen=True, slots=True)
 class CameraPlan:
-    """How a camera is to run; ``phase``: share of its stride by which its windows end later than those of phase 0."""
+    """How a camera is to run; ``phase``: delay of its windows as a share of its stride."""
 
     camera: str
     owner: str | None
@@ -49,7 +50,7 @@ class CameraPlan:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a camera lives now; ``None`` where no process is ready for it."""
+    """Processes of a camera; ``None`` where none is ready for it."""
 
     decoder: str | None
     decoder_address: str | None
@@ -59,8 +60,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class CameraAssignment:
-    """A camera a decoder must run at ``rung``. Without ``geometry`` no replica has ever been ready: it has to wait.
-    One of another ``life`` is another camera, whatever its settings are."""
+    """A camera a decoder must run at ``rung``. Without ``geometry`` no replica has ever been ready, and it has to wait.
+    A different ``life`` means a different camera, even with the same settings."""
 
     settings: CameraConfig
     geometry: PatchGeometry | None
@@ -72,7 +73,7 @@ class CameraAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """All cameras of one decoder at one ``version`` of the table; ``alive``: addresses of all replicas that are."""
+    """All cameras of one decoder at one ``version`` of the table; ``alive``: addresses of all live replicas."""
 
     version: int
     cameras: tuple[CameraAssignment, ...]
@@ -84,15 +85,15 @@ Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
 
 @dataclass(slots=True)
 class Member(Generic[Info]):
-    """One that is alive as far as we know. ``seen_s``: when it was last heard of; ``load``: a replica's last."""
+    """A member that is assumed to be alive. ``seen_s``: time of its last heartbeat; ``load``: a replica's last
+    report."""
 
     info: Info
     seen_s: float
     load: ReplicaReport | None = None
 
     def load_since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
-        """Share of the time it was busy since it was last heard of, its engine's steps since then, and the windows
-        computed in them; ``None`` where nothing is known of before."""
+        """Busy share, engine steps and computed windows since the last heartbeat; ``None`` for the first."""
         if self.load is None or now_s <= self.seen_s:
             return None
         busy_share = (load.busy_s - self.load.busy_s) / (now_s - self.seen_s)
@@ -101,7 +102,7 @@ class Member(Generic[Info]):
 
 @dataclass(frozen=True, slots=True)
 class CountedWindows:
-    """What was last counted of a camera, by which replica, when, and at which rung."""
+    """Last counts of a camera, with the replica, time and rung they were taken at."""
 
     instance: str
     at_s: float
@@ -122,7 +123,7 @@ class CameraRecord:
     totals: Totals = field(default_factory=Totals)
 
     def take_counts(self, now: CountedWindows) -> Measured | None:
-        """What was counted since the last time; ``None`` where that straddles a step, a restart or a move."""
+        """Counts since the last call; ``None`` across a ladder step, a restart or a move."""
         before, self.counted = self.counted, now
         if before is None or (before.instance, before.rung) != (now.instance, now.rung):
             return None
@@ -142,7 +143,7 @@ class CameraRecord:
     def status(
         self, route: Route, *, rung: str, rung_reason: str, windows_per_s: float, expected_lag_s: float
     ) -> CameraStatus:
-        """Everything known of it; what is passed in is the scheduler's word."""
+        """Status of the camera; arguments come from the scheduler."""
         name = self.settings.name
         report, stream = self.report, self.stream or StreamReport(name)
         if report is None:
@@ -179,39 +180,39 @@ class CameraRecord:
 
 
 ORDERS = 256
-"""Most cameras that one heartbeat tells a replica to forget; the next one tells of more."""
+"""Most deletions that one heartbeat orders of a replica; the next one continues."""
 
 
 class DeletionTracker:
-    """Who must still forget what.
+    """Tracks which replicas must still delete the memory of removed cameras.
 
     Args:
-        replicas: how many there should be; while fewer are alive, one that is down may hold something.
-        pending: cameras whose removal was begun before this process started.
-        limit: most removals that wait, and most that are remembered after they were carried out.
+        replicas: configured number; while fewer are alive, one that is down may hold something.
+        pending: deletions begun before this process started.
+        limit: most pending deletions, and most remembered after completion.
     """
 
     def __init__(self, replicas: int, pending: Iterable[str] = (), *, limit: int = 4096) -> None:
         self._replicas, self._limit = replicas, limit
         self._pending: OrderedDict[str, set[str]] = OrderedDict((camera, set()) for camera in pending)
-        # For replicas that were sent frames of such a camera once more, by a decoder that learnt of it late.
+        # For replicas that received frames of a removed camera from a decoder that learnt of it late.
         self._done: OrderedDict[str, None] = OrderedDict()
 
     @property
     def pending_cameras(self) -> list[str]:
-        """Cameras that not every replica has forgotten, the longest removed first."""
+        """Cameras that not every replica has deleted, oldest first."""
         return list(self._pending)
 
     def add(self, camera: str) -> list[str]:
-        """A camera was removed, perhaps again. Returns those whose order is given up, because too many wait."""
+        """Add a removed camera, perhaps again. Returns those whose deletion is given up, because too many wait."""
         self._done.pop(camera, None)
         self._pending[camera] = set()
         self._pending.move_to_end(camera)
         return [self._pending.popitem(last=False)[0] for _ in range(len(self._pending) - self._limit)]
 
     def orders_for(self, instance: str, reported: Iterable[str] = (), cameras: Collection[str] = ()) -> list[str]:
-        """What a replica must forget now: what it has not said it forgot, and what it ``reported`` although it was
-        removed and is not among the ``cameras`` there are."""
+        """Deletions to order from a replica: those it has not confirmed, and those it ``reported`` although they are
+        not among ``cameras``."""
         removed = [camera for camera, forgot in self._pending.items() if instance not in forgot]
         again = [
             camera for camera in reported if camera not in cameras and (camera in self._pending or camera in self._done)
@@ -219,8 +220,8 @@ class DeletionTracker:
         return list(dict.fromkeys([*removed, *again]))[:ORDERS]
 
     def confirm(self, instance: str, cameras: Iterable[str], alive: Collection[str]) -> list[str]:
-        """A replica has forgotten these in every tier. Returns what is forgotten everywhere now, with the instances of
-        the replicas that are ``alive``."""
+        """Record a replica's confirmed deletions, for every tier. Returns those that all replicas of ``alive`` have now
+        confirmed."""
         for camera in cameras:
             if camera in self._pending:
                 self._pending[camera].add(instance)

@@ -1,4 +1,4 @@
-"""What a camera asks for: from what its codec shows before it runs, corrected by what was counted and measured."""
+"""Demand estimation: a camera's load from its codec before it runs, corrected by counts and measured times."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from cluster.control.ladder import Rung
 from cluster.types.cameras import Priority
 
 STEP_WINDOWS = 8
-"""Windows that are taken to share a step, and with it the step's own seconds, when loads are predicted."""
+"""Windows assumed to share a step, and with it the step's own seconds, when loads are predicted."""
 
 MOST = 16.0
-"""Most that a measured rate or cost counts of what was declared: one wild number must not empty a replica."""
+"""Cap of measured over declared rate or cost: one outlier must not empty a replica."""
 
 BITS = 0.2
-"""Coded bits a pixel at which a camera is guessed to keep 63 % of its tokens between anchors. The middle of twelve test
-scenes and two real clips, where it was 0.04 to 0.8: bits say little more than whether a picture is still."""
+"""Coded bits per pixel at which a camera is assumed to keep 63 % of its tokens between anchors. The median of twelve
+test scenes and two real clips, where it was 0.04 to 0.8: bits say little more than whether a picture is still."""
 
 DILATION = 1.2
-"""Tokens kept over groups that changed: 1.10 to 1.28 in the same clips."""
+"""Kept tokens over changed groups: 1.10 to 1.28 in the same clips."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a camera asks for at full quality.
+    """Demand of a camera at full quality.
 
     * ``frame_tokens``: visual tokens of one unpruned frame; a frame is ``temporal`` samples
     * ``kept``: share of them that a frame between anchors keeps
-    * ``busy``: share of windows that the static gate lets through
-    * ``refresh_budget``: share of the overlap that is computed again; ``None``: its anchors
-    * ``rate``: measured windows a second over ``1 / stride_s``; ``cost``: measured seconds over the cost model's
+    * ``busy``: share of windows that the static gate passes
+    * ``refresh_budget``: share of the overlap that is recomputed; ``None``: its anchors
+    * ``rate``: measured windows per second over ``1 / stride_s``; ``cost``: measured seconds over the cost model's
     """
 
     camera: str
@@ -53,10 +53,10 @@ class Demand:
 
 
 class Measured(NamedTuple):
-    """What was counted of one camera over ``period_s``.
+    """Counts of one camera over ``period_s``.
 
-    ``windows``: answered, gated ones included; ``dropped``: those that were not. Tokens are of the computed ones
-    together; ``seconds``: their share of the engine's time, 0 where it is not known.
+    ``windows``: answered, gated ones included; ``dropped``: not answered. Tokens are summed over computed windows;
+    ``seconds``: their share of the engine's time, 0 where unknown.
     """
 
     period_s: float
@@ -74,7 +74,7 @@ def whole_share(demand: Demand, fps: float) -> float:
 
 
 def work(demand: Demand, rung: Rung) -> WindowWork:
-    """Of one computed window at that rung; nothing at a rung that sheds."""
+    """Work of one computed window at that rung; none at a rung that sheds."""
     if rung.shed:
         return WindowWork(0.0, 0.0, 0.0)
     fps = demand.fps * rung.fps
@@ -92,25 +92,25 @@ def work(demand: Demand, rung: Rung) -> WindowWork:
 
 
 def _kept_share(demand: Demand) -> float:
-    """Share of tokens that a frame keeps on average at full quality, anchors included."""
+    """Mean share of tokens that a frame keeps at full quality, anchors included."""
     whole = whole_share(demand, demand.fps)
     return whole + (1 - whole) * demand.kept
 
 
 def windows_per_s(demand: Demand, rung: Rung) -> float:
-    """Windows a second, gated ones included."""
+    """Windows per second, gated ones included."""
     return 0.0 if rung.shed else demand.rate / (demand.stride_s * rung.stride)
 
 
 def load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
-    """Seconds of a replica a second, the gate included, when ``batch`` windows share a step."""
+    """Replica seconds per second, gate included, when ``batch`` windows share a step."""
     if rung.shed:
         return 0.0
     return windows_per_s(demand, rung) * demand.busy * demand.cost * _seconds(demand, rung, costs, batch)
 
 
 def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
-    """The same of a camera whose windows come at the declared rate, are all computed and take what the costs say."""
+    """The same for windows at the declared rate, all computed, at the cost model's seconds."""
     if rung.shed:
         return 0.0
     return 1.0 / (demand.stride_s * rung.stride) * _seconds(demand, rung, costs, batch)
@@ -121,10 +121,10 @@ def _seconds(demand: Demand, rung: Rung, costs: CostModel, batch: int) -> float:
 
 
 class DemandEstimate:
-    """One camera's demand: declared at first, then what its codec shows, then what is counted of it.
+    """One camera's demand: first as declared, then from its codec, then from counts.
 
-    Counts are taken in stretches of at least a stride and averaged exponentially over about ``memory_s``. ``declared``
-    is as it was told.
+    Counts cover periods of at least a stride and are averaged exponentially over about ``memory_s``. ``declared`` stays
+    as given.
     """
 
     __slots__ = ("_counted", "_memory_s", "_waiting", "busy", "cost", "declared", "kept", "rate")
@@ -138,26 +138,28 @@ class DemandEstimate:
 
     @property
     def demand(self) -> Demand:
-        """As it is known now."""
+        """Current estimate."""
         return replace(self.declared, rate=self.rate, busy=self.busy, kept=self.kept, cost=self.cost)
 
     @property
     def factor(self) -> float:
-        """What a load is multiplied by that was computed for windows at the declared rate, all of them computed."""
+        """Factor on a load computed for windows at the declared rate, all computed."""
         return self.rate * self.busy * self.cost
 
     def observe_codec(self, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None) -> bool:
-        """What the codec shows before a window was answered: bitrate, picture size and pictures a second of the stream,
-        and the mean share of token groups that it saw change. Counts replace it; whether the demand changed."""
+        """Update from the codec, before any counts: bitrate, picture size and pictures per second of the stream, and
+        the mean share of token groups that changed. Returns whether the demand changed."""
         if self._counted or not (pixels > 0 and fps > 0 and kbit_s >= 0):
             return False
         self.kept = kept_by_bits(1000 * kbit_s / (pixels * fps)) if activity is None else kept_by_activity(activity)
         return True
 
     def observe_counts(self, counts: Measured, rung: Rung, predicted_s: float = 0.0) -> bool:
-        """What was counted at ``rung``; whether the demand changed.
+        """Update from counts at ``rung``; returns whether the demand changed.
 
         Args:
+            counts: since the last call.
+            rung: at which they were taken.
             predicted_s: engine seconds that the cost model gives one computed window of the demand at that rung.
         """
         if rung.shed or not counts.period_s > 0:
@@ -165,7 +167,7 @@ class DemandEstimate:
         if self._waiting is not None:
             counts = _weighted_mean(self._waiting, counts)
         stride_s = self.declared.stride_s * rung.stride
-        # Heartbeats come when they come: a stride is over when all but a tenth of it is.
+        # Heartbeats are irregular: nine tenths of a stride count as a stride.
         if counts.period_s < 0.9 * stride_s:
             self._waiting = counts
             return False
@@ -201,10 +203,10 @@ def _weighted_mean(first: Measured, then: Measured) -> Measured:
 
 
 def kept_by_bits(bits_per_pixel: float) -> float:
-    """Share of tokens kept between anchors, guessed from coded bits a pixel: 0 for a still picture, at most 1."""
+    """Estimated share of tokens kept between anchors, from coded bits per pixel: 0 for a still picture, at most 1."""
     return 1 - math.exp(-bits_per_pixel / BITS)
 
 
 def kept_by_activity(activity: float) -> float:
-    """The same from the share of groups that the codec saw change: what changed and, by dilation, its neighbours."""
+    """Estimated share from the share of changed groups and, by dilation, their neighbours."""
     return min(1.0, DILATION * max(0.0, activity))

@@ -1,7 +1,7 @@
-"""The controller's state: cameras, members, who owns what, and what they last said. Plain Python, driven by calls.
+"""The controller's state: cameras, members, ownership, and their last reports. Plain Python, driven by calls.
 
-Two :class:`~cluster.control.placement.Placement` tables place every camera on a decoder and on a replica. Time comes
-in as an argument (``now_s``, monotonic), so that the same code runs in the actor, in the simulator and in tests.
+Two :class:`~cluster.control.placement.Placement` tables place every camera on a decoder and on a replica. Time is an
+argument (``now_s``, monotonic), so that the same code runs in the actor, in the simulator and in tests.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ KEPT_STEPS = 1000
 """Steps on the quality ladder that are remembered."""
 
 GIVEN_UP = 1000
-"""Replicas that were given up and are remembered, should one come back."""
+"""Expired replicas that are remembered, should one come back."""
 
 
 class Directory:
-    """See the module. ``version`` grows with every change a decoder must know of, and is greater than ``after``, those
-    of earlier controllers; ``steps``: the newest steps on the quality ladder, oldest first."""
+    """See the module. ``version`` grows with every change that concerns decoders, and is greater than ``after``, the
+    last version of earlier controllers; ``steps``: the newest steps on the quality ladder, oldest first."""
 
     def __init__(
         self,
@@ -79,17 +79,19 @@ class Directory:
         manager: str = CLUSTER,
         life: str = "",
     ) -> Admission:
-        """Take a camera in; members that said they have it already when they joined keep it.
+        """Add a camera; members that reported it when they joined keep it.
 
         Args:
-            force: it is not refused however full the replicas are.
+            settings: resolved.
+            now_s: monotonic seconds.
+            force: skip admission control.
             manager: who alone may change it (``cluster.control.cameras.managed``).
-            life: tells it from an earlier camera of its name, of which processes may still report.
+            life: distinguishes it from an earlier camera of its name, which processes may still report.
 
         Raises:
-            CameraExistsError: there is one of that name already with other settings; the same again is no error.
+            CameraExistsError: there is one of that name with other settings; the same again is no error.
             ManagedElsewhereError: there is one of that name that belongs to another manager.
-            CapacityError: there is no room for it even when everyone is as low on the ladder as may be.
+            CapacityError: no capacity even with everyone at the lowest permitted rung.
         """
         demand = demand_of(settings, self.geometry)
         known = self._cameras.get(settings.name)
@@ -119,8 +121,8 @@ class Directory:
     def update(
         self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER, takeover: bool = False
     ) -> Admission:
-        """Give a camera other settings; it keeps its place, its rung and its counts. It is not refused: when it asks
-        for more than there is, the ladder makes room.
+        """Change a camera's settings; it keeps its place, its rung and its counts. Never refused: if it needs more
+        capacity than there is, the ladder lowers others.
 
         Raises:
             UnknownCameraError: no such camera.
@@ -138,11 +140,12 @@ class Directory:
         return self._fleet.admission_of(settings.name)
 
     def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
-        """Forget a camera; its decoder stops it when it next asks.
+        """Remove a camera; its decoder stops it at its next request.
 
         Raises:
             UnknownCameraError: no such camera.
-            ManagedElsewhereError: it belongs to another than ``manager`` (``None``: not asked), and is not taken over.
+            ManagedElsewhereError: it belongs to another manager than ``manager`` (``None``: not checked), and is not
+                taken over.
         """
         if manager is not None:
             check_manager(name, self._require(name).manager, manager, takeover=takeover)
@@ -157,12 +160,11 @@ class Directory:
         return sorted(self._cameras)
 
     def export_counts(self) -> dict[str, dict[str, dict[str, int]]]:
-        """What each run of each camera has counted, by the camera's life: what a later controller must know of those
-        that nobody reports any more."""
+        """Counts of each camera's runs, by its life, for a later controller."""
         return {camera.life: camera.totals.runs for camera in self._cameras.values()}
 
     def restore_counts(self, counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-        """What an earlier controller :meth:`counted`, before any camera is added."""
+        """Restore what an earlier controller exported (:meth:`export_counts`), before any camera is added."""
         self._counted = dict(counted)
 
     @property
@@ -175,7 +177,7 @@ class Directory:
 
     # -- members --------------------------------------------------------------------------------
     def join_decoder(self, info: DecoderInfo, now_s: float, running: Iterable[str] = ()) -> None:
-        """A decoder started, or met a controller that does not know it and says which cameras it is ``running``."""
+        """Register a decoder that started, or that met a new controller while ``running`` these cameras."""
         known = self._decoders.get(info.name)
         if known is not None and known.info.instance != info.instance:
             self._decoder_gone(info.name)
@@ -187,8 +189,8 @@ class Directory:
     def join_replica(
         self, info: ReplicaInfo, now_s: float, *, known_as: str | None = None, streams: Iterable[str] = ()
     ) -> str:
-        """A replica is ready; returns the name it has from now on: the one it was ``known_as``, or the lowest free one,
-        so that a restarted replica gets its cameras back. ``streams``: the cameras it holds windows of."""
+        """Register a ready replica; returns its name: the one it was ``known_as``, or the lowest free one, so that a
+        restarted replica gets its cameras back. ``streams``: cameras whose windows it holds."""
         for name, member in self._replicas.items():
             if member.info.instance == info.instance:
                 member.seen_s = now_s
@@ -206,7 +208,7 @@ class Directory:
         return name
 
     def heartbeat_decoder(self, name: str, instance: str, reports: Iterable[CameraReport], now_s: float) -> bool:
-        """Take a decoder's reports; false when it is not known (any more) and has to join again."""
+        """Record a decoder's reports; false when it is unknown and has to join again."""
         member = self._decoders.get(name)
         if member is None or member.info.instance != instance:
             return False
@@ -215,7 +217,7 @@ class Directory:
             camera = self._cameras.get(report.camera)
             if camera is None or camera.life != report.life:
                 continue
-            # Also of one that has just been given to another: it counted on until it heard of that.
+            # Also of a camera just given to another decoder: it counted on until it heard of that.
             camera.totals.update(report.run, report.counts)
             if self._on_decoder.owner(report.camera) == name:
                 if report.width and (camera.report is None or camera.report.width != report.width):
@@ -226,7 +228,7 @@ class Directory:
         return True
 
     def _observe_codec(self, camera: CameraRecord, report: CameraReport) -> None:
-        """How large a camera's picture is, and how much of it moves, is known now."""
+        """Update the demand from picture size and activity."""
         name, size = camera.settings.name, (report.width, report.height)
         demand = demand_of(camera.settings, self.geometry, size)
         if demand != self._fleet.declared_demand(name):
@@ -239,7 +241,7 @@ class Directory:
     def heartbeat_replica(
         self, instance: str, reports: Iterable[StreamReport], now_s: float, load: ReplicaReport | None = None
     ) -> bool:
-        """Take a replica's reports; false when it is not known (any more) and has to join again."""
+        """Record a replica's reports; false when it is unknown and has to join again."""
         name = next((name for name, member in self._replicas.items() if member.info.instance == instance), None)
         if name is None:
             return False
@@ -252,7 +254,7 @@ class Directory:
             plan = self._fleet.plan(report.camera)
             if plan.owner == name:
                 camera.stream = report
-                # Counts that straddle a step say nothing.
+                # Counts across a ladder step are meaningless.
                 counts = camera.take_counts(CountedWindows(instance, now_s, plan.rung, report.counts))
                 if counts is not None:
                     if counts.windows:
@@ -269,7 +271,7 @@ class Directory:
         return True
 
     def tick(self, now_s: float) -> list[Step]:
-        """Steps on the quality ladder that are due now; they are in the assignments from then on."""
+        """Steps on the quality ladder that are due now; assignments contain them from then on."""
         changes = self._fleet.tick(now_s)
         self.steps.extend(changes.steps)
         if changes.steps or changes.moves:
@@ -277,15 +279,15 @@ class Directory:
         return changes.steps
 
     def rungs(self) -> dict[str, int]:
-        """Cameras on each rung of the ladder."""
+        """Number of cameras on each rung."""
         found = dict.fromkeys(self._rungs, 0)
         for name in self._cameras:
             found[self._fleet.plan(name).rung] += 1
         return found
 
     def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
-        """Move every camera off a replica that is to be stopped, and give it none until it is started anew; with
-        ``undo`` it may have cameras again.
+        """Move every camera off a replica that is to be stopped, and give it none until it is restarted; ``undo``
+        reverts that.
 
         Raises:
             ConfigError: no such replica.
@@ -304,7 +306,7 @@ class Directory:
         return next(status for status in self.replica_statuses() if status.name == replica)
 
     def replica_statuses(self) -> list[ReplicaStatus]:
-        """Every replica, by name."""
+        """Status of every replica, by name."""
         plans = [self._fleet.plan(name) for name in self._cameras]
         full = self._fleet.ladder.rungs[0].name
         return [
@@ -324,8 +326,8 @@ class Directory:
         ]
 
     def expire(self, now_s: float) -> list[str]:
-        """Let everyone go who has been silent for too long; returns their names. Called at least every half of that, or
-        it was this process that stood still, and everyone has that long again."""
+        """Remove members without a heartbeat for too long; returns their names. If it is called less often than half
+        that time, this process was stalled, and all deadlines are extended."""
         if now_s - self._looked_s > self._timeout_s / 2:
             for decoder in self._decoders.values():
                 decoder.seen_s = now_s
@@ -341,18 +343,18 @@ class Directory:
         return decoders + replicas
 
     def leave_decoder(self, name: str) -> None:
-        """A decoder is gone for good: others take its cameras."""
+        """Remove a decoder; others take its cameras."""
         self._decoder_gone(name)
         del self._decoders[name]
         self._on_decoder.leave(name)
         self.version += 1
 
     def was_expired(self, instance: str) -> bool:
-        """Whether a replica that may come back was taken for dead, and its cameras' windows for lost."""
+        """Whether a replica that comes back had been expired, and its cameras' windows counted as lost."""
         return instance in self._given_up
 
     def leave_replica(self, name: str) -> None:
-        """A replica is gone: others take its cameras, or they wait for it to come back."""
+        """Remove a replica; others take its cameras, or they wait for it to come back."""
         self._given_up.append(self._replicas.pop(name).info.instance)
         self._fleet.leave(name)
         self.version += 1
@@ -361,9 +363,9 @@ class Directory:
         for key in self._on_decoder.keys(name):
             self._cameras[key].report = None
 
-    # -- questions ------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------
     def route(self, name: str) -> Route:
-        """Where a camera lives.
+        """Processes that run a camera.
 
         Raises:
             UnknownCameraError: no such camera.
@@ -389,7 +391,7 @@ class Directory:
         return Assignment(self.version, tuple(cameras), alive)
 
     def status(self, name: str) -> CameraStatus:
-        """Everything known of one camera.
+        """Full status of one camera.
 
         Raises:
             UnknownCameraError: no such camera.
@@ -410,7 +412,7 @@ class Directory:
         return lag_s if math.isfinite(lag_s) else 0.0
 
     def settings(self, name: str) -> CameraConfig:
-        """What a camera runs with.
+        """Resolved settings of a camera.
 
         Raises:
             UnknownCameraError: no such camera.
@@ -418,7 +420,7 @@ class Directory:
         return self._require(name).settings
 
     def picture_health(self, name: str) -> PictureHealth | None:
-        """What its decoder last said of its pictures; None while it has said nothing.
+        """Picture statistics last reported by its decoder; None before the first.
 
         Raises:
             UnknownCameraError: no such camera.

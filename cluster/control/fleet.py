@@ -1,7 +1,7 @@
-"""The fleet as the controller and the simulator drive it: placement, demand, ladder and admission tied together.
+"""Fleet scheduler of the controller and the simulator: combines placement, demand, ladder and admission.
 
-Everything is plain state changed by calls; time comes in as ``now_s``, and one that runs backwards counts as standing
-still. A tick looks only at replicas of which something changed.
+Plain state changed by calls; time is the argument ``now_s``, and a time before the last one counts as the last one. A
+tick looks only at replicas of which something changed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cluster.errors import UnknownCameraError
 from cluster.types.cameras import Priority
 
 NOTICED = 0.15
-"""Relative change of a camera's load that is worth acting on."""
+"""Relative change of a camera's load that triggers an update."""
 
-# Loads are sums of floats: less than this is nothing.
+# Loads are sums of floats: less than this is zero.
 _ROUNDING = 1e-9
 
 UNEVEN = 1.15
@@ -30,11 +30,11 @@ UNEVEN = 1.15
 
 
 class _Camera:
-    """``unit``: loads at each rung of a camera whose windows come at the declared rate, all computed, at the cost
-    model's seconds, and which keeps ``unit_kept``; ``loads`` are those times what was measured.
+    """``unit``: loads at each rung at the declared rate, all windows computed, at the cost model's seconds and with
+    ``unit_kept``; ``loads`` are those times the measured factor.
 
-    ``idle``: nothing has come from it yet. Its loads count where cameras are admitted and placed; what its replica and
-    the ladder count with (``on.loads`` and ``rates``, computed and all windows a second at full quality) is nothing.
+    ``idle``: it has sent nothing yet. Its loads count for admission and placement, but are zero for its replica and the
+    ladder (``on.loads`` and ``rates``, computed and all windows per second at full quality).
     """
 
     __slots__ = ("estimate", "idle", "loads", "on", "owner", "rates", "unit", "unit_kept", "why")
@@ -52,7 +52,7 @@ class _Camera:
         self.why = "as asked for"
 
     def set_loads(self, loads: tuple[float, ...]) -> None:
-        """Its demand is another."""
+        """Set its loads at each rung."""
         self.loads = loads
         self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
         due = 0.0 if self.idle else self.estimate.rate / self.estimate.declared.stride_s
@@ -64,10 +64,12 @@ class Fleet:
 
     Args:
         costs: of the model and the replicas' device; a replica of another speed joins with its ``capacity``.
+        ladder: of the model.
+        policy: chooses steps on the ladder.
         slack: of the placement (:class:`Placement`).
         horizon_s: seconds within which a backlog is to be worked off.
-        settle_s: seconds after a step down before the next one on that replica, so that the first can be felt.
-        rebalance_s: seconds between two looks at how even the placement is.
+        settle_s: seconds after a step down before the next one on that replica, so that the first takes effect.
+        rebalance_s: interval of rebalancing.
         max_batch: most windows of a step.
     """
 
@@ -111,14 +113,16 @@ class Fleet:
     def admit(
         self, demand: Demand, now_s: float, *, force: bool = False, prefer: str | None = None, idle: bool = False
     ) -> Admission:
-        """Take a camera in if the fleet can answer it, with everyone as low on the ladder as may be; one that is known
-        has a new demand and keeps its place.
+        """Admit a camera if the fleet can answer it with everyone at the lowest permitted rung; a known one gets a new
+        demand and keeps its place.
 
         Args:
-            force: it must not be refused, as those of a configuration.
-            prefer: the replica that has it already, as a controller that restarts learns from its replicas.
-            idle: it sends nothing yet, and is no load until it has :meth:`connected`. Room is kept for it all the same:
-                whoever is taken can be answered at the lowest rung when everyone who was taken sends.
+            demand: of the camera.
+            now_s: monotonic seconds.
+            force: never refuse, as for cameras of a configuration.
+            prefer: the replica that has it already, as a restarted controller learns from its replicas.
+            idle: it sends nothing yet, and is no load until :meth:`set_connected`. Capacity is reserved all the same:
+                everyone admitted can be answered at the lowest rung when all send.
         """
         self._clock(now_s)
         if demand.camera in self._cameras:
@@ -142,7 +146,7 @@ class Fleet:
         return self.admission_of(demand.camera)
 
     def remove(self, name: str) -> list[CameraMove]:
-        """Forget a camera; others may move as the mean load falls.
+        """Remove a camera; others may move as the mean load falls.
 
         Raises:
             UnknownCameraError: no such camera.
@@ -154,7 +158,7 @@ class Fleet:
         return self._moved(self._placement.remove(name), "cameras were removed", warm=True)
 
     def set_demand(self, name: str, demand: Demand) -> None:
-        """A camera's settings changed: its demand is new, and what was measured of it no longer counts.
+        """Replace a camera's demand after its settings changed, dropping what was measured of the old one.
 
         Raises:
             UnknownCameraError: no such camera.
@@ -164,7 +168,7 @@ class Fleet:
         self._reload(name, camera, always=True)
 
     def set_connected(self, name: str) -> None:
-        """The first of a camera's video has come: it is a load from here on.
+        """Count a camera as load from its first video on.
 
         Raises:
             UnknownCameraError: no such camera.
@@ -177,7 +181,7 @@ class Fleet:
     def observe_codec(
         self, name: str, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None
     ) -> None:
-        """What a camera's codec shows (:meth:`DemandEstimate.observe_codec`).
+        """Update a camera's demand from its codec (:meth:`DemandEstimate.observe_codec`).
 
         Raises:
             UnknownCameraError: no such camera.
@@ -187,7 +191,7 @@ class Fleet:
             self._reload(name, camera)
 
     def observe_counts(self, name: str, counts: Measured) -> None:
-        """What was counted of a camera since the last time; once per window or heartbeat.
+        """Update a camera's demand from counts since the last call; once per window or heartbeat.
 
         Raises:
             UnknownCameraError: no such camera.
@@ -199,7 +203,7 @@ class Fleet:
             self._reload(name, camera)
 
     def demand_of(self, name: str) -> Demand:
-        """A camera's demand as it is known now.
+        """Current estimate of a camera's demand.
 
         Raises:
             UnknownCameraError: no such camera.
@@ -207,7 +211,7 @@ class Fleet:
         return self._known(name).estimate.demand
 
     def declared_demand(self, name: str) -> Demand:
-        """A camera's demand as it was told.
+        """Declared demand of a camera.
 
         Raises:
             UnknownCameraError: no such camera.
@@ -226,14 +230,13 @@ class Fleet:
 
     # -- replicas --------------------------------------------------------------------------------
     def join(self, replica: str, *, capacity: float = 1.0) -> list[CameraMove]:
-        """A replica is ready, or one that was drained takes cameras again. ``capacity``: its speed over that of the
-        cost model's device."""
+        """Add a ready replica, or one that was drained. ``capacity``: its speed relative to the cost model's device."""
         self._replicas.setdefault(replica, ReplicaLoad(capacity)).draining = False
         self._count_capacity()
         return self._moved(self._placement.join(replica, capacity=capacity), f"{replica} joined", warm=True)
 
     def leave(self, replica: str) -> list[CameraMove]:
-        """A replica is gone; what its cameras had there is lost unless it was drained before."""
+        """Remove a replica; its cameras' state is lost unless it was drained before."""
         if replica not in self._replicas:
             return []
         moves = self._moved(self._placement.leave(replica), f"{replica} is gone", warm=False)
@@ -247,7 +250,7 @@ class Fleet:
 
     def drain(self, replica: str) -> list[CameraMove]:
         """Move every camera off a replica that is to be stopped; it takes no more until it joins again. The only one
-        there is keeps its cameras."""
+        keeps its cameras."""
         if replica not in self._replicas:
             return []
         self._replicas[replica].draining = self._placement.can_drain(replica)
@@ -255,12 +258,12 @@ class Fleet:
         return self._moved(self._placement.drain(replica), f"{replica} is drained", warm=True)
 
     def draining(self, replica: str) -> bool:
-        """Whether it takes no cameras."""
+        """Whether it is drained."""
         return self._replicas[replica].draining
 
     def rebalance(self, *, at_most: int | None = None) -> list[CameraMove]:
         """Move cameras off replicas above the bound."""
-        return self._moved(self._placement.rebalance(at_most=at_most), "its replica had more than its share", warm=True)
+        return self._moved(self._placement.rebalance(at_most=at_most), "its replica was overloaded", warm=True)
 
     def replica_report(
         self,
@@ -272,11 +275,13 @@ class Fleet:
         steps: int = 0,
         windows: int = 0,
     ) -> None:
-        """What a replica says of itself; unknown ones are ignored.
+        """Record a replica's report; unknown ones are ignored.
 
         Args:
+            replica: its name.
             busy_share: of the time since its last report, 0 to 1.
-            backlog_s: seconds of work that wait.
+            backlog_s: seconds of waiting work.
+            now_s: monotonic seconds.
             steps: of its engine since its last report, in which ``windows`` were computed.
         """
         self._clock(now_s)
@@ -287,7 +292,7 @@ class Fleet:
             self._dirty.add(replica)
 
     def utilisation(self, replica: str) -> float:
-        """Work over capacity, what waits included; 1 is full."""
+        """Load over capacity, backlog included; 1 is full."""
         return self._replicas[replica].utilisation(self._horizon_s)
 
     def lag_s(self, replica: str) -> float:
@@ -302,7 +307,7 @@ class Fleet:
         )
 
     def tick(self, now_s: float) -> FleetChanges:
-        """Steps on the ladder and moves that are due now; touches only replicas of which something changed."""
+        """Ladder steps and moves that are due now; touches only replicas of which something changed."""
         self._clock(now_s)
         steps: list[Step] = []
         for name in sorted(self._dirty):
@@ -322,7 +327,7 @@ class Fleet:
         self._now_s = max(self._now_s, now_s)
 
     def _step_ladder(self, name: str, replica: ReplicaLoad) -> list[Step]:
-        """Steps of one replica; it stays to be looked at while it settles or somebody is to climb."""
+        """Ladder steps of one replica; it stays marked while it settles or cameras may climb."""
         utilisation = replica.utilisation(self._horizon_s)
         settling = self._now_s < replica.settled_s
         over = utilisation > self.policy.high
@@ -347,7 +352,7 @@ class Fleet:
         replica.add_camera(step.camera, camera.on, *self._windows(camera))
 
     def _windows(self, camera: _Camera) -> tuple[float, float]:
-        """Computed and all windows a second at its rung."""
+        """Computed and all windows per second at its rung."""
         rung = self.ladder.rungs[camera.on.rung]
         return (0.0, 0.0) if rung.shed else (camera.rates[0] / rung.stride, camera.rates[1] / rung.stride)
 
@@ -355,7 +360,7 @@ class Fleet:
         return tuple(declared_load(demand, rung, self.costs, batch=self._max_batch) for rung in self.ladder.rungs)
 
     def _reload(self, name: str, camera: _Camera, *, always: bool = False) -> None:
-        """Act on a demand that changed, if by enough to matter."""
+        """Apply a changed demand, if the change is large enough."""
         estimate, on = camera.estimate, camera.on
         if always or abs(estimate.kept - camera.unit_kept) > NOTICED * max(camera.unit_kept, NOTICED):
             camera.unit, camera.unit_kept = self._unit(estimate.demand), estimate.kept
@@ -390,7 +395,7 @@ class Fleet:
             self._dirty.add(owner)
 
     def _disown(self, name: str) -> float | None:
-        """Take a camera off its replica; its phase there."""
+        """Take a camera off its replica; returns its phase there."""
         camera = self._cameras[name]
         if camera.owner is None:
             return None
@@ -406,13 +411,13 @@ class Fleet:
             source = self._cameras[name].owner
             phase = self._disown(name)
             owner = self._placement.owner(name)
-            # A camera that begins anew elsewhere may as well begin where there is room in the stride.
+            # A camera that restarts elsewhere can take a free phase.
             self._own(name, owner, phase=phase if warm else None)
             moves.append(CameraMove(name, source, owner, warm and source is not None, reason))
         return moves
 
     def admission_of(self, name: str) -> Admission:
-        """What a camera that is known would be told if it were added now.
+        """The admission a known camera would get if it were added now.
 
         Raises:
             UnknownCameraError: no such camera.

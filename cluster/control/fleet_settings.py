@@ -1,4 +1,4 @@
-"""What a configuration says of scheduling: the cost model, the ladder, and what may be refused."""
+"""Scheduling settings of a configuration: the cost model, the ladder and admission (``FleetSettings``)."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ UNMEASURED = CostModel(
     spread=0.0,
     error=0.0,
 )
-"""Lets cameras be placed evenly by how often they are answered, and fills no replica."""
+"""Spreads cameras evenly by their rate, without filling any replica."""
 
 
 SLACK = 0.25
 """Load over the mean that a replica may have before a camera moves, which costs it a window."""
 
 
-# Of a camera whose picture nobody has seen yet, and of a model that nobody has loaded yet.
+# For a camera whose pictures are not known yet, and a model that is not loaded yet.
 _USUAL_SIZE = (1280, 720)
 _USUAL_TOKENS, _USUAL_TEMPORAL = 256, 2
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """``costs``: of a replica, ``None`` where nobody knows them: then nothing is refused and no quality is given up.
-    ``admission``: refuse what does not fit."""
+    """``costs``: of a replica, ``None`` if unknown: then nothing is refused or reduced. ``admission``: refuse what does
+    not fit."""
 
     costs: CostModel | None
     ladder: Ladder
@@ -53,7 +53,7 @@ class FleetSettings:
     max_batch: int = 8
 
     def fleet(self) -> Fleet:
-        """A new fleet."""
+        """Create a fleet."""
         return Fleet(
             self.costs or UNMEASURED,
             self.ladder,
@@ -62,7 +62,7 @@ class FleetSettings:
             ),
             slack=SLACK,
             max_batch=self.max_batch,
-            # A camera that moves between two live replicas loses the window in the making: it takes a reason.
+            # A move between two live replicas loses the open window: it needs a reason.
             rebalance_s=math.inf,
         )
 
@@ -72,7 +72,7 @@ ALL_EQUAL = FleetSettings(None, Ladder((FULL,), "there is none"))
 
 
 def demand_of(settings: CameraConfig, geometry: PatchGeometry | None, size: tuple[int, int] | None = None) -> Demand:
-    """What a camera asks for at full quality; ``size``: of its picture, native pixels."""
+    """A camera's demand at full quality; ``size``: of its picture, native pixels."""
     window, sampling = settings.window, settings.sampling
     tokens, temporal = _USUAL_TOKENS, _USUAL_TEMPORAL
     if geometry is not None:
@@ -92,7 +92,7 @@ def demand_of(settings: CameraConfig, geometry: PatchGeometry | None, size: tupl
 
 
 def fleet_settings(config: SightlineConfig) -> FleetSettings:
-    """What a configuration says of scheduling.
+    """Scheduling settings of a configuration.
 
     Raises:
         ConfigError: the cost model or the ladder cannot be read, or is another model's.
@@ -105,7 +105,7 @@ def fleet_settings(config: SightlineConfig) -> FleetSettings:
             f"scheduling.low = {scheduling.low:g} must be below scheduling.high = {scheduling.high:g}: quality would "
             "rise and fall by turns"
         )
-    # Costs that were measured on another machine may guide, but must not turn a camera away.
+    # Costs measured on another device may guide, but must not refuse a camera.
     admission = scheduling.admission and (scheduling.costs is not None or config.engine == "simulated")
     return FleetSettings(costs, ladder, admission, scheduling.high, scheduling.low, config.cluster.max_batch)
 
@@ -128,7 +128,7 @@ def _same(costs: CostModel, model: str, device: str) -> bool:
         costs.check(model)
     except ConfigError:
         return False
-    # Which GPU a replica will have is known to nobody here.
+    # The replicas' GPU is not known here.
     return device == "cpu" and "cpu" in costs.device.lower()
 
 

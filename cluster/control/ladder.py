@@ -18,7 +18,7 @@ WEIGHTS: Mapping[Priority, float] = {Priority.CRITICAL: 16.0, Priority.NORMAL: 4
 
 
 class _Candidate(NamedTuple):
-    """A step that could be taken; the smallest comes first."""
+    """A possible step; the smallest comes first."""
 
     tier: int
     order: float
@@ -28,7 +28,7 @@ class _Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class _CachedCandidate:
-    """The best step of a camera, if there is one, and what it was found for."""
+    """Cached best step of a camera, if any, and the inputs it was computed for."""
 
     asked: tuple[object, ...] = ()
     turn: _Candidate | None = None
@@ -38,9 +38,9 @@ class _CachedCandidate:
 class CameraOnLadder:
     """A camera as the policy sees it.
 
-    * ``rung``: where it stands since ``since_s``
-    * ``loads``: seconds of a replica a second, at each rung
-    * ``down``, ``up``: the policy's own notes of its best steps
+    * ``rung``: its rung since ``since_s``
+    * ``loads``: replica seconds per second, at each rung
+    * ``down``, ``up``: the policy's cached best steps
     """
 
     priority: Priority
@@ -57,7 +57,7 @@ class CameraOnLadder:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One camera goes from one rung to another; ``at_s`` as time came in."""
+    """One camera changes its rung; ``at_s`` as given to the decision."""
 
     camera: str
     rung_from: int
@@ -74,9 +74,9 @@ class LadderPolicy:
     step only when no other can, and are never shed. Shedding a normal camera comes last of all.
 
     Args:
-        hold_s: a camera climbs only after it has stood on its rung that long, so that it does not swing.
+        hold_s: seconds on a rung before a camera climbs, to prevent oscillation.
         climb: utilisation that one decision adds at most: cameras that climb together have windows due together.
-        weights: what a camera's loss counts, by class.
+        weights: of a camera's loss, by class.
     """
 
     ladder: Ladder
@@ -94,11 +94,13 @@ class LadderPolicy:
     def decide(
         self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, *, scale: float = 1.0
     ) -> list[Step]:
-        """The steps to take now; ``cameras`` is left as it is.
+        """The steps to take now; ``cameras`` is not changed.
 
         Args:
-            utilisation: work over capacity of the replica that has these cameras.
-            scale: utilisation that one unit of their loads stands for.
+            cameras: of one replica, by name.
+            utilisation: load over capacity of that replica.
+            now_s: monotonic seconds.
+            scale: utilisation per unit of their loads.
         """
         if utilisation > self.high:
             return self._down(cameras, utilisation, now_s, scale)
@@ -140,7 +142,7 @@ class LadderPolicy:
             rung = reached.get(turn.camera, camera.rung)
             after = left + (camera.loads[turn.rung] - camera.loads[rung]) * scale
             if after > self.aim or (reached and after > until):
-                # A less urgent camera must not take the room that a more urgent one waits for.
+                # A less urgent camera must not take the capacity that a more urgent one waits for.
                 blocked = turn.tier
                 continue
             left = after
@@ -148,12 +150,12 @@ class LadderPolicy:
             above = self.upper(turn.camera, camera, turn.rung)
             if above is not None:
                 heappush(turns, above)
-        reason = f"the replica is at {utilisation:.0%} of its capacity: there is room again"
+        reason = f"the replica is at {utilisation:.0%} of its capacity: capacity is free again"
         return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
 
     def _candidates(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Candidate]:
-        """The best step of each camera from where it stands, as a heap. From one decision to the next most cameras stay
-        as they are, and what was found for them still holds."""
+        """The best step of each camera, as a heap. Most cameras do not change between decisions, and their cached step
+        still holds."""
         best = self.lower if down else self.upper
         turns = []
         for name, camera in cameras:
@@ -167,7 +169,7 @@ class LadderPolicy:
         return turns
 
     def lower(self, name: str, camera: CameraOnLadder, rung: int) -> _Candidate | None:
-        """The best step down from ``rung``; ``None`` when there is none that saves anything."""
+        """The best step down from ``rung``; ``None`` when none saves anything."""
         loads, worth, tiers = camera.loads, self._worth, self._tiers[camera.priority]
         load, value, weight = loads[rung], worth[rung], self.weights[camera.priority]
         best, found = (math.inf, math.inf), -1
@@ -180,7 +182,8 @@ class LadderPolicy:
         return None if found < 0 else _Candidate(int(best[0]), best[1], name, found)
 
     def upper(self, name: str, camera: CameraOnLadder, rung: int) -> _Candidate | None:
-        """The best step up from ``rung``; ``None`` at full quality. Tiers come in the opposite order of going down."""
+        """The best step up from ``rung``; ``None`` at full quality. Tiers come in the opposite order of stepping
+        down."""
         loads, worth, weight = camera.loads, self._worth, self.weights[camera.priority]
         best, found = math.inf, -1
         for place in range(rung - 1, -1, -1):
@@ -196,12 +199,12 @@ class LadderPolicy:
 
     @cached_property
     def _tiers(self) -> Mapping[Priority, tuple[int, ...]]:
-        """By class, of the rungs that it may step down to."""
+        """By class, tiers of the rungs that it may step down to."""
         last = {each: len(self.ladder.rungs) for each in Priority} | {Priority.CRITICAL: self.ladder.floor + 1}
         return {each: tuple(self.tier(each, rung) for rung in range(last[each])) for each in Priority}
 
     def tier(self, priority: Priority, rung: int) -> int:
-        """Of reaching ``rung``: nothing of a higher tier happens while a step of a lower one is left."""
+        """Tier of reaching ``rung``: no step of a higher tier happens while one of a lower tier is left."""
         shed = self.ladder.rungs[rung].shed
         if priority is Priority.CRITICAL:
             return 1
@@ -218,10 +221,10 @@ class Rung:
 
     * ``name``: ``full``, ``prune``, ``refresh``, ``stride``, ``fps``, ``shed``; several of a kind have a suffix
     * ``prune``: factor on the pruner's threshold; ``stride``, ``fps``: factors on the camera's stride and sampling rate
-    * ``refresh_budget``: share of the overlap that is computed again; ``None``: the camera's own
+    * ``refresh_budget``: share of the overlap that is recomputed; ``None``: the camera's own
     * ``shed``: no window is answered at all
-    * ``kept``: factor on the tokens a frame keeps on average, anchors included: at a lower rate more changes between
-      two frames, and more of them are anchors
+    * ``kept``: factor on the mean tokens a frame keeps, anchors included: at a lower rate more changes between two
+      frames, and more of them are anchors
     * ``f1``: F1 at this rung over F1 at full quality; ``source``: ``measured``, or how it was derived
     """
 
@@ -237,9 +240,9 @@ class Rung:
 
     @property
     def value(self) -> float:
-        """What the answers at this rung are worth of full quality's: their F1 times how many of them there are. F1 of
-        whole videos does not see that an alert comes later when a camera is asked half as often; this counts each
-        answer that a longer stride leaves out as one that was dropped."""
+        """Value of the answers relative to full quality: F1 times the share of answers. F1 of whole videos does not
+        include that an alert comes later at a longer stride; this counts each answer that a longer stride skips as
+        dropped."""
         return 0.0 if self.shed else self.f1 / self.stride
 
     def __post_init__(self) -> None:
@@ -261,7 +264,7 @@ FULL = Rung("full")
 class Ladder:
     """``rungs[0]`` is full quality, each later one costs less and is worth no more; the last one sheds.
 
-    ``source``: one sentence, where the F1 of the rungs come from.
+    ``source``: one sentence on the origin of the rungs' F1.
     """
 
     rungs: tuple[Rung, ...]
@@ -284,7 +287,7 @@ class Ladder:
         return len(self.rungs) - 1 - self.rungs[-1].shed
 
     def index_of(self, name: str) -> int:
-        """The place of the rung called ``name``.
+        """Index of the rung called ``name``.
 
         Raises:
             ConfigError: there is none.
@@ -295,12 +298,12 @@ class Ladder:
         raise ConfigError(f"there is no rung {name!r}; there are: {', '.join(rung.name for rung in self.rungs)}")
 
     def to_json(self) -> str:
-        """As the file has it."""
+        """JSON content of the file."""
         return json.dumps({"source": self.source, "rungs": [asdict(rung) for rung in self.rungs]}, indent=2)
 
     @classmethod
     def load(cls, path: Path) -> Ladder:
-        """From a file, or from a model's folder.
+        """Load from a file, or from a model's folder.
 
         Raises:
             ConfigError: there is none, or it is not a ladder.
@@ -320,7 +323,7 @@ class Ladder:
             ) from None
 
     def save(self, path: Path) -> None:
-        """Write where :meth:`load` reads.
+        """Write a file for :meth:`load`.
 
         Raises:
             SightlineError: the file cannot be written.
@@ -342,7 +345,7 @@ def _rung(body: Any) -> Rung:
 
 
 def default() -> Ladder:
-    """For a model without a ladder of its own: the usual order, with guesses for what each rung costs."""
+    """Default ladder for a model without its own: the usual order, with estimated costs."""
     guess = "unmeasured: a guess"
     return Ladder(
         (

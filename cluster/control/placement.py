@@ -1,13 +1,13 @@
 """Which member (decoder or replica) owns which camera: consistent hashing with bounded loads.
 
-Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (SODA 2018): no member holds more than
-``(1 + slack)`` times the mean load; a key goes to the first member of its own preference order that has room. Here keys
-weigh unequally (seconds of a replica a second) and members may differ in capacity, so a member may be above the bound
-by less than one key, which for keys of weight one is the paper's ``ceil((1 + slack) * mean)``. The order is by
-rendezvous weights instead of a ring, which needs no virtual nodes.
+Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (SODA 2018): no member holds more than ``(1
++ slack)`` times the mean load; a key goes to the first member of its own preference order with free capacity. Here keys
+have weights (replica seconds per second) and members may differ in capacity, so a member may exceed the bound by less
+than one key, which for keys of weight one is the paper's ``ceil((1 + slack) * mean)``. The order is by rendezvous
+weights instead of a ring, which needs no virtual nodes.
 
-The table is sticky on top of that, because moving a camera costs: a key moves only when its owner leaves or is drained,
-or when a change has put its owner above the bound.
+The table is also sticky, because moving a camera costs: a key moves only when its owner leaves or is drained, or when a
+change has put its owner above the bound.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SAME = 1e-9
 
 
 class Placement:
-    """The table ``key -> member``; one owner (the controller) changes it, and every change says what moved.
+    """The table ``key -> member``; one owner (the controller) changes it, and every change returns what moved.
 
-    Every method that can move keys returns the moved ones as ``{key: new member}``, ``None`` when nobody is left.
+    Every method that can move keys returns the moved ones as ``{key: new member}``, ``None`` when no member is left.
     """
 
     def __init__(self, *, slack: float = 0.25) -> None:
@@ -52,12 +52,12 @@ class Placement:
 
     @property
     def bound(self) -> float:
-        """The load up to which a member of capacity 1 takes keys of next to no weight; 0 without members."""
+        """Load up to which a member of capacity 1 takes keys of almost no weight; 0 without members."""
         return (1 + self.slack) * self._mean()
 
     @property
     def total(self) -> float:
-        """The weight of all keys."""
+        """Sum of the weights of all keys."""
         return self._total
 
     @property
@@ -95,7 +95,7 @@ class Placement:
         return self._owners[key]
 
     def remove(self, key: str) -> dict[str, str | None]:
-        """Forget a key. The bound may fall with it, so others may move."""
+        """Remove a key. The bound may fall with it, so others may move."""
         if key not in self._owners:
             return {}
         self._unassign(key)
@@ -104,7 +104,7 @@ class Placement:
         return self._relieve(tight=False)
 
     def set_weight(self, key: str, weight: float) -> None:
-        """A known key weighs something else now. Nothing moves before the next :meth:`rebalance`."""
+        """Change the weight of a known key. Nothing moves before the next :meth:`rebalance`."""
         more = _checked(weight) - self._weights[key]
         self._weights[key] = weight
         self._total += more
@@ -113,9 +113,9 @@ class Placement:
             self._loads[self._rows[owner]] += more
 
     def join(self, member: str, *, capacity: float = 1.0) -> dict[str, str | None]:
-        """Let a member in: it takes the keys nobody owned, then what the others have above their share.
+        """Add a member: it takes the keys without an owner, then the others' excess over their share.
 
-        ``capacity``: what it carries, relative to the others. A member that was drained takes keys again.
+        ``capacity``: relative to the others. A member that was drained takes keys again.
         """
         if member in self._members:
             self._draining[self._rows[member]] = False
@@ -133,7 +133,7 @@ class Placement:
         return moved | self._relieve(tight=True)
 
     def leave(self, member: str) -> dict[str, str | None]:
-        """Take a member out; only its own keys move. When all that are left were drained, they take keys again."""
+        """Remove a member; only its own keys move. If all that are left were drained, they take keys again."""
         if member not in self._members:
             return {}
         orphans = self._members.pop(member)
@@ -154,8 +154,8 @@ class Placement:
         return row is not None and bool(self._draining[row])
 
     def drain(self, member: str) -> dict[str, str | None]:
-        """Move everything off a member that stays alive, and give it nothing more until it leaves or joins again. The
-        last member that is not drained keeps its keys."""
+        """Move everything off a live member, and give it nothing more until it leaves or joins again. The last member
+        that is not drained keeps its keys."""
         if not self.can_drain(member):
             return {}
         self._draining[self._rows[member]] = True
@@ -165,18 +165,18 @@ class Placement:
         return self._place_all(keys)
 
     def can_drain(self, member: str) -> bool:
-        """Whether somebody else would take its keys."""
+        """Whether another member would take its keys."""
         row = self._rows.get(member)
         return row is not None and bool((~np.delete(self._draining, row)).any())
 
     def rebalance(self, *, at_most: int | None = None) -> dict[str, str | None]:
-        """Move keys off members above the bound, ``at_most`` so many."""
+        """Move keys off members above the bound, at most ``at_most``."""
         self._total = math.fsum(self._weights.values())
         return self._relieve(tight=True, at_most=at_most)
 
     # -- one key ---------------------------------------------------------------------------------
     def _place_all(self, keys: Iterable[str]) -> dict[str, str | None]:
-        """Heaviest first: the light ones then fill what room there is."""
+        """Heaviest first: the light ones then fill the gaps."""
         moved: dict[str, str | None] = {}
         for key in sorted(keys, key=lambda key: (-self._weights[key], key)):
             self._place(key)
@@ -184,8 +184,8 @@ class Placement:
         return moved
 
     def _place(self, key: str) -> None:
-        """There is always room: were every member above ``mean + weight · (1 - 1 / n)`` less the key's weight, together
-        they would hold more than everything but the key."""
+        """Some member always has capacity: were every member above ``mean + weight · (1 - 1 / n)`` less the key's
+        weight, together they would hold more than everything but the key."""
         if not len(self._names) or self._draining.all():
             return
         weight = self._weights[key]
@@ -196,12 +196,12 @@ class Placement:
             liking[~open_to] = 0
             self._assign(key, int(liking.argmax()))
         else:
-            # Rounding alone, of a sum that has grown old.
+            # Only rounding errors, of an old sum.
             self._assign(key, int(np.where(self._draining, np.inf, self._loads / self._capacity).argmin()))
 
     def _limits(self, weight: float) -> npt.NDArray[np.float64]:
-        """The load that each member may have after taking a key of ``weight``. Tighter than what may stay: of two
-        cameras each decoder gets one, but neither moves when others are removed."""
+        """The load that each member may have after taking a key of ``weight``. Tighter than the bound for keeping keys:
+        of two cameras each decoder gets one, but neither moves when others are removed."""
         mean = self._mean() * self._capacity
         share = self._capacity / self._capacity[~self._draining].sum()
         limits: npt.NDArray[np.float64] = np.maximum((1 + self.slack) * mean, mean + weight * (1 - share))
@@ -229,8 +229,8 @@ class Placement:
 
     # -- many keys -------------------------------------------------------------------------------
     def _relieve(self, *, tight: bool, at_most: int | None = None) -> dict[str, str | None]:
-        """Move keys off every member that is above its bound, those first that like their owner least; ``tight``: down
-        to what a member may take, else to what may stay."""
+        """Move keys off every member above its bound, those first that rank their owner lowest; ``tight``: down to the
+        bound for taking keys, else to that for keeping them."""
         if not len(self._names) or self._draining.all():
             return {}
         moved: dict[str, str | None] = {}
@@ -271,7 +271,7 @@ def _checked(weight: float) -> float:
 
 
 def _hash(name: str) -> int:
-    """The same in every process, which Python's own ``hash`` is not."""
+    """Equal in every process, unlike Python's own ``hash``."""
     return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 

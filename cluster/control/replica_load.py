@@ -1,4 +1,4 @@
-"""What one replica carries as the fleet knows it: predicted by its cameras' demands, corrected by what it reports."""
+"""Load of one replica: predicted from its cameras' demands, corrected by its reports."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from cluster.control.ladder import CameraOnLadder
 
 SLOTS = 64
-"""Stretches that a stride is divided into."""
+"""Slots that a stride is divided into."""
 
 _GOLDEN = 0.6180339887498949
 
 
 class WindowPhases:
-    """Cameras of one replica over their stride: each takes the emptiest of ``SLOTS`` stretches by the load in it.
+    """Staggers the cameras of one replica over their stride: each takes the least loaded of ``SLOTS`` slots.
 
-    Cameras of one stride meet their own kind only: those of different strides drift past each other anyhow.
+    Only cameras of equal stride are staggered: different strides drift past each other anyway.
     """
 
     def __init__(self) -> None:
@@ -26,16 +26,16 @@ class WindowPhases:
         self._count = 0
 
     def add(self, camera: str, stride_s: float, load: float, *, phase: float | None = None) -> float:
-        """A camera's phase, 0 to below 1: the share of its stride by which its windows end later than those of phase 0.
+        """Assign a camera's phase, 0 to below 1: the delay of its windows as a share of its stride.
 
-        ``phase``: the one it has already and keeps. A known camera is taken out first.
+        ``phase``: keep this one. A known camera is removed first.
         """
         self.remove(camera)
         slots = self._slots.setdefault(stride_s, [0.0] * SLOTS)
         self._count += 1
         if phase is None:
             least = min(slots)
-            # Of equally empty ones the one that is farthest from those taken last.
+            # Of equally loaded slots the one farthest from those taken last.
             start = int(self._count * _GOLDEN % 1 * SLOTS)
             place = next(p % SLOTS for p in range(start, start + SLOTS) if slots[p % SLOTS] == least)
             phase = (place + self._count * _GOLDEN % 1) / SLOTS
@@ -46,7 +46,7 @@ class WindowPhases:
         return phase
 
     def remove(self, camera: str) -> float | None:
-        """Forget a camera; its phase if it was known."""
+        """Remove a camera; its phase if it was known."""
         known = self._placed.pop(camera, None)
         if known is None:
             return None
@@ -60,28 +60,28 @@ class WindowPhases:
 
 
 AVERAGE_S = 5.0
-"""Seconds of reports that the work offered is judged by: of one second it says more of chance than of the cameras."""
+"""Averaging time of reports, seconds: a single second depends on chance more than on the cameras."""
 
 SMOOTH, URGENT = 0.1, 0.5
-"""Weights a second of what reports say: usually, and of those that tell of more work than can be done."""
+"""Weights per second of reports: normally, and of those that report overload."""
 
 ABRUPT = 0.05
-"""Relative change of the predicted load from one report to the next after which what was heard before is forgotten."""
+"""Relative change of the predicted load between two reports after which earlier reports are discarded."""
 
 MOST_WAITING = 0.4
-"""Most that a backlog counts as utilisation: it is worked off in strides, not by shedding everyone."""
+"""Cap of the backlog's utilisation: it is worked off over strides, not by shedding everyone."""
 
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """``load``, ``windows``, ``due``: sums over its cameras at their rungs, of busy seconds, of computed windows and of
-    all windows a second.
+    """``load``, ``windows``, ``due``: sums over its cameras at their rungs, of busy seconds, computed windows and all
+    windows per second.
 
     * ``lowered``: cameras below full quality
     * ``ratio``: measured over predicted busy seconds
-    * ``offered``: work that came in over what could be done, of the last ``AVERAGE_S``
-    * ``settled_s``: until then its last steps down cannot be felt yet
-    * ``short_s``: seconds a second that it lacks although everyone stands as low as may be
+    * ``offered``: work that arrived over work that could be done, in the last ``AVERAGE_S``
+    * ``settled_s``: until then its last steps down have no full effect yet
+    * ``short_s``: seconds per second missing although everyone is at the lowest permitted rung
     """
 
     capacity: float
@@ -104,7 +104,7 @@ class ReplicaLoad:
     _recent_reports: deque[tuple[float, float, float]] = field(default_factory=deque)
 
     def add_camera(self, name: str, camera: CameraOnLadder, windows: float, due: float) -> None:
-        """A camera comes."""
+        """Add a camera's load."""
         self.cameras[name] = camera
         self.load += camera.load
         self.windows += windows
@@ -112,16 +112,16 @@ class ReplicaLoad:
         self.lowered += camera.rung > 0
 
     def remove_camera(self, name: str, windows: float, due: float) -> None:
-        """A camera goes."""
+        """Subtract a camera's load."""
         camera = self.cameras.pop(name)
         self.lowered -= camera.rung > 0
-        # Sums of floats that were added and taken away drift; those of an empty replica are 0.
+        # Sums of added and subtracted floats drift; an empty replica's are reset to 0.
         self.load = self.load - camera.load if self.cameras else 0.0
         self.windows = self.windows - windows if self.cameras else 0.0
         self.due = self.due - due if self.cameras else 0.0
 
     def change_load(self, load: float, windows: float, due: float) -> None:
-        """A camera that stays asks for so much more."""
+        """Add the load change of a camera that stays."""
         self.load += load
         self.windows += windows
         self.due += due
@@ -129,13 +129,15 @@ class ReplicaLoad:
     def report(
         self, busy_share: float, backlog_s: float, now_s: float, *, unshared_s: float = 0.0, settle_s: float = 0.0
     ) -> None:
-        """Correct the prediction by what came in: the share of its time that it was busy, and what more waits now.
+        """Correct the prediction by the busy share and the change of the backlog.
 
         Args:
-            backlog_s: seconds of work that wait.
-            unshared_s: seconds that its steps took since the last report because they were not full: a replica with
-                time to spare makes small steps, and is busier than it is loaded.
-            settle_s: seconds after which many cameras that came, went or stepped are felt.
+            busy_share: of the time since the last report.
+            backlog_s: seconds of waiting work.
+            now_s: monotonic seconds.
+            unshared_s: seconds that its steps took since the last report because they were not full: an underloaded
+                replica makes small steps, and is busier than it is loaded.
+            settle_s: seconds after which changes of many cameras have taken effect.
         """
         period_s, grown_s = now_s - self.reported_s, backlog_s - self.backlog_s
         self.reported_s, self.backlog_s = now_s, max(0.0, backlog_s)
@@ -158,8 +160,8 @@ class ReplicaLoad:
         self.ratio += (1 - (1 - weight) ** period_s) * (found - self.ratio)
 
     def _ignore_reports_until(self, felt_s: float) -> None:
-        """Reports until ``felt_s`` tell of before an abrupt change: of too much work where the load fell, of too little
-        where it grew."""
+        """Discard reports until ``felt_s`` that date from before an abrupt change: those of overload where the load
+        fell, of underload where it grew."""
         before, self._before = self._before, self.load
         if abs(self.load - before) > ABRUPT * before:
             self._recent_reports.clear()
@@ -170,10 +172,10 @@ class ReplicaLoad:
 
     @property
     def predicted(self) -> float:
-        """Work over capacity, without what waits."""
+        """Load over capacity, without the backlog."""
         return self.load / self.capacity * self.ratio
 
     def utilisation(self, horizon_s: float) -> float:
-        """Work over capacity with what waits, to be worked off within ``horizon_s``; 1 is full."""
-        # A backlog of a second or so is a step under way and the next one.
+        """Load over capacity with the backlog, to be worked off within ``horizon_s``; 1 is full."""
+        # A backlog of a second or so is the running step and the next one.
         return self.predicted + min(MOST_WAITING, max(0.0, self.backlog_s - 1.0) / horizon_s)

@@ -209,7 +209,11 @@ class FrameSender:
             self._ready(camera, self._link(lane.address))
             self._lock.notify_all()
         if not move.saved:
-            reason = "the replica could not hand its window over" if move.closed else "the replica did not let it go"
+            reason = (
+                "the replica could not save the window"
+                if move.closed
+                else "the replica did not close the camera in time"
+            )
             self._on_lost([LostCamera(camera, old, frames, reason, settled=settled)])
 
     async def _run(self, link: ReplicaLink) -> None:

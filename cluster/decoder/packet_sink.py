@@ -54,7 +54,7 @@ class QueueSink:
             UnavailableError: the camera no longer runs here; nothing of the batch was accepted.
         """
         if self._retired:
-            raise UnavailableError("the camera is not run here any more")
+            raise UnavailableError("the camera no longer runs here")
         if self._ended:
             raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
         # A packet that does not fit is dropped and counted by the source; the next reply tells the pusher.

@@ -356,11 +356,11 @@ class RunningCamera:
         elif self.address is None and status.state is CameraState.RUNNING:
             reason = "no replica is ready for it"
         elif lane is not None and lane.refused and status.state is CameraState.RUNNING:
-            reason = f"its replica does not take its frames: {lane.refused}"
+            reason = f"its replica refuses its frames:  {lane.refused}"
         elif self.rung.shed and status.state is CameraState.RUNNING:
-            reason = "shed: the replicas have no time for it"
+            reason = "shed: the replicas are overloaded"
         elif self._behind and status.state is CameraState.RUNNING:
-            reason = "keyframes only: its decoder has no time for it"
+            reason = "keyframes only: its decoder is overloaded"
         elif status.state is CameraState.RUNNING:
             reason = reason or self._ring_shortage()
         self._measure(status, state)

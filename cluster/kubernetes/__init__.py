@@ -1,1 +1,1 @@
-"""Cameras as Kubernetes resources, and the reconciler that brings the cluster to them."""
+"""Cameras as Kubernetes resources, and the reconciler that applies them to the cluster."""

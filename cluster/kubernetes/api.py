@@ -1,6 +1,6 @@
-"""The calls to a Kubernetes API server: list, watch, status and Secrets, with errors as sentences.
+"""Client of the Kubernetes API server: list, watch, status and Secrets, with readable errors.
 
-All calls block and have a deadline. The official client is loaded when the first object is made: it is large, and most
+All calls block and have a deadline. The official client is imported with the first object: it is large, and most
 clusters never need it.
 """
 
@@ -23,7 +23,7 @@ from cluster.kubernetes.resource import GROUP, KIND, PLURAL, VERSION, CameraReso
 T = TypeVar("T")
 
 PAGE = 500
-"""Objects of one answer to a list."""
+"""Objects per page of a list."""
 
 MAX_LINE = 8 * 2**20
 """Longest event; a server stores objects of 1.5 MiB at most."""
@@ -35,7 +35,7 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class ExpiredError(SightlineError):
-    """The server no longer knows what changed since the version asked for: everything has to be listed again."""
+    """The server no longer has changes since the requested version: everything has to be listed again."""
 
 
 class ChangedError(SightlineError):
@@ -46,7 +46,7 @@ class KubernetesApi:
     """One namespace's ``Camera`` resources.
 
     Raises:
-        ConfigError: there is no such kubeconfig or context, or this runs in no pod.
+        ConfigError: there is no such kubeconfig or context, or this does not run in a pod.
     """
 
     def __init__(self, config: KubernetesConfig) -> None:
@@ -56,7 +56,7 @@ class KubernetesApi:
         self._watch_timeouts = (config.timeout_s, config.idle_s)
         settings = client.Configuration()
         namespace = _configure(config, settings)
-        # Whoever calls decides what is tried again, and when.
+        # Callers decide about retries.
         settings.retries = 0
         self.namespace = config.namespace or namespace
         self._client = client.ApiClient(settings)
@@ -73,11 +73,11 @@ class KubernetesApi:
         self._closed = False
 
     def close(self) -> None:
-        """End the watch under way, from any thread; no other can be opened."""
+        """End the current watch, from any thread; no other can be opened."""
         with self._lock:
             self._closed, watching = True, self._watching
         if watching is not None:
-            # The server may have hung up in this moment.
+            # The server may close the connection at this moment.
             with contextlib.suppress(OSError, RuntimeError):
                 watching.shutdown()
 
@@ -85,7 +85,7 @@ class KubernetesApi:
         """All resources, and the version to watch from.
 
         Raises:
-            UnavailableError: the server does not answer, does not let us, or does not know the resource.
+            UnavailableError: the server does not answer, denies access, or does not know the resource.
         """
         found: list[CameraResource] = []
         page: dict[str, Any] = {"limit": PAGE, "_request_timeout": self._timeouts}
@@ -102,12 +102,12 @@ class KubernetesApi:
             page["_continue"] = rest
 
     def watch(self, version: str) -> Iterator[tuple[str, CameraResource | str]]:
-        """What changed since ``version``, as it changes: ``(ADDED | MODIFIED | DELETED, resource)``, and ``(BOOKMARK,
+        """Yield changes since ``version`` as they happen: ``(ADDED | MODIFIED | DELETED, resource)``, and ``(BOOKMARK,
         version)``. Ends when the server ends it, with or without a reason.
 
         Raises:
             ExpiredError: that is too long ago.
-            UnavailableError: as :meth:`list`; the connection broke, or what came is no event.
+            UnavailableError: as :meth:`list`; the connection broke, or an event is invalid.
         """
         response = self._call(
             lambda: self._objects.list_namespaced_custom_object(
@@ -134,7 +134,7 @@ class KubernetesApi:
             response.close()
 
     def get(self, name: str) -> CameraResource:
-        """One resource as it is now.
+        """Read one resource.
 
         Raises:
             UnknownCameraError: there is none.
@@ -150,7 +150,7 @@ class KubernetesApi:
         )
 
     def write_status(self, resource: CameraResource, status: Mapping[str, Any]) -> CameraResource:
-        """The resource with this status.
+        """Write a resource's status; returns the new resource.
 
         Raises:
             ChangedError: it is no longer at its version.
@@ -168,10 +168,10 @@ class KubernetesApi:
         )
 
     def secret(self, name: str) -> dict[str, str]:
-        """The values of a Secret of the namespace, by key; those that are no text are left out.
+        """The values of a Secret of the namespace, by key; those that are not text are left out.
 
         Raises:
-            ConfigError: there is none, or this may not read it.
+            ConfigError: there is none, or access is denied.
             UnavailableError: as :meth:`list`.
         """
         from kubernetes.client.exceptions import ApiException
@@ -202,7 +202,7 @@ class KubernetesApi:
         return found
 
     def _lines(self, response: Any) -> Iterator[bytes]:
-        """Whole lines; what stands after the last line end when the connection ends was cut off."""
+        """Complete lines; an unterminated last line was cut off."""
         from urllib3.exceptions import HTTPError
 
         rest = bytearray()
@@ -215,7 +215,7 @@ class KubernetesApi:
                     raise UnavailableError(f"the Kubernetes API server sent an event of more than {MAX_LINE} bytes")
                 yield from filter(None, lines)
         except (HTTPError, OSError, AttributeError, ValueError) as error:
-            # The latter two: what a response says that was closed under its reader.
+            # The latter two: raised by a response that was closed under its reader.
             if not self._closed:
                 raise UnavailableError(f"the watch of the Kubernetes API server broke: {_short(error)}") from None
 
@@ -252,7 +252,7 @@ class KubernetesApi:
 
 
 def _configure(config: KubernetesConfig, settings: Any) -> str:
-    """Fill in server and identity; returns the namespace that goes with them."""
+    """Set server and identity; returns the namespace that goes with them."""
     from kubernetes.config import ConfigException, list_kube_config_contexts, load_incluster_config, load_kube_config
 
     if config.kubeconfig is None:
@@ -286,7 +286,7 @@ def _event(line: bytes) -> tuple[str, CameraResource | str]:
         if kind in ("ADDED", "MODIFIED", "DELETED"):
             return kind, CameraResource.of(body)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise ExpiredError("the Kubernetes API server sent what is no event of a watch") from None
+        raise ExpiredError("the Kubernetes API server sent an invalid watch event") from None
     raise ExpiredError(f"the Kubernetes API server sent an event of the unknown kind {str(kind)[:40]!r}")
 
 

@@ -1,8 +1,8 @@
-"""The CustomResourceDefinition of ``Camera``, made from the configuration's own schema (``sightline config crd``).
+"""The CustomResourceDefinition of ``Camera``, generated from the configuration's schema (``sightline config crd``).
 
-A structural schema as apiextensions.k8s.io/v1 asks for: no references, a type at every node, ``nullable`` in place of a
-union with null, bounds in the form of OpenAPI 3.0. It holds no defaults: what a camera does not give is the cluster's
-to fill in, and a default in the schema would override that.
+A structural schema as apiextensions.k8s.io/v1 requires: no references, a type at every node, ``nullable`` in place of a
+union with null, bounds in the form of OpenAPI 3.0. It has no defaults: the cluster fills in missing keys, and a default
+in the schema would override that.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ _CREDENTIALS: Node = {
             "type": "string",
             "minLength": 1,
             "maxLength": 253,
-            "description": "Its key with the user's name; username unless given.",
+            "description": "Key of the user name; default username.",
         },
         "passwordKey": {
             "type": "string",
             "minLength": 1,
             "maxLength": 253,
-            "description": "Its key with the password; password unless given.",
+            "description": "Key of the password; default password.",
         },
     },
 }
 _SPEC_RULES = [
     {
-        # What `SourceAddress.holds_password` says, as far as a server of Kubernetes can be told; that decides.
+        # `SourceAddress.holds_password` as far as CEL can express it; that property decides.
         "rule": "!has(self.source) || !self.source.matches("
         "'://[^@]*:[^@]*@|(?i)[?&;_/](pass|password|passwd|passphrase|pwd|psw|token|key|apikey|auth|secret)=')",
         "message": "source must hold no password; put it into a Secret, and name that under credentials",
@@ -95,7 +95,7 @@ _WINDOW_RULES = [
 
 
 def definition() -> Node:
-    """The whole object."""
+    """The CustomResourceDefinition object."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -123,7 +123,7 @@ def definition() -> Node:
                     "schema": {
                         "openAPIV3Schema": {
                             "type": "object",
-                            "description": "A camera that Sightline watches.",
+                            "description": "A camera of Sightline.",
                             "required": ["spec"],
                             "properties": {
                                 "apiVersion": {"type": "string"},
@@ -144,20 +144,20 @@ def definition_text() -> str:
     """The object as the YAML file that is installed."""
     import yaml
 
-    # Through JSON, so that what is written twice is written out and not shared by aliases.
+    # Through JSON, so that repeated values are written out instead of as aliases.
     plain = json.loads(json.dumps(definition()))
     return "# Written by `sightline config crd`.\n" + yaml.safe_dump(plain, sort_keys=False, width=120)
 
 
 def spec_schema() -> Node:
-    """Of ``spec``: every key of a camera but its name, and its credentials."""
+    """Schema of ``spec``: every key of a camera but its name, and its credentials."""
     whole = CameraEntry.model_json_schema()
     spec = _section(whole, whole.get("$defs", {}))
     del spec["properties"]["name"]
     spec["required"] = [key for key in spec.get("required", []) if key != "name"]
     if not spec["required"]:
         del spec["required"]
-    spec["description"] = "What is written here overrides the cluster's own settings."
+    spec["description"] = "Keys given here override the cluster's settings."
     properties = spec["properties"]
     properties["source"]["maxLength"] = _ADDRESS_CHARS
     properties["credentials"] = _CREDENTIALS
@@ -165,13 +165,13 @@ def spec_schema() -> Node:
     properties["questions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["id"]}
     masks = camel("privacy_masks")
     properties[masks] = {**{key: properties[masks][key] for key in ("type", "maxItems")}, "items": _MASK}
-    properties[masks]["description"] = "Parts of the picture that are black before anything looks at them."
+    properties[masks]["description"] = "Parts of the picture that are blacked out before any processing."
     spec["x-kubernetes-validations"] = _SPEC_RULES
     return spec
 
 
 def status_schema() -> Node:
-    """Of ``status``, which only the cluster writes (``cluster.kubernetes.resource``)."""
+    """Schema of ``status``, which only the cluster writes (``cluster.kubernetes.resource``)."""
     text: Node = {"type": "string"}
     condition = {
         "type": "object",
@@ -195,15 +195,15 @@ def status_schema() -> Node:
         "properties": {
             "observedGeneration": {"type": "integer", "format": "int64"},
             "state": {**text, "description": "waiting, connecting, running, backoff, error or ended."},
-            "reason": {**text, "description": "Why it is in that state."},
-            "manager": {**text, "description": "Who may change the camera; another than kubernetes is a conflict."},
-            "source": {**text, "description": "What is connected to, without its password."},
+            "reason": {**text, "description": "Reason of the state."},
+            "manager": {**text, "description": "Manager of the camera; any but kubernetes is a conflict."},
+            "source": {**text, "description": "Source without its password."},
             "decoder": text,
             "replica": text,
             "rung": {**text, "description": "Of the quality ladder."},
             "rungReason": text,
-            "lagSeconds": {"type": "number", "description": "From a window's last frame to its answer."},
-            "lastAnswer": {**text, "description": "All questions' newest answers, for people."},
+            "lagSeconds": {"type": "number", "description": "Seconds from a window's last frame to its answer."},
+            "lastAnswer": {**text, "description": "Newest answer of each question, as text."},
             "answers": {
                 "type": "array",
                 "items": answer,
@@ -248,13 +248,13 @@ def _node(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Node:
     if node.get("type") == "array":
         found["items"] = _node(node["items"], definitions)
     elif node.get("type") == "object":
-        # The parameters of a policy: only the cluster knows which it has.
+        # Parameters of a policy: only the cluster knows its policies.
         found["x-kubernetes-preserve-unknown-fields"] = True
     return found
 
 
 def _union(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Node:
-    """Something or null; a number or text."""
+    """Union of a type and null, or of number and text."""
     described = _described(node)
     kinds = [each for each in node["anyOf"] if each.get("type") != "null"]
     nullable = {"nullable": True} if len(kinds) < len(node["anyOf"]) else {}

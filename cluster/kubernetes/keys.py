@@ -1,4 +1,4 @@
-"""Keys of the configuration as Kubernetes writes them: ``stride_s`` is ``strideSeconds``, ``fps`` stays ``fps``."""
+"""Converts configuration keys to Kubernetes style: ``stride_s`` is ``strideSeconds``, ``fps`` stays ``fps``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def camel(key: str) -> str:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, in a list or optional perhaps; ``None`` for plain values."""
+    """Section model of a field, also in a list or optional; ``None`` for plain values."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
@@ -34,7 +34,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def to_snake(body: Mapping[str, Any], model: type[BaseModel], path: KeyPath, found: list[Problem]) -> dict[str, Any]:
-    """A mapping of camel-case keys as ``model`` takes it; keys that it does not have are added to ``found``."""
+    """Convert a camel-case mapping for ``model``; unknown keys are added to ``found``."""
     names = {camel(field): field for field in model.model_fields}
     result: dict[str, Any] = {}
     for key, value in body.items():
@@ -55,20 +55,20 @@ def _inside(value: Any, section: type[BaseModel], path: KeyPath, found: list[Pro
 
 
 def to_camel(problem: Problem) -> Problem:
-    """A problem of the configuration in the words of a resource."""
+    """Convert a configuration problem to resource keys."""
     path = tuple(camel(part) if isinstance(part, str) else part for part in problem.path)
     return Problem(path, in_camel(problem.message))
 
 
 def in_resource_words(error: Exception) -> str:
-    """Everything that is wrong with a camera, in the words of a resource."""
+    """Convert all problems of a camera to resource keys."""
     if not isinstance(error, InvalidConfigError):
         return str(error)
     return "; ".join(to_camel(problem).sentence(error.where) for problem in error.problems)
 
 
 def in_camel(text: str) -> str:
-    """A sentence with the configuration's keys as a resource spells them."""
+    """Replace configuration keys in a sentence by resource keys."""
     return _SNAKE.sub(lambda match: camel(match[0]) if match[0] in _every_key() else match[0], text)
 
 

@@ -1,7 +1,7 @@
-"""Brings the cluster's cameras to what the ``Camera`` resources ask for, and tells each resource what became of it.
+"""Reconciles the cluster's cameras with ``Camera`` resources, and writes each resource's status.
 
-Driven by levels, not by events: every pass compares all resources with all cameras, so that it does not matter what was
-missed, in which order things came, or what somebody else did meanwhile. A spec that cannot be used changes nothing.
+Level-triggered: every pass compares all resources with all cameras, so that missed events, their order and concurrent
+changes do not matter. An invalid spec changes nothing.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AT_ONCE = 16
-"""Cameras that are changed side by side: to remove one may take some heartbeats."""
+"""Concurrent camera changes: a removal may take several heartbeats."""
 
 CALLS = 4
-"""Calls to the API server side by side."""
+"""Concurrent calls to the API server."""
 
 ATTEMPTS = 4
-"""Times that a status is written before the next round takes it up again."""
+"""Attempts to write a status before the next round retries it."""
 
 _STATES: dict[str, metrics.ResourceState] = {
     "Accepted": "accepted",
@@ -52,7 +52,7 @@ _STATES: dict[str, metrics.ResourceState] = {
     "NoRoom": "no_room",
     "Invalid": "invalid",
 }
-"""By the reason of what became of a spec."""
+"""Metric state by the reason of an outcome."""
 
 
 class CameraCluster(Protocol):
@@ -67,12 +67,12 @@ class CameraCluster(Protocol):
     async def update(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
 
     async def remove(self, name: str) -> None:
-        """Of this manager only."""
+        """Remove a camera of this manager."""
         ...
 
 
 class Resources(Protocol):
-    """What is known of the resources: :class:`~cluster.kubernetes.watch.CameraWatch`."""
+    """Known resources: :class:`~cluster.kubernetes.watch.CameraWatch`."""
 
     def snapshot(self) -> Mapping[str, CameraResource] | None: ...
 
@@ -91,16 +91,20 @@ class Api(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What was done for what was ``asked``."""
+    """Outcome of the last spec applied, ``asked``."""
 
     asked: tuple[str, int, bool]
     outcome: Outcome
 
 
 class Reconciler:
-    """See the module. One event loop runs it; ``changed`` may be called from any thread of it through the loop.
+    """See the module. Runs on one event loop; other threads call ``changed`` through the loop.
 
     Args:
+        config: of the cluster.
+        cluster: the controller.
+        resources: the watched resources.
+        api: of the server.
         clock: monotonic seconds.
     """
 
@@ -126,34 +130,34 @@ class Reconciler:
         self._threads = ThreadPoolExecutor(CALLS, thread_name_prefix="kubernetes")
 
     def changed(self) -> None:
-        """A resource changed: do not wait for the next pass."""
+        """A resource changed: start a pass now."""
         self._wake.set()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         while True:
             try:
                 await self.run_once()
             except UnavailableError as error:
-                log.warning("cameras are not brought in line: %s", error)
+                log.warning("cannot reconcile cameras: %s", error)
                 self._passed_s = -math.inf
             except Exception:
-                # A defect met with one resource must not be the end of all others.
-                log.exception("cameras are not brought in line")
+                # A defect with one resource must not stop the others.
+                log.exception("cannot reconcile cameras")
                 await asyncio.sleep(self._config.status_s)
-            # Not wait_for, which may swallow a cancellation that comes together with what it waits for.
+            # Not wait_for, which may swallow a cancellation that coincides with its result.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.status_s):
                     await self._wake.wait()
 
     async def run_once(self) -> None:
-        """A pass if one is due, and the statuses that are due.
+        """Run a pass if one is due, and write the statuses that are due.
 
         Raises:
-            UnavailableError: the controller is not there; nothing is lost, the next turn goes on.
+            UnavailableError: the controller is unavailable; the next call continues.
         """
         now_s = self._clock()
         if self._wake.is_set() or now_s - self._passed_s >= self._config.resync_s:
@@ -178,10 +182,10 @@ class Reconciler:
             raise
         self._finish_pass(resources, began_s, errors)
         if errors:
-            raise UnavailableError(f"not every camera could be brought in line: {errors[0]}")
+            raise UnavailableError(f"not every camera could be reconciled:  {errors[0]}")
 
     async def _compare(self, resources: Mapping[str, CameraResource]) -> list[BaseException]:
-        """What stood in the way of single cameras."""
+        """Apply all resources; returns the errors of single cameras."""
         cameras = {camera.entry.name: camera for camera in await self._cluster.managed()}
         gone = [name for name, camera in cameras.items() if camera.manager == KUBERNETES and name not in resources]
         self._done = {name: done for name, done in self._done.items() if name in resources}
@@ -199,7 +203,7 @@ class Reconciler:
         errors = [error for error in results if isinstance(error, BaseException)]
         for error in errors:
             if not isinstance(error, UnavailableError):
-                log.error("a camera could not be brought in line", exc_info=error)
+                log.error("a camera could not be reconciled", exc_info=error)
         return errors
 
     def _finish_pass(
@@ -220,9 +224,9 @@ class Reconciler:
         try:
             await self._cluster.remove(name)
             metrics.reconciler_changes.labels("removed").inc()
-            log.info("camera %s: its resource is gone, it is removed", name)
+            log.info("camera %s: removed with its resource", name)
         except (UnknownCameraError, ManagedElsewhereError):
-            # Somebody was faster.
+            # Somebody else was faster.
             return
 
     async def _reconcile_camera(
@@ -238,7 +242,7 @@ class Reconciler:
             outcome = Outcome("False", "Invalid", in_resource_words(error))
         known = self._done.get(resource.name)
         if outcome.accepted != "True" and (known is None or known.outcome != outcome):
-            log.warning("camera resource %s is not accepted: %s", resource.name, outcome.message)
+            log.warning("camera resource %s was rejected: %s", resource.name, outcome.message)
         self._done[resource.name] = _Done(resource.asked, outcome)
 
     async def _apply(self, resource: CameraResource, camera: ManagedCamera | None, secrets: _Secrets) -> Outcome:
@@ -248,7 +252,7 @@ class Reconciler:
         if camera is not None:
             check_manager(resource.name, camera.manager, KUBERNETES, takeover=resource.takeover)
             if camera.manager == KUBERNETES and camera.uid not in ("", resource.uid):
-                # Deleted and made anew: what the old one saw is not the new one's to remember.
+                # Deleted and created anew: the new camera must not inherit the old one's memory.
                 await self._remove(resource.name)
                 camera = None
         if camera is None:
@@ -263,8 +267,8 @@ class Reconciler:
 
     # -- cameras to statuses ----------------------------------------------------------------------
     async def write_statuses(self) -> None:
-        """Write the statuses that changed and are due, those told longest ago first. Raises ``UnavailableError`` when
-        the controller is not there."""
+        """Write the statuses that changed and are due, oldest first. Raises ``UnavailableError`` when the controller is
+        unavailable."""
         resources = self._resources.snapshot()
         if not resources:
             return
@@ -286,7 +290,7 @@ class Reconciler:
         async def write() -> None:
             for resource in wanted:
                 if not await self._write(resource, cameras.get(resource.name)):
-                    # With a server that does not answer, all of them would take their timeout.
+                    # With an unresponsive server, all of them would take their timeout.
                     return
 
         await asyncio.gather(*(write() for _ in range(CALLS)))
@@ -300,7 +304,7 @@ class Reconciler:
         return status_of(resource, self._done[resource.name].outcome, camera, now, resource.status)
 
     async def _write(self, resource: CameraResource, camera: CameraStatus | None) -> bool:
-        """False when the server is not there."""
+        """Write one status; false when the server is unavailable."""
         asked, name = resource.asked, resource.name
         for _ in range(ATTEMPTS):
             status = self._status(resource, camera)
@@ -314,7 +318,7 @@ class Reconciler:
                 except SightlineError:
                     return True
                 if resource.asked != asked:
-                    # What was done was done for another spec: the next pass has something else to say.
+                    # The outcome belongs to another spec: the next pass writes a new one.
                     return True
                 continue
             except UnknownCameraError:
@@ -322,7 +326,7 @@ class Reconciler:
                 return True
             except SightlineError as error:
                 metrics.reconciler_status_writes.labels("failed").inc()
-                log.warning("the status of camera resource %s is not written: %s", name, error)
+                log.warning("cannot write the status of camera resource %s: %s", name, error)
                 return False
             metrics.reconciler_status_writes.labels("written").inc()
             self._resources.record_write(resource, after)
@@ -334,7 +338,7 @@ class Reconciler:
 
 
 class _Secrets:
-    """Secrets as of one pass: each is read once, however many cameras name it."""
+    """Secrets of one pass: each is read once, however many cameras refer to it."""
 
     def __init__(self, api: Api, in_thread: Callable[..., Awaitable[Any]]) -> None:
         self._api = api

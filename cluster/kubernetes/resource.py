@@ -1,4 +1,4 @@
-"""A ``Camera`` resource of Kubernetes, and the camera that its ``spec`` describes."""
+"""A ``Camera`` resource of Kubernetes, its conversion to a camera, and its status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CREDENTIALS = ("secretName", "usernameKey", "passwordKey")
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Where a source's name and password are: the keys of a Secret in the resource's namespace."""
+    """Location of a source's name and password: keys of a Secret in the resource's namespace."""
 
     secret: str
     username_key: str = "username"
@@ -42,7 +42,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class CameraResource:
-    """What counts of one object. ``body`` is all of it, as the server gave it."""
+    """Relevant fields of one object. ``body``: all of it, as received."""
 
     name: str
     uid: str
@@ -55,10 +55,10 @@ class CameraResource:
 
     @classmethod
     def of(cls, body: Any) -> CameraResource:
-        """An object of a list or a watch.
+        """Parse an object of a list or a watch.
 
         Raises:
-            ValueError: no object with a name and a version.
+            ValueError: an object without name or version.
         """
         metadata = body.get("metadata") if isinstance(body, Mapping) else None
         if not isinstance(metadata, Mapping) or not metadata.get("name") or not metadata.get("resourceVersion"):
@@ -78,7 +78,7 @@ class CameraResource:
 
     @property
     def asked(self) -> tuple[str, int, bool]:
-        """What its author wants: it changes with anything but the status."""
+        """Identifies the requested spec: changes with anything but the status."""
         return self.uid, self.generation, self.takeover
 
     @property
@@ -103,21 +103,21 @@ class CameraResource:
         )
 
     def entry(self, secret: Mapping[str, str] | None = None, *, allow_password: bool = False) -> CameraEntry:
-        """The camera.
+        """Convert to a camera.
 
         Args:
             secret: the values of its Secret.
-            allow_password: the source may hold one: it is no object that others can read.
+            allow_password: the source may hold one, since the object is not readable by others.
 
         Raises:
-            ConfigError: a key or value is wrong; the sentence never holds a password.
+            ConfigError: a key or value is wrong; the message never holds a password.
         """
         found: list[Problem] = []
         spec = {key: value for key, value in self.spec.items() if key not in ("credentials", "name")}
         masks = spec.pop(camel("privacy_masks"), None)
         body = to_snake(spec, CameraEntry, (), found)
         if "name" in self.spec:
-            found.append(Problem(("name",), "is not given here: a camera is called as its resource, metadata.name"))
+            found.append(Problem(("name",), "must not be given: the camera's name is metadata.name"))
         if masks is not None:
             body["privacy_masks"] = [_mask(mask) for mask in masks] if isinstance(masks, list) else masks
         source = body.get("source", "")
@@ -157,7 +157,7 @@ class CameraResource:
 
 
 def _mask(mask: Any) -> Any:
-    """``{points: [{x, y}, ...]}`` as the configuration takes it; a rectangle is the same in both."""
+    """Convert ``{points: [{x, y}, ...]}``; a rectangle has the same form in both."""
     if not isinstance(mask, Mapping) or set(mask) != {"points"} or not isinstance(mask["points"], list):
         return mask
     points = mask["points"]
@@ -168,18 +168,18 @@ def _mask(mask: Any) -> Any:
 Truth = Literal["True", "False", "Unknown"]
 
 MESSAGE_CHARS = 1024
-"""Longest sentence of a condition: it is stored with every status."""
+"""Longest message of a condition: it is stored with every status."""
 
 _VOLATILE = frozenset({"lagSeconds", "lastAnswer", "answers", "reason"})
-"""What changes with every window; not worth a write of its own at once."""
+"""Fields that change with every window; not worth a write of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a spec.
+    """Result of applying a spec.
 
     * ``accepted``: the camera runs with it; else ``reason`` (a word) and ``message`` (a sentence) say why not
-    * ``conflict``: who else has the camera, as a sentence; empty without one
+    * ``conflict``: the other manager of the camera, as a sentence; empty without one
     """
 
     accepted: Truth
@@ -194,14 +194,16 @@ ACCEPTED = Outcome("True", "Accepted")
 def status_of(
     resource: CameraResource, outcome: Outcome, camera: CameraStatus | None, now: str, before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The whole status.
+    """Build the whole status.
 
     Args:
-        camera: as the cluster sees it; ``None`` where it has none of that name.
+        resource: whose status it is.
+        outcome: of its spec.
+        camera: the cluster's status; ``None`` where it has none of that name.
         now: RFC 3339, for conditions that changed.
-        before: the status there is.
+        before: the previous status.
     """
-    # What another manager runs under this name is none of this resource's business.
+    # Another manager's camera of this name does not concern this resource.
     own = camera if camera is not None and camera.manager == KUBERNETES else None
     running: tuple[Truth, str, str]
     if own is None:
@@ -230,14 +232,14 @@ def status_of(
 
 
 def worth_writing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Literal["nothing", "later", "soon"]:
-    """``soon``: something changed that people wait for; ``later``: figures that change with every window."""
+    """``soon``: a change that people wait for; ``later``: figures that change with every window."""
     if before == after:
         return "nothing"
     return "later" if _steady(before) == _steady(after) else "soon"
 
 
 def _steady(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what changes all the time, which in the message of a condition is the seconds until something."""
+    """Status without volatile fields, including countdowns in the messages of conditions."""
     kept = {key: value for key, value in status.items() if key not in _VOLATILE}
     kept["conditions"] = {
         kind: (each.get("status"), each.get("reason"), "" if kind == "Running" else each.get("message"))
@@ -294,13 +296,13 @@ _END = re.compile(r"---(\s.*)?")
 
 
 class CamerasFile(Section):
-    """One document with cameras; other sections of a configuration are a cluster's, not a camera's."""
+    """One document with cameras; other sections of a configuration belong to the cluster."""
 
     cameras: list[CameraEntry] = Field(default_factory=list, description="The cameras.")
 
 
 def read_cameras(path: str | Path, text: str | None = None) -> list[CameraEntry]:
-    """The cameras of a file, of all YAML files right in a folder, or of ``text`` that came from elsewhere.
+    """Read the cameras of a file, of all YAML files directly in a folder, or of ``text`` from elsewhere.
 
     Raises:
         ConfigError: a file cannot be read, or something in it is wrong; the message names file, line, key and remedy.
@@ -317,7 +319,7 @@ def read_cameras(path: str | Path, text: str | None = None) -> list[CameraEntry]
 
 
 def parse_cameras(text: str, where: str, environment: Mapping[str, str] | None = None) -> list[CameraEntry]:
-    """The cameras of a text of one or more documents, with ``${NAME}`` filled in.
+    """Parse the cameras of one or more documents, with ``${NAME}`` filled in.
 
     Raises:
         ConfigError: see :func:`read_cameras`.
@@ -364,7 +366,7 @@ def _of_resource(tree: Mapping[str, object], document: Document, where: str) -> 
 
 
 def _documents(text: str) -> Iterator[str]:
-    """Each document at its own line of the whole, so that what is wrong is found there."""
+    """Each document padded to its own line of the file, so that errors give the right line."""
     lines = text.splitlines()
     begin = 0
     for number, line in enumerate([*lines, "---"]):
@@ -396,10 +398,10 @@ def _read(path: Path) -> str:
 
 
 def as_yaml(entries: list[dict[str, object]], comments: list[str]) -> str:
-    """A file that :func:`read_cameras` reads."""
+    """Write a file for :func:`read_cameras`."""
     import yaml
 
     head = "".join(f"# {line}\n" for line in comments)
-    # Through JSON, so that equal values are written out and not shared by aliases.
+    # Through JSON, so that repeated values are written out instead of as aliases.
     plain = json.loads(json.dumps({"cameras": entries}))
     return head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)

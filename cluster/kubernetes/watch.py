@@ -1,4 +1,4 @@
-"""A copy of all ``Camera`` resources that follows the server: list once, then watch, on a thread of its own."""
+"""Local copy of all ``Camera`` resources: list once, then watch, on its own thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 HASTY_S = 1.0
-"""A watch that ends sooner and told nothing counts as a failure, so that a server is not asked without a pause."""
+"""A watch that ends sooner without an event counts as a failure, so that reconnects are delayed."""
 
 
 class ResourceSource(Protocol):
@@ -33,11 +33,12 @@ class ResourceSource(Protocol):
 
 
 class CameraWatch:
-    """Goes on through broken connections, from the last version seen; lists again when that has expired.
+    """Survives broken connections, from the last version seen; lists again when that has expired.
 
     Args:
-        on_change: called on the thread when a resource came, went, or is asked to be something else.
-        wait_s: first and longest wait between two attempts; each is doubled, and half of it is random.
+        source: the API server.
+        on_change: called on the thread when a resource was added, deleted, or its spec changed.
+        wait_s: first and longest delay between two attempts; each is doubled, and half of it is random.
     """
 
     def __init__(
@@ -59,25 +60,25 @@ class CameraWatch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="camera resources", daemon=True)
         self.trouble = ""
-        """Why it does not follow just now."""
+        """Why it is currently not watching."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """False when the thread did not end in time."""
+        """Stop; false when the thread did not end in time."""
         self._stopped.set()
         self._source.close()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def snapshot(self) -> dict[str, CameraResource] | None:
-        """All resources by name; ``None`` before the first list: what is not there may only not be known."""
+        """All resources by name; ``None`` before the first list."""
         with self._lock:
             return dict(self._resources) if self._listed else None
 
     def record_write(self, before: CameraResource, after: CameraResource) -> None:
-        """Somebody here has changed ``before`` into ``after``; if it is not known already."""
+        """Replace ``before`` by ``after``, written by this process, unless the watch was faster."""
         with self._lock:
             known = self._resources.get(before.name)
             if known is not None and (known.uid, known.version) == (before.uid, before.version):
@@ -90,14 +91,14 @@ class CameraWatch:
             try:
                 told = self._once()
             except ExpiredError as error:
-                log.info("camera resources are listed anew: %s", error)
+                log.info("listing camera resources again: %s", error)
                 self._version, told, end = None, False, "expired"
             except SightlineError as error:
                 if not self._stopped.is_set() and self.trouble != str(error):
-                    log.warning("camera resources are not followed: %s", error)
+                    log.warning("cannot watch camera resources: %s", error)
                 self.trouble, told, end = str(error), False, "broken"
             except Exception:
-                log.exception("camera resources are listed anew")
+                log.exception("listing camera resources again")
                 self._version, told, end = None, False, "failed"
             if not self._stopped.is_set():
                 self._metrics.restarted(end)
@@ -112,7 +113,7 @@ class CameraWatch:
         return wait_s * random.uniform(0.5, 1.0)
 
     def _once(self) -> bool:
-        """List if that is needed, and watch to its end; whether anything was told."""
+        """List if needed, and watch until the watch ends; returns whether there were events."""
         told = False
         if self._version is None:
             resources, version = self._source.list()

@@ -1,4 +1,4 @@
-"""What a Sightline process counts, its ``/metrics``, and the gateway's page with those of all processes."""
+"""Prometheus metrics of a process and its ``/metrics``, and the gateway's page with those of all processes."""
 
 from cluster.metrics.cameras import (
     MAX_QUESTIONS,

@@ -1,4 +1,4 @@
-"""The series of one camera at its decoder, and at the replica that answers for it."""
+"""Per-camera series of a decoder and a replica, and the series of fleet, windows and resources."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 STATES = ("waiting", "connecting", "running", "backoff", "error", "ended")
 
 MAX_QUESTIONS = 8
-"""Questions of one camera that have a series each; further ones are answered and have none."""
+"""Questions of one camera that get series; further ones are answered without."""
 
 
 class CameraMetrics:
-    """One camera's series, so that they appear together and are gone when the camera is removed."""
+    """One camera's decoder series, created together and removed with the camera."""
 
     def __init__(self, camera: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.camera = camera
@@ -73,7 +73,7 @@ class CameraMetrics:
             camera_state.labels(self.camera, name).set(name == state)
 
     def frame_decoded(self, arrived_s: float | None = None) -> None:
-        """A frame was decoded, now or at ``arrived_s`` of the clock."""
+        """Record a decoded frame, now or at ``arrived_s`` of the clock."""
         self._last_frame = self._clock() if arrived_s is None else arrived_s
 
     def age_s(self) -> float:
@@ -81,7 +81,7 @@ class CameraMetrics:
         return float("inf") if self._last_frame is None else max(0.0, self._clock() - self._last_frame)
 
     def remove(self) -> None:
-        """Forget the camera's series."""
+        """Remove the camera's series."""
         for name in STATES:
             camera_state.remove(self.camera, name)
         for family in (camera_last_frame_age, camera_quality, decode_errors, stream_gaps):
@@ -89,9 +89,10 @@ class CameraMetrics:
 
 
 class AnsweredCameras:
-    """Series of the cameras that one replica answers for; callable from any thread.
+    """Series of the cameras that one replica answers for; thread-safe.
 
-    A camera that moves to another replica has its series there: :meth:`keep` ends those of cameras that left.
+    A camera that moves to another replica has its series there: :meth:`retain_cameras` removes those of cameras that
+    left.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -101,7 +102,7 @@ class AnsweredCameras:
         self._scores: dict[str, set[str]] = {}
 
     def open_camera(self, spec: StreamSpec) -> None:
-        """A camera came, or changed its questions or its stride."""
+        """Add or update an opened camera."""
         with self._lock:
             self._strides[spec.stream] = spec.stride_s
             shown = self._scores.setdefault(spec.stream, set())
@@ -110,7 +111,7 @@ class AnsweredCameras:
                 shown.remove(question)
 
     def record_window(self, answers: Sequence[Answer]) -> None:
-        """All answers of one window, at least one; those of a camera that is not open count for nothing."""
+        """Record the answers of one window, at least one; cameras that are not open are ignored."""
         camera, lag_s = answers[0].stream, answers[0].timing.latency_s
         with self._lock:
             if camera not in self._strides:
@@ -125,13 +126,13 @@ class AnsweredCameras:
                     camera_score.labels(camera, answer.question).set(answer.score)
 
     def set_memory_bytes(self, held: Mapping[str, int]) -> None:
-        """Bytes that cameras' memories hold; of those that are open."""
+        """Set the memory size of each open camera."""
         with self._lock:
             for camera in self._strides.keys() & held.keys():
                 camera_memory.labels(camera).set(held[camera])
 
     def retain_cameras(self, cameras: Iterable[str]) -> None:
-        """End the series of all but these."""
+        """Remove the series of all other cameras."""
         with self._lock:
             for camera in self._strides.keys() - set(cameras):
                 for family in (camera_lag, camera_answered, camera_memory):
@@ -142,10 +143,10 @@ class AnsweredCameras:
 
 
 class FleetMetrics:
-    """Series of members and replicas; those of a replica that left are gone.
+    """Series of members and replicas; those of a replica that left are removed.
 
     Args:
-        wanted: processes that the configuration asks for, by role.
+        wanted: configured processes by role.
     """
 
     def __init__(self, wanted: Mapping[str, int]) -> None:
@@ -156,12 +157,12 @@ class FleetMetrics:
             fleet_members.labels(role).set(0)
 
     def set_members(self, there: Mapping[str, int]) -> None:
-        """How many of each role are there."""
+        """Set the number of members by role."""
         for role, count in there.items():
             fleet_members.labels(role).set(count)
 
     def set_expected_cameras(self, cameras: Collection[str]) -> None:
-        """The cameras there are: what alerts on series that are missing goes by."""
+        """Set the cameras that exist, which alerts on missing series need."""
         for camera in self._expected - set(cameras):
             camera_expected.remove(camera)
         for camera in set(cameras) - self._expected:
@@ -169,7 +170,7 @@ class FleetMetrics:
         self._expected = set(cameras)
 
     def set_replicas(self, statuses: Sequence[ReplicaStatus]) -> None:
-        """How full each replica is."""
+        """Set the load of each replica."""
         for status in statuses:
             fleet_utilisation.labels(status.name).set(status.utilisation)
             fleet_cameras.labels(status.name).set(status.cameras)
@@ -204,7 +205,7 @@ def drop_window(reason: str, count: int = 1) -> None:
 
 
 def lose_window(count: int = 1) -> None:
-    """Count windows that went down with a process."""
+    """Count windows that were lost with a process."""
     windows.labels("lost", "").inc(count)
 
 
@@ -224,7 +225,7 @@ WATCH_ENDS: tuple[WatchEnd, ...] = ("ended", "broken", "expired", "failed")
 
 
 class WatchMetrics:
-    """How one copy of the resources follows the server; callable from any thread.
+    """State of the watch on ``Camera`` resources; thread-safe.
 
     Args:
         clock: monotonic seconds.
@@ -241,16 +242,16 @@ class WatchMetrics:
         self._listed_s = self._heard_s = self._clock()
 
     def server_responded(self) -> None:
-        """The server said something on a watch, or ended one in good order."""
+        """The server sent something on a watch, or ended one normally."""
         self._heard_s = self._clock()
 
     def restarted(self, why: WatchEnd) -> None:
-        """The watch is over, and another one begins."""
+        """Count the end of a watch, by reason."""
         reconciler_watch_restarts.labels(why).inc()
 
 
 def show_resources(states: Iterable[ResourceState]) -> None:
-    """Show how many resources are in each state; ``states`` has one for each resource."""
+    """Set the number of resources in each state; ``states`` has one for each resource."""
     found = Counter(states)
     for state in RESOURCE_STATES:
         camera_resources.labels(state).set(found[state])

@@ -1,7 +1,7 @@
-"""Every metric that Sightline's processes count themselves; what is read off elsewhere at a scrape has collectors.
+"""All metrics that Sightline's processes count themselves; values read at scrape time have collectors instead.
 
-Counters and gauges may carry a camera; histograms never do (a thousand cameras times a dozen buckets is what kills a
-Prometheus server): they are told apart by the ``process`` label that the gateway adds.
+Counters and gauges may have a camera label, histograms never: a thousand cameras times a dozen buckets would overload a
+Prometheus server. Histograms are told apart by the ``process`` label that the gateway adds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry()
-"""What this process exposes."""
+"""Registry behind this process's ``/metrics``."""
 
 windows = Counter(
     "sightline_windows",
@@ -62,12 +62,12 @@ camera_last_frame_age = Gauge(
 decode_errors = Counter("sightline_decode_errors", "Packets the decoder could not use.", ["camera"], registry=REGISTRY)
 stream_gaps = Counter(
     "sightline_stream_gaps",
-    "Holes in a camera's stream; what follows waits for a keyframe.",
+    "Gaps in a camera's stream, each up to the next keyframe.",
     ["camera"],
     registry=REGISTRY,
 )
-ingest_packets = Counter("sightline_ingest_packets", "Encoded packets taken over gRPC.", registry=REGISTRY)
-ingest_bytes = Counter("sightline_ingest_bytes", "Bytes of encoded packets taken over gRPC.", registry=REGISTRY)
+ingest_packets = Counter("sightline_ingest_packets", "Encoded packets received over gRPC.", registry=REGISTRY)
+ingest_bytes = Counter("sightline_ingest_bytes", "Bytes of encoded packets received over gRPC.", registry=REGISTRY)
 ingest_dropped = Counter(
     "sightline_ingest_packets_dropped", "Pushed packets dropped, by reason.", ["reason"], registry=REGISTRY
 )
@@ -77,12 +77,12 @@ frames_dropped = Counter(
 )
 decode_behind = Gauge(
     "sightline_decode_behind_strides",
-    "How long packets of a decoder's median camera wait to be decoded, over its stride.",
+    "Decode backlog of a decoder's median camera, in strides.",
     registry=REGISTRY,
 )
 decode_keyframes_only = Gauge(
     "sightline_decode_keyframes_only_cameras",
-    "Cameras of which a decoder has only time for keyframes; their windows are dropped as decoder_slow.",
+    "Cameras that an overloaded decoder reduces to keyframes; their windows are dropped as decoder_slow.",
     registry=REGISTRY,
 )
 answers_missed = Counter(
@@ -94,24 +94,24 @@ incident_events = Counter(
     ["kind", "event"],
     registry=REGISTRY,
 )
-incidents_open = Gauge("sightline_incidents_open", "Incidents that go on, by kind.", ["kind"], registry=REGISTRY)
+incidents_open = Gauge("sightline_incidents_open", "Open incidents by kind.", ["kind"], registry=REGISTRY)
 alert_deliveries = Counter(
     "sightline_alert_deliveries",
-    "Attempts to hand an alert to a sink: delivered, failed (tried again), dead (not tried again).",
+    "Delivery attempts of alerts: delivered, failed (retried), dead (given up).",
     ["sink", "result"],
     registry=REGISTRY,
 )
-alerts_waiting = Gauge("sightline_alerts_waiting", "Alerts a sink has not taken yet.", ["sink"], registry=REGISTRY)
+alerts_waiting = Gauge("sightline_alerts_waiting", "Alerts queued for a sink.", ["sink"], registry=REGISTRY)
 alerts_unwritten = Gauge(
-    "sightline_alerts_unwritten", "Alerts that the disk does not take: they are in memory only.", registry=REGISTRY
+    "sightline_alerts_unwritten", "Alerts in memory that could not be written to disk.", registry=REGISTRY
 )
 alerts_lost = Counter(
     "sightline_alerts_lost",
-    "Alerts that no sink got: neither written nor delivered when memory was full, or older than alerts.retention.",
+    "Alerts lost before delivery: memory was full while the disk failed, or they were older than alerts.retention.",
     registry=REGISTRY,
 )
 alerts_trimmed = Counter(
-    "sightline_alerts_trimmed", "Delivered alerts forgotten early to make room for newer ones.", registry=REGISTRY
+    "sightline_alerts_trimmed", "Delivered alerts deleted early to make room for newer ones.", registry=REGISTRY
 )
 clips = Counter(
     "sightline_clips",
@@ -122,12 +122,12 @@ clips = Counter(
 footage_bytes = Gauge("sightline_footage_bytes", "Bytes of snapshots and clips on the disk.", registry=REGISTRY)
 ring_bytes = Gauge(
     "sightline_ring_bytes",
-    "Encoded packets that a decoder process holds so that clips can begin before their incident.",
+    "Bytes of the packet rings of a decoder process, from which clips begin before their incident.",
     registry=REGISTRY,
 )
 rings_short = Gauge(
     "sightline_rings_short",
-    "Cameras of a decoder process whose packets do not reach back as far as their clips should begin.",
+    "Cameras of a decoder process whose packet ring is shorter than configured.",
     registry=REGISTRY,
 )
 restarts = Counter(
@@ -141,13 +141,13 @@ lag_strides = Histogram(
 )
 build_info = Gauge(
     "sightline_build_info",
-    "Always 1; which version runs with which engine and model, and the digest of its configuration.",
+    "Always 1; labels are version, engine, model and digest of the configuration.",
     ["version", "engine", "model", "config"],
     registry=REGISTRY,
 )
 attention_kernel = Gauge(
     "sightline_attention_kernel",
-    "Always 1; what computes attention in a replica, and on which device.",
+    "Always 1; labels are a replica's attention kernels and device.",
     ["kernel", "device"],
     registry=REGISTRY,
 )
@@ -160,15 +160,15 @@ spans = Counter(
 )
 replica_busy_seconds = Counter(
     "sightline_replica_busy_seconds",
-    "Seconds that a replica's engine worked on windows and questions.",
+    "Busy seconds of a replica's engine, windows and questions.",
     registry=REGISTRY,
 )
 replica_backlog_seconds = Gauge(
-    "sightline_replica_backlog_seconds", "Seconds of windows that wait at a replica.", registry=REGISTRY
+    "sightline_replica_backlog_seconds", "Predicted seconds of windows waiting at a replica.", registry=REGISTRY
 )
 replica_cameras = Gauge("sightline_replica_cameras", "Cameras whose windows a replica holds.", registry=REGISTRY)
 fleet_members = Gauge(
-    "sightline_fleet_members", "Decoders and replicas that the controller hears of.", ["role"], registry=REGISTRY
+    "sightline_fleet_members", "Decoders and replicas with a current heartbeat.", ["role"], registry=REGISTRY
 )
 camera_expected = Gauge(
     "sightline_camera_expected",
@@ -181,7 +181,7 @@ fleet_wanted = Gauge(
 )
 fleet_utilisation = Gauge(
     "sightline_fleet_utilisation",
-    "Predicted work of a replica over its capacity; 0 where nobody knows what a window costs.",
+    "Predicted work of a replica over its capacity; 0 without a cost model.",
     ["replica"],
     registry=REGISTRY,
 )
@@ -206,13 +206,13 @@ ask_read_bytes = Counter(
 )
 camera_quality = Gauge(
     "sightline_camera_quality",
-    "What a camera's answers are worth of full quality's by its rung of the ladder; 0 when it is shed.",
+    "Value of a camera's answers relative to full quality, by its rung of the ladder; 0 when it is shed.",
     ["camera"],
     registry=REGISTRY,
 )
 camera_lag = Gauge(
     "sightline_camera_lag_seconds",
-    "From the last frame of a camera's newest window to its answer.",
+    "Seconds from the last frame of a camera's newest window to its answer.",
     ["camera"],
     registry=REGISTRY,
 )
@@ -229,7 +229,7 @@ camera_score = Gauge(
     registry=REGISTRY,
 )
 camera_memory = Gauge(
-    "sightline_camera_memory_bytes", "KV that a camera's memory holds.", ["camera"], registry=REGISTRY
+    "sightline_camera_memory_bytes", "Bytes of KV in a camera's memory.", ["camera"], registry=REGISTRY
 )
 http_replies = Counter(
     "sightline_http_replies",
@@ -243,7 +243,7 @@ http_dropped = Counter(
     ["reason"],
     registry=REGISTRY,
 )
-http_readers = Gauge("sightline_http_readers", "Browsers that follow live events.", registry=REGISTRY)
+http_readers = Gauge("sightline_http_readers", "Browsers subscribed to live events.", registry=REGISTRY)
 http_events_missed = Counter(
     "sightline_http_events_missed",
     "Live events dropped because a browser did not read them in time.",
@@ -301,7 +301,7 @@ reconciler_status_writes = Counter(
 )
 reconciler_watch_restarts = Counter(
     "sightline_reconciler_watch_restarts",
-    "Watches of the resources that began anew: ended (by the server, in time), broken (no connection, or refused), "
+    "Restarted watches of the resources:  ended (by the server, in time), broken (no connection, or refused), "
     "expired (410 Gone, listed anew), failed.",
     ["reason"],
     registry=REGISTRY,

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says of the GPUs that this process sees."""
+"""GPU metrics through NVIDIA's management library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuCollector(Collector):
-    """Busy shares and memory of GPUs at a scrape. Make it with :func:`gpu_collector`."""
+    """Utilisation and memory of GPUs at scrape time. Create it with :func:`gpu_collector`."""
 
     def __init__(self, nvml: Any, handles: dict[str, Any]) -> None:
         self._nvml, self._handles = nvml, handles
@@ -37,8 +37,8 @@ class GpuCollector(Collector):
                 decoder.add_metric([gpu], self._nvml.nvmlDeviceGetDecoderUtilization(handle)[0] / 100)
                 held = self._nvml.nvmlDeviceGetMemoryInfo(handle)
             except self._nvml.NVMLError as error:
-                # Partitions (MIG) answer only some of it.
-                log.debug("GPU %s tells nothing: %s", gpu, error)
+                # MIG partitions support only some queries.
+                log.debug("GPU %s: no metrics: %s", gpu, error)
                 continue
             memory.add_metric([gpu, "used"], held.used)
             memory.add_metric([gpu, "total"], held.total)
@@ -46,7 +46,7 @@ class GpuCollector(Collector):
 
 
 def gpu_collector(visible: str | None = None) -> GpuCollector | None:
-    """Of the GPUs in ``visible`` (``CUDA_VISIBLE_DEVICES`` where not given), by number or UUID; ``None`` where the
+    """Collector of the GPUs in ``visible`` (default ``CUDA_VISIBLE_DEVICES``), by number or UUID; ``None`` where the
     library (package ``nvidia-ml-py``) or every GPU is missing."""
     try:
         nvml = importlib.import_module("pynvml")

@@ -1,4 +1,4 @@
-"""Series that are there, at zero, from the first scrape on: a rate sees a first event only where there was a zero."""
+"""Creates series at zero before the first scrape: ``rate()`` sees a first event only after a zero."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ DECODER_DROPS = ("shed", "decoder_slow", "replica_slow", "no_replica")
 
 
 def create_zero_series(role: Role, sinks: Sequence[str] = ()) -> None:
-    """Make the series whose labels are known beforehand, of those that a process of this role counts; ``sinks`` of
-    alerts by name."""
+    """Create the series with known labels that a process of this role counts; ``sinks`` of alerts by name."""
     for level in ("info", "warning", "error"):
         log_records.labels(level)
     if role in ("decoder", "replica", "alerting"):

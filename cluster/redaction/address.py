@@ -1,8 +1,8 @@
-"""Parses the address of a source into what may be shown and what may not.
+"""Parses a source address into public and secret pieces.
 
-RFC 3986, and what people and vendors write besides: passwords with ``/``, ``?``, ``#`` or ``@`` that nobody escaped,
-credentials in the query, the fragment or the path. What has two readings is hidden in both of them, and a parameter
-that nobody knows is hidden too: a password that is shown is worse than an address of which too little is.
+Covers RFC 3986 and common deviations: passwords with unescaped ``/``, ``?``, ``#`` or ``@``, credentials in the query,
+the fragment or the path. What has two readings is hidden in both, and so are unknown parameters: showing a password is
+worse than showing too little of an address.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The text, unless it may be a secret; a reference to a variable is none."""
+        """The text, masked if it may be a secret; a reference to a variable is not."""
         hidden = self.kind is not Kind.PLAIN and self.text and not _REFERENCE.fullmatch(self.text)
         return HIDDEN if hidden else self.text
 
@@ -43,7 +43,7 @@ def _words(text: str) -> frozenset[str]:
 # RFC 3986, and host names with an underscore or in another script.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[\w.-]+)(?::\d{0,5})?")
-# A host that no password is mistaken for.
+# A host that cannot be part of a password.
 _CERTAIN_HOST = re.compile(
     r"(?:\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%\w+)?\]|\d{1,3}(?:\.\d{1,3}){3}|localhost)(?::\d{0,5})?(?=[/?#]|$)"
 )
@@ -98,8 +98,8 @@ def parse(text: str) -> list[Piece]:
 
 
 def openable(text: str) -> str:
-    """The address as libraries understand it: a password with a bare ``/``, ``?`` or ``#``, which would end the host,
-    is escaped where no other reading makes sense."""
+    """The address as libraries parse it: a bare ``/``, ``?`` or ``#`` in a password, which would end the host, is
+    escaped where no other reading makes sense."""
     scheme, separator, rest = text.partition("://")
     start = _host_start(rest) if separator else None
     authority = _authority(rest)
@@ -110,14 +110,14 @@ def openable(text: str) -> str:
 
 
 def _authority(rest: str) -> str:
-    """Up to where a host ends."""
+    """Split at the end of the host."""
     match = _AUTHORITY.match(rest)
     assert match is not None
     return match.group()
 
 
 def _host_start(rest: str) -> int | None:
-    """Where the host begins in what follows ``://``; ``None`` where it may be here or there."""
+    """Start of the host after ``://``; ``None`` where it is ambiguous."""
     starts = [0, *(at + 1 for at, letter in enumerate(rest) if letter == "@")]
     authority = _authority(rest)
     inside = [start for start in starts if start <= len(authority)]
@@ -131,7 +131,7 @@ def _host_start(rest: str) -> int | None:
     if likely and ":" not in authority:
         # No password begins before a slash.
         return certain if certain is not None and certain <= len(before) else 0
-    # One @ behind what is no port: an unescaped password.
+    # One @ behind something that is not a port: an unescaped password.
     if not likely and len(inside) == 1 and len(starts) == 2 and starts[1] <= len(before):
         return starts[1]
     return None
@@ -155,7 +155,7 @@ def _split(tail: str) -> tuple[str, str, str]:
 
 
 def _local(text: str) -> list[Piece]:
-    """A path of this machine, or an address without a scheme; only what is named a secret is hidden."""
+    """A local path, or an address without a scheme; only what is named a secret is hidden."""
     head, at, tail = text.rpartition("@")
     pieces = []
     if at and ":" in head and not text.startswith(("/", ".")):
@@ -188,7 +188,7 @@ def _named(path: str, *, lenient: bool = False) -> list[Piece]:
     first = names[0].start()
     pieces = [Piece(path[:first])] if lenient else _segments(path[:first])
     for name, following in zip(names, [*names[1:], None], strict=True):
-        # With the separator that the next name stands behind.
+        # With the separator before the next name.
         end = len(path) if following is None else following.start() - 1
         pieces += _parameter(name[1], "=", path[name.end() : end], lenient=lenient)
         pieces.append(Piece(path[end : end + 1]))
@@ -221,8 +221,8 @@ def _query(query: str, *, lenient: bool = False) -> list[Piece]:
 
 
 def _parameter(name: str, equals: str, value: str, *, lenient: bool) -> list[Piece]:
-    """``name=value``, or ``name`` alone. Unless ``lenient``, a name that nobody knows is hidden with its value: it may
-    be the rest of a password with a bare ``&``."""
+    """``name=value``, or ``name`` alone. Unless ``lenient``, an unknown name is hidden with its value: it may be the
+    rest of a password with a bare ``&``."""
     word = _plain(name)
     if word in _PLAIN_NAMES and (lenient or _PLAIN_VALUE.fullmatch(value)):
         return [Piece(name + equals + value)]

@@ -1,4 +1,4 @@
-"""The secrets that this process has met, and what keeps them out of texts, tracebacks and what clients are sent."""
+"""Registry of the secrets this process has seen, and redaction of texts, logs and tracebacks."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from pydantic_core.core_schema import SerializationInfo
 
 LIMIT = 2**17
-"""Forms of secrets that are remembered; the one that was met longest ago is forgotten first."""
+"""Secret forms that are remembered; the oldest is evicted first."""
 SHORTEST = 4
-"""Characters of a secret that is looked for in texts: shorter ones are found in every other word."""
+"""Shortest secret searched for in texts: shorter ones occur in ordinary words."""
 SHORTEST_UNKNOWN = 8
-"""The same for what may be a secret, or a word."""
+"""The same for pieces that may be a secret or a word."""
 WHOLE_WORD = 8
-"""A secret that is shorter counts only as a word of its own."""
+"""Secrets shorter than this match only as whole words."""
 
 _MARKS = re.compile(r"[/?#@:=&;]")
 
 
 class KnownSecrets:
-    """May be used by several threads at once. ``hide`` takes a time that does not depend on how many there are."""
+    """Thread-safe set of secrets. The time of ``hide`` does not depend on their number."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -44,7 +44,7 @@ class KnownSecrets:
         self._by_start: dict[str, tuple[str, ...]] = {}
 
     def add(self, secrets: Iterable[str]) -> None:
-        """Remember them, as they are."""
+        """Add secrets, as they are."""
         with self._lock:
             for secret in secrets:
                 if len(secret) < SHORTEST:
@@ -61,13 +61,13 @@ class KnownSecrets:
                     self._by_start[oldest[:SHORTEST]] = alike
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Remove all."""
         with self._lock:
             self._met.clear()
             self._by_start.clear()
 
     def hide(self, text: str) -> str:
-        """The text with ``***`` in place of every one of them."""
+        """Replace every known secret by ``***``."""
         if not self._met:
             return text
         found, end = [], 0
@@ -83,12 +83,12 @@ class KnownSecrets:
 
 
 def secret_forms(pieces: Sequence[Piece]) -> Iterator[str]:
-    """The secrets of an address in every form that a text may have them in: as written, decoded, escaped, as header."""
+    """Every form in which the secrets of an address may occur: as written, decoded, escaped, as header."""
     before = ""
     for piece in pieces:
         if piece.kind is not Kind.PLAIN:
             shortest = SHORTEST if piece.kind is Kind.SECRET else SHORTEST_UNKNOWN
-            # A library that reads the address in another way names what lies between two marks.
+            # A library that parses the address differently may quote the text between two marks.
             parts = {part for each in (piece.text, unquote(piece.text)) for part in _MARKS.split(each)}
             for part in (piece.text, *(each for each in parts if len(each) >= SHORTEST_UNKNOWN)):
                 if len(part) >= shortest:
@@ -102,14 +102,14 @@ def secret_forms(pieces: Sequence[Piece]) -> Iterator[str]:
 
 def _spellings(secret: str) -> Iterator[str]:
     for each in {secret, unquote(secret), unquote_plus(secret)}:
-        # A file may hold halves of characters.
+        # File names may hold lone surrogates.
         escaped, path = (quote(each, safe=safe, errors="surrogatepass") for safe in ("", "/"))
         yield from (each, escaped, re.sub("%..", lambda match: match.group().lower(), escaped), path)
         yield from (repr(each)[1:-1], json.dumps(each)[1:-1])
 
 
 def _header(credentials: str) -> Iterator[str]:
-    """As ``Authorization: Basic`` has them."""
+    """Value of ``Authorization: Basic``."""
     for each in {credentials, unquote(credentials)}:
         yield base64.b64encode(each.encode(errors="surrogatepass")).decode()
 
@@ -122,13 +122,13 @@ def _is_at(text: str, at: int, secret: str) -> bool:
 
 
 REVEAL: Mapping[str, Any] = {"reveal": True}
-"""Context for ``model_dump_json`` where sources are to be written in full."""
+"""Context for ``model_dump_json`` that writes sources in full."""
 
 
 KNOWN = KnownSecrets()
-"""Of this process."""
+"""The registry of this process."""
 
-# Where an address begins in a sentence (bounded, or it takes quadratic time), and where it may end.
+# Start of an address in a sentence (bounded, or it takes quadratic time), and characters that may end it.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://[^\s\"'<>]+")
 _TOKEN = re.compile(r"\bsl_[A-Za-z0-9_-]{8,}")
 _HEADER = re.compile(r"\b(bearer|basic|digest)\s+(?!realm)[\w.~+/=-]{8,}", re.IGNORECASE)
@@ -140,14 +140,14 @@ _NAMED = re.compile(
 
 
 def redact(text: str, known: KnownSecrets = KNOWN) -> str:
-    """An address, or a sentence with addresses or API tokens in it, without the secrets of them and without those that
-    are ``known``."""
+    """Remove secrets from an address, or from a sentence with addresses or API tokens, including those that are
+    ``known``."""
     return _TOKEN.sub("sl_***", _ADDRESS.sub(_shown, known.hide(text)))
 
 
 def redact_log(text: str, known: KnownSecrets = KNOWN) -> str:
-    """A line of a log, which may quote anything: also without headers that authenticate, and values whose names say
-    that they are secret. Hides too much rather than too little."""
+    """Redact a log line: also authentication headers, and values whose names say that they are secret. Hides too much
+    rather than too little."""
     return _NAMED.sub(r"\1***", _HEADER.sub(r"\1 ***", redact(text, known)))
 
 
@@ -156,8 +156,8 @@ def _shown(match: re.Match[str]) -> str:
 
 
 class SourceAddress:
-    """An address or path. ``str``, ``repr``, formatting and JSON give what may be shown of it; the whole of it has only
-    who asks for it with :meth:`reveal`. From then on this process knows its secrets (:func:`redact`)."""
+    """An address or path that shows only its public part in ``str``, ``repr``, formatting and JSON; :meth:`reveal`
+    gives all of it, and registers its secrets with this process (:func:`redact`)."""
 
     __slots__ = ("_shown", "_text", "holds_password")
 
@@ -166,16 +166,16 @@ class SourceAddress:
         self._shown, self.holds_password = _read(self._text)
 
     def reveal(self) -> str:
-        """As it was written, secrets included; not for anything that people or files may see."""
+        """As written, secrets included; never for display, logs or files."""
         return self._text
 
     def openable(self) -> str:
-        """As libraries take it, secrets included."""
+        """As libraries parse it, secrets included."""
         return openable(self._text)
 
     @property
     def scheme(self) -> str:
-        """In small letters; empty for a path."""
+        """Lower-case scheme; empty for a path."""
         scheme, separator, _ = self._text.partition("://")
         return scheme.lower() if separator else ""
 
@@ -212,7 +212,8 @@ class SourceAddress:
 
 @lru_cache(maxsize=2**14)
 def _read(text: str) -> tuple[str, bool]:
-    """What is shown of an address, and whether it holds a secret for certain. Cameras go from process to process."""
+    """Public form of an address, and whether it certainly holds a secret. Cached, as cameras are passed between
+    processes."""
     pieces = parse(text)
     KNOWN.add(secret_forms(pieces))
     certain = any(piece.kind is Kind.SECRET and piece.shown != piece.text for piece in pieces)
@@ -235,18 +236,17 @@ log = logging.getLogger(__name__)
 
 
 class RedactingFormatter(logging.Formatter):
-    """The whole of a record redacted, traceback included."""
+    """Formats log records and redacts the result, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact_log(super().format(record))
 
 
 def redact_tracebacks() -> None:
-    """Exceptions that nobody caught, in any thread of this process, are logged, and so redacted: Python itself prints
-    their messages as they are."""
+    """Log uncaught exceptions of all threads, redacted: Python itself prints them unchanged."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(RedactingFormatter())
-    # Or a message that cannot be formatted is printed with its arguments.
+    # Otherwise a record that cannot be formatted is printed with its arguments.
     logging.raiseExceptions = False
     sys.excepthook = _ended
     threading.excepthook = _thread_ended

@@ -1,1 +1,1 @@
-"""A replica process: frames in, the window queue, steps of the engine, free questions."""
+"""A replica process: frame intake, the window queue, engine steps, free questions."""

@@ -1,4 +1,4 @@
-"""Free questions beside the windows: bounded in number, and in the share of the engine's time they may take."""
+"""Free questions beside the windows: bounded in number and in their share of the engine's time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cluster.types import AskResult, AskSpec
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """``turns``: (question, answer) pairs, the last ones; ``users``: questions under way or waiting on it; ``over``: it
-    is not gone on with."""
+    """``turns``: the last (question, answer) pairs; ``users``: questions on it, running or waiting; ``over``: it cannot
+    be continued."""
 
     id: str
     camera: str
@@ -33,14 +33,14 @@ class Conversation:
 
 
 class Conversations:
-    """At most ``limit`` of them, the last ``turns`` turns of each, until they are idle for ``idle_s``.
+    """At most ``limit`` conversations with their last ``turns`` turns, dropped after ``idle_s`` without use.
 
-    A conversation belongs to one camera. Questions on it are answered one after the other: a second one waits for the
-    first, so that it is asked with the first's answer before it; a third is refused.
+    A conversation belongs to one camera. Its questions are answered one after the other: a second one waits for the
+    first, so that it is asked with that answer as context; a third is refused.
 
     Args:
-        limit: above the number of questions that may be under way at once, so that one idle conversation can always
-            make room for a new one.
+        limit: above the number of concurrent questions, so that an idle conversation can always be evicted for a new
+            one.
         clock: monotonic seconds.
     """
 
@@ -51,7 +51,7 @@ class Conversations:
         self._turns = turns
         self._idle_s = idle_s
         self._clock = clock
-        # In order of their last use.
+        # In order of last use.
         self._known: OrderedDict[str, Conversation] = OrderedDict()
         self._in_use: set[Conversation] = set()
 
@@ -60,12 +60,12 @@ class Conversations:
 
     @asynccontextmanager
     async def begin_turn(self, camera: str, id: str) -> AsyncIterator[Conversation]:
-        """The conversation ``id``, or for an empty one a new one, for one question; :meth:`said` remembers its answer.
+        """Begin one question in conversation ``id``, or in a new one if empty; :meth:`add_turn` stores its answer.
 
         Raises:
-            NotReadyError: there is no such conversation, or not any more.
+            NotReadyError: there is no such conversation (any more).
             ConfigError: it is about another camera.
-            CapacityError: two questions are on it already.
+            CapacityError: it already has two questions.
         """
         self._expire()
         conversation = self._find(camera, id) if id else Conversation(secrets.token_hex(8), camera, self._new_turns())
@@ -95,7 +95,8 @@ class Conversations:
         return known
 
     def add_turn(self, conversation: Conversation, question: str, answer: str) -> None:
-        """One more turn. A new conversation can be gone on with from here on; one that was not answered cannot."""
+        """Store one turn. A new conversation can be continued from here on; one whose question was not answered
+        cannot."""
         if conversation.over:
             return
         conversation.turns.append((question, answer))
@@ -105,8 +106,7 @@ class Conversations:
             del self._known[next(one.id for one in self._known.values() if not one.users)]
 
     def end_camera(self, camera: str) -> None:
-        """The camera forgets: what was said about it may rest on what it saw, so its conversations are over, those
-        with a question under way too."""
+        """End all conversations of a camera whose memory is deleted, including those with a running question."""
         for one in [*self._known.values(), *self._in_use]:
             if one.camera == camera:
                 one.over = True
@@ -133,7 +133,7 @@ def _over(id: str) -> NotReadyError:
 
 log = logging.getLogger(__name__)
 
-# Seconds of engine time that questions may have saved up while none was asked.
+# Seconds of engine time that questions may save up while there are none.
 _SAVED_S = 1.0
 
 
@@ -150,12 +150,12 @@ class AskQueue:
     """Questions of one engine, answered one after the other, a step at a time.
 
     ``offer`` and ``len`` may be called from any thread, everything else from the engine's only. While windows wait,
-    questions take no more than ``share`` of the time; otherwise as much as there is.
+    questions take at most ``share`` of the time, otherwise all that is left.
 
     Args:
         begin: starts a question on the engine.
-        share: 0 to 1; 0 lets questions wait until no window does.
-        limit: most questions that wait or are being answered.
+        share: 0 to 1; with 0 questions wait until no window does.
+        limit: most questions waiting or being answered.
         clock: monotonic seconds.
     """
 
@@ -174,16 +174,16 @@ class AskQueue:
         self._closed = False
         self._saved_s = _SAVED_S if share > 0 else 0.0
         self._last = clock()
-        # Of the queue alone; never held while a question takes a step or somebody is told of its end.
+        # Guards the queue only; never held during a step or while reporting a result.
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def offer(self, spec: AskSpec, piece: Callable[[str], None], *, timeout_s: float) -> Future[AskResult]:
-        """Queue a question; ``piece`` is told the answer's text as it comes, on the engine's thread.
+        """Queue a question; ``piece`` gets the answer's text as it comes, on the engine's thread.
 
-        Cancelling the future ends the question. It raises ``UnavailableError`` when time runs out.
+        Cancelling the future ends the question. It raises ``UnavailableError`` on timeout.
 
         Raises:
             CapacityError: too many questions wait.
@@ -193,7 +193,7 @@ class AskQueue:
         with self._lock:
             if self._closed:
                 raise _stopping()
-            # Those whose asker left take nobody's place.
+            # Cancelled questions free their slots.
             for question in [each for each in self._waiting if each.done.cancelled()]:
                 self._waiting.remove(question)
             if len(self._waiting) >= self._limit:
@@ -202,8 +202,8 @@ class AskQueue:
         return done
 
     def step(self, *, windows_wait: bool) -> None:
-        """Take one step of the first question, if it may be taken; end those that nobody waits for, or whose time is
-        over, wherever they stand."""
+        """Take one step of the first question, if its share allows; end cancelled and timed-out questions wherever they
+        are."""
         began = self._clock()
         self._saved_s = min(_SAVED_S if self._share > 0 else 0.0, self._saved_s + (began - self._last) * self._share)
         self._last = began
@@ -216,23 +216,23 @@ class AskQueue:
         if self._over(first):
             self._take(lambda each: each is first)
         if windows_wait:
-            # A long step is paid for by as long a pause as its share of the time asks for.
+            # A long step is followed by a pause in proportion to the share.
             self._saved_s -= self._clock() - began
 
     def cancel_camera(self, stream: str, error: Exception, *, waiting: bool = True) -> None:
-        """End the questions about a camera; without ``waiting`` only one that is being answered."""
+        """Fail the questions about a camera; without ``waiting`` only the one being answered."""
         for question in self._take(lambda each: each.spec.stream == stream and (waiting or each.run is not None)):
             _fail(question, error)
 
     def close(self) -> None:
-        """End all questions and take no more: the engine stops."""
+        """Fail all questions and accept no more: the engine stops."""
         with self._lock:
             self._closed = True
         for question in self._take(lambda _: True):
             _fail(question, _stopping())
 
     def _take(self, which: Callable[[_Question], bool]) -> list[_Question]:
-        """Out of the queue."""
+        """Remove matching questions from the queue."""
         with self._lock:
             taken = [question for question in self._waiting if which(question)]
             for question in taken:
@@ -240,7 +240,7 @@ class AskQueue:
         return taken
 
     def _over(self, question: _Question) -> bool:
-        """Take a step; whether the question is done with."""
+        """Take a step; returns whether the question is finished."""
         try:
             if question.run is None:
                 question.run = self._begin(question.spec)

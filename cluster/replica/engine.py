@@ -1,4 +1,4 @@
-"""The model and the engine that a replica is configured with. Nothing heavy is imported before they are made."""
+"""Creates the configured model and engine of a replica. Heavy imports happen inside the functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def load_configured(config: SightlineConfig) -> VisionLanguageModel:
-    """The configured model; takes seconds to minutes.
+    """Load the configured model; takes seconds to minutes.
 
     Raises:
         ModelError: the checkpoint or the device cannot be used.
@@ -32,7 +32,7 @@ def load_configured(config: SightlineConfig) -> VisionLanguageModel:
 
 
 def model_fingerprint(config: SightlineConfig, model: VisionLanguageModel) -> str:
-    """What another replica must have to read what this one remembers: the model, and what runs it."""
+    """Fingerprint of the model and engine; only replicas with the same one can read each other's memory."""
     from cluster.engine.vllm.settings import tier_fingerprint
     from cluster.engine.window.export import fingerprint
 
@@ -41,7 +41,7 @@ def model_fingerprint(config: SightlineConfig, model: VisionLanguageModel) -> st
 
 
 def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: TierStack) -> tuple[Engine, MemoryBank]:
-    """The configured engine, and what it remembers with: with vLLM nothing but the windows themselves."""
+    """The configured engine and its memory bank; with vLLM the bank holds only windows."""
     from cluster.engine.native.engine import NativeEngine
     from cluster.memory.bank import MemoryBank
 
@@ -60,7 +60,7 @@ def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: Tier
 
 
 def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: TierStack) -> Engine:
-    """The engine on vLLM; its metrics go beside ours.
+    """The engine on vLLM, with its metrics registered beside ours.
 
     Raises:
         ConfigError: vLLM is not installed, or does not know an argument.
@@ -77,7 +77,7 @@ def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel, tiers:
         score_bias=config.model.score_bias,
         max_new_tokens=config.model.max_new_tokens,
         release=True,
-        # Host memory of this process alone is no place that anything outlives it in.
+        # Host memory of this process alone does not outlive it.
         tiers=tiers if len(tiers.tiers) > 1 else None,
     )
     from cluster.engine.vllm.stats import VllmCollector

@@ -1,4 +1,4 @@
-"""What a replica's wire and its engine thread tell each other: frames in; answers, drops and losses out."""
+"""Adapters between a replica's gRPC services and its engine thread: frames in; answers, drops and losses out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cluster.wire import answers as results
 log = logging.getLogger(__name__)
 
 ORPHAN_S = 60.0
-"""Seconds the window of a camera is kept after its decoder's connection broke and nobody has brought it back."""
+"""Seconds a camera's window is kept after its decoder's connection broke."""
 
 
 class WorkerFrames:
-    """Frames off the wire into the engine thread (:class:`cluster.replica.frames_service.FrameHandler`)."""
+    """Passes received frames to the engine thread (:class:`cluster.replica.frames_service.FrameHandler`)."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class WorkerFrames:
         return WindowCounters(counts.done, counts.gated, counts.dropped)
 
     def close_orphans(self, now_s: float) -> None:
-        """Free what nobody came back for."""
+        """Close cameras that no decoder has reopened in time."""
         for camera in [camera for camera, since in self._orphans.items() if now_s - since > ORPHAN_S]:
             del self._orphans[camera]
             self._worker.close(camera, abandoned=True)
 
 
 class ReplicaEvents:
-    """What the engine thread tells: answers to whoever watches, counts to ``/metrics``."""
+    """Passes the engine thread's events on: answers to subscribers, counts to ``/metrics``."""
 
     def __init__(
         self, hub: results.AnswerHub, cameras: metrics.AnsweredCameras, traces: ReplicaTraces | None = None
@@ -98,5 +98,5 @@ class ReplicaEvents:
         metrics.drop_window(reason, windows)
 
     def lost(self, stream: str, windows: int) -> None:
-        log.info("camera %s: %d windows lost to a fresh start", stream, windows)
+        log.info("camera %s: %d windows lost by a restart", stream, windows)
         metrics.lose_window(windows)

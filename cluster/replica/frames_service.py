@@ -1,4 +1,4 @@
-"""``Frames``, the replica's side: kept patches of many cameras come in on one stream per decoder."""
+"""gRPC ``Frames`` servicer of a replica: receives kept patches of many cameras, one stream per decoder."""
 
 from __future__ import annotations
 
@@ -36,38 +36,38 @@ class WindowCounters:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """How a camera left: ``saved``, where another replica finds its window; ``counters`` are its last."""
+    """Result of a hand-over: ``saved``, the window can be continued elsewhere; ``counters``: the last ones."""
 
     saved: bool
     counters: WindowCounters
 
 
 class FrameHandler(Protocol):
-    """The replica. Called on the event loop, one call at a time per camera, cameras side by side.
+    """Implemented by the replica. Called on the event loop, one call at a time per camera, cameras concurrently.
 
-    ``on_open`` and ``on_frame`` may raise ``SightlineError`` or ``ValueError``: the decoder is told and goes on with a
-    random access frame. After ``UnknownCameraError`` of ``on_frame`` it opens the camera again first. Not returning
+    ``on_open`` and ``on_frame`` may raise ``SightlineError`` or ``ValueError``: the decoder is told and continues with
+    a random access frame. After ``UnknownCameraError`` of ``on_frame`` it opens the camera again first. Not returning
     from ``on_frame`` withholds credit, which is how a busy replica slows a decoder down.
     """
 
     async def on_open(self, spec: StreamSpec) -> None:
-        """A camera comes, or changes its questions."""
+        """Open a camera, or change its questions."""
         ...
 
     async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
-        """Returns when the frame has left the replica's queue. ``arrived_s``: monotonic, when it came off the wire."""
+        """Returns when the frame has left the replica's queue. ``arrived_s``: monotonic time of its arrival."""
         ...
 
     async def on_close(self, camera: str, flush: bool) -> None:
-        """The camera goes for good; ``flush``: answer its last, incomplete window first."""
+        """Close a camera for good; ``flush``: answer its last, incomplete window first."""
         ...
 
     async def on_hand_over(self, camera: str) -> HandedOver:
-        """The camera goes to another replica, which opens it when this has returned: answer the windows that wait."""
+        """Close a camera for another replica, which opens it when this has returned: answer its queued windows."""
         ...
 
     async def on_lost(self, cameras: list[str]) -> None:
-        """The decoder's connection broke; these cameras go on after a gap, from it or from another."""
+        """The decoder's connection broke; these cameras continue after a gap, from it or from another decoder."""
         ...
 
     def counters(self, camera: str) -> WindowCounters: ...
@@ -89,7 +89,7 @@ class _Refusal(NamedTuple):
 
 
 class _Owner(NamedTuple):
-    """Whose camera it is: the connection that opened it last, and the ``term`` that it opened it with."""
+    """Connection that opened the camera last, and the ``term`` of that opening."""
 
     connection: _Connection
     term: int
@@ -97,7 +97,7 @@ class _Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _Lane:
-    """One camera on one connection: a queue bounded by the credit, and the task that empties it.
+    """One camera on one connection: a queue bounded by the credit, and the task that drains it.
 
     ``discarding``: frames up to a fresh one; ``rejected``: why all of them, until the camera is opened (again), which
     the decoder has been ``told``.
@@ -117,7 +117,7 @@ class _Lane:
 
 
 def _sentence(error: Exception) -> str:
-    """What the decoder is told. A defect met with one camera's frame is logged, and must not cost the other cameras."""
+    """Reason sent to the decoder. A defect is logged, and must not affect other cameras."""
     if isinstance(error, (SightlineError, ValueError)):
         return str(error)
     log.error("the replica failed on a camera's message", exc_info=error)
@@ -129,10 +129,10 @@ def _taken(camera: str) -> str:
 
 
 class FramesServicer(frames_pb2_grpc.FramesServicer):
-    """Memory: at most ``credit`` frames of a camera wait here; a decoder that sends more is cut off.
+    """Memory: at most ``credit`` frames of a camera wait here; a decoder that sends more is disconnected.
 
-    ``gather_s``: a camera's acknowledgement waits so long for those of others, to go with them in one message: each of
-    its own would cost as much as a frame. Refusals, and cameras that send faster than that, do not wait.
+    ``gather_s``: time for which a camera's acknowledgement waits for those of others, to share one message: each of its
+    own would cost as much as a frame. Refusals, and cameras that send faster than that, do not wait.
     """
 
     def __init__(self, handler: FrameHandler, *, credit: int = 64, gather_s: float = 0.1) -> None:
@@ -145,7 +145,7 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
         """See protos/sightline/v1/frames.proto."""
         connection = _Connection(self._handler, self._credit, self._owners, self._gather_s)
         try:
-            # The decoder takes it as the sign that it is connected.
+            # Tells the decoder that it is connected.
             await context.send_initial_metadata(())
             await connection.serve(context)
         except (SightlineError, ValueError) as error:
@@ -180,7 +180,7 @@ class _Connection:
             await context.write(self._gathered())
 
     async def _drain(self) -> None:
-        """The decoder has ended the stream itself: what it sent before is still taken."""
+        """The decoder half-closed the stream: still process what it sent before."""
         tasks = {lane.task for lane in self._lanes.values() if lane.task is not None}
         for lane in self._lanes.values():
             lane.items.append(None)
@@ -189,7 +189,7 @@ class _Connection:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """The stream is over: stop the lanes and report the cameras nobody else has taken over."""
+        """Stop the lanes and report the cameras that no other connection has taken over."""
         tasks = {lane.task for lane in self._lanes.values() if lane.task is not None}
         for task in tasks:
             task.cancel()
@@ -202,7 +202,7 @@ class _Connection:
             await self._handler.on_lost(lost)
 
     def surrender(self, camera: str) -> None:
-        """Another connection has the camera now: its frames on this one are refused."""
+        """Refuse further frames of a camera that another connection has opened."""
         if (lane := self._lanes.get(camera)) is not None:
             lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, _taken(camera), told=False)
 
@@ -267,7 +267,7 @@ class _Connection:
                 if mine:
                     del self._owners[camera]
                 if item.hand_over:
-                    # What was acknowledged before must not be lost with this replica.
+                    # Acknowledge what was processed before this replica is gone.
                     self._urgent.set()
                     handed = await self._hand_over(camera, mine=mine)
                     before = self._acks.get(camera)
@@ -309,7 +309,7 @@ class _Connection:
         )
 
     async def _admit(self, lane: _Lane, opening: _Opening) -> _Refusal | None:
-        """Take the camera from whoever had it, in turn with its frames: those that came before it are not of it."""
+        """Take ownership of the camera, in order with its frames."""
         spec, term = opening
         owner = self._owners.get(spec.stream)
         if owner is not None and owner.connection is not self:
@@ -325,7 +325,7 @@ class _Connection:
         return None
 
     async def _frame(self, lane: _Lane, arrival: _Arrival) -> _Refusal | None:
-        """Hand one frame on; returns the refusal. After one, frames are discarded up to a gap's end."""
+        """Pass one frame on; returns the refusal. After one, frames are discarded up to a random access frame."""
         sample, arrived_s = arrival
         if lane.rejected is None and (not lane.discarding or sample.random_access):
             lane.discarding = False
@@ -337,13 +337,13 @@ class _Connection:
                 lane.discarding = True
                 return _Refusal(frames_pb2.FRAME_REFUSAL_FRAME, _sentence(error))
         if lane.rejected is None or (lane.told and not sample.random_access):
-            # Told once per anchor is enough.
+            # One refusal per anchor is enough.
             return None
         lane.told = True
         return lane.rejected
 
     def _ack(self, camera: str, index: int, refused: _Refusal | None, *, opened: bool = False) -> None:
-        """Only the newest acknowledgement of a camera waits to be written; a refusal in it is kept."""
+        """Queue an acknowledgement; only a camera's newest one is sent, but refusals are kept."""
         counters = self._handler.counters(camera)
         before = self._acks.get(camera)
         if before is not None and opened and not before.opened:
@@ -377,7 +377,7 @@ class _Connection:
             await context.write(self._gathered())
 
     def _gathered(self) -> frames_pb2.FrameAck:
-        """All that wait, in one message."""
+        """All queued acknowledgements, as one message."""
         first, *others = self._acks.values()
         self._acks = {}
         first.more.extend(others)

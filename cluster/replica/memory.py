@@ -1,4 +1,4 @@
-"""A replica's memories: the tiers they lie in, and the ``Memory`` service's questions on the engine's thread."""
+"""Memory of a replica: its tiers, requests of the ``Memory`` service on the engine thread, deletions and metrics."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def tier_stack(
     find_node: Callable[[], str] | None = None,
     tls: PeerTls | None = None,
 ) -> TierStack:
-    """The tiers of ``tiers.levels`` that are configured, from the fastest down; ``find_node``: looks up the address of
-    the node's process when that stops answering."""
+    """Configured tiers of ``tiers.levels``, fastest first; ``find_node``: looks up the address of the node's process
+    when it stops answering."""
     from cluster.memory.tiers.base import TierSettings
     from cluster.memory.tiers.stack import TierStack
 
@@ -59,14 +59,14 @@ def tier_stack(
 
 
 class WorkerMemory:
-    """Questions off the wire into the engine thread (:class:`cluster.replica.memory_service.MemoryHandler`)."""
+    """Passes requests to the engine thread (:class:`cluster.replica.memory_service.MemoryHandler`)."""
 
     def __init__(self, worker: EngineWorker, album: ThumbnailStore, *, timeout_s: float) -> None:
         self._worker, self._album, self._timeout_s = worker, album, timeout_s
         self._keep: dict[str, int] = {}
 
     def register_camera(self, spec: StreamSpec) -> None:
-        """A camera begins, or goes on with another specification: its pictures are kept as long as its memory is."""
+        """Register an opened or changed camera: its thumbnails are kept as long as its memory."""
         memory = spec.memory
         if memory is None or memory.retention_s is None:
             self._keep.pop(spec.stream, None)
@@ -116,28 +116,27 @@ class WorkerMemory:
         )
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
-        """See ``MemoryHandler``; the picture nearest to a moment's middle."""
+        """See ``MemoryHandler``; the thumbnail nearest to the middle of each moment."""
         return [self._album.nearest(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
 
     def add_frame(self, sample: FrameSample) -> None:
-        """A frame came in."""
+        """Add a frame to the thumbnails."""
         self._album.add_frame(sample)
         keep, newest = self._keep.get(sample.stream), self._album.newest_pts(sample.stream)
         if keep is not None and newest is not None:
             self._album.delete(sample.stream, newest - keep)
 
     async def remove_camera(self, camera: str) -> None:
-        """A camera is no more: let go of it and of its pictures, and forget what it saw."""
+        """Close a removed camera and delete its memory and thumbnails."""
         await asyncio.wrap_future(self._worker.remove_camera(camera))
         self._keep.pop(camera, None)
         self._album.delete(camera)
 
 
 class MemoryDeletions:
-    """Carries out the controller's orders to forget removed cameras, beside the heartbeats that bring them.
+    """Carries out the controller's orders to delete removed cameras' memory, outside the heartbeats that bring them.
 
-    An order counts as carried out (:attr:`done`) when no tier has anything of it left: a tier that is down is dropped
-    from when it is back.
+    A deletion is :attr:`done` when no tier holds anything of the camera: a tier that is down deletes once it is back.
     """
 
     def __init__(
@@ -145,25 +144,25 @@ class MemoryDeletions:
     ) -> None:
         self._memory, self._conversations, self._bank, self._answers = memory, conversations, bank, answers
         self._orders: dict[str, None] = {}
-        # DeletedMemory here, and owed by a tier. Not forgotten twice: a camera of that name may have been added.
+        # Deleted here, but not yet in every tier. Not repeated: a camera of that name may have been added again.
         self._owed: set[str] = set()
         self._running: asyncio.Task[None] | None = None
         self.done: set[str] = set()
 
     def schedule(self, cameras: Iterable[str]) -> None:
-        """Forget these; returns at once."""
+        """Schedule deletions without waiting."""
         self._orders.update(dict.fromkeys(camera for camera in cameras if camera not in self._owed | self.done))
         if self._orders and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._run())
         self._settle()
 
     async def wait_until_done(self) -> None:
-        """Until all orders were carried out, as far as the tiers can now."""
+        """Wait for all deletions, as far as the tiers can carry them out now."""
         if self._running is not None:
             await self._running
 
     def acknowledge(self, cameras: Iterable[str]) -> None:
-        """The controller knows that these are done; ordered again, they are forgotten again."""
+        """Drop confirmed deletions; if ordered again, they are carried out again."""
         self.done.difference_update(cameras)
 
     async def _run(self) -> None:
@@ -175,7 +174,7 @@ class MemoryDeletions:
                 self._answers.forget(camera)
                 self._owed.add(camera)
             except Exception:
-                log.exception("removed camera %s is not forgotten yet", camera)
+                log.exception("the memory of removed camera %s is not deleted yet", camera)
             del self._orders[camera]
         self._settle()
 
@@ -187,17 +186,17 @@ class MemoryDeletions:
 
 _BYTES = {"bytes_in": "in", "bytes_out": "out"}
 _EVENTS = ("hits", "misses", "retries", "stored", "evicted", "damaged")
-"""Shown from the first scrape on, so that a rate has a zero to begin with; others when they happen."""
+"""Present from the first scrape on, so that a rate starts at zero; other events appear when they happen."""
 
 _PREFETCHED = ("predicted", "used", "late", "wasted", "missed", "expired")
 
 
 class MemoryCollector(Collector):
-    """Reads the tiers of one process at a scrape; register it beside :data:`cluster.metrics.REGISTRY`'s own.
+    """Prometheus collector of one process's tiers; register it beside :data:`cluster.metrics.REGISTRY`.
 
     Args:
         tiers: of the process.
-        prefetched: what its prefetchers did so far.
+        prefetched: counts of its prefetchers.
     """
 
     def __init__(self, tiers: TierStack, prefetched: Callable[[], PrefetchStats]) -> None:
@@ -205,7 +204,7 @@ class MemoryCollector(Collector):
         self._bytes = {tier.name: 0 for tier in tiers.tiers}
 
     def refresh(self) -> None:
-        """Ask the tiers how much they hold, which may take each its deadline: not for a scrape to wait for."""
+        """Query the tiers' sizes, each up to its deadline: too slow for a scrape."""
         self._bytes = {tier.name: tier.nbytes() for tier in self._tiers.tiers}
 
     def describe(self) -> list[Metric]:

@@ -1,4 +1,4 @@
-"""``Memory``, the replica's side: free questions about what a camera has seen, and forgetting it."""
+"""gRPC ``Memory`` servicer of a replica: free questions about a camera's past, and deleting its memory."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class MemoryHandler(Protocol):
-    """The replica. Called on the event loop. Every method may raise ``UnknownCameraError``, ``NotReadyError`` (nothing
-    is remembered), ``CapacityError`` (too many questions wait) or ``ConfigError`` (the model cannot take the question).
-    """
+    """Implemented by the replica. Called on the event loop. Every method may raise ``UnknownCameraError``,
+    ``NotReadyError`` (nothing is remembered), ``CapacityError`` (too many questions wait) or ``ConfigError`` (the model
+    cannot take the question)."""
 
     def ask(self, ask: AskSpec) -> AsyncIterator[str | AskResult]:
-        """Pieces of the answer, then one result. Cancelled, or closed, when nobody waits for it any more."""
+        """Yield pieces of the answer, then one result. Cancelled or closed when the caller leaves."""
         ...
 
     async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
-        """Forget what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
+        """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
         ...
 
     async def describe(self, camera: str) -> MemoryStatus: ...
@@ -57,11 +57,11 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
     """Memory: ``max_asks`` questions under way or waiting, and ``conversations``.
 
     Args:
-        handler: who answers.
-        conversations: what was said, for follow-up questions; 64 of them, or twice as many as questions, unless given.
-        max_asks: questions at once; one more is refused with ``CapacityError``.
-        max_new_tokens: most tokens of an answer, and how many it may have unless a question says.
-        ask_s, call_s: longest that an answer, and any other call, may take, whatever the client allows.
+        handler: the replica.
+        conversations: for follow-up questions; by default 64, or twice as many as questions.
+        max_asks: concurrent questions; one more is refused with ``CapacityError``.
+        max_new_tokens: limit and default of an answer's tokens.
+        ask_s, call_s: longest duration of an answer, and of any other call, whatever the client allows.
 
     Raises:
         ValueError: there may be as many questions as conversations.
@@ -88,7 +88,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
     async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:  # noqa: N802
         """See protos/sightline/v1/memory.proto."""
         async with self._answering(context, self._ask_s), self._place():
-            # What is wrong with the question is said before it waits for its turn.
+            # Validate the question before it waits in the queue.
             ask_from_proto(request, self._longest)
             history = turns_from_proto(request)
             if history is not None:
@@ -107,7 +107,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         """See protos/sightline/v1/memory.proto."""
         async with self._answering(context, self._call_s):
             ago_s = check_seconds(request.before_s, "before_s")
-            # Before and after: an answer that ended in between rests on what is being forgotten.
+            # Before and after: an answer that ended in between uses what is being deleted.
             self._conversations.end_camera(check_camera(request.camera))
             forgotten = await self._handler.delete_memory(request.camera, ago_s)
             self._conversations.end_camera(request.camera)
@@ -128,7 +128,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         await context.write(memory_pb2.AskEvent(result=told))
 
     async def _relay(self, ask: AskSpec, context: Context) -> AskResult:
-        """Hand the pieces on; the handler's iterator is closed whatever happens, so that its work ends at once."""
+        """Yield the pieces; always closes the handler's iterator, so that its work ends at once."""
         events = self._handler.ask(ask)
         try:
             async for event in events:
@@ -143,7 +143,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         raise RuntimeError(f"the answer about camera {ask.stream!r} ended without a result")
 
     async def _pictures(self, result: AskResult) -> Sequence[bytes]:
-        """An answer without pictures is better than none."""
+        """Thumbnails of an answer; without them if they fail."""
         try:
             pictures = await self._handler.pictures(result.stream, result.moments)
         except SightlineError as error:
@@ -166,7 +166,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
 
     @asynccontextmanager
     async def _answering(self, context: Context, limit_s: float) -> AsyncIterator[None]:
-        """Ends the call with a status and a sentence when it cannot be answered, or not in time."""
+        """Abort the call with a status when it fails or times out."""
         try:
             async with asyncio.timeout(limit_s) as limit:
                 yield

@@ -1,4 +1,4 @@
-"""The simulated engine of a replica: a cost model's seconds, recorded answers, no memory. For load tests only."""
+"""The simulated engine of a replica: step times of a cost model, recorded answers, no memory. For load tests only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from cluster.memory.tiers.stack import TierStack
 
 SIMULATED = "simulated"
-"""What its tiers know as the model's fingerprint; nothing is put into them."""
+"""Model fingerprint of its tiers, in which nothing is stored."""
 
 WARNING = "engine: simulated runs no model: its answers are drawn at random, and are for load tests only"
 
 
 class ModelledSteps:
-    """A cost model as the engine asks for it (:class:`cluster.engine.simulated.StepCosts`)."""
+    """Adapts a cost model to the engine (:class:`cluster.engine.simulated.StepCosts`)."""
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
@@ -53,7 +53,7 @@ def configured_costs(config: SightlineConfig) -> CostModel:
 
 
 def make_simulated(config: SightlineConfig, tiers: TierStack, instance: str) -> tuple[Engine, MemoryBank]:
-    """The engine of replica ``instance``, and the memories that every replica has and this one leaves empty.
+    """The engine of replica ``instance``, with an empty memory bank.
 
     Raises:
         ConfigError: its costs or scores cannot be used.
@@ -71,7 +71,7 @@ def make_simulated(config: SightlineConfig, tiers: TierStack, instance: str) -> 
         load_shape(config.model.name),
         ModelledSteps(configured_costs(config)),
         scores=DEMO_SCORES if settings.scores is None else ScoreStatistics.load(settings.scores),
-        # Replicas must not answer and scatter in step.
+        # A seed per replica, so that answers and variation are independent.
         seed=zlib.crc32(f"{settings.seed}:{instance}".encode()),
     )
     return engine, MemoryBank(tiers, default=config.memory.spec())

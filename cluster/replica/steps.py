@@ -1,4 +1,4 @@
-"""Frames of a replica's cameras into the engine, windows into the queue and through the engine."""
+"""Moves frames into the engine and windows through queue and engine, on the engine thread."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from cluster.types.reports import StreamReport
 
 
 class StepTimeEstimator:
-    """Predicts the seconds of windows; everything on the engine's thread.
+    """Predicts the compute time of windows; used on the engine thread.
 
-    Without a cost model a window is taken to cost in proportion to the tokens it computes, and what a token costs is
-    learnt from the steps.
+    Without a cost model, a window's time is proportional to the tokens it computes, and the time per token is estimated
+    from the steps.
     """
 
     def __init__(self, costs: CostModel | None = None) -> None:
         self._costs = costs
-        # Measured seconds over predicted ones.
+        # Measured over predicted seconds.
         self._ratio = 0.0 if costs is None else 1.0
         self._cameras: dict[str, float] = {}
         self._mean = 0.0
 
     def expected_s(self, stream: str) -> float:
-        """Seconds by which a camera's next window will make a step longer; of one not known, what others' mean is."""
+        """Seconds that a camera's next window adds to a step; the mean of the others for an unknown camera."""
         return self._ratio * self._cameras.get(stream, self._mean)
 
     def observe(self, answers: Sequence[Answer], seconds: float) -> None:
-        """A step of these answers took so long."""
+        """Learn from a step that took ``seconds`` for these answers."""
         predicted = 0.0
         for stream, answer in {answer.stream: answer for answer in answers}.items():
             asked = 0.0 if answer.gated else self._asked(WindowWork.from_counts(answer.tokens))
@@ -55,7 +55,7 @@ class StepTimeEstimator:
             self._ratio = found if self._ratio == 0 else self._ratio + 0.2 * (found - self._ratio)
 
     def remove_stream(self, stream: str) -> None:
-        """A camera is gone."""
+        """Drop a camera's estimate."""
         self._cameras.pop(stream, None)
 
     def _asked(self, work: WindowWork) -> float:
@@ -73,7 +73,7 @@ class WindowCounts:
 
 @dataclass(frozen=True, slots=True)
 class HandOverResult:
-    """How a camera left for another replica: ``saved``, its window can be gone on with there; its last ``counts``."""
+    """Result of a hand-over: ``saved``, the window can be continued elsewhere; ``counts``: the last ones."""
 
     saved: bool
     counts: WindowCounts
@@ -94,10 +94,12 @@ def _new_id() -> str:
 
 @dataclass(slots=True)
 class OpenStream:
-    """``ending``: its source ended, and it is let go of once nothing waits; ``broken``: why no frame is taken but one
-    that needs none before it; ``book``: of its strides; ``before``: counts of earlier times it was open; ``leaving``:
-    who waits for it to be handed over; ``incarnation``: another each time that the engine begins it, as windows are
-    numbered then; ``run``: of the counts."""
+    """State of an open camera.
+
+    ``ending``: its source ended, and it is closed once nothing waits; ``broken``: why only a frame that depends on none
+    before it is accepted; ``accounting``: of its strides; ``before``: counts of earlier times it was open; ``leaving``:
+    future of its hand-over; ``incarnation``: changes whenever window numbering restarts; ``run``: id of the counts.
+    """
 
     spec: StreamSpec
     inbox: deque[PendingFrame] = field(default_factory=deque)
@@ -114,7 +116,7 @@ class OpenStream:
 
     @classmethod
     def opened(cls, spec: StreamSpec, last: StreamReport | None) -> OpenStream:
-        """A camera that opens; ``last``: what was counted when it was closed here before."""
+        """State of a newly opened camera; ``last``: its counts when it was closed here before."""
         stream = cls(spec)
         if last is not None and last.life == spec.life:
             stream.run = last.run
@@ -123,23 +125,23 @@ class OpenStream:
         return stream
 
     def change_spec(self, spec: StreamSpec) -> None:
-        """It is asked something else: what was answered to other questions is no answer to these."""
+        """Apply another specification: earlier answers belong to other questions."""
         asked = {(question.id, question.text) for question in self.spec.questions}
         same = {question.id for question in spec.questions if (question.id, question.text) in asked}
         self.last_answers = {each: last for each, last in self.last_answers.items() if each in same}
         self.spec = spec
 
     def restart(self) -> None:
-        """The engine was made to forget it, and has opened it again."""
+        """Reset after the engine has closed and reopened the camera."""
         self.incarnation = _new_id()
 
     def windows(self) -> WindowCounts:
-        """Its windows since it was opened."""
+        """Window counts since it was opened."""
         names = ("windows_done", "windows_gated", "windows_dropped")
         return WindowCounts(*(self.counts[name] - self.before[name] for name in names))
 
     def answered(self, answers: Sequence[Answer]) -> None:
-        """A window was answered, each question once."""
+        """Record the answers of one window, one per question."""
         first = answers[0]
         self.accounting.window_answered()
         self.counts["windows_gated" if first.gated else "windows_done"] += 1
@@ -151,17 +153,17 @@ class OpenStream:
             self.last_answers[answer.question] = LastAnswer(answer.question, answer.score, answer.positive, answer.end)
 
     def report(self) -> StreamReport:
-        """For the heartbeat."""
+        """Report for the heartbeat."""
         last, spec = tuple(self.last_answers.values()), self.spec
         return StreamReport(spec.stream, self.latency_s, last, dict(self.counts), life=spec.life, run=self.run)
 
 
 class FrameIntake:
-    """Called on the engine's thread.
+    """Moves frames from cameras' inboxes into the engine; called on the engine thread.
 
     Args:
-        lock: held while a camera's inbox changes, into which other threads put frames.
-        queue: where windows wait; ``steps``: puts them there.
+        lock: guards cameras' inboxes, which other threads fill.
+        queue: of windows; ``steps``: adds windows to it.
     """
 
     def __init__(
@@ -174,8 +176,8 @@ class FrameIntake:
         self._steps = steps
 
     def take_frames(self, stream: OpenStream) -> Literal["stays", "ended", "leaves"]:
-        """Every frame of a camera that may be taken now. ``ended``: its source had ended, and its last window is
-        answered; ``leaves``: another replica is to have it, and nothing of it waits here."""
+        """Process every frame of a camera that may be taken now. ``ended``: its source had ended, and its last window
+        is answered; ``leaves``: it is to be handed over, and nothing of it waits here."""
         while stream.inbox and not self.must_wait(stream):
             with self._lock:
                 offer = stream.inbox.popleft()
@@ -193,8 +195,8 @@ class FrameIntake:
         return "stays"
 
     def must_wait(self, stream: OpenStream) -> bool:
-        """Whether its next frame may not be taken yet: a fresh one makes the engine forget the windows that still wait;
-        a patient camera loses none either way."""
+        """Whether its next frame must wait: a fresh one discards windows that still wait; a patient camera must lose
+        none."""
         waiting = self._queue.waiting(stream.spec.stream)
         return waiting > 0 and (stream.spec.patient or not self._continues(stream, stream.inbox[0]))
 
@@ -226,7 +228,7 @@ class FrameIntake:
         self._steps.enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
     def _flush(self, stream: OpenStream) -> None:
-        """What is left of a camera whose source ended is a window too."""
+        """Close the incomplete last window of a camera whose source ended."""
         if stream.accounting.in_progress:
             stream.accounting.close_window()
             self._steps.enqueue(stream, self._engine.flush(stream.spec.stream))
@@ -235,11 +237,11 @@ class FrameIntake:
 log = logging.getLogger(__name__)
 
 REST_S = 0.5
-"""Between two steps of an engine that is not there: its windows wait that long for the next one."""
+"""Seconds between two steps while the engine is unavailable; windows wait that long."""
 
 
 class WorkerEvents(Protocol):
-    """What the engine thread tells; called on that thread, so implementations must not block."""
+    """Events of the engine thread; called on that thread, so implementations must not block."""
 
     def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
         """One window was answered; ``late``: after the next one was due."""
@@ -250,24 +252,24 @@ class WorkerEvents(Protocol):
         ...
 
     def dropped(self, stream: str, reason: str, windows: int) -> None:
-        """Windows were given up; ``reason`` is a :class:`DropReason` or ``failed``."""
+        """Windows were dropped; ``reason`` is a :class:`DropReason` or ``failed``."""
         ...
 
     def lost(self, stream: str, windows: int) -> None:
-        """Windows of which video never came, or one in the making that went down with a stream that began anew."""
+        """Windows of which video never came, or an open one lost when its camera was reset."""
         ...
 
 
 class StepRunner:
-    """The windows that wait, and the engine that answers them. Called on the engine's thread.
+    """Runs batches of queued windows through the engine, on the engine thread.
 
-    ``failures``: steps in a row in which every window failed; ``began_s``: when the engine was last called, monotonic;
-    ``steps``: so far, in which ``windows`` were computed; ``trouble``: why the engine was not there when it was last
-    asked, empty where it was.
+    ``failures``: consecutive steps in which every window failed; ``began_s``: monotonic time of the last engine call;
+    ``steps``: so far, in which ``windows`` were computed; ``trouble``: why the engine was unavailable at the last
+    attempt, empty if it was not.
 
     Args:
-        streams: the cameras that are open, by name; ``lock``: held while what a camera reports changes.
-        queue: where windows wait; ``pace``: what each is expected to take.
+        streams: open cameras by name; ``lock``: guards what a camera reports.
+        queue: of windows; ``pace``: estimates their time.
         max_batch, step_budget_s: see :class:`~cluster.replica.worker.EngineWorker`.
     """
 
@@ -298,17 +300,17 @@ class StepRunner:
         self._rested_s = 0.0
 
     def enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest]) -> None:
-        """Windows of a camera have closed."""
+        """Queue closed windows of a camera."""
         self._wait(stream, requests, self._queue.offer)
 
     @property
     def backoff_s(self) -> float | None:
-        """Seconds for which the engine, which was not there, is not asked again; ``None`` when it may be."""
+        """Seconds until an unavailable engine is called again; ``None`` when it may be called now."""
         left = self._rested_s - time.monotonic()
         return left if left > 0 else None
 
     def step(self) -> None:
-        """Answer one batch of what waits: the most urgent windows."""
+        """Answer one batch: the most urgent windows."""
         batch = self._queue.take_batch(self._max_batch, time.monotonic(), self._step_budget_s)
         for gone in batch.dropped:
             self._drop(gone.request.stream, gone.reason)
@@ -334,7 +336,7 @@ class StepRunner:
             for gone in offer(
                 request,
                 stride_s=spec.stride_s,
-                # An answer that starts later than the window is long tells of a scene that is gone.
+                # An answer started later than a window's length is about a past scene.
                 late_s=spec.window_s,
                 patient=spec.patient or stream.ending,
                 priority=Priority.of(spec.priority),
@@ -343,7 +345,7 @@ class StepRunner:
                 self._drop(gone.request.stream, gone.reason)
 
     def _put_back(self, requests: Sequence[WindowRequest], error: UnavailableError) -> None:
-        """The engine is not there, which is no fault of the windows: they wait for the next step."""
+        """Requeue windows while the engine is unavailable, which is not their fault."""
         self.failures += 1
         self.trouble = str(error)
         self._rested_s = time.monotonic() + REST_S
@@ -352,7 +354,7 @@ class StepRunner:
             self._wait(self._streams[request.stream], [request], self._queue.requeue)
 
     def _answer_singly(self, requests: Sequence[WindowRequest]) -> None:
-        """One camera's trouble must not cost the others their answers."""
+        """Answer windows one by one: an error of one camera must not affect the others."""
         failed = 0
         for place, request in enumerate(requests):
             try:
@@ -367,7 +369,7 @@ class StepRunner:
         self.failures = self.failures + 1 if failed == len(requests) else 0
 
     def _restart(self, name: str, reason: str) -> None:
-        """Begin a camera anew after the engine failed on it; its state cannot be trusted."""
+        """Reopen a camera after the engine failed on it; its state cannot be trusted."""
         stream = self._streams[name]
         self._drop(name, "failed", 1 + len(self._queue.discard(name)))
         stream.accounting.close_window()

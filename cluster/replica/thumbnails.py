@@ -1,4 +1,4 @@
-"""Thumbnails of what cameras saw, so that an answer about the past can show what it rests on."""
+"""Thumbnails of what cameras saw, shown as evidence of answers about the past."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cluster.types import MICROSECONDS, FrameSample, PatchGrid, UInt8Array
 
 @dataclass(slots=True)
 class ThumbnailCounts:
-    """Pictures that were ``stored``; given up to make room (``thinned``); larger than the cap alone (``too_large``);
-    due, but Pillow is not installed (``without_pillow``)."""
+    """Thumbnails ``stored``; evicted (``thinned``); larger than the cap alone (``too_large``); due, but Pillow is not
+    installed (``without_pillow``)."""
 
     stored: int = 0
     thinned: int = 0
@@ -27,7 +27,7 @@ class ThumbnailCounts:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """``canvas``: the picture as the model sees it now. ``times`` ascend; ``files`` and ``nbytes`` are theirs."""
+    """``canvas``: the current picture as the model sees it. ``times`` ascend; ``files`` and ``nbytes`` are theirs."""
 
     grid: PatchGrid
     canvas: UInt8Array
@@ -38,7 +38,7 @@ class _Stream:
     nbytes: int = 0
 
     def time_of(self, pts: int) -> int:
-        """``pts``, or a time after the latest one where the clock was set back: time never runs backwards here."""
+        """``pts``, or a time after the latest one where the clock was set back: time never decreases here."""
         if self.latest is None or pts > self.latest:
             self.shift = 0
         elif pts + self.shift <= self.latest:
@@ -52,7 +52,7 @@ class _Stream:
         self.nbytes += len(file)
 
     def remove(self, places: slice) -> int:
-        """Let pictures go; returns how many."""
+        """Delete thumbnails by index; returns how many."""
         gone = self.files[places]
         self.nbytes -= sum(map(len, gone))
         del self.times[places], self.files[places]
@@ -62,15 +62,15 @@ class _Stream:
 class ThumbnailStore:
     """Small JPEGs of every stream, at most one per ``every_s`` of the camera's time. Thread-safe.
 
-    A stream's pictures take ``cap_bytes`` at most. When one more would not fit, every second picture of the older half
-    goes, so that those of long ago lie further apart, evenly. Beside the pictures each stream has a canvas, onto which
-    the patches of each frame are drawn: its patches are shrunk by a whole factor as long as it stays as wide as the
-    thumbnails, which it usually does at half the model's resolution.
+    A stream's thumbnails take at most ``cap_bytes``. When one more does not fit, every second one of the older half is
+    deleted, so that old ones get sparser evenly. Each stream also has a canvas onto which the patches of each frame are
+    drawn: patches are shrunk by an integer factor as long as the canvas stays as wide as the thumbnails, usually to
+    half the model's resolution.
 
     Args:
-        width: of the thumbnails in pixels; pictures narrower than that keep their size.
-        every_s: seconds between two pictures.
-        cap_bytes: of one stream's pictures.
+        width: of the thumbnails in pixels; smaller pictures keep their size.
+        every_s: seconds between two thumbnails.
+        cap_bytes: of one stream's thumbnails.
         quality: of the JPEGs, 1 to 95.
 
     Raises:
@@ -93,10 +93,10 @@ class ThumbnailStore:
         self._image = _pillow()
 
     def add_frame(self, sample: FrameSample, pts: int | None = None) -> None:
-        """Draw a frame's patches over what the stream showed before, and keep the picture if it is time for one.
+        """Draw a frame's patches onto the canvas, and store a thumbnail if one is due.
 
-        ``pts``: microseconds of the frame as the stream's memory counts them; the frame's own where not given. Where
-        they fall back, time goes on a second after the latest frame, as it does in the memory.
+        ``pts``: microseconds of the frame as the stream's memory counts them; by default the frame's own. Where they
+        decrease, time continues a second after the latest frame, as it does in the memory.
         """
         with self._lock:
             stream = self._streams.get(sample.stream)
@@ -111,7 +111,7 @@ class ThumbnailStore:
                 self._encode(stream, time)
 
     def nearest(self, stream: str, pts: int) -> bytes | None:
-        """The JPEG nearest to ``pts`` (microseconds, as given to :meth:`see`), None if none is within ``every_s``."""
+        """JPEG nearest to ``pts`` (microseconds, as given to :meth:`add_frame`), None if none is within ``every_s``."""
         with self._lock:
             held = self._streams.get(stream)
             if held is None or not held.times:
@@ -122,13 +122,13 @@ class ThumbnailStore:
             return held.files[nearest] if abs(held.times[nearest] - pts) <= self._every else None
 
     def newest_pts(self, stream: str) -> int | None:
-        """Time of the latest frame that was seen, None if none was."""
+        """Time of the latest frame, None before the first."""
         with self._lock:
             held = self._streams.get(stream)
             return None if held is None else held.latest
 
     def delete(self, stream: str, before_pts: int | None = None) -> int:
-        """Let go of a stream's pictures before a time, or of all that is known of it; returns how many went."""
+        """Delete a stream's thumbnails before a time, or all of its state; returns how many."""
         with self._lock:
             held = self._streams.get(stream)
             if held is None:
@@ -139,13 +139,13 @@ class ThumbnailStore:
             return held.remove(slice(0, bisect.bisect_left(held.times, before_pts)))
 
     def nbytes(self, stream: str) -> int:
-        """Bytes of a stream's pictures."""
+        """Bytes of a stream's thumbnails."""
         with self._lock:
             held = self._streams.get(stream)
             return held.nbytes if held is not None else 0
 
     def times(self, stream: str) -> list[int]:
-        """Microseconds of a stream's pictures, ascending."""
+        """Microseconds of a stream's thumbnails, ascending."""
         with self._lock:
             held = self._streams.get(stream)
             return list(held.times) if held is not None else []
@@ -160,7 +160,7 @@ class ThumbnailStore:
             return
         while stream.nbytes + len(file) > self.cap_bytes:
             half = len(stream.times) // 2
-            # Too few to choose from: the oldest goes.
+            # Too few to thin out: evict the oldest.
             self.counts.thinned += stream.remove(slice(1, half, 2) if half > 1 else slice(0, 1))
         stream.add(time, file)
         self.counts.stored += 1
@@ -175,27 +175,27 @@ def _pillow() -> ModuleType | None:
 
 
 def _side(grid: PatchGrid, width: int) -> int:
-    """Pixels to draw a patch with: the smallest divisor of its own that leaves the picture as wide as ``width``."""
+    """Pixels per drawn patch: the smallest divisor of its own size that leaves the picture as wide as ``width``."""
     divisors = (side for side in range(1, grid.patch) if grid.patch % side == 0)
     return next((side for side in divisors if side * grid.cols >= width), grid.patch)
 
 
 def _canvas(grid: PatchGrid, width: int) -> UInt8Array:
-    """A grey picture ``[height, width, 3]``: nothing is known of the scene yet."""
+    """Grey canvas ``[height, width, 3]`` of a scene of which nothing is known yet."""
     side = _side(grid, width)
     return np.full((grid.rows * side, grid.cols * side, 3), 128, dtype=np.uint8)
 
 
 def _draw(sample: FrameSample, canvas: UInt8Array) -> None:
-    """Write the newest of the frame's ``T`` samples onto the canvas, shrunk to its scale.
+    """Draw the newest of the frame's ``T`` samples onto the canvas, at its scale.
 
-    The order of patches is that of :class:`~cluster.types.FrameSample`. Only kept patches are touched.
+    The order of patches is that of :class:`~cluster.types.FrameSample`. Only kept patches are drawn.
     """
     grid = sample.grid
     merge, side = grid.merge, canvas.shape[0] // grid.rows
     shrunk = _shrink(sample.patches[:, -1], side).reshape(-1, merge, merge, 3, side, side)
     cells = canvas.reshape(grid.group_rows, merge, side, grid.group_cols, merge, side, 3)
-    # Masks are of whole groups, so one cell of each tells of all.
+    # Masks are constant within groups, so one cell of each suffices.
     cells.transpose(0, 3, 1, 4, 6, 2, 5)[sample.mask[::merge, ::merge]] = shrunk
 
 

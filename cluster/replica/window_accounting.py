@@ -1,4 +1,4 @@
-"""Which strides of one camera's video became windows, and how many never did: nothing is lost without being counted."""
+"""Accounts for every stride of one camera's video: as a window, as dropped, or as lost."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dataclasses import dataclass, field
 from cluster.types import MICROSECONDS, FrameSample, WindowRequest
 
 JUMP_S = 10.0
-"""A camera's clock that runs this much further than time did was set anew: what it says of a hole is worth nothing."""
+"""Seconds by which a camera's clock may run ahead of real time before it counts as reset, and its gaps as unknown."""
 
 ROUNDING = 0.05
-"""Share of a stride by which a window's end may be off: cameras' clocks are rounded, and frames have a length."""
+"""Tolerance of a window's end, as a share of a stride: cameras' clocks are rounded, and frames have a length."""
 
 
 @dataclass(slots=True)
 class WindowAccounting:
     """Every stride since a camera's first frame is a window, one that its decoder dropped and counted, or lost here.
 
-    Windows follow each other while frames come. What leaves holes is video that never came: packets lost on the way, a
-    decoder that died, a camera that was away. The next frame follows a gap then. Windows go on behind it at their own
-    phase, and those whose stride had no video were passed over: the numbers between two that closed are lost, less
-    those that the decoder says it has counted itself.
+    Windows follow each other while frames come. Gaps are video that never came: packets lost on the way, a decoder that
+    died, a camera that was away. The next frame follows a gap then. Windows continue behind it in phase, skipping
+    strides without video: the numbers missing between two closed windows are lost, less those that the decoder says it
+    has counted itself.
 
-    A fresh frame begins the windows anew: the whole strides between the end of the last window and that frame are lost,
-    the one that it cuts short among them, also where it is the only one. What is left of a stride counts on until a
-    window is answered, or many short holes would add up to windows that nobody misses.
+    A fresh frame restarts the windows: the whole strides between the end of the last window and that frame are lost,
+    including the one that it cuts short, even if that is the only one. The remainder of a stride is carried over until
+    a window is answered, or many short gaps would add up to uncounted windows.
 
-    Times are the camera's own, in microseconds, as long as they agree with when frames arrived (monotonic seconds). A
-    clock that jumped, ahead or back, is not believed, and the hole is as long as the wait for the frame was.
+    Times are the camera's own, in microseconds, as long as they agree with the arrival of frames (monotonic seconds).
+    After a jump of the clock, ahead or back, the gap's length is the waiting time for the frame.
     """
 
     _end: int | None = None
@@ -39,15 +39,17 @@ class WindowAccounting:
     _dropped: int = 0
     _number: int = -1
     _newest: FrameSample | None = None
-    # Gaps that no window has closed behind: where the frame after it is placed, and windows that the decoder counted.
+    # Gaps that no window has closed behind: place of the frame after it, and windows that the decoder counted.
     _gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def continues(self, sample: FrameSample, arrived_s: float, *, patient: bool = False) -> bool:
-        """Whether the camera's windows go on with this frame, or begin anew with it: a scene begins, its picture has
-        another grid, or its clock runs back or further ahead than time did.
+        """Whether the camera's windows continue with this frame; they restart on a scene cut, another grid, or a clock
+        that jumps back or too far ahead.
 
         Args:
-            patient: see :meth:`fresh`.
+            sample: the frame.
+            arrived_s: monotonic time of its arrival.
+            patient: see :meth:`restart`.
         """
         if sample.fresh:
             return False
@@ -58,19 +60,22 @@ class WindowAccounting:
         return sample.pts > self._newest.pts and sample.grid == self._newest.grid and not late
 
     def add_gap(self, sample: FrameSample) -> None:
-        """Windows go on with this frame, before which video is missing."""
+        """Continue with this frame after missing video."""
         self._gaps.append((sample.pts + sample.duration // 8, self._counted(sample.windows_dropped)))
 
     @property
     def in_progress(self) -> bool:
-        """Frames have come since the last window closed."""
+        """Whether frames have come since the last window closed."""
         return self._under_way
 
     def restart(self, sample: FrameSample, arrived_s: float, stride_s: float, *, patient: bool = False) -> int:
-        """A fresh frame begins the windows anew; returns how many are lost.
+        """Restart the windows at a fresh frame; returns how many are lost.
 
         Args:
-            patient: frames wait for each other, so that when they arrive says nothing.
+            sample: the frame.
+            arrived_s: monotonic time of its arrival.
+            stride_s: of the windows.
+            patient: frames wait for each other, so that arrival times mean nothing.
         """
         missing = self._left
         if self._end is not None:
@@ -83,8 +88,7 @@ class WindowAccounting:
         return lost
 
     def add_frame(self, sample: FrameSample, arrived_s: float, closed: Sequence[WindowRequest]) -> int:
-        """A frame was taken and ``closed`` these windows; returns how many before them ended without video and were
-        passed over."""
+        """Count a frame that ``closed`` these windows; returns how many before them were skipped for lack of video."""
         lost = 0
         if self._end is None:
             self._end, self._at_s = sample.pts, arrived_s
@@ -102,15 +106,15 @@ class WindowAccounting:
         return lost
 
     def window_answered(self) -> None:
-        """A window was answered: what is missed from here on is missed since its end."""
+        """A window was answered: drop the carried remainder."""
         self._left = 0.0
 
     def close_window(self) -> None:
-        """What was under way is a window now, or has been counted."""
+        """The open stride has become a window, or has been counted."""
         self._under_way = False
 
     def count_abandoned(self, now_s: float, stride_s: float) -> int:
-        """Nobody brings frames any more; returns how many windows are lost until now."""
+        """The decoder is gone; returns how many windows are lost until now."""
         if self._end is None:
             return 0
         missing = self._left + (now_s - self._at_s) / stride_s
@@ -122,7 +126,7 @@ class WindowAccounting:
         return hole_s if 0 <= hole_s <= waited_s + JUMP_S else waited_s
 
     def _counted(self, dropped: int) -> int:
-        """Windows that the decoder has counted since the last such frame; one that has just started counts from 0."""
+        """Windows that the decoder has counted since its last report; a restarted decoder counts from 0."""
         before, self._dropped = self._dropped, dropped
         if self._end is None:
             return 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class Deadline:
-    """Earliest deadline first: a window is due a stride after it came.
+    """Earliest deadline first: a window is due one stride after its arrival.
 
-    A camera that sends faster than it declared is due no sooner than a stride after its last answer was, so that it
-    takes nothing from others (a constant bandwidth server: Abeni and Buttazzo, RTSS 1998).
+    A camera that sends faster than declared is due no sooner than a stride after its last window was, so that it takes
+    nothing from others (a constant bandwidth server: Abeni and Buttazzo, RTSS 1998).
     """
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""Bounded queue of one replica's windows, in the order of a scheduling policy (``window_orders.py``).
+"""Bounded queue of one replica's windows, ordered by priority class and scheduling policy (``window_orders.py``).
 
-Classes go before deadlines: critical before normal before background. A window that is skipped costs accuracy of
-nothing else: the engine's next window of that camera computes what it would have. So when the engine cannot keep up,
-the newest window of a camera takes the place of the oldest one still waiting, *and its turn*: whoever waited longest is
-next, with a window that has just come. Without that, an overloaded queue answers every window just before it becomes
+Classes precede deadlines: critical, then normal, then background. Skipping a window does not affect later answers: the
+engine's next window of that camera computes what the skipped one would have. So when the engine cannot keep up, the
+newest window of a camera replaces its oldest waiting one, *and takes its place in the order*: whoever waited longest is
+next, with a window that has just come. Otherwise an overloaded queue would answer every window just before it becomes
 worthless.
 """
 
@@ -23,7 +23,7 @@ from cluster.types import WindowRequest
 from cluster.types.cameras import Priority
 
 SWEEP_S = 1.0
-"""Seconds between two looks at windows that are late and whose turn has not come."""
+"""Seconds between two scans for late windows."""
 
 
 class DropReason(StrEnum):
@@ -43,7 +43,7 @@ class DroppedWindow:
 
 
 class Batch(NamedTuple):
-    """What :meth:`WindowQueue.take_batch` hands to the engine, and what it found too late for it."""
+    """Windows that :meth:`WindowQueue.take_batch` hands to the engine, and those it dropped as too late."""
 
     requests: list[WindowRequest]
     dropped: list[DroppedWindow]
@@ -56,7 +56,7 @@ class _Waiting(NamedTuple):
     seconds: float
 
 
-# What ``_Waiting(...)`` and ``Batch(...)`` do, at a third of their time: every window that waits and every step is one.
+# Same as ``_Waiting(...)`` and ``Batch(...)`` in a third of the time: they are created for every window and step.
 _new_waiting: Callable[[tuple[WindowRequest, float, float, float]], _Waiting] = partial(tuple.__new__, _Waiting)
 _new_batch: Callable[[tuple[list[WindowRequest], list[DroppedWindow]]], Batch] = partial(tuple.__new__, Batch)
 
@@ -65,8 +65,8 @@ _VOID = 64
 
 
 class _Camera:
-    """``turn``: when its first window is due, ``ticket``: of its one valid entry in a heap; ``served_s``: when the last
-    window that was taken was due."""
+    """``turn``: when its first window is due, ``ticket``: of its one valid heap entry; ``served_s``: when the last
+    taken window was due."""
 
     __slots__ = ("rank", "served_s", "ticket", "turn", "windows")
 
@@ -79,10 +79,10 @@ class _Camera:
 
 
 class WindowQueue:
-    """At most ``per_stream`` waiting windows of a camera, and at most ``capacity`` of all; every call is O(log n).
+    """At most ``per_stream`` waiting windows of a camera, and at most ``capacity`` in total; every call is O(log n).
 
-    A *patient* camera (a file read as fast as it goes) loses nothing to newer windows and is never late: whoever feeds
-    it must stop while it has a window waiting.
+    A *patient* camera (a file read as fast as possible) loses nothing to newer windows and is never late: its feeder
+    must stop while it has a window waiting.
     """
 
     def __init__(self, *, per_stream: int = 1, capacity: int = 1024, order: str = "deadline") -> None:
@@ -97,14 +97,14 @@ class WindowQueue:
         self._tickets = 0
         self._size = 0
         self._swept_s = -math.inf
-        # No window that waits is late before then.
+        # No waiting window is late before then.
         self._late_s = math.inf
 
     def __len__(self) -> int:
         return self._size
 
     def waiting(self, stream: str) -> int:
-        """Windows of one camera that wait."""
+        """Number of one camera's waiting windows."""
         camera = self._cameras.get(stream)
         return 0 if camera is None else len(camera.windows)
 
@@ -118,12 +118,15 @@ class WindowQueue:
         priority: Priority = Priority.NORMAL,
         seconds: float = 0.0,
     ) -> list[DroppedWindow]:
-        """Queue a window; returns those that had to leave for it.
+        """Queue a window; returns those dropped for it.
 
         Args:
+            request: the window.
             stride_s: it is due that long after its last frame arrived.
-            late_s: an answer that is begun later than this after the last frame arrived helps nobody.
-            seconds: what a step gets longer by it.
+            late_s: seconds after the arrival of its last frame from which an answer is worthless.
+            patient: never drop its windows.
+            priority: class of the camera.
+            seconds: expected time that it adds to a step.
         """
         waiting = self._waiting(request, stride_s, late_s, patient, seconds)
         camera = self._cameras.get(request.stream)
@@ -151,8 +154,8 @@ class WindowQueue:
         priority: Priority = Priority.NORMAL,
         seconds: float = 0.0,
     ) -> list[DroppedWindow]:
-        """A window that was taken could not be begun: it waits again, before those of its camera that came since. The
-        rest is as with :meth:`offer`, bounds and drops included."""
+        """Put back a window that could not be started, ahead of its camera's newer ones. Otherwise like :meth:`offer`,
+        including limits and drops."""
         waiting = self._waiting(request, stride_s, late_s, patient, seconds)
         camera = self._cameras.setdefault(request.stream, _Camera())
         camera.windows.appendleft(waiting)
@@ -173,7 +176,7 @@ class WindowQueue:
         return _new_waiting((request, stride_s, until_s, seconds))
 
     def _bounded(self, camera: _Camera, patient: bool) -> list[DroppedWindow]:
-        """What has to leave because a window came."""
+        """Drop windows beyond the limits after one was added."""
         windows = camera.windows
         dropped: list[DroppedWindow] = []
         if not patient:
@@ -184,11 +187,12 @@ class WindowQueue:
         return dropped
 
     def take_batch(self, max_batch: int, now_s: float, budget_s: float = math.inf) -> Batch:
-        """Up to ``max_batch`` windows, one per camera, the most urgent class first and then who is due first.
+        """Up to ``max_batch`` windows, one per camera, the most urgent class first and then by due time.
 
         Args:
+            max_batch: most windows.
             now_s: the same monotonic clock as ``WindowRequest.arrived_s``.
-            budget_s: most seconds of the windows together; the first is taken in any case.
+            budget_s: limit of the windows' summed seconds; the first is taken in any case.
         """
         dropped: list[DroppedWindow] = []
         crowded = len(self._cameras) > 2 * self.capacity
@@ -227,7 +231,7 @@ class WindowQueue:
         return _new_batch((requests, dropped))
 
     def discard(self, stream: str) -> list[WindowRequest]:
-        """Forget a camera that went away or began anew; its waiting windows are returned, not counted as drops."""
+        """Remove a camera that was closed or restarted; returns its waiting windows, which do not count as drops."""
         camera = self._cameras.pop(stream, None)
         if camera is None:
             return []
@@ -251,14 +255,14 @@ class WindowQueue:
             self._tidy(camera.rank)
 
     def _tidy(self, rank: int) -> None:
-        """Void entries must not outnumber the cameras that wait by much."""
+        """Rebuild a heap once void entries outnumber waiting cameras by much."""
         heap = self._heaps[rank]
         if len(heap) > 2 * len(self._cameras) + _VOID:
             heap[:] = [entry for entry in heap if entry[2].ticket == entry[1]]
             heapify(heap)
 
     def _sweep(self, now_s: float, dropped: list[DroppedWindow]) -> None:
-        """Cancel late windows wherever they stand, and forget cameras that wait for nothing and are due nothing."""
+        """Drop late windows wherever they are, and remove cameras with neither waiting windows nor a deadline."""
         self._swept_s, self._late_s = now_s, math.inf
         idle = []
         for name, camera in self._cameras.items():
@@ -270,7 +274,7 @@ class WindowQueue:
             del self._cameras[name]
 
     def _drop(self, camera: _Camera, reason: DropReason) -> DroppedWindow:
-        """The oldest window of a camera; the next one takes over its turn."""
+        """Drop the oldest window of a camera; the next one takes its place in the order."""
         self._size -= 1
         gone = camera.windows.popleft()
         if not camera.windows:
@@ -278,13 +282,13 @@ class WindowQueue:
         return DroppedWindow(gone.request, reason)
 
     def _cancel_late(self, camera: _Camera, now_s: float, dropped: list[DroppedWindow]) -> bool:
-        """Drop windows that nobody would still want; whether none is left."""
+        """Drop windows that are too late; returns whether none is left."""
         while camera.windows and camera.windows[0].until_s < now_s:
             dropped.append(self._drop(camera, DropReason.LATE))
         return not camera.windows
 
     def _overflow(self) -> DroppedWindow:
-        """Of the least urgent class that waits, the window that is due first: nobody has waited longer."""
+        """Drop the first due window of the least urgent class: no other has waited longer."""
         for heap in reversed(self._heaps):
             while heap:
                 _, ticket, camera = heap[0]

@@ -1,8 +1,8 @@
 """The engine thread of a replica: frames in, batches of windows through the engine, answers out.
 
-Everything that touches the engine runs on this one thread. Other threads only put work into bounded inboxes. Between
-two steps the thread takes every frame that waits (cheap), which closes windows, then answers one batch of them: the
-most urgent ones, and no more than fit a step of bounded length, so that an urgent window never waits long for its step.
+Everything that touches the engine runs on this one thread. Other threads only add work to bounded inboxes. Between two
+steps the thread takes every waiting frame (cheap), which closes windows, then answers one batch of them: the most
+urgent ones, limited to a step of bounded length, so that an urgent window never waits long.
 """
 
 from __future__ import annotations
@@ -40,24 +40,26 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KEPT_REPORTS = 1024
-"""Cameras whose last report is kept after they were closed, so that a heartbeat still tells of it."""
+"""Closed cameras whose last report is kept for the next heartbeat."""
 
 MAX_FAILURES = 3
-"""StepRunner in a row that may fail on every window before the replica counts as broken."""
+"""Consecutive steps that may fail on every window before the replica counts as broken."""
 
 
 class EngineWorker:
     """Owns the engine from :meth:`start` to :meth:`stop`.
 
     Args:
-        max_batch: windows answered together at most; ``step_budget_s``: seconds that a step of more than one window is
-            to take at most, by ``costs`` (``None``: in proportion to tokens) and what steps have taken so far.
+        engine: used only on the worker's thread.
+        events: receives what happens there.
+        max_batch: most windows answered together; ``step_budget_s``: time limit of a step of more than one window,
+            predicted by ``costs`` (``None``: in proportion to tokens) and measured steps.
         per_stream: windows of one camera that may wait (see :class:`WindowQueue`).
         order: scheduling policy of the queue, by name.
         inbox: frames of one camera that may wait for the thread.
-        stall_s: seconds one engine call may take before :meth:`check` says the engine is stuck.
-        absent_s: seconds without :meth:`confirm` after which no frame is taken in and no window answered until then:
-            this process stood still, and others may have its cameras.
+        stall_s: seconds one engine call may take before :meth:`check` reports the engine as stuck.
+        absent_s: seconds without :meth:`confirm_ownership` after which no frame is accepted and no window answered
+            until then: this process stood still, and others may have its cameras.
         ask_share: share of the time that free questions may take while windows wait; ``ask_queue``: most that wait.
     """
 
@@ -109,7 +111,7 @@ class EngineWorker:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the step under way and end; false when it did not end in time."""
+        """Finish the current step and end; false when it did not end in time."""
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
@@ -117,18 +119,18 @@ class EngineWorker:
         return not self._thread.is_alive()
 
     def confirm_ownership(self) -> None:
-        """This process still has its cameras, as far as it can know."""
+        """Confirm that this process still owns its cameras."""
         with self._wake:
             self._confirmed_s = time.monotonic()
             self._wake.notify_all()
 
     def release_all(self) -> Future[None]:
-        """Let go of every camera, and answer and write nothing more of it: others have them all, and what was under way
-        here is counted."""
+        """Close every camera without answering or writing anything: others own them all, and their windows here are
+        counted as lost."""
         return self.call_on_engine_thread(lambda _: self._surrender())
 
     def prepare(self, spec: StreamSpec) -> None:
-        """Fetch what another process left of a camera that is about to be opened; waits for it, and not the engine.
+        """Fetch another process's saved state of a camera before it is opened; waits for the fetch, not for the engine.
 
         Raises:
             ConfigError: see :meth:`open`.
@@ -136,7 +138,7 @@ class EngineWorker:
         self._engine.prepare(spec)
 
     def open(self, spec: StreamSpec) -> Future[None]:
-        """Admit a camera, or change its questions and policies; done when the engine has agreed.
+        """Admit a camera, or change its questions and policies; done when the engine has accepted it.
 
         The future raises ``ConfigError`` when it cannot.
         """
@@ -145,9 +147,11 @@ class EngineWorker:
         return done
 
     def offer(self, sample: FrameSample, arrived_s: float | None = None) -> Future[None]:
-        """Hand over a frame of an open camera, which arrived at ``arrived_s`` (monotonic; now); done when it was taken.
+        """Hand over a frame of an open camera, which arrived at ``arrived_s`` (monotonic; default now); done when it
+        was taken.
 
-        The future raises ``ValueError`` when the engine cannot use the frame: the camera must go on with a fresh one.
+        The future raises ``ValueError`` when the engine cannot use the frame: the camera must continue with a fresh
+        one.
 
         Raises:
             CapacityError: too many frames wait already.
@@ -178,7 +182,7 @@ class EngineWorker:
         return done
 
     def call_on_engine_thread(self, call: Callable[[Engine], T]) -> Future[T]:
-        """Run ``call`` on the engine's thread between two steps; the future raises what it raises."""
+        """Run ``call`` on the engine thread between two steps; the future raises what it raises."""
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()
 
@@ -192,63 +196,62 @@ class EngineWorker:
         return done
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
-        """See ``Engine.forget``. An answer under way may rest on what is forgotten: it ends with ``NotReadyError``."""
+        """See ``Engine.delete_memory``. A running answer may use what is deleted: it ends with ``NotReadyError``."""
 
         def forget(engine: Engine) -> DeletedMemory:
-            error = NotReadyError(f"camera {stream!r} was made to forget while it was asked; ask again about the rest")
+            error = NotReadyError(f"camera {stream!r} had memory deleted while it was asked; ask again about the rest")
             self._asks.cancel_camera(stream, error, waiting=False)
             return engine.delete_memory(stream, ago_s)
 
         return self.call_on_engine_thread(forget)
 
     def close(self, stream: str, *, flush: bool = False, abandoned: bool = False) -> None:
-        """Let go of a camera; what it remembers stays in the tiers. At once, and its questions end with it, or with
-        ``flush`` after its last, incomplete window was answered; it can still be asked then. ``abandoned``: nobody has
-        brought its frames for long, and what was missed until now is lost."""
+        """Close a camera; its memory stays in the tiers. At once, failing its questions, or with ``flush`` after its
+        last, incomplete window was answered, until which it can be asked. ``abandoned``: its decoder is gone, and
+        windows missed until now are lost."""
         self._command(lambda: self._close(stream, flush, abandoned))
 
     def hand_over(self, stream: str) -> Future[HandOverResult]:
-        """Let go of a camera that goes to another replica, once the windows that wait are answered: what is needed to
-        go on is in the tiers when it is done, if the engine can. What is in the making otherwise is the caller's to
-        count."""
+        """Close a camera for another replica, once its queued windows are answered: when done, its state is in the
+        tiers, if the engine can save it. Otherwise the caller counts the open window."""
         done: Future[HandOverResult] = Future()
         done.set_running_or_notify_cancel()
         self._command(lambda: self._leave(stream, done))
         return done
 
     def remove_camera(self, stream: str) -> Future[None]:
-        """Let go of a camera that is no more, open here or not, and forget all it saw, in every tier."""
+        """Close a removed camera, open here or not, and delete its memory in every tier."""
         return self.call_on_engine_thread(lambda _: self._remove(stream))
 
     def counts(self, stream: str) -> WindowCounts:
-        """Windows of a camera so far."""
+        """Window counts of a camera so far."""
         with self._wake:
             known = self._streams.get(stream)
             return WindowCounts() if known is None else known.windows()
 
     def reports(self) -> list[StreamReport]:
-        """Every camera, for the heartbeat; closed ones with their last word. Counts never fall while this lives."""
+        """Reports of every camera for the heartbeat, including closed ones. Counts never decrease in one process."""
         with self._wake:
             return [*self._closed.values(), *(stream.report() for stream in self._streams.values())]
 
     def open_streams(self) -> list[str]:
-        """Cameras that are open."""
+        """Names of the open cameras."""
         with self._wake:
             return list(self._streams)
 
     def depths(self) -> dict[str, int]:
-        """Items that wait now, by queue."""
+        """Waiting items by queue."""
         with self._wake:
             frames = sum(len(s.inbox) for s in self._streams.values())
             return {"windows": len(self._queue), "frames": frames, "questions": len(self._asks)}
 
     def load(self) -> ReplicaReport:
-        """How full it is, for the heartbeat."""
+        """Load report for the heartbeat."""
         with self._wake:
             waiting = {name: self._queue.waiting(name) for name in self._streams}
         backlog_s = sum(count * self._pace.expected_s(name) for name, count in waiting.items() if count)
         since = self._busy_since
-        # A step under way counts as far as it has come.
+        # Count the elapsed part of a running step.
         busy_s = self._busy_s + (0.0 if since is None else time.monotonic() - since)
         return ReplicaReport(
             busy_s, backlog_s, len(waiting), self._steps.steps, self._steps.windows, self._steps.trouble
@@ -265,7 +268,7 @@ class EngineWorker:
         if self._steps.failures >= MAX_FAILURES:
             raise RuntimeError(f"the engine failed on every window of its last {self._steps.failures} batches")
         busy_since = self._busy_since
-        # Each of a batch's windows may have been a call of its own.
+        # Each window of a batch may have been a call of its own.
         if busy_since is not None and time.monotonic() - max(busy_since, self._steps.began_s) > self._stall_s:
             raise RuntimeError(f"the engine has made no progress for more than {self._stall_s:g} s")
 
@@ -316,7 +319,7 @@ class EngineWorker:
         open_here, closed = self._streams.get(spec.stream), self._closed.get(spec.stream)
         before = open_here.spec.life if open_here is not None else closed.life if closed is not None else spec.life
         if before != spec.life:
-            # The one that was removed may not be closed yet, nor forgotten; the new one must not go on with its window.
+            # The removed camera may not be closed or deleted yet; the new one must not continue its window.
             self._remove(spec.stream)
         try:
             Priority.of(spec.priority)
@@ -355,7 +358,7 @@ class EngineWorker:
 
     @staticmethod
     def _stay(stream: OpenStream) -> None:
-        """It is not handed over after all."""
+        """Resume a camera whose hand-over was cancelled."""
         if stream.leaving is not None:
             stream.leaving.set_result(HandOverResult(False, stream.windows()))
             stream.leaving = None
@@ -378,7 +381,7 @@ class EngineWorker:
     def _remove(self, name: str) -> None:
         self._asks.cancel_camera(name, UnknownCameraError(f"camera {name!r} was removed"))
         try:
-            # Before the engine lets go of it, so that nothing more is written to the tiers.
+            # Before the engine closes it, so that nothing more is written to the tiers.
             self._engine.delete_memory(name)
         except NotReadyError:
             log.debug("camera %s was removed from an engine without memory", name)
@@ -420,7 +423,7 @@ class EngineWorker:
 
 
 def _future() -> Future[None]:
-    """One that its waiter cannot cancel: the engine thread will set it in any case."""
+    """A future that its waiter cannot cancel: the engine thread will set it in any case."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future

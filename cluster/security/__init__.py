@@ -1,1 +1,1 @@
-"""Who may do what: tokens, roles, camera scopes, rates, and the book of who did. No sockets here."""
+"""Access control: tokens, roles, camera scopes, rate limits and the audit log. No sockets here."""

@@ -1,4 +1,4 @@
-"""The audit log: who saw and asked what, a line of JSON each."""
+"""The audit log: one JSON line per audited call."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LOOK_EVERY_S = 3_600.0
 class AuditLog:
     """Appends to ``path``, and keeps ``files`` older ones of ``max_bytes`` as ``path.1``, ``path.2``, …
 
-    ``retention_s``: files are also turned over once a day, and deleted when their last line is older than that;
-    ``None`` keeps them until there are too many. Looked at with the first call of every hour.
+    ``retention_s``: files are also rotated once a day, and deleted when their last line is older than that; ``None``
+    keeps them until there are too many. Checked with the first call of every hour.
 
-    A disk that is full or gone loses lines, never calls: they are counted in ``lost`` and logged once until it is well.
+    A full or failing disk loses lines, never calls: they are counted in ``lost`` and logged once until it recovers.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class AuditLog:
         self._unwell = False
 
     def write(self, principal: str, call: str, *, cameras: list[str], outcome: str, text: str = "") -> None:
-        """One call: ``outcome`` is ``ok`` or the error's name; ``text`` the question, where there was one."""
+        """Write one call: ``outcome`` is ``ok`` or the error's name; ``text`` the question, where there was one."""
         line = {"at": round(self._clock(), 3), "who": principal, "call": call, "cameras": cameras, "outcome": outcome}
         if text:
             line["text"] = text
@@ -68,7 +68,7 @@ class AuditLog:
                 self._file = None
 
     def _drop(self) -> None:
-        """What the file still holds back is lost with it: else it would appear later, although it was counted."""
+        """Discard the file's buffer: else lines counted as lost would appear later."""
         with contextlib.suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -79,7 +79,7 @@ class AuditLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
         self._file.write(line)
-        # What was answered before a crash must be in it.
+        # The log must survive a crash of this process.
         self._file.flush()
         if self._file.tell() >= self._max_bytes:
             self._file.close()
@@ -87,7 +87,7 @@ class AuditLog:
             self._rotate()
 
     def _expire(self) -> None:
-        """Turn over a file that was begun a day ago, and delete what is past its time."""
+        """Rotate a file begun a day ago, and delete files past their retention."""
         now_s = self._clock()
         if self._retention_s is None or now_s < self._next_look_s:
             return
@@ -109,7 +109,7 @@ class AuditLog:
 
 
 def _begun_s(path: Path, now_s: float) -> float:
-    """When the first line of a file was written; now where there is none, 0 where it is not to be read."""
+    """Time of a file's first line; now where there is none, 0 where it cannot be read."""
     try:
         with path.open(encoding="utf-8") as file:
             return float(json.loads(file.readline())["at"])

@@ -1,4 +1,4 @@
-"""How many calls one principal may make, and how much those may hold who are nobody yet."""
+"""Rate limit per principal, and a limit of resources held by unauthenticated callers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cluster.errors import CapacityError
 T = TypeVar("T")
 
 KEPT = 4096
-"""Principals whose rate is remembered; a token that has not called for longest is forgotten first."""
+"""Principals whose rate is remembered; the one without calls for longest is evicted first."""
 
 
 class RateLimit:
-    """A bucket of ``burst`` calls per principal that fills with ``per_s`` calls a second."""
+    """Token bucket of ``burst`` calls per principal, refilled at ``per_s`` calls a second."""
 
     def __init__(self, per_s: float, burst: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         if per_s <= 0 or burst < 1:
@@ -31,7 +31,7 @@ class RateLimit:
         """Count one call, or a share of one.
 
         Raises:
-            CapacityError: it comes too early.
+            CapacityError: the rate is exceeded.
         """
         with self._lock:
             now = self._clock()
@@ -50,8 +50,8 @@ class RateLimit:
 
 
 class AnonymousPool(Generic[T]):
-    """What callers without a token hold: at most ``limit`` items. One more takes the place of the oldest of the peer
-    that holds most, so that whoever comes many times pushes out himself. Used on one event loop."""
+    """At most ``limit`` items of callers without a token. One more replaces the oldest item of the peer that holds
+    most, so that a flooding peer evicts its own. Used on one event loop."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -66,7 +66,7 @@ class AnonymousPool(Generic[T]):
         return item in self._held
 
     def add(self, item: T, peer: str) -> T | None:
-        """Hold ``item``; returns the one whose place it took, which is not held any more."""
+        """Add ``item``; returns the evicted one, if any."""
         evicted = None
         if len(self._held) >= self._limit:
             most, _ = Counter(self._held.values()).most_common(1)[0]
@@ -76,5 +76,5 @@ class AnonymousPool(Generic[T]):
         return evicted
 
     def discard(self, item: T) -> None:
-        """It is over, or its caller is known by now."""
+        """Remove an item that has ended, or whose caller has authenticated."""
         self._held.pop(item, None)

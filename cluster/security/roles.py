@@ -1,4 +1,4 @@
-"""Roles, and which of them every call of the gateway asks for. A call that is not listed is refused."""
+"""Roles, and the role that every call of the gateway requires. A call that is not listed is refused."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Role(StrEnum):
     """What a token may do.
 
     * ``ingest``: push a camera's packets
-    * ``view``: cameras, answers, incidents, what is remembered, metrics
+    * ``view``: cameras, answers, incidents, memory status, metrics
     * ``ask``: view, free questions, and acknowledging incidents
-    * ``admin``: all of it, adding and removing cameras, draining replicas, forgetting
+    * ``admin``: all of it, adding and removing cameras, draining replicas, deleting memory
     """
 
     INGEST = "ingest"
@@ -38,12 +38,12 @@ IMPLIED: Mapping[Role, frozenset[Role]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a call asks for.
+    """Requirements of a call.
 
-    * ``camera``: the request's field with the camera's name; empty where the request names none, and the reply holds
-      only what the caller may see
+    * ``camera``: the request's field with the camera's name; empty where the request names none, and the reply is
+      filtered by the caller's scope
     * ``audited``: written to the audit log, whoever calls
-    * ``cost``: how much of a call it is to the rate limit
+    * ``cost``: its weight in the rate limit
     """
 
     role: Role
@@ -91,17 +91,18 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Pictures/Footage": Rule(Role.VIEW),
     "/sightline.v1.Pictures/Forget": Rule(Role.ADMIN, "camera"),
 }
-"""gRPC method, or what is only there over HTTP -> rule. ``Push`` names its camera in its first message.
+"""gRPC method, or HTTP-only call -> rule. ``Push`` names its camera in its first message.
 
-Over HTTP, ``camera`` is a name in the path, or in the query, where names have commas between them."""
+Over HTTP, ``camera`` is a name in the path, or comma-separated names in the query.
+"""
 
 OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
-"""Calls anybody may make: a probe has no token."""
+"""Calls without authentication: a probe has no token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody with ``roles`` over the cameras that match one of ``cameras`` (shell patterns, case matters)."""
+    """A caller with ``roles`` over the cameras that match one of ``cameras`` (case-sensitive shell patterns)."""
 
     name: str
     roles: frozenset[Role]
@@ -117,11 +118,11 @@ class Principal:
 
     @property
     def sees_all(self) -> bool:
-        """Whether every camera is in its scope, also those that are not there yet."""
+        """Whether every camera, present or future, is in its scope."""
         return "*" in self.cameras
 
     def require(self, role: Role, cameras: Iterable[str] = ()) -> None:
-        """Refuse what it may not.
+        """Check role and scope.
 
         Raises:
             ForbiddenError: it lacks the role, or a camera is out of its scope.
@@ -131,29 +132,29 @@ class Principal:
             raise ForbiddenError(f"this needs a token with the role {role}; {self.name!r} has: {own}")
         for camera in cameras:
             if not self.sees(camera):
-                # The same for a camera that exists and one that does not: names are nobody's business either.
+                # The same for an existing camera and a missing one, so that names do not leak.
                 raise ForbiddenError(f"camera {camera!r} is not among those that {self.name!r} may touch")
 
 
 ANYBODY = Principal("anybody", frozenset(Role))
-"""Who calls where nothing is checked."""
+"""The caller where authentication is off."""
 
 _current: ContextVar[Principal] = ContextVar("principal", default=ANYBODY)
 
 
 def current_principal() -> Principal:
-    """Who the call being served comes from."""
+    """Principal of the call being served."""
     return _current.get()
 
 
 def serve_as(principal: Principal) -> None:
-    """Everything this task does from here on is done for ``principal``."""
+    """Set the principal of this task from here on."""
     _current.set(principal)
 
 
 @contextmanager
 def serving(principal: Principal) -> Iterator[None]:
-    """What is done inside is done for ``principal``."""
+    """Context in which calls are made for ``principal``."""
     token = _current.set(principal)
     try:
         yield

@@ -1,5 +1,4 @@
-"""API tokens: random secrets that only their owners have; here are their hashes, in a file that is read again when it
-changes.
+"""API tokens: random secrets, of which only hashes are stored, in a file that is read again when it changes.
 
 A secret has 256 random bits, so that a plain SHA-256 of it can neither be guessed nor looked up; slow hashes are for
 passwords, which people choose.
@@ -24,14 +23,14 @@ from cluster.errors import ConfigError, UnauthenticatedError
 from cluster.security.roles import Principal, Role
 
 PREFIX = "sl_"
-"""Of every secret: so that scanners of repositories and logs know one when they see it."""
+"""Prefix of every secret, by which scanners of repositories and logs recognise one."""
 
 DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token as it is kept. ``expires_s``: Unix time, ``None`` never."""
+    """One stored token. ``expires_s``: Unix time, ``None`` never."""
 
     name: str
     digest: str
@@ -47,7 +46,7 @@ class Token:
 def make_token(
     name: str, roles: Iterable[Role], cameras: Iterable[str] = ("*",), *, expires_s: float | None = None
 ) -> tuple[str, Token]:
-    """A new secret, which exists nowhere else, and what is kept of it.
+    """Create a new secret, which is stored nowhere, and its token.
 
     Raises:
         ConfigError: no name, no role or no camera pattern.
@@ -62,8 +61,8 @@ def make_token(
 class TokenFile:
     """Tokens in a JSON file that only its owner may read.
 
-    :meth:`verify` looks at most once in ``check_s`` whether the file has changed, so that a revoked token ends without
-    a restart. A file that became unreadable leaves the tokens as they were: a slip of an editor locks nobody out,
+    :meth:`verify` checks at most once in ``check_s`` whether the file has changed, so that a revoked token ends without
+    a restart. While the file is unreadable the tokens stay as they were, so that an editing mistake locks nobody out,
     and ``trouble`` says so.
     """
 
@@ -78,14 +77,14 @@ class TokenFile:
         self._tokens = read_tokens(path)
 
     def verify(self, secret: str) -> Principal:
-        """Whose secret this is.
+        """Principal of a secret.
 
         Raises:
-            UnauthenticatedError: nobody's, or it has expired.
+            UnauthenticatedError: unknown or expired.
         """
         self._refresh()
         digest = _digest(secret)
-        # Compared with all of them, in constant time each: how long it takes tells nothing.
+        # Compares with all tokens, in constant time each, so that timing leaks nothing.
         found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
         if not found:
             raise UnauthenticatedError("this token is not known here; ask for a new one")
@@ -113,7 +112,7 @@ class TokenFile:
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """The tokens of a file.
+    """Read the tokens of a file.
 
     Raises:
         ConfigError: it cannot be read, others may read it, or it is not a file of tokens.
@@ -164,7 +163,7 @@ def _token(entry: dict[str, Any]) -> Token:
         raise ValueError(f"token {entry['name']!r} lacks roles or a digest")
     cameras = entry.get("cameras", ["*"])
     if not isinstance(cameras, list) or not all(isinstance(pattern, str) for pattern in cameras):
-        raise ValueError(f"the cameras of token {entry['name']!r} are no list of patterns")
+        raise ValueError(f"the cameras of token {entry['name']!r} are not a list of patterns")
     expires = entry.get("expires_s")
     return Token(entry["name"], digest, roles, tuple(cameras), None if expires is None else float(expires))
 

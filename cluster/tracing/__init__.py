@@ -1,8 +1,8 @@
-"""Traces of sampled windows from packet to alert, by OpenTelemetry.
+"""OpenTelemetry traces of sampled windows, from packet to alert.
 
-A decoder chooses a stride of a camera's time (:mod:`cluster.tracing.spans`), its frames carry the trace to the
-replica (:mod:`cluster.tracing.spans`), answers carry it to alerting (:mod:`cluster.tracing.spans`). Without
-``tracing.endpoint`` nothing here is made and no library of OpenTelemetry is loaded.
+A decoder samples strides of a camera's time, its frames carry the trace to the replica, and answers carry it to
+alerting (:mod:`cluster.tracing.spans`). Without ``tracing.endpoint`` nothing is created and no OpenTelemetry library is
+imported.
 """
 
 from cluster.tracing.spans import Spans, check_tracing, make_spans

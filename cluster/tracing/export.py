@@ -1,4 +1,4 @@
-"""Spans wait in a bounded queue for one thread that exports them; what a slow or dead collector costs is spans."""
+"""Span processor with a bounded queue and one export thread; a slow or dead collector costs only spans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster import metrics
 
 BATCH = 256
 LINGER_S = 0.5
-"""For so long a batch waits to become full."""
+"""Seconds to wait for a batch to fill."""
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class BoundedProcessor(SpanProcessor):
     """Drops the oldest spans when the queue is full, and those that the exporter gives up; both are counted.
 
-    The library's own batch processor drops the newest and tells it to the log alone.
+    The library's own batch processor drops the newest ones and only logs it.
     """
 
     def __init__(self, exporter: SpanExporter, *, queue: int = 2048) -> None:
@@ -31,7 +31,7 @@ class BoundedProcessor(SpanProcessor):
         self._waiting: deque[ReadableSpan] = deque()
         self._wake = threading.Condition()
         self._closing = False
-        # It says for each batch that the collector is down; we count, and say it once per outage.
+        # The exporter logs every failed batch; we count them and log once per outage.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
@@ -41,7 +41,7 @@ class BoundedProcessor(SpanProcessor):
         """Nothing to do."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Takes a span; never waits."""
+        """Queue a span; never waits."""
         with self._wake:
             if self._closing:
                 metrics.spans.labels("dropped").inc()
@@ -58,14 +58,14 @@ class BoundedProcessor(SpanProcessor):
         self.close(1.0)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Whether everything went out in time."""
+        """Export all; false on timeout."""
         deadline = time.monotonic() + timeout_millis / 1000
         while self._waiting and time.monotonic() < deadline:
             time.sleep(0.01)
         return not self._waiting
 
     def close(self, timeout_s: float) -> None:
-        """Export what waits for so long at most; the rest is dropped and counted. Harmless when repeated."""
+        """Export for at most ``timeout_s``; the rest is dropped and counted. Idempotent."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -94,7 +94,7 @@ class BoundedProcessor(SpanProcessor):
             taken = False
         metrics.spans.labels("exported" if taken else "dropped").inc(len(batch))
         if not taken and not self._failing:
-            log.warning("the collector of traces takes nothing; spans are dropped until it does")
+            log.warning("the trace collector accepts nothing; spans are dropped until it does")
         elif taken and self._failing:
-            log.info("the collector of traces is back")
+            log.info("the trace collector is back")
         self._failing = not taken

@@ -1,4 +1,4 @@
-"""Spans whose ends are known afterwards: a decoder's, a replica's and alerting's parts of a trace."""
+"""Spans recorded after the fact by a decoder, a replica and alerting, joined to one trace per window."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANSWERS = 4096
 
 
 class AlertTraces:
-    """On one event loop.
+    """Alerting's part of traces. Runs on one event loop.
 
     Args:
         spans: of the process.
@@ -37,7 +37,7 @@ class AlertTraces:
         self._answers: dict[tuple[str, str], tuple[str, float]] = {}
 
     def answer_received(self, answer: Answer) -> None:
-        """An answer came; an alert that follows before the next one is about it."""
+        """Record an answer; an alert before the next answer belongs to it."""
         key = (answer.stream, answer.question)
         self._answers.pop(key, None)
         if answer.trace:
@@ -46,7 +46,7 @@ class AlertTraces:
                 del self._answers[next(iter(self._answers))]
 
     def event_queued(self, camera: str, question: str, event: str) -> str:
-        """An event of an incident is on its way to the sinks; returns its trace id, empty where it is not traced."""
+        """Record an incident event on its way to the sinks; returns its trace id, empty if not traced."""
         found = self._answers.pop((camera, question), None)
         if found is None:
             return ""
@@ -57,7 +57,7 @@ class AlertTraces:
 
 @dataclass(frozen=True, slots=True)
 class FrameTimes:
-    """Unix seconds of the packet that completed a frame: it came, was taken up to be decoded, was decoded."""
+    """Unix seconds of the packet that completed a frame: received, dequeued for decoding, decoded."""
 
     came_s: float
     taken_s: float
@@ -65,15 +65,15 @@ class FrameTimes:
 
 
 class CameraTrace:
-    """Traces of one camera, in its thread.
+    """A decoder's part of one camera's traces, used in the camera's thread.
 
     Strides are counted from the camera's last fresh frame, as the engine counts its windows, so that the frames of one
-    trace are those that a window brings anew.
+    trace are the new ones of one window.
 
     Args:
         spans: of the process.
         camera: name.
-        ratio: share of strides that are traced, chosen by camera and stride: the same ones each time.
+        ratio: share of traced strides, chosen deterministically by camera and stride.
         clock: Unix seconds.
     """
 
@@ -84,7 +84,7 @@ class CameraTrace:
         self._first = ""
 
     def trace_frame(self, sample: FrameSample, stride_s: float, times: FrameTimes) -> FrameSample:
-        """A frame is about to be sent: with its trace, if its stride is traced."""
+        """The frame to send, with its trace context if its stride is traced."""
         if sample.fresh:
             self._origin = sample.pts
         stride = (self._origin, (sample.pts - self._origin) // max(1, round(stride_s * MICROSECONDS)))
@@ -111,7 +111,7 @@ FRAMES = 64
 """Traced frames of a camera that wait for their window's answer."""
 
 CAMERAS = 4096
-"""Cameras with traced frames; those traced longest ago are forgotten beyond it."""
+"""Cameras with traced frames; beyond it the ones traced longest ago are evicted."""
 
 STAGES = ("queue", "vision", "plan", "llm")
 
@@ -123,7 +123,7 @@ class _Frame:
 
 
 class ReplicaTraces:
-    """Thread-safe: frames come on the event loop, answers on the engine's thread.
+    """A replica's part of traces. Thread-safe: frames come on the event loop, answers on the engine's thread.
 
     Args:
         spans: of the process.
@@ -136,7 +136,7 @@ class ReplicaTraces:
         self._frames: dict[str, deque[_Frame]] = {}
 
     def frame_received(self, sample: FrameSample) -> None:
-        """A frame came off the wire."""
+        """Record a received frame."""
         if sample.trace is None:
             return
         self._spans.span("send", sample.trace.sent_s, self._clock(), sample.trace.parent, {"camera": sample.stream})
@@ -150,7 +150,7 @@ class ReplicaTraces:
                 del self._frames[next(iter(self._frames))]
 
     def window_answered(self, answers: Sequence[Answer]) -> list[Answer]:
-        """All answers of one window, with the trace of its newest traced frame if it has one."""
+        """The answers of one window, with the trace of its newest traced frame if it has one."""
         first = answers[0]
         parent = self._parent(first.stream, first.end)
         if not parent:
@@ -166,7 +166,7 @@ class ReplicaTraces:
         }
         answer = self._spans.span("answer", now_s - timing.latency_s, now_s, parent, about)
         if not first.gated:
-            # The stages one after the other; what lies between them is the batch's other windows.
+            # Stages in sequence; gaps between them are the batch's other windows.
             at_s = now_s - timing.latency_s
             for stage in STAGES:
                 until_s = at_s + getattr(timing, f"{stage}_s")
@@ -175,13 +175,13 @@ class ReplicaTraces:
         return [replace(each, trace=answer) for each in answers]
 
     def newest_trace_id(self, camera: str) -> str:
-        """Trace id of the newest traced frame that waits for an answer, for log lines; empty where there is none."""
+        """Trace id of the newest traced frame that waits for an answer, for logs; empty if none."""
         with self._lock:
             frames = self._frames.get(camera)
             return trace_id(frames[-1].parent) if frames else ""
 
     def remove_camera(self, camera: str) -> None:
-        """The camera left."""
+        """Drop the state of a closed camera."""
         with self._lock:
             self._frames.pop(camera, None)
 
@@ -204,12 +204,12 @@ Value = str | bool | int | float
 
 
 class Spans:
-    """Makes the spans of one process. Every call returns at once; thread-safe.
+    """Creates the spans of one process. Never blocks; thread-safe.
 
     Args:
-        process: name of the process, shown with each span.
-        exporter: brings spans to a collector.
-        queue: most spans that wait for it.
+        process: name of the process, an attribute of each span.
+        exporter: sends spans to a collector.
+        queue: most spans waiting for it.
     """
 
     def __init__(self, process: str, exporter: SpanExporter, *, queue: int = 2048) -> None:
@@ -227,11 +227,11 @@ class Spans:
     def span(
         self, name: str, start_s: float, end_s: float, parent: str = "", about: Mapping[str, Value] | None = None
     ) -> str:
-        """A span that is over, in Unix seconds; a trace of its own without ``parent``.
+        """Record a finished span, times in Unix seconds; it starts a trace without ``parent``.
 
         Returns:
-            The span as W3C's ``traceparent``, which makes others its children, here or in another process; empty when
-            ``parent`` is none that can be read: what comes off the wire may be anything.
+            The span as W3C ``traceparent``, for children here or in another process; empty when ``parent`` is invalid,
+            as it comes from the network.
         """
         from opentelemetry import trace
 
@@ -245,18 +245,18 @@ class Spans:
         return f"00-{made.trace_id:032x}-{made.span_id:016x}-{int(made.trace_flags):02x}"
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Export what waits, for so long at most; what is left is dropped and counted."""
+        """Export for at most ``timeout_s``; the rest is dropped and counted."""
         self._processor.close(timeout_s)
 
 
 def trace_id(parent: str) -> str:
-    """Of a ``traceparent``, as log lines show it; empty where there is none."""
+    """Trace id of a ``traceparent``, for logs; empty if none."""
     found = _PARENT.fullmatch(parent)
     return found[1] if found else ""
 
 
 def make_spans(config: TracingConfig, process: str) -> Spans | None:
-    """``None`` while tracing is off.
+    """Create the process's spans; ``None`` while tracing is off.
 
     Raises:
         ConfigError: the libraries are not installed.
@@ -273,7 +273,7 @@ def make_spans(config: TracingConfig, process: str) -> Spans | None:
 
 
 def check_tracing(config: TracingConfig) -> None:
-    """Whether what a configuration asks for can be loaded.
+    """Check that the configured exporter can be loaded.
 
     Raises:
         ConfigError: it cannot.

@@ -111,7 +111,7 @@ def test_pushing_to_the_wrong_camera_is_refused(cluster: Cluster, clip) -> None:
 
     with pytest.raises(UnknownCameraError, match="'dokc'; did you mean 'dock'"):
         asyncio.run(push("dokc"))
-    with pytest.raises(NotReadyError, match="takes no pushed packets"):
+    with pytest.raises(NotReadyError, match="accepts no pushed packets"):
         asyncio.run(push("gate"))
 
 

@@ -124,7 +124,7 @@ async def _story(config, tmp_path, monkeypatch) -> None:
         end = ring.gop_packets(1 << 62)[-1].time - MICROSECONDS
         tokens = TokenCount(full=1, kept=1, reused=0, refreshed=0, new=1, query=1, encoded=1)
         answer = Answer("gate", 0, end - 2 * MICROSECONDS, end, "person", 0.9, True, "", False, tokens)
-        await until(lambda: alerting._service.version >= 0, "word of the cameras")
+        await until(lambda: alerting._service.version >= 0, "cannot read the cameras' status")
         alerting._hub.publish([answer])
         await until(alerting._service.open_incidents, "the incident")
         [incident] = alerting._service.open_incidents()

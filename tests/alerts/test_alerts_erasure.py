@@ -268,7 +268,7 @@ async def test_a_disk_that_takes_nothing_is_an_error_and_it_is_done_later(tmp_pa
         await service._flush()
         broken.append(True)
         with pytest.raises(
-            UnavailableError, match="the incidents of camera 'gate' are not erased yet: the disk does not"
+            UnavailableError, match="the incidents of camera 'gate' are not erased yet: cannot write alerts to disk"
         ):
             await service.erase_camera("gate")
         broken.clear()

@@ -172,7 +172,7 @@ async def test_clips_that_nobody_makes_any_more_are_told_not_to_come(tmp_path, m
             assert await service.pending_clips(now_s + 600) == []
             [clip] = await told(follower, 1)
         assert (clip.incident.clip, clip.cause) == ("none", "clip")
-        assert clip.incident.footage_note == "no clip: alerting was away while it was to be made"
+        assert clip.incident.footage_note == "no clip: alerting was not running"
 
 
 async def test_where_no_clips_can_be_kept_none_are_promised(tmp_path, make):

@@ -155,7 +155,7 @@ def test_pictures_that_nobody_answers(make):
     assert told[:1] == [(192, "new", "camera-unanswered")]
     assert (
         desk.open_incidents.oldest_first[0].text
-        == "its pictures come, and none was answered for 180 s: another decoder sends it"
+        == "it sends pictures, but none was answered for 180 s: another decoder sends it"
     )
     told = [event for second in range(300, 330) for event in look(second, second // 8)]
     assert told == [(310, "end", "camera-unanswered")]

@@ -101,7 +101,7 @@ def test_an_outbox_full_of_what_is_owed_refuses_with_a_sentence(path, make):
     store = AlertStore(path, max_events=100)
     for number in range(100):
         store.write(told(recent(make, number), "ops"))
-    with pytest.raises(CapacityError, match="holds 100 alerts that no sink has taken"):
+    with pytest.raises(CapacityError, match="holds 100 undelivered alerts"):
         store.write(told(recent(make, 100), "ops"))
     assert len(store.load().pending) == 100
     store.write(Changes(deliveries={(recent(make, 3).key, "ops"): Delivery(recent(make, 3), "ops", "delivered")}))
@@ -188,7 +188,7 @@ async def test_a_full_disk_is_told_and_healed(path, make):
         assert await journal.write(told(recent(make, number), "ops"))
     for number in range(100, 103):
         assert not await journal.write(told(recent(make, number), "ops"))
-    assert "no sink has taken" in journal.trouble
+    assert "undelivered alerts" in journal.trouble
     assert (journal.pending_events, journal.lost) == (3, 0)
     for number in range(103, 110):
         await journal.write(told(recent(make, number), "ops"))

@@ -133,7 +133,7 @@ def test_a_camera_whose_clock_begins_anew(make):
     desk.take(make.answer(100), make.answer(101))
     told = desk.take(make.answer(102, end=s(8)), make.answer(103, end=s(16)))
     assert [kind for kind, *_ in told] == ["end", "new"]
-    assert desk.told[1].incident.reason == "the camera's clock began anew"
+    assert desk.told[1].incident.reason == "the camera's clock restarted"
     assert desk.told[1].incident.id != desk.told[2].incident.id
 
 

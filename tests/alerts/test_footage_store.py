@@ -154,7 +154,7 @@ def test_a_deleted_file_is_missing_in_a_sentence(tmp_path):
     store = store_in(tmp_path)
     stored = put(store, 1)
     (tmp_path / stored.name).unlink()
-    with pytest.raises(NotReadyError, match=f"the clip of incident {incident(1)} is not there any more"):
+    with pytest.raises(NotReadyError, match=f"the clip of incident {incident(1)} no longer exists"):
         store.open(stored)
 
 

@@ -247,7 +247,7 @@ def test_quiet_cameras_make_room_within_a_stride() -> None:
         if steps:
             break
     assert second <= 12
-    assert all(step.rung_to < step.rung_from and "room again" in step.reason for step in steps)
+    assert all(step.rung_to < step.rung_from and "capacity is free again" in step.reason for step in steps)
 
 
 def test_a_camera_that_sends_ten_times_its_rate_is_counted_so_and_steps_down() -> None:

@@ -123,7 +123,7 @@ def test_a_mask_that_cannot_be_applied_makes_no_clip(h264):
 
     recording, packets = placed(*h264)
     writer = clip_writer(recording.segment, 0, painter=refuse, height=720)
-    with pytest.raises(SourceError, match="cannot be encoded anew"):
+    with pytest.raises(SourceError, match="cannot be re-encoded"):
         writer.feed(packets)
 
 

@@ -190,9 +190,7 @@ async def test_a_camera_without_keyframes_has_no_clip(tmp_path, h264):
     async with site(tmp_path) as running:
         running.feed((header, [p for p in packets if not p.keyframe]), 150)
         settled = await running.settled((await running.alert(5.0)).id)
-        assert settled.footage_note == (
-            "no snapshot and no clip: the camera sent no picture that a clip can begin with"
-        )
+        assert settled.footage_note == ("no snapshot and no clip: the camera sent no keyframe")
 
 
 async def test_a_codec_that_changes_in_the_middle_ends_it(tmp_path, h264):
@@ -234,7 +232,7 @@ async def test_a_hundred_incidents_at_once(tmp_path, h264):
         states = [each.clip for each in found]
         assert (states.count("whole"), states.count("none"), len(states)) == (30, 70, 100)
         refused = {each.footage_note for each in found if each.clip == "none"}
-        assert refused == {"no clip: 30 are being made already (clips.at_once)"}
+        assert refused == {"no clip: 30 are being recorded already (clips.at_once)"}
         assert running.collector.in_progress == 0
         assert len(running.store) == 60
 
@@ -250,7 +248,7 @@ async def test_what_must_be_encoded_anew_is_bounded(tmp_path, monkeypatch):
         running.cameras["gate"].ring.pause("the video ended")
         found = [await running.settled(each.id) for each in incidents]
         assert sorted((each.clip, each.footage_note) for each in found) == [
-            *[("none", "no clip: 2 clips are being encoded anew already")] * 3,
+            *[("none", "no clip: 2 clips are being re-encoded already")] * 3,
             *[("part", "the clip is not whole: the video ended")] * 2,
         ]
 
@@ -539,7 +537,7 @@ async def test_only_what_may_show_the_time_before_is_forgotten(tmp_path, h264):
         assert (reply.files, reply.incidents) == (1, 0)
         assert 0 < ring.bytes < held
         settled = await running.settled(incident.id)
-        assert (settled.clip, settled.footage_note) == ("none", "no clip: the camera was forgotten")
+        assert (settled.clip, settled.footage_note) == ("none", "no clip: the camera's memory was deleted")
         # Long ago there was nothing.
         running.feed(h264, 140)
         before = ring.bytes
@@ -548,7 +546,7 @@ async def test_only_what_may_show_the_time_before_is_forgotten(tmp_path, h264):
 
 
 async def test_a_full_disk_is_said_once_and_also_when_it_is_over(tmp_path, h264, caplog, monkeypatch):
-    monkeypatch.setattr("cluster.alerts.clips.collector.SLACK_S", 1.0)
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SLACK_S", 1.0)
     caplog.set_level("INFO")
     async with site(tmp_path) as running:
         running.feed(h264, 200)
@@ -557,16 +555,16 @@ async def test_a_full_disk_is_said_once_and_also_when_it_is_over(tmp_path, h264,
             incident = await running.alert(end_s)
             assert (await running.settled(incident.id)).clip == "none"
             running.service.accept_answer(running.alarm(end_s + 0.5, score=0.1))
-        assert caplog.text.count("snapshots and clips are not kept: the disk is full: less than clips.keep_free") == 1
+        assert caplog.text.count("cannot store snapshots and clips: the disk is full: less than clips.keep_free") == 1
         assert not [each for each in caplog.records if each.levelname == "WARNING" and "incident" in each.message]
         running.store._keep_free = 0
         assert (await running.settled((await running.alert(9.0)).id)).clip != "none"
-        assert caplog.text.count("snapshots and clips are kept again") == 1
+        assert caplog.text.count("snapshots and clips are stored again") == 1
 
 
 async def test_a_disk_that_takes_nothing_at_all_stops_neither_windows_nor_alerts(tmp_path, h264, monkeypatch):
     """The clips' disk and the alerts' one are the same, and it is full: what goes on is known by heart."""
-    monkeypatch.setattr("cluster.alerts.clips.collector.SLACK_S", 1.0)
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SLACK_S", 1.0)
     async with site(tmp_path) as running:
         running.feed(h264, 200)
         with full_disk(512):
@@ -577,7 +575,7 @@ async def test_a_disk_that_takes_nothing_at_all_stops_neither_windows_nor_alerts
                 assert (found.id, found.footage_note) == (incident.id, "no snapshot and no clip: the disk is full")
                 running.service.accept_answer(running.alarm(end_s + 1, score=0.1))
                 assert running.service.open_incidents() == []
-            assert (await running.service.outbox()).trouble.startswith("the disk does not take alerts")
+            assert (await running.service.outbox()).trouble.startswith("cannot write alerts to disk")
             assert running.store.trouble == "the disk is full"
         # There is room again: the next one has its clip, and nothing that happened meanwhile is missing.
         incident = await running.alert(9.0)
@@ -612,7 +610,7 @@ async def test_the_command_line_says_what_is_forgotten(tmp_path, h264, capsys):
         await gateway.start()
         assert await asyncio.to_thread(main, ["forget", "gate", "--before", "1h", *at]) == 0
         assert capsys.readouterr().out == (
-            "gate: forgot 3 frames, 2.0 KiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n"
+            "gate: deleted 3 frames, 2.0 KiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n"
         )
         assert await asyncio.to_thread(main, ["forget", "gate", "--yes", "--json", "-", *at]) == 0
         told = json.loads(capsys.readouterr().out)

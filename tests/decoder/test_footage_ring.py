@@ -35,7 +35,7 @@ def test_it_reaches_back_by_whole_groups(h264):
     assert ring.gop_packets(0)[0].packet.sequence == 180
     recording = ring.record(0, 20 * S)
     assert times(recording)[0] == 5 * S
-    assert recording.missing == "its first 5 s are not held any more"
+    assert recording.missing == "its first 5 s are no longer buffered"
     assert ring.bytes == sum(len(p.data) for p in packets[100:])
 
 
@@ -48,7 +48,7 @@ def test_what_never_was_is_not_called_given_up(h264):
     ring.delete_before()
     for packet in packets[30:60]:
         ring.add_packet(packet)
-    assert ring.record(0, 3 * S).missing == "its first 2 s are not held any more"
+    assert ring.record(0, 3 * S).missing == "its first 2 s are no longer buffered"
 
 
 def test_a_recording_is_what_was_and_what_comes(h264):
@@ -86,7 +86,7 @@ def test_a_camera_without_keyframes_is_given_up_and_said_so(h264):
     assert ring.bytes == 0
     recording = ring.record(0, S)
     assert recording.done
-    assert recording.end_reason == "the camera sent no picture that a clip can begin with"
+    assert recording.end_reason == "the camera sent no keyframe"
     # It is there again with its next keyframe.
     for packet in shifted(packets[:20], endless[-1].pts + STEP, len(endless)):
         ring.add_packet(packet)
@@ -122,7 +122,7 @@ def test_a_clock_that_is_set_anew_ends_a_recording(h264, by_s):
     recording = ring.record(S, 20 * S)
     for packet in shifted(packets[60:100], by_s * S, 60):
         ring.add_packet(packet)
-    assert recording.end_reason == "the camera's clock was set anew"
+    assert recording.end_reason == "the camera's clock was reset"
     assert times(recording)[-1] == 59 * STEP
     # What lies before it can still be had, and so can what comes after.
     assert times(ring.record(S, 2 * S))[0] == S
@@ -133,7 +133,7 @@ def test_a_time_that_nobody_holds_gets_the_newest(h264):
     header, packets = h264
     ring = ring_of(header, packets)
     recording = ring.record(-9000 * S, -8998 * S)
-    assert recording.missing == "its time is not held any more, this is the newest"
+    assert recording.missing == "its time is no longer buffered, this is the newest"
     # Two seconds up to the newest picture, from the keyframe before them.
     assert times(recording) == [at * STEP for at in range(140, 200)]
     assert recording.complete or not recording.done

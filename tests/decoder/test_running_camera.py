@@ -159,7 +159,7 @@ def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows
     bench.push(24)
     until("windows counted meanwhile", lambda: bench.camera.report().counts["windows_dropped"] >= 9)
     report = bench.camera.report()
-    assert (report.state, report.reason) == ("running", "keyframes only: its decoder has no time for it")
+    assert (report.state, report.reason) == ("running", "keyframes only: its decoder is overloaded")
     assert report.last_frame_age_s < 5, "it gives pictures, nobody must think otherwise"
     # Twelve and a half a second, of which one in four seconds is a keyframe.
     decoded = report.counts["frames_decoded"] - before["frames_decoded"]

@@ -75,7 +75,7 @@ async def gateway(tmp_path, guard=None):
 
 def open_both(service, make):
     for camera in ("gate", "yard"):
-        service.take(make.answer(0, stream=camera))
+        service.accept_answer(make.answer(0, stream=camera))
 
 
 async def in_thread(call, *arguments, **options):
@@ -109,18 +109,18 @@ async def test_everything_a_person_does(tmp_path, make, until):
 
 async def test_following(tmp_path, make, until):
     async with gateway(tmp_path) as (service, address), open_channel(address) as channel:
-        service.take(make.answer(0))
+        service.accept_answer(make.answer(0))
         call = incidents_pb2_grpc.IncidentsStub(channel).Follow(
             incidents_pb2.FollowRequest(cameras=["gate"], open=True)
         )
         first = await call.read()
         assert (first.incident.camera, first.incident.windows) == ("gate", 1)
-        service.take(make.answer(0, stream="yard"))
+        service.accept_answer(make.answer(0, stream="yard"))
         await service.acknowledge(first.incident.id, "ann")
         second = await call.read()
         assert (second.event, second.incident.acknowledged_by, second.incident.camera) == ("update", "ann", "gate")
         assert second.cause == "acknowledged"
-        await service.settle_clip(first.incident.id, "none", "no clip: the disk is full")
+        await service.set_clip_state(first.incident.id, "none", "no clip: the disk is full")
         third = await call.read()
         assert (third.event, third.cause, third.incident.clip) == ("update", "clip", "none")
         assert third.incident.footage_note == "no clip: the disk is full"
@@ -132,10 +132,10 @@ async def test_what_is_open_is_told_once_whatever_is_still_on_its_way(tmp_path, 
     """Events that are not written yet come after it, and would take back what it said."""
     async with gateway(tmp_path) as (service, address), open_channel(address) as channel:
         async with service._flushing:
-            service.take(make.answer(0))
-            [incident] = service.opened()
+            service.accept_answer(make.answer(0))
+            [incident] = service.open_incidents()
             seeing_to_it = asyncio.create_task(service.acknowledge(incident.id, "ann"))
-            settling = asyncio.create_task(service.settle_clip(incident.id, "whole", ""))
+            settling = asyncio.create_task(service.set_clip_state(incident.id, "whole", ""))
             request = incidents_pb2.FollowRequest(open=True)
             call = incidents_pb2_grpc.IncidentsStub(channel).Follow(request)
             first = await call.read()
@@ -262,7 +262,7 @@ async def test_every_call_times_every_role_and_scope(tmp_path, make):
     async with gateway(tmp_path, Guard(verify)) as (service, address), open_channel(address) as channel:
         stub = incidents_pb2_grpc.IncidentsStub(channel)
         open_both(service, make)
-        incidents = {incident.camera: incident.id for incident in service.opened()}
+        incidents = {incident.camera: incident.id for incident in service.open_incidents()}
         for method, (request, may, elsewhere) in MATRIX.items():
             for who in (*WHO, "nobody", None):
                 for camera, incident in incidents.items():
@@ -294,7 +294,7 @@ async def test_an_incident_that_a_token_is_not_for_is_answered_as_one_that_never
         stub = incidents_pb2_grpc.IncidentsStub(channel)
         open_both(service, make)
         await service._flush()
-        yard = next(incident.id for incident in service.opened() if incident.camera == "yard")
+        yard = next(incident.id for incident in service.open_incidents() if incident.camera == "yard")
         for method, who in (("Get", "viewer"), ("Get", "guard"), ("Acknowledge", "guard"), ("Acknowledge", "viewer")):
             request = MATRIX[method][0]
             answers = [
@@ -302,7 +302,7 @@ async def test_an_incident_that_a_token_is_not_for_is_answered_as_one_that_never
                 for incident in (yard, "0" * 16)
             ]
             assert answers[0] == answers[1], (method, who)
-        assert not service.opened()[0].acknowledged_by
+        assert not service.open_incidents()[0].acknowledged_by
 
 
 async def test_what_a_token_is_not_for_is_not_shown(tmp_path, make):
@@ -317,7 +317,7 @@ async def test_what_a_token_is_not_for_is_not_shown(tmp_path, make):
         assert not (await stub.ListMutes(incidents_pb2.ListMutesRequest(), **calls("viewer"))).mutes
         everywhere = incidents_pb2.MuteRequest(for_s=60)
         assert await outcome(stub, "Mute", everywhere, "guard") is grpc.StatusCode.PERMISSION_DENIED
-        by_camera = {incident.camera: incident.id for incident in service.opened()}
+        by_camera = {incident.camera: incident.id for incident in service.open_incidents()}
         follow = stub.Follow(incidents_pb2.FollowRequest(open=True), **calls("viewer"))
         assert (await follow.read()).incident.camera == "gate"
         await service.acknowledge(by_camera["yard"], "boss")

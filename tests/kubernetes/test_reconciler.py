@@ -218,7 +218,7 @@ async def test_a_server_that_takes_no_status_is_not_asked_for_each_camera(kube, 
     async with Rig(kube, cluster):
         await until(lambda: not kube.refuse["status"])
         await until(lambda: all(kube.status(name) for name in kube.objects))
-    rounds = [record.created for record in caplog.records if "is not written" in record.message]
+    rounds = [record.created for record in caplog.records if "cannot write the status" in record.message]
     assert len(rounds) == 8
     assert rounds[4] - rounds[3] > 0.05, "four at a time, then it waits for the next round"
 

@@ -166,7 +166,7 @@ def test_forgetting_ends_an_answer_under_way_and_not_the_questions_after_it(plac
     with place.under_way() as done:
         later = place.ask()
         forgotten = place.worker.delete_memory("a", 5.0)
-    with pytest.raises(NotReadyError, match="made to forget while"):
+    with pytest.raises(NotReadyError, match="had memory deleted while"):
         done.result(WAIT_S)
     assert forgotten.result(WAIT_S).frames > 0
     answer = later.result(WAIT_S)

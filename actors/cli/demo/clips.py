@@ -1,4 +1,4 @@
-"""The demo's videos: each camera's scene, encoded as that camera would, several at a time."""
+"""The demo's videos: each camera's scene, encoded as that camera would, several in parallel."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def make_clips(folder: Path, on_clip: Callable[[], None] = lambda: None) -> dict[str, Path]:
-    """``folder/<camera>.mp4`` of every camera, with its truth beside it; whole ones are left as they are.
+    """Make ``folder/<camera>.mp4`` of every camera, with its ground truth; complete ones are kept.
 
     Args:
-        folder: made if need be.
-        on_clip: called as each one is done.
+        folder: created if missing.
+        on_clip: called after each clip.
 
     Raises:
         SightlineError: they cannot be written, or a process died.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cluster.lab.report.model import Report
 
 ROOM_BYTES = 32 * 2**20
-# What making clips, starting, loading and measuring take besides the live part, seconds on two cores.
+# Seconds on two cores of making clips, starting, loading and measuring, without the live part.
 ABOUT_S = 60
 
 
@@ -57,7 +57,7 @@ def demo(
     from cluster.config import load_config
     from cluster.lab.report.render import write_report
 
-    # Before the clips are made: that takes a while.
+    # Checked before the clips are made, which takes a while.
     check_settings(load_config(None, {"model": {"name": model}, "engine": engine}))
     check_writable(out, ROOM_BYTES)
     screen = console(stderr=json == "-")
@@ -88,14 +88,14 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
     from cluster.models.settings import ModelSettings
 
     with Screen(console) as screen:
-        weights = " (random weights: watch what it costs, not what it says)" if model in PRESETS else ""
+        weights = " (random weights: only its cost is meaningful)" if model in PRESETS else ""
         screen.say(
             f"[bold]Four cameras[/], two fed from files and two by gRPC push, three questions each.\n"
             f"Model {model}{weights}. It takes about {seconds + ABOUT_S:.0f} seconds.\n"
         )
         clips = make_clips(out / "clips", screen.bar("making four clips", len(CAMERAS)).step)
         config_file = write_config(out, clips, model, engine, ModelSettings.load(Path(locate(model)).expanduser()))
-        # Any free ports: the demo must not get in the way of a cluster that runs already.
+        # Any free ports: the demo must not collide with a running cluster.
         config = load_config(config_file, {"gateway": {"port": 0, "metrics_port": 0}})
         truths = {name: LoopedTruth.of_clip(clip, config.window.length_s) for name, clip in clips.items()}
 
@@ -134,7 +134,7 @@ def _summary(console: Console, report: Report) -> None:
         box=box.SIMPLE_HEAD, pad_edge=False, title="In full and ours, on the same windows", title_justify="left"
     )
     columns = ["camera", "windows", "tokens\nfull → computed", "time\nfull → ours", "faster", "FLOPs\nsaved"]
-    # What an untrained model gets right is chance.
+    # Correct answers of an untrained model are chance.
     columns += [] if report.random_weights else ["right\nin full", "right\nours"]
     for name in columns:
         table.add_column(name, justify="left" if name == "camera" else "right")

@@ -1,4 +1,4 @@
-"""The demo's live part: a cluster, its push agents, and everything it answers."""
+"""Live part of the demo: runs a cluster with push agents and collects its answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RETRY_S = 0.5
 
 @dataclass(slots=True)
 class LiveRun:
-    """What the cluster said while it ran: the last status and every answer of each camera."""
+    """Last status and all answers of each camera."""
 
     seconds: float = 0.0
     statuses: dict[str, CameraStatus] = field(default_factory=dict)
@@ -43,8 +43,8 @@ def run_live(
     """Run a cluster for ``seconds``; everything is stopped when this returns or raises.
 
     Args:
-        pushed: camera -> clip that an agent pushes in a loop, at the pace of the recording.
-        on_phase: told what is being started; ``on_look``: called twice a second with the state so far.
+        pushed: camera -> clip that an agent pushes in a loop, at recording speed.
+        on_phase: called with each step of starting; ``on_look``: called twice a second with the state so far.
     """
     run = LiveRun()
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def run_live(
 
 
 class _Collector:
-    """Watches all answers on a thread of its own; a gateway that restarts is watched again."""
+    """Collects all answers on its own thread, across restarts of the gateway."""
 
     def __init__(self, address: str, run: LiveRun) -> None:
         self._client = GatewayClient(address)
@@ -95,7 +95,7 @@ class _Collector:
 
 
 class _Agents:
-    """The push agents, on an event loop in a thread of its own."""
+    """The push agents, on an event loop in its own thread."""
 
     def __init__(self, address: str, clips: dict[str, Path]) -> None:
         self._address = address
@@ -118,7 +118,7 @@ class _Agents:
         self._thread.join(10.0)
 
     def statuses(self) -> dict[str, PushStatus]:
-        """Camera -> how its push is doing."""
+        """Status of each camera's push."""
         return {name: agent.status for name, agent in self._agents.items()}
 
     def error(self) -> Exception | None:

@@ -1,4 +1,4 @@
-"""What the demo shows: four cameras, what is asked of each, and the configuration a user can run again by hand."""
+"""The demo's four cameras, their questions, and a configuration that a user can run again."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 SCENE_SECONDS = 40.0
 
-# For models that say nothing of themselves: the window that the bundled one was trained for.
+# For models without settings of their own: the window that the bundled one was trained for.
 WINDOW_S, STRIDE_S, FPS, ANCHOR_INTERVAL_S, THRESHOLD = 20.0, 4.0, 2.0, 8.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class DemoCamera:
-    """One camera: scene ``index`` of the split ``test``, which no model was trained on, asked to show ``event``.
+    """One camera: scene ``index`` of the split ``test``, on which no model was trained, made to show ``event``.
 
-    ``questions``: the kinds of event that are asked for. ``pushed``: an agent sends it over gRPC.
+    ``questions``: kinds of events to ask for. ``pushed``: an agent sends it over gRPC.
     """
 
     name: str
@@ -40,13 +40,13 @@ class DemoCamera:
         return "gRPC push" if self.pushed else "file (pull)"
 
     def scene(self) -> Scene:
-        """The scene it looks at."""
+        """The scene it films."""
         from cluster.lab.scenes import make_scene
 
         return make_scene("test", self.index, seconds=SCENE_SECONDS, event=self.event)
 
 
-# Chosen by eye: different places, light, cameras and codecs, and something to say no to everywhere.
+# Chosen by eye: different places, light, cameras and codecs, each with negative answers.
 CAMERAS = (
     DemoCamera(
         "yard",
@@ -152,7 +152,7 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
 
 
 def question_text(settings: ModelSettings, kind: str) -> str:
-    """How the model was taught to be asked for an event, or else our own words."""
+    """The question for an event as the model was trained on it, or else our own wording."""
     from cluster.lab.scenes import standing_question
 
     return settings.questions.get(kind) or standing_question(kind)
@@ -163,5 +163,5 @@ def _or(value: float | None, otherwise: float) -> str:
 
 
 def _quoted(text: object) -> str:
-    """As a YAML string, whatever is in it."""
+    """As a quoted YAML string."""
     return "'" + str(text).replace("'", "''") + "'"

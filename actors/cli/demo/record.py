@@ -1,4 +1,4 @@
-"""From what the demo saw and measured to its report."""
+"""Builds the demo's report from its live run and measurements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PICTURES = 5
 
 @dataclass(frozen=True, slots=True)
 class MeasuredClip:
-    """One clip both ways, and what its frames look like."""
+    """Measurements of one clip, in full and incrementally, with a picture."""
 
     codec: str
     width: int
@@ -43,7 +43,7 @@ class MeasuredClip:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All clips; ``parameters`` of the model."""
+    """Measurements of all clips; ``parameters`` of the model."""
 
     random_weights: bool
     parameters: int
@@ -51,12 +51,12 @@ class Measured:
 
 
 def seconds_to_measure(camera: CameraConfig) -> float:
-    """Video per clip: until the window is whole, and then one round of the scene."""
+    """Seconds of video measured per clip: a full window, then one round of the scene."""
     return camera.window.length_s + SCENE_SECONDS
 
 
 def windows_to_measure(config: SightlineConfig, clips: dict[str, Path]) -> int:
-    """Windows of all clips."""
+    """Number of windows measured, over all clips."""
     cameras = [camera_settings(config, name) for name in clips]
     return sum(count_windows(camera.stream_spec(), seconds_to_measure(camera)) for camera in cameras)
 
@@ -64,9 +64,9 @@ def windows_to_measure(config: SightlineConfig, clips: dict[str, Path]) -> int:
 def measure(
     config: SightlineConfig, clips: dict[str, Path], truths: Mapping[str, LoopedTruth], on_window: Callable[[], None]
 ) -> Measured:
-    """Every clip under the settings of the camera of its name; full and ours take turns, window by window."""
+    """Measure every clip with its camera's settings; full and incremental computation alternate, window by window."""
     settings = config.model
-    # A core stays free for whatever else runs here: arithmetic threads that wait for each other suffer most from it.
+    # Leave a core free: threads of parallel arithmetic that wait for each other suffer most from other work.
     torch.set_num_threads(settings.threads or min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) - 1)))
     model = load_model(settings.name, device=settings.device, dtype=settings.dtype, seed=settings.seed)
     engine = NativeEngine(
@@ -95,14 +95,14 @@ def measure(
 
 
 def _once(frames: Sequence[tuple[FrameSample, SampledPicture]]) -> list[tuple[FrameSample, SampledPicture]]:
-    """The frames before the scene starts again."""
+    """Frames before the scene starts again."""
     end = frames[0][0].pts + round(SCENE_SECONDS * MICROSECONDS)
     return [pair for pair in frames if pair[0].pts < end]
 
 
 @dataclass(frozen=True, slots=True)
 class LoopedTruth:
-    """The events of a scene of ``round_s`` seconds that starts again at its end. Times: seconds since it began first.
+    """Events of a scene of ``round_s`` seconds that repeats. Times: seconds since its first start.
 
     ``window_s``: length of the windows asked about.
     """
@@ -113,10 +113,10 @@ class LoopedTruth:
 
     @classmethod
     def of_clip(cls, clip: Path, window_s: float) -> LoopedTruth:
-        """Read beside an encoded scene.
+        """Read the ground truth beside an encoded scene.
 
         Raises:
-            ConfigError: there is no truth beside it.
+            ConfigError: there is none.
         """
         truth = SceneTruth.load(truth_path(clip))
         return cls(truth.scene_events, truth.seconds, window_s)
@@ -133,7 +133,7 @@ class LoopedTruth:
         return {kind: self.label(kind, start_s, end_s) for kind in kinds}
 
     def of_answer(self, answer: LastAnswer) -> bool | None:
-        """What would have been right; the answer's question is named by its kind."""
+        """The correct answer; the answer's question is named by its kind."""
         end_s = answer.end / MICROSECONDS
         return self.label(answer.question, max(0.0, end_s - self.window_s), end_s)
 
@@ -148,7 +148,7 @@ class LoopedTruth:
         return found
 
     def intervals(self, kinds: Iterable[str], start_s: float, end_s: float) -> tuple[EventInterval, ...]:
-        """The same events of these kinds, as a report shows them, cut to ``[start_s, end_s]``."""
+        """The same events of these kinds as report intervals, cut to ``[start_s, end_s]``."""
         asked = set(kinds)
         return tuple(
             EventInterval(event.kind, max(start_s, event.start_s), min(end_s, event.end_s))
@@ -160,7 +160,7 @@ class LoopedTruth:
 def make_report(
     config: SightlineConfig, run: LiveRun, measured: Measured, truths: Mapping[str, LoopedTruth], command: str
 ) -> Report:
-    """Everything in one typed report."""
+    """Build the report."""
     cameras = []
     for camera in CAMERAS:
         settings = camera_settings(config, camera.name)
@@ -215,7 +215,7 @@ def make_report(
 
 
 def live_windows(answers: Sequence[Answer], truth: LoopedTruth) -> tuple[LiveWindow, ...]:
-    """Answers of one camera, put together window by window. Its clip begins at 0, and so do their times."""
+    """Answers of one camera, grouped by window. Its clip and their times begin at 0."""
     found: dict[int, LiveWindow] = {}
     for answer in answers:
         known = found.get(answer.window)
@@ -237,7 +237,7 @@ def live_windows(answers: Sequence[Answer], truth: LoopedTruth) -> tuple[LiveWin
 def _events(
     truth: LoopedTruth, windows: Sequence[LiveWindow] | Sequence[ComparedWindow], questions: Sequence[Question]
 ) -> tuple[EventInterval, ...]:
-    """What happened during these windows of what is asked for."""
+    """Events of the requested kinds during these windows."""
     if not windows:
         return ()
     return truth.intervals([question.id for question in questions], windows[0].start_s, windows[-1].end_s)

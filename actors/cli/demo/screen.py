@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live table on a terminal, plain lines in a pipe or a log."""
+"""Output of the demo: a live table on a terminal, plain lines in a pipe or a log."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from actors.cli.demo.record import LoopedTruth
 
 _SIGNS = {"right": ("✓", "green"), "wrong": ("✗", "red"), "open": ("~", "dim")}
-LEGEND = "✓ so it was   ✗ it was not so   ~ too little of it in the window to tell"
+LEGEND = "✓ true   ✗ false   ~ too little in the window to tell"
 
 PLAIN_EVERY_S = 5.0
 
 
 class Screen:
-    """Phases, the cameras while the cluster runs, and a bar for anything long. A context manager."""
+    """Phases, the live camera table, and progress bars. A context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -59,11 +59,11 @@ class Screen:
             self._console.print(self._table)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self._console.print(text)
 
     def phase(self, text: str) -> None:
-        """What is being waited for."""
+        """Show the current phase."""
         if text == self._phase:
             return
         self._phase = text
@@ -85,7 +85,7 @@ class Screen:
         return Bar(self._bars, self._bars.add_task(escape(text), total=total, note=""))
 
     def cameras(self, run: LiveRun, truths: Mapping[str, LoopedTruth]) -> None:
-        """Show the cameras as they are now, and whether what they say is true."""
+        """Show the cameras' current state, and whether their answers are true."""
         self._table = cameras_table(run, truths)
         if self._live is not None:
             self._live.update(Group(self._table, self._bars))
@@ -98,7 +98,7 @@ class Screen:
                 self._console.print(escape(line))
 
     def end_live(self) -> None:
-        """The cameras will not change any more: leave their table above."""
+        """Print the final camera table."""
         if self._live is not None:
             self._live.update(self._bars)
             if self._table is not None:
@@ -114,11 +114,11 @@ class Bar:
         self._task = task
 
     def to(self, completed: float, note: str = "") -> None:
-        """Set how far it is."""
+        """Set the progress."""
         self._bars.update(self._task, completed=completed, note=note)
 
     def step(self) -> None:
-        """One further."""
+        """Advance by one."""
         self._bars.advance(self._task)
 
 
@@ -176,7 +176,7 @@ def _said(answer: LastAnswer) -> str:
 
 
 def _sign(answer: LastAnswer, truth: LoopedTruth | None) -> tuple[str, str]:
-    """Whether the answer is true, and the sign's style; nothing of a camera whose truth nobody knows."""
+    """Whether the answer is true, and the sign's style; nothing without known truth."""
     if truth is None:
         return "", ""
     return _SIGNS[verdict(1.0 if answer.positive else 0.0, 0.5, truth.of_answer(answer))]

@@ -127,7 +127,7 @@ class FootageCollector:
                 task.cancel()
             await asyncio.gather(*(task for _, task, _ in mine), return_exceptions=True)
             for incident, _, kind in mine:
-                self._settle(incident, kind, "none", "no clip: the camera was forgotten")
+                self._settle(incident, kind, "none", "no clip: the camera's memory was deleted")
         return await self._on_disk(lambda: self.store.delete_camera(camera, before_s=at_s))
 
     async def retain_cameras(self, lives: Mapping[str, str]) -> None:
@@ -148,9 +148,9 @@ class FootageCollector:
             finally:
                 deleted = await self.delete_footage(camera)
         except SightlineError as error:
-            log.error("camera %s was removed, and what is kept of its incidents is still there: %s", camera, error)
+            log.error("camera %s was removed, but the records of its incidents could not be erased: %s", camera, error)
             return False
-        log.info("camera %s was removed: %d snapshots and clips are deleted", camera, deleted.files)
+        log.info("camera %s was removed: deleted %d snapshots and clips", camera, deleted.files)
         return True
 
     # -- one clip -------------------------------------------------------------------------------
@@ -159,7 +159,9 @@ class FootageCollector:
         if key in self._work:
             return
         if len(self._work) >= self._settings.at_once:
-            self._settle(incident, kind, "none", f"no clip: {len(self._work)} are being made already (clips.at_once)")
+            self._settle(
+                incident, kind, "none", f"no clip: {len(self._work)} are being recorded already (clips.at_once)"
+            )
             return
         task = asyncio.create_task(self._make(incident, kind))
         self._work[key] = incident, task
@@ -224,9 +226,9 @@ class FootageCollector:
                 try:
                     await self._tell(news)
                 except SightlineError as error:
-                    log.warning("what became of the clip of incident %s is not recorded: %s", news.incident, error)
+                    log.warning("cannot record the state of incident %s's clip: %s", news.incident, error)
                 except Exception:
-                    log.exception("what became of the clip of incident %s is not recorded", news.incident)
+                    log.exception("cannot record the state of incident %s's clip", news.incident)
 
     async def _sweep(self) -> None:
         while True:
@@ -295,7 +297,7 @@ class _ClipJob:
                 self.trouble = str(error)
         else:
             self.abandon()
-        why = self.trouble or (self._end.note if self._end is not None else "the decoder was lost while it was made")
+        why = self.trouble or (self._end.note if self._end is not None else "the decoder was lost during recording")
         if self.state == "whole" and why:
             self.state, self.note = "part", f"the clip is not whole: {why}"
         elif self.state == "none":

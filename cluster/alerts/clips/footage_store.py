@@ -131,7 +131,7 @@ class FootageStore:
             self._check_wanted(draft)
             with self._explained():
                 if self._being_written + len(data) > self._max_bytes:
-                    raise StorageError(f"what is being written is more than clips.max_bytes = {self._max_bytes}")
+                    raise StorageError(f"the files being written exceed clips.max_bytes = {self._max_bytes}")
                 self._evict(len(data))
                 self._check_free_space()
                 left = memoryview(data)
@@ -166,7 +166,7 @@ class FootageStore:
             self._files[stored.incident, stored.kind] = stored
             self._bytes += stored.size
             if self.trouble:
-                log.info("snapshots and clips are kept again")
+                log.info("snapshots and clips are stored again")
             self.trouble = ""
             return stored
 
@@ -191,7 +191,7 @@ class FootageStore:
         with self._lock:
             self.failed += 1
             if sentence != self.trouble:
-                log.error("snapshots and clips are not kept: %s", sentence)
+                log.error("cannot store snapshots and clips: %s", sentence)
             self.trouble = sentence
         return StorageError(sentence)
 
@@ -218,7 +218,7 @@ class FootageStore:
         try:
             return (self._folder / stored.name).open("rb")
         except OSError:
-            raise NotReadyError(f"the {stored.kind} of incident {stored.incident} is not there any more") from None
+            raise NotReadyError(f"the {stored.kind} of incident {stored.incident} no longer exists") from None
 
     # -- deleting -------------------------------------------------------------------------------
     def sweep(self, now_s: float) -> Deleted:

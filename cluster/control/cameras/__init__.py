@@ -1,1 +1,1 @@
-"""Cameras as people declare them: the table of them, who may change which, and what a change asks for."""
+"""Cameras as declared: their table, their managers, and the changes between two declarations."""

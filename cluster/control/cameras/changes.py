@@ -1,4 +1,4 @@
-"""What has to be done so that a cluster's cameras are those of a file, and how a person reads it."""
+"""Difference between a cluster's cameras and declared ones, and its readable form."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera, writte
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One camera. ``conflict``: it belongs to the manager ``owner``, and nothing is done; ``takeover``: it is taken
-    from ``owner``."""
+    """Change of one camera. ``conflict``: it belongs to the manager ``owner``, and stays as it is; ``takeover``: it is
+    taken from ``owner``."""
 
     kind: Literal["add", "update", "remove", "same", "conflict", "takeover"]
     name: str
@@ -22,7 +22,7 @@ class Change:
     owner: str = ""
 
     def differences(self) -> list[str]:
-        """``window.stride_s: 8 -> 4``, a line each; passwords are not shown, only that one is another."""
+        """One line per key, ``window.stride_s: 8 -> 4``; passwords are masked."""
         old, new = _flat(self.before), _flat(self.after)
         found = []
         for key in sorted(old.keys() | new.keys()):
@@ -43,8 +43,11 @@ def plan(
     """Changes by name.
 
     Args:
-        prune: cameras of this manager that are not wanted are removed.
-        takeover: those of other managers that are wanted are taken over.
+        wanted: declared cameras.
+        present: the cluster's cameras.
+        manager: who declares them.
+        prune: remove cameras of this manager that are not wanted.
+        takeover: take wanted cameras over from other managers.
     """
     known = {camera.entry.name: camera for camera in present}
     found = []
@@ -68,8 +71,8 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class CameraChanges:
-    """``cameras``: all there are to be now; of them ``changed`` is new or has other settings; ``left`` belongs to
-    others, whatever the configuration says."""
+    """``cameras``: the new table; ``changed``: new ones or with other settings; ``left``: declared, but owned by other
+    managers."""
 
     cameras: list[ManagedCamera]
     changed: list[ManagedCamera]
@@ -80,8 +83,8 @@ class CameraChanges:
 def merge_configuration(
     last: Sequence[CameraEntry], now: Sequence[CameraEntry], cameras: Sequence[ManagedCamera]
 ) -> CameraChanges:
-    """A cluster that goes on with another configuration than its ``last`` one: the configuration's own cameras follow
-    it. What has not changed there changes nothing here, so that a camera that was removed or taken over stays so."""
+    """Apply the difference between the ``last`` configuration and the one of ``now`` to the cameras it manages.
+    Unchanged entries change nothing, so that a camera that was removed or taken over stays so."""
     before = {entry.name: written_keys(entry) for entry in last}
     known = {camera.entry.name: camera for camera in cameras}
     changed, left = [], []

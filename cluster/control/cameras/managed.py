@@ -1,4 +1,4 @@
-"""A camera as it was written, and its manager, who alone may change it unless it is taken over."""
+"""A camera as declared, and its manager, who alone may change it unless it is taken over."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _WHOSE = {
 
 
 def manager_from_outside(name: str) -> str:
-    """Who a caller over the network says it is; empty for ``cluster``.
+    """Validate a manager name from the network; empty means ``cluster``.
 
     Raises:
-        ConfigError: no name, or that of a part of the cluster itself.
+        ConfigError: an invalid name, or that of a part of the cluster itself.
     """
     if name in (CONFIGURATION, KUBERNETES):
         raise ConfigError(f"a manager must not be called {name!r}, which is a part of the cluster itself")
@@ -42,7 +42,7 @@ def manager_from_outside(name: str) -> str:
 
 
 def check_manager(camera: str, owner: str, asking: str, *, takeover: bool = False) -> None:
-    """Whether ``asking`` may change a camera of ``owner``.
+    """Check that ``asking`` may change a camera of ``owner``.
 
     Raises:
         ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
@@ -53,7 +53,7 @@ def check_manager(camera: str, owner: str, asking: str, *, takeover: bool = Fals
 
 
 class ManagedCamera(Section):
-    """What the controller keeps of a camera besides its resolved settings, and what outlives its restarts."""
+    """The controller's persistent record of a camera, beside its resolved settings."""
 
     entry: CameraEntry = Field(description="The keys that were written.")
     manager: str = Field(default=CLUSTER, description="Who alone may change it.")
@@ -61,7 +61,7 @@ class ManagedCamera(Section):
     life: str = Field(default="", description="Given when it is added; another when it is removed and added again.")
 
     def to_json(self) -> str:
-        """The inverse of ``ManagedCamera.model_validate_json``, with secrets; keys that were not written stay so."""
+        """Inverse of ``ManagedCamera.model_validate_json``, with secrets; unset keys stay unset."""
         return self.model_dump_json(exclude_unset=True, context=dict(REVEAL))
 
 
@@ -74,12 +74,12 @@ def written_keys(entry: CameraEntry) -> dict[str, Any]:
 
 
 def settings_of(entry: CameraEntry) -> dict[str, Any]:
-    """What ``Cameras.Add`` and ``Cameras.Update`` take besides name and source."""
+    """Settings argument of ``Cameras.Add`` and ``Cameras.Update``: all keys but name and source."""
     return {key: value for key, value in written_keys(entry).items() if key not in ("name", "source")}
 
 
 def entry_to_json(entry: CameraEntry, *, secrets: bool) -> str:
-    """:func:`written` as JSON, the source in full only with ``secrets``."""
+    """:func:`written_keys` as JSON, the source in full only with ``secrets``."""
     return json.dumps(written_keys(entry), default=SourceAddress.reveal if secrets else str)
 
 
@@ -89,8 +89,8 @@ def entry_from_json(text: str) -> CameraEntry:
 
 
 def with_variables(entry: dict[str, Any], taken: Iterable[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """A camera that was exported without secrets, with a reference to a variable in place of each of them, and the
-    variables' names. ``taken``: names that other cameras' variables have."""
+    """A camera exported without secrets, with a variable reference in place of each secret, and the variables' names.
+    ``taken``: names used by other cameras."""
     first, *others = str(entry.get("source", "")).split(HIDDEN)
     if not others:
         return entry, []

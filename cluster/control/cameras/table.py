@@ -1,4 +1,4 @@
-"""The controller's cameras as they were written, beside the directory that places them."""
+"""The controller's cameras as declared, beside the directory that places them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class CameraTable:
-    """Resolves what was written against the configuration, and keeps both sides in step."""
+    """Resolves declarations against the configuration, and keeps them and the directory consistent."""
 
     def __init__(self, config: SightlineConfig, directory: Directory) -> None:
         self._config = config
@@ -23,8 +23,8 @@ class CameraTable:
         self._managed: dict[str, ManagedCamera] = {}
 
     def load(self, cameras: Iterable[ManagedCamera], now_s: float) -> list[ManagedCamera]:
-        """Those there are when a controller starts; returns those of them that were not there before. One that does not
-        go with the configuration is logged and left out; what was written of it stays with whoever keeps it."""
+        """Restore cameras when a controller starts; returns the new ones. One that does not fit the configuration is
+        logged and left out; its stored declaration is kept."""
         new = []
         for managed in cameras:
             try:
@@ -42,13 +42,13 @@ class CameraTable:
     def add(
         self, managed: ManagedCamera, now_s: float, *, force: bool = False, takeover: bool = False
     ) -> ManagedCamera:
-        """Take a camera in; returns it with its life.
+        """Add a camera; returns it with its life.
 
         Raises:
             CameraExistsError: the name is taken, with other settings.
             ManagedElsewhereError: the name is taken by another manager, unless it is to be taken over.
             ConfigError: settings that contradict each other.
-            CapacityError: there is no room, unless ``force`` is set.
+            CapacityError: no capacity, unless ``force`` is set.
         """
         name = managed.entry.name
         known = self._managed.get(name)
@@ -61,7 +61,7 @@ class CameraTable:
         return managed
 
     def update(self, managed: ManagedCamera, now_s: float, *, takeover: bool = False) -> ManagedCamera:
-        """Other settings for a camera, in place of all it had but its life; see :meth:`Directory.update`.
+        """Replace all settings of a camera, keeping its life; see :meth:`Directory.update`.
 
         Raises:
             UnknownCameraError: there is none.
@@ -91,6 +91,6 @@ class CameraTable:
 
 
 def _alive(managed: ManagedCamera, known: ManagedCamera | None) -> ManagedCamera:
-    """With the life of the camera that is ``known``; one that begins gets a new one."""
+    """Copy with the life of the ``known`` camera, or with a new one."""
     life = known.life if known is not None and known.life else uuid.uuid4().hex[:16]
     return managed if managed.life == life else managed.model_copy(update={"life": life})

@@ -1,4 +1,4 @@
-"""What a step of windows costs in seconds: a linear model over the work in it."""
+"""Cost model: seconds of a step of windows, linear in the work of its windows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SHIPPED = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """Cost models that come with Sightline."""
+    """Names of the cost models that come with Sightline."""
     return sorted(path.stem for path in SHIPPED.glob("*.json"))
 
 
 def load(name_or_path: str | Path) -> CostModel:
-    """A shipped cost model by its name, or any by its path.
+    """Load a shipped cost model by its name, or any by its path.
 
     Raises:
         ConfigError: there is none, or the file is not a cost model.
@@ -52,7 +52,7 @@ def load(name_or_path: str | Path) -> CostModel:
 
 
 def save(costs: CostModel, path: Path) -> None:
-    """Write a cost model where :func:`load` reads it.
+    """Write a cost model file for :func:`load`.
 
     Raises:
         SightlineError: the file cannot be written.
@@ -65,7 +65,7 @@ def save(costs: CostModel, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WindowWork:
-    """What one window asks of an engine; floats, because it is also used as an expectation.
+    """Work of one window; floats, because expected values are also used.
 
     * ``encoded``: visual tokens through the tower
     * ``computed``: tokens through the language model: refreshed, new and the questions'
@@ -78,15 +78,15 @@ class WindowWork:
 
     @classmethod
     def from_layout(cls, *, kept: float, new: float, refreshed: float, query: float, encoded: float) -> WindowWork:
-        """Of a window of ``kept`` visual tokens: the new ones see the rest and on average half of themselves, the
-        refreshed ones, which lie all over what is left, half of that, the questions everything."""
+        """Work of a window of ``kept`` visual tokens: new tokens attend to the rest and on average half of themselves,
+        refreshed ones, which are spread over the rest, to half of that, question tokens to everything."""
         rest = max(0.0, kept - new)
         attended = new * (rest + new / 2) + refreshed * rest / 2 + query * kept
         return cls(encoded, refreshed + new + query, attended)
 
     @classmethod
     def from_counts(cls, tokens: TokenCount) -> WindowWork:
-        """Of an answered window."""
+        """Work of an answered window, from its token counts."""
         return cls.from_layout(
             kept=tokens.kept, new=tokens.new, refreshed=tokens.refreshed, query=tokens.query, encoded=tokens.encoded
         )
@@ -97,8 +97,8 @@ class CostModel:
     """Seconds of a step: ``step_s + sum over windows (window_s + encoded·encoded_s + computed·computed_s +
     attended·attended_s)``.
 
-    * ``model``, ``device``: what it is of; ``source``: one sentence, where the numbers come from
-    * ``spread``: standard deviation of the log of measured over predicted: how much a step scatters
+    * ``model``, ``device``: what was measured; ``source``: one sentence on the origin of the numbers
+    * ``spread``: standard deviation of the log of measured over predicted
     * ``error``: median relative error of the fit
     """
 
@@ -122,7 +122,7 @@ class CostModel:
             raise ConfigError("a cost model in which windows cost nothing cannot place or admit anything")
 
     def window_seconds(self, work: WindowWork) -> float:
-        """What one more window adds to a step."""
+        """Seconds that one more window adds to a step."""
         return (
             self.window_s
             + work.encoded * self.encoded_s
@@ -131,11 +131,11 @@ class CostModel:
         )
 
     def seconds(self, works: Sequence[WindowWork]) -> float:
-        """A step of these windows together; nothing for none."""
+        """Seconds of a step of these windows; 0 for none."""
         return self.step_s + sum(map(self.window_seconds, works)) if works else 0.0
 
     def check(self, model: str) -> None:
-        """Whether these are costs of ``model``.
+        """Check that these are costs of ``model``.
 
         Raises:
             ConfigError: they are another model's.
@@ -148,16 +148,16 @@ class CostModel:
 
 
 LEAST_STEPS = 8
-"""Fewer timed steps than this say nothing of five coefficients."""
+"""Fewest timed steps from which five coefficients are fitted."""
 
 Timed = tuple[Sequence[WindowWork], float]
 
 
 def fit(steps: Sequence[Timed], *, model: str, device: str, source: str) -> CostModel:
-    """The cost model under which ``steps`` (windows stepped together, seconds) are likeliest.
+    """Fit a cost model to ``steps`` (windows stepped together, seconds) by non-negative least squares.
 
-    Every coefficient is at least 0: a negative one would make some window free. Errors count relative to the step's
-    seconds, so that short steps weigh as much as long ones.
+    A negative coefficient would make some window free. Errors are relative to the step's seconds, so that short steps
+    weigh as much as long ones.
 
     Raises:
         ConfigError: too few steps, or one without windows or time.
@@ -181,7 +181,7 @@ def fit(steps: Sequence[Timed], *, model: str, device: str, source: str) -> Cost
     found = _non_negative(rows / seconds[:, None], np.ones(len(steps)))
     ratio = seconds / np.maximum(rows @ found, 1e-12)
     error = statistics.median(np.abs(1 / ratio - 1).tolist())
-    # Of the middle two thirds: one step that something else held up says nothing of how steps scatter.
+    # Of the middle two thirds: a step that something else delayed must not count as spread.
     low, high = np.quantile(np.log(ratio), [0.16, 0.84])
     names = ("step_s", "window_s", "encoded_s", "computed_s", "attended_s")
     coefficients = {name: float(value) for name, value in zip(names, found, strict=True)}
@@ -189,7 +189,7 @@ def fit(steps: Sequence[Timed], *, model: str, device: str, source: str) -> Cost
 
 
 def _non_negative(rows: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """``x >= 0`` that minimises ``|rows x - wanted|``; exact. With five columns trying every set of non-zero ones (the
+    """``x >= 0`` that minimises ``|rows x - wanted|``; exact. With five columns, trying every set of non-zero ones (the
     minimum is the free minimum of one of them) is simpler than an active-set method."""
     columns = rows.shape[1]
     scale = np.abs(rows).max(axis=0)

@@ -187,7 +187,7 @@ class Transcoder:
                 self._container.mux(self._stream.encode(None))
                 self._container.close()
             except (av.FFmpegError, ValueError) as error:
-                raise SourceError(f"its video cannot be encoded anew ({error})", retryable=False) from None
+                raise SourceError(f"its video cannot be re-encoded ({error})", retryable=False) from None
         return self._parts.take()
 
     def _encode(self, frames: Sequence[VideoFrame]) -> None:
@@ -202,7 +202,7 @@ class Transcoder:
             try:
                 self._add(frame, time)
             except (av.FFmpegError, ValueError) as error:
-                raise SourceError(f"its video cannot be encoded anew ({error})", retryable=False) from None
+                raise SourceError(f"its video cannot be re-encoded ({error})", retryable=False) from None
             self._last = time
 
     def _open(self, frame: VideoFrame, time: int) -> None:

@@ -87,7 +87,7 @@ class Recording:
         self.start = start
         self.until = until
         self.missing = ""
-        self.end_reason = "" if segment is not None else "the camera sent no picture that a clip can begin with"
+        self.end_reason = "" if segment is not None else "the camera sent no keyframe"
         self.losses = 0
         self.complete = False
         self._bytes_left = most_bytes
@@ -121,7 +121,7 @@ class Recording:
             elif placed.order >= self.until:
                 self.complete = True
             elif self._bytes_left < len(placed.packet.data):
-                self.end_reason = "it is as large as a clip may be"
+                self.end_reason = "it reached the size limit"
             else:
                 self._bytes_left -= len(placed.packet.data)
                 self.losses += placed.after_loss
@@ -225,7 +225,7 @@ class PacketRing:
             if not groups and self._gops:
                 newest = self._gops[-1].packets[-1].order + 1
                 start, until = newest - (until - start), newest
-                groups, missing = self._groups_of(start, until), "its time is not held any more, this is the newest"
+                groups, missing = self._groups_of(start, until), "its time is no longer buffered, this is the newest"
             recording = Recording(groups[0].segment if groups else None, start, until, 2 * self.most_bytes)
             recording.missing = missing
             if groups:
@@ -234,7 +234,7 @@ class PacketRing:
                     late_s = (first - start) / MICROSECONDS
                     gone = groups[0].segment.cut
                     recording.missing = (
-                        f"its first {late_s:.0f} s are not held any more"
+                        f"its first {late_s:.0f} s are no longer buffered"
                         if gone
                         else f"the camera's video begins {late_s:.0f} s into it"
                     )

@@ -112,7 +112,7 @@ class Segmenter:
         given = packet.dts if packet.dts is not None else packet.pts
         last = self._order
         if last is not None and given is not None and not -_BACK <= given - last <= _AHEAD:
-            self.end("the camera's clock was set anew")
+            self.end("the camera's clock was reset")
             last = None
         if given is None:
             given = self._step if last is None else last + self._step

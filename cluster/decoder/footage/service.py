@@ -126,9 +126,9 @@ class Recorder:
         """
         footage = self._cameras(order.camera)
         if footage.ring is None:
-            raise NotReadyError("no clips are kept; see clips.enabled")
+            raise NotReadyError("clips are disabled (clips.enabled)")
         if self._recording >= self._settings.at_once:
-            raise CapacityError(f"{self._recording} clips are being made already (clips.at_once)")
+            raise CapacityError(f"{self._recording} clips are being recorded already (clips.at_once)")
         recording = footage.ring.record(order.start, order.until)
         self._recording += 1
         try:
@@ -141,7 +141,7 @@ class Recorder:
         finally:
             # Also when the reader leaves: nothing more is recorded.
             self._recording -= 1
-            recording.end("nobody waits for it any more")
+            recording.end("its reader left")
 
     # -- inside ---------------------------------------------------------------------------------
     async def _snapshot(self, footage: CameraFootage, moment: int) -> bytes:
@@ -167,7 +167,7 @@ class Recorder:
         painter = footage.make_painter()
         anew = painter is not None or segment.codec not in PLAYED
         if anew and self._reencoding >= MOST_REENCODED:
-            yield ClipEnd(0, 0, f"{self._reencoding} clips are being encoded anew already")
+            yield ClipEnd(0, 0, f"{self._reencoding} clips are being re-encoded already")
             return
         writer = clip_writer(segment, recording.start, painter=painter, height=self._settings.reencode_height)
         self._reencoding += anew

@@ -177,12 +177,12 @@ WRONG = {
     "no question": (["ask", "gate"], 2, "no question; write it behind the camera"),
     "empty question": (["ask", "gate", "  "], 2, "the question is empty"),
     "control characters": (["ask", "gate", "a\x07"], 2, "the question is not text"),
-    "no duration": (["ask", "gate", "q", "--since", "10"], 2, "--since '10' is no duration; write it as in 90s"),
-    "no timeout": (["ask", "gate", "q", "--timeout", "soon"], 2, "--timeout 'soon' is no duration"),
+    "no duration": (["ask", "gate", "q", "--since", "10"], 2, "--since '10' is not a duration; write it as in 90s"),
+    "no timeout": (["ask", "gate", "q", "--timeout", "soon"], 2, "--timeout 'soon' is not a duration"),
     "no conversation": (["ask", "gate", "q", "--conversation", "x"], 1, "there is no conversation 'x'"),
     "unwritable": (["ask", "gate", "q", "--pictures", "/dev/null/x"], 1, "cannot write /dev/null/x"),
-    "everything": (["forget", "gate"], 2, "everything of camera 'gate' would be forgotten; add --yes"),
-    "before when": (["forget", "gate", "--before", "-1h"], 2, "--before '-1h' is no duration"),
+    "everything": (["forget", "gate"], 2, "all memory of camera 'gate' would be deleted; add --yes"),
+    "before when": (["forget", "gate", "--before", "-1h"], 2, "--before '-1h' is not a duration"),
     "nobody": (["memory", "gate", "-g", "127.0.0.1:1"], 1, "no Sightline gateway answers at 127.0.0.1:1"),
 }
 
@@ -343,14 +343,14 @@ def test_the_prompt_ends_with_ctrl_c_and_for_an_unknown_camera(terminal):
 
 def test_forgetting_everything_is_asked_for_first(gateway, terminal):
     screen = terminal("forget", "gate")
-    screen.until("Forget everything that camera 'gate' has seen? [y/N]: ")
+    screen.until("Delete everything that camera 'gate' has seen? [y/N]: ")
     screen.type("n\n")
     assert screen.end() == 1
     assert gateway.forgotten == []
     screen = terminal("forget", "gate")
     screen.until("[y/N]: ")
     screen.type("y\n")
-    screen.until("gate: forgot 1 frame, 34.3 MiB")
+    screen.until("gate: deleted 1 frame, 34.3 MiB")
     assert screen.end() == 0
     assert gateway.forgotten == [("gate", None)]
 
@@ -361,7 +361,7 @@ def test_forgetting_everything_is_asked_for_first(gateway, terminal):
 def test_forget(gateway, run):
     assert run("forget", "gate", "--before", "2h") == (
         0,
-        "gate: forgot 1 frame, 34.3 MiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n",
+        "gate: deleted 1 frame, 34.3 MiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n",
         "",
     )
     told = json.loads(run("forget", "gate", "--yes", "--json", "-")[1])

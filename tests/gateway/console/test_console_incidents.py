@@ -78,7 +78,7 @@ def test_who_sees_to_it_and_what_became_of_its_clip_come_without_asking(incident
     gateway._thread.run(gateway.alerts.acknowledge(its_id, "Kim"), 10.0)
     expect(row).to_contain_text("seen to by Kim")
     expect(detail.get_by_role("button", name="Acknowledge")).to_have_count(0)
-    gateway._thread.run(gateway.alerts.settle_clip(its_id, "none", "no clip: the disk is full"), 10.0)
+    gateway._thread.run(gateway.alerts.set_clip_state(its_id, "none", "no clip: the disk is full"), 10.0)
     expect(detail.locator(".clip-note")).to_have_text("no clip: the disk is full")
 
 

@@ -99,7 +99,7 @@ def test_a_browser_that_missed_events_fetches_what_they_said(own, open_page):
         for turn in range(600):
             if turn == 300:
                 for answer in answers:
-                    own.alerts.take(answer)
+                    own.alerts.accept_answer(answer)
             own._live.feed.put(other)
             own._live.feed.put(other)
             await asyncio.sleep(0.002)

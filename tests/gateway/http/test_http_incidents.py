@@ -15,7 +15,7 @@ async def begin(served, *cameras):
     for window in (1, 2):
         served.publish([make_answer(camera, "person", 0.9, window) for camera in cameras])
     await served.alerts._flush()
-    return {incident.camera: incident.id for incident in served.alerts.opened()}
+    return {incident.camera: incident.id for incident in served.alerts.open_incidents()}
 
 
 async def incident_events(reply, count):
@@ -39,7 +39,7 @@ async def test_a_browser_is_told_who_sees_to_it_and_that_its_clip_is_there(tmp_p
         async with client.open("GET", "/v1/events") as reply:
             incident = (await begin(served, "cam-000"))["cam-000"]
             await client("POST", f"/v1/incidents/{incident}/acknowledge", {"by": "Kim"})
-            await served.alerts.settle_clip(incident, "part", "the clip is not whole: it began late")
+            await served.alerts.set_clip_state(incident, "part", "the clip is not whole: it began late")
             new, seen_to, clip = await incident_events(reply, 3)
     assert (new["event"], new["cause"], new["incident"]["clip"]) == ("new", "", "waiting")
     assert (seen_to["event"], seen_to["cause"]) == ("update", "acknowledged")
@@ -82,7 +82,7 @@ async def test_an_incident_that_a_token_is_not_for_is_answered_as_one_that_never
                     assert theirs[0] == 404
                     assert own != theirs
                     assert own[0] == (404 if "end" in what else 206 if headers and "." in what else 200), (method, what)
-        assert {each.camera: each.acknowledged_by for each in served.alerts.opened()} == {
+        assert {each.camera: each.acknowledged_by for each in served.alerts.open_incidents()} == {
             "cam-000": "ask-token",
             "cam-001": "",
         }
