@@ -52,7 +52,7 @@ def check_settings(config: SightlineConfig) -> None:
         check_version()
         if config.vllm.arguments:
             # Imports vLLM, which takes seconds: cheaper than a failing cluster start.
-            VllmSettings(config.vllm.arguments, config.vllm.timeout_s).checked()
+            VllmSettings(config.vllm.arguments, config.vllm.timeout_s).validated()
     fleet_settings(config)
     check_tracing(config.tracing)
     make_guard(config.security)
