@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.engine.native import NativeEngine
-from cluster.engine.window.encode import batch_of
+from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError
@@ -192,5 +192,5 @@ def _tower(rig: Rig, cuda: FakeCuda, frames: int) -> int:
     """Launches of the tower for so many frames."""
     samples = itertools.islice(itertools.cycle(_samples(rig.model.geometry)), frames)
     cuda.reset()
-    rig.model.encode([batch_of(StreamFrame.of(sample)) for sample in samples])
+    rig.model.encode([patch_batch(StreamFrame.of(sample)) for sample in samples])
     return sum(cuda.launches.values())
