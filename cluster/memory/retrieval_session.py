@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import torch
@@ -79,6 +79,11 @@ class RetrievalSession:
         self.view = memory.open_view()
         self.first_frame = max(first_frame, self.view.first_frame)
         self.device, self.dtype = device, dtype
+        # Blocks come to the host and are put together there; so are frames that wait.
+        self._recent = [
+            replace(chunk, key=chunk.key.cpu(), value=chunk.value.cpu(), cell=chunk.cell.cpu())
+            for chunk in self.view.recent
+        ]
         self.stats = RetrievalStats()
         self._prefetcher = Prefetcher(memory.tiers.load, deadline_s=deadline_s)
         self._prefetches = prefetch
@@ -171,9 +176,9 @@ class RetrievalSession:
                 chunk.key[layer, h],
                 chunk.value[layer, h],
                 torch.full((chunk.tokens,), chunk.index, dtype=torch.int32),
-                chunk.cell.to(torch.int32).cpu(),
+                chunk.cell.to(torch.int32),
             )
-            for chunk in self.view.recent
+            for chunk in self._recent
             if chunk.index >= first
         ]
         return _one(parts, width, self.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,26 @@ def load_shape(name: str) -> VisionLanguageModel:
     tokenizer = _read(folder, AutoTokenizer.from_pretrained, folder)
     pixels = settings.max_pixels or MAX_PIXELS
     return _shape(config.model_type, model, tokenizer, max_pixels=pixels, settings=settings)
+
+
+def load_truncated(name: str, layers: int, device: torch.device) -> VisionLanguageModel:
+    """A published model's shape at its true width, with ``layers`` layers in tower and language model and nothing in
+    its weights, in bfloat16.
+
+    Raises:
+        ModelError: there is no such shape.
+    """
+    if name not in SHAPES:
+        raise ModelError(f"unknown model shape {name!r}; there are: {', '.join(sorted(SHAPES))}")
+    shape = SHAPES[name]
+    tower: dict[str, Any] = {key: layers for key in ("depth", "num_hidden_layers") if key in shape.vision}
+    if "fullatt_block_indexes" in shape.vision:
+        tower |= {"fullatt_block_indexes": [layers - 1]}
+    shape = replace(shape, text={**shape.text, "num_hidden_layers": layers}, vision={**shape.vision, **tower})
+    model, tokenizer = _untrained(shape, META)
+    model = model.to(torch.bfloat16).to_empty(device=device)
+    pixels = {"random_weights": True, "max_pixels": shape.max_pixels}
+    return _wrapped(shape.family, model, tokenizer, device, torch.bfloat16, **pixels)
 
 
 def _untrained(preset: Preset, device: torch.device) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from cluster.engine.native.attention import RaggedAttention, Slots
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.planner import IntArray, Run, runs_of
+from cluster.engine.window.planner import BoolArray, IntArray, Run, runs_of
 from cluster.engine.window.refresh.base import KVChange, Narrowing
 from cluster.models.base import VisionLanguageModel
 
@@ -118,8 +118,8 @@ class _Rows:
         self.stats.attended += self.attended
         self.stats.narrowable_rows += len(self.narrowable)
 
-    def narrow(self, keep: Tensor) -> Tensor:
-        """Drop the narrowable rows that are not in ``keep``; returns which of all rows stay, ``[rows]`` bool."""
+    def narrow(self, keep: Tensor) -> BoolArray:
+        """Drop the narrowable rows that are not in ``keep``; returns which of all rows stay, ``[rows]``."""
         kept = keep.cpu().numpy()
         stays = np.ones(len(self), dtype=bool)
         stays[self.narrowable[~kept]] = False
@@ -127,7 +127,7 @@ class _Rows:
         self.slots = self.slots[visual]
         self.narrowable = (np.cumsum(visual) - 1)[self.narrowable[kept]]
         self._place()
-        return torch.from_numpy(stays).to(keep.device)
+        return stays
 
 
 def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], kernel: Kernel[Any]) -> list[PassResult]:
@@ -148,10 +148,11 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
         if narrowing:
             after = {i: _narrowable_kv(rows[i], index) for i in narrowing}
             stays = [
-                _keep(r, index, before[i], after[i]) if i in before else hidden.new_ones(len(r), dtype=torch.bool)
+                _keep(r, index, before[i], after[i]) if i in before else np.ones(len(r), dtype=bool)
                 for i, r in enumerate(rows)
             ]
-            hidden = hidden[:, torch.cat(stays)]
+            kept = torch.from_numpy(np.flatnonzero(np.concatenate(stays)))
+            hidden = hidden.index_select(1, kept.to(hidden.device))
             ragged = _attention(rows, kernel)
     results: list[PassResult] = []
     end = 0
@@ -187,6 +188,6 @@ def _narrowable_kv(rows: _Rows, layer: int) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def _keep(rows: _Rows, layer: int, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> Tensor:
+def _keep(rows: _Rows, layer: int, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> BoolArray:
     assert rows.stream.narrowing is not None
     return rows.narrow(rows.stream.narrowing.keep(KVChange(layer, *new, *old)))

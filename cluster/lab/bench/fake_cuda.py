@@ -1,0 +1,236 @@
+"""A GPU of any size without one: tensors on ``cuda:0`` have shapes, dtypes and devices, but no memory.
+
+Production code runs unchanged inside :class:`FakeCuda`. Operations on tensors of two devices raise as they do on a GPU;
+kernel launches, reads by the host and keys that are written are counted. What the host reads is random; integers are
+zero.
+
+torch's ``FakeTensorMode`` alone makes host tensors fake as well, on which planning in numpy cannot run, and a build of
+torch without CUDA cannot index fake CUDA tensors; both are mended here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE = torch.device("cuda:0")
+
+_aten = torch.ops.aten
+_PACKAGE = str(Path(__file__).parents[2])
+# Operations that launch nothing: views and allocations.
+_VIEWS = """
+_reshape_alias alias as_strided detach empty empty_like empty_strided expand lift_fresh narrow new_empty
+new_empty_strided permute select slice split split_with_sizes squeeze t transpose unbind unsqueeze view
+"""
+_FREE = frozenset(f"aten.{name}" for name in _VIEWS.split())
+# Python's bindings of these want a device that is there.
+_DIRECT = {Tensor.copy_: _aten.copy_, Tensor.__invert__: _aten.bitwise_not}
+_READS = (Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__)
+
+
+class FakeCuda:
+    """A context in which ``cuda:0`` is there.
+
+    Attributes:
+        launches: kernels by operation.
+        reads: reads of device data by the host, by the line of ours that wanted them.
+        watch: ``(key heads, head size)``: keys and values of these dimensions that an operation writes are counted in
+            ``written``, in slots of all key heads.
+    """
+
+    def __init__(self) -> None:
+        self.launches: Counter[str] = Counter()
+        self.reads: Counter[str] = Counter()
+        self.watch: tuple[int, int] | None = None
+        self.written = 0
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._lock = threading.RLock()
+        self._here = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        run, stack = threading.Thread.run, self._here
+
+        def with_device(thread: threading.Thread) -> None:
+            with _Dispatch(self), _Functions(self):
+                run(thread)
+
+        # Modes are a thread's own: those that start in here get them, too.
+        threading.Thread.run = with_device  # type: ignore[method-assign, assignment]
+        stack.callback(setattr, threading.Thread, "run", run)
+        stack.enter_context(_Dispatch(self))
+        stack.enter_context(_Functions(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._here.close()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.launches.clear()
+        self.reads.clear()
+        self.written = 0
+
+    @property
+    def syncs(self) -> int:
+        """Places at which the host waited for data; the numbers of one list count once."""
+        return len(self.reads)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """What the host gets to see of a tensor on the device."""
+        frame: Any = sys._getframe()
+        while frame.f_back is not None and (
+            not frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_filename == __file__
+        ):
+            frame = frame.f_back
+        self.reads[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
+        if tensor.is_floating_point():
+            return torch.rand(tensor.shape, dtype=torch.float32).to(tensor.dtype)
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """An operation on the device."""
+
+        def fake(part: Any) -> Any:
+            real = isinstance(part, Tensor) and not isinstance(part, FakeTensor)
+            return self._fake.from_tensor(part) if real else part
+
+        with self._lock:
+            args, kwargs = tree_map(fake, (args, kwargs))
+            with self._fake:
+                return func(*args, **kwargs)
+
+    def count(self, name: str, result: Any) -> None:
+        """A launched kernel and what it wrote."""
+        self.launches[name] += 1
+        for tensor in tree_leaves(result):
+            if self.watch and isinstance(tensor, Tensor) and tensor.ndim == 3:
+                heads, slots, size = tensor.shape
+                if (heads, size) == self.watch:
+                    self.written += slots
+
+
+class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sends operations on the device to fake tensors, and the others to the host."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cuda = cuda
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        fakes = [each for each in leaves if isinstance(each, FakeTensor)]
+        name = str(func).rpartition(".")[0]
+        if not fakes and not any(map(_is_cuda, leaves)):
+            return func(*args, **kwargs)
+        if name == "aten._local_scalar_dense":
+            return self._cuda.read(args[0]).item()
+        if name == "aten._to_copy" and fakes and torch.device(kwargs.get("device") or DEVICE).type == "cpu":
+            return self._cuda.read(args[0]).to(kwargs.get("dtype") or args[0].dtype)
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key
+        if name.startswith("aten.") and composite(func.name(), "CompositeImplicitAutograd"):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if name in ("aten.nonzero", "aten.masked_select") or (name == "aten.index" and _by_mask(args[1])):
+            self._cuda.read(args[0])
+        result = self._cuda.run(func, args, kwargs)
+        if name not in _FREE and not name.startswith("prim."):
+            self._cuda.count(name, result)
+        return result
+
+
+class _Functions(TorchFunctionMode):
+    """Python's own calls that do not reach a dispatch mode, or not without CUDA."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self._cuda = cuda
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(each, FakeTensor) for each in args[:3]):
+            if func is Tensor.__getitem__:
+                return _take(*args)
+            if func is Tensor.__setitem__:
+                return _put(*args)
+            if func in _DIRECT:
+                return _DIRECT[func](*args, **kwargs)
+            if func is Tensor.cpu:
+                return self._cuda.read(args[0])
+            if func in _READS:
+                return func(self._cuda.read(args[0]), *args[1:], **kwargs)
+        if any(map(_is_cuda, (*args, *kwargs.values()))):
+            return self._cuda.run(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _is_cuda(part: Any) -> bool:
+    return (isinstance(part, torch.device) and part.type == "cuda") or (
+        isinstance(part, str) and part.startswith("cuda")
+    )
+
+
+def _by_mask(index: Any) -> bool:
+    return any(isinstance(each, Tensor) and each.dtype == torch.bool for each in index)
+
+
+def _parts(tensor: Tensor, index: Any) -> list[Any]:
+    """An index with its ellipsis written out."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    for place, part in enumerate(parts):
+        if part is Ellipsis:
+            named = sum(
+                part.ndim if isinstance(part, Tensor) and part.dtype == torch.bool else 1
+                for part in parts
+                if part is not None and part is not Ellipsis
+            )
+            return [*parts[:place], *[slice(None)] * (tensor.ndim - named), *parts[place + 1 :]]
+    return parts
+
+
+def _take(tensor: Tensor, index: Any) -> Tensor:
+    """``tensor[index]``."""
+    dim = 0
+    picked: list[Tensor | None] = []
+    for part in _parts(tensor, index):
+        if part is None:
+            tensor = _aten.unsqueeze(tensor, dim)
+        elif isinstance(part, slice):
+            start, stop, step = part.indices(tensor.shape[dim])
+            if (start, stop, step) != (0, tensor.shape[dim], 1):
+                tensor = _aten.slice(tensor, dim, start, max(start, stop), step)
+        elif isinstance(part, int):
+            tensor = _aten.select(tensor, dim, part)
+            continue
+        else:
+            rows = part if isinstance(part, Tensor) else torch.tensor(part)
+            picked += [*[None] * (dim - len(picked)), rows]
+            dim += rows.ndim - 1 if rows.dtype == torch.bool else 0
+        dim += 1
+    return tensor if not picked else _aten.index(tensor, picked)
+
+
+def _put(tensor: Tensor, index: Any, value: Any) -> None:
+    """``tensor[index] = value``."""
+    parts = _parts(tensor, index)
+    if any(isinstance(part, Tensor) for part in parts):
+        rows = [part if isinstance(part, Tensor) else None for part in parts]
+        if not isinstance(value, Tensor):
+            value = _aten.scalar_tensor(value, dtype=tensor.dtype, device=DEVICE)
+        _aten.index_put_(tensor, rows, value)
+    elif isinstance(value, Tensor):
+        _aten.copy_(_take(tensor, index), value)
+    else:
+        _aten.fill_(_take(tensor, index), value)

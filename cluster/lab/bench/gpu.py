@@ -1,0 +1,197 @@
+"""The engine on a GPU. ``--dry-run``: without one, what does not depend on its speed, at the true size of a 7B model.
+
+Every refresh policy, gate, explanations, memories, questions about the past and moving a camera run on a fake device
+(``fake_cuda.py``), on which a mixture of devices raises; launches, reads by the host and copied keys are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cluster.engine.native import NativeEngine
+from cluster.engine.window.encode import batch_of
+from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.stream import StreamFrame
+from cluster.errors import ConfigError
+from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
+from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.soak import SyntheticCamera
+from cluster.memory.bank import MemoryBank
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_truncated
+from cluster.registry import refresh_policies
+from cluster.types import (
+    MICROSECONDS,
+    AskSpec,
+    FrameSample,
+    MemorySpec,
+    PatchGeometry,
+    Question,
+    StreamSpec,
+    WindowRequest,
+)
+
+SHAPES = ("qwen2_5_vl-7b", "internvl3-8b")
+MANY = 64
+QUESTION = Question("fire", "Is there a fire?")
+_WINDOW_S, _STRIDE_S = 40.0, 8.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the harness."""
+    parser.add_argument("--dry-run", action="store_true", help="on a fake device of any machine")
+    parser.add_argument("--shape", nargs="+", default=list(SHAPES), metavar="NAME", help="model shapes (default: both)")
+    parser.add_argument("--layers", type=int, default=4, metavar="N", help="layers that are run (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Figures ``device_faults``, ``syncs_per_step``, ``launches_per_layer_64_over_1``, ``launches_tower_64_over_1``,
+    ``keys_copied`` and ``bytes_per_idle_stream``, each the worst of the shapes."""
+    if not args.dry_run:
+        raise ConfigError("measuring on a GPU is not built yet; --dry-run counts what does not depend on its speed")
+    rows: list[dict[str, Any]] = []
+    worst: dict[str, float] = {}
+    for shape in args.shape:
+        with FakeCuda() as cuda:
+            rows += [_tried(shape, args.layers, *scenario) for scenario in SCENARIOS.items()]
+            for name, value in _counts(shape, args.layers, cuda).items():
+                worst[name] = max(worst.get(name, value), value)
+        print(f"gpu: {shape}", file=sys.stderr)
+    figures = {"device_faults": float(sum(bool(row["fault"]) for row in rows)), **worst}
+    note = f"fake device, {args.layers} layers of each model at its true width; per layer is the difference to half"
+    return BenchResult("gpu", figures, rows, [note])
+
+
+# -- what runs -------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """An engine and cameras of one window, ``window_s`` long, every stride."""
+
+    engine: NativeEngine
+    model: VisionLanguageModel
+
+    @classmethod
+    def of(cls, shape: str, layers: int, *, memory: bool = False) -> Rig:
+        model = load_truncated(shape, layers, DEVICE)
+        bank = MemoryBank(TierStack([Arena(2**30, evicts=False)])) if memory else None
+        return cls(NativeEngine(model, memories=bank, max_new_tokens=4), model)
+
+    def admit(self, name: str, **options: Any) -> None:
+        standard: dict[str, Any] = {"questions": (QUESTION,), "window_s": _WINDOW_S, "stride_s": _STRIDE_S}
+        self.engine.admit(StreamSpec(name, **{"static_gate": False, **standard, **options}))
+
+    def requests(self, name: str, *, still: bool = False) -> Iterator[WindowRequest]:
+        """The windows of a camera, one after the other; of the last, the oldest frames have left."""
+        for sample in _samples(self.model.geometry, still):
+            yield from self.engine.push(replace(sample, stream=name))
+
+    def drive(self, name: str = "camera", *, still: bool = False, **spec: Any) -> None:
+        self.admit(name, **spec)
+        for request in self.requests(name, still=still):
+            self.engine.step([request])
+
+
+@functools.cache
+def _samples(geometry: PatchGeometry, still: bool = False) -> list[FrameSample]:
+    """Frames of a camera that keeps a quarter of its tokens between anchors, or nothing where it is ``still``."""
+    seconds = _WINDOW_S + 2 * _STRIDE_S
+    camera = SyntheticCamera("camera", geometry, width=448, height=448, fps=2.0, still=still)
+    return list(itertools.takewhile(lambda sample: sample.pts < seconds * MICROSECONDS, camera))
+
+
+def _policy(name: str) -> Callable[[str, int], None]:
+    budget = 0.3 if refresh_policies.get(name).budgeted else None
+    return lambda shape, layers: Rig.of(shape, layers).drive(refresh=name, refresh_budget=budget)
+
+
+def _gate(shape: str, layers: int) -> None:
+    Rig.of(shape, layers).drive(still=True, static_gate=True)
+
+
+def _explain(shape: str, layers: int) -> None:
+    Rig.of(shape, layers).drive(questions=(replace(QUESTION, id="why", explain=True), QUESTION))
+
+
+def _remember(shape: str, layers: int, **memory: Any) -> Rig:
+    rig = Rig.of(shape, layers, memory=True)
+    # Clusters are found on the host, whatever the organiser; this one does it without looking at the keys.
+    rig.drive(memory=MemorySpec(organiser="frames", cap_bytes=2**28, **memory))
+    return rig
+
+
+def _ask(shape: str, layers: int) -> None:
+    """Some frames are in clusters, and some wait."""
+    asking = _remember(shape, layers, block_frames=24).engine.ask(AskSpec("camera", "Who came?", max_new_tokens=2))
+    while asking.step() is not None:
+        pass
+
+
+def _move(shape: str, layers: int) -> None:
+    rig = Rig.of(shape, layers)
+    rig.drive()
+    rig.engine.import_stream(StreamSpec("other", (QUESTION,), _WINDOW_S, _STRIDE_S), rig.engine.export_stream("camera"))
+
+
+SCENARIOS: dict[str, Callable[[str, int], Any]] = {
+    **{f"refresh {name}": _policy(name) for name in refresh_policies},
+    "gate": _gate,
+    "explain": _explain,
+    "memory": _remember,
+    "ask": _ask,
+    "export, import": _move,
+    "hand over": lambda shape, layers: _remember(shape, layers).engine.hand_over("camera").result(60.0),
+}
+
+
+def _tried(shape: str, layers: int, name: str, scenario: Callable[[str, int], Any]) -> dict[str, Any]:
+    fault = ""
+    try:
+        scenario(shape, layers)
+    except Exception as error:
+        fault = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+    return {"shape": shape, "scenario": name, "fault": fault}
+
+
+# -- what is counted -------------------------------------------------------------------------------
+def _counts(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
+    found: dict[str, float] = {}
+    launches: dict[tuple[int, int], int] = {}
+    for depth, streams in itertools.product((layers // 2, layers), (1, MANY)):
+        rig = Rig.of(shape, depth)
+        heads = KVSlab.of(rig.model).k
+        cuda.watch = heads.shape[1], heads.shape[3]
+        names = [f"camera-{number}" for number in range(streams)]
+        for name in names:
+            rig.admit(name)
+        for step in zip(*map(rig.requests, names), strict=True):
+            cuda.reset()
+            answers = rig.engine.step(list(step))
+        launches[depth, streams] = sum(cuda.launches.values())
+        if (depth, streams) == (layers, 1):
+            [tokens] = [answer.tokens for answer in answers]
+            computed = tokens.refreshed + tokens.new + tokens.query
+            # Keys and values are counted alike; each layer writes what it computes to its slots.
+            found["keys_copied"] = max(0.0, cuda.written / depth - 2 * computed)
+            found["bytes_per_idle_stream"] = float(rig.engine.memory_bytes(names[0]))
+        if depth == layers:
+            found["syncs_per_step"] = max(found.get("syncs_per_step", 0.0), float(cuda.syncs))
+    per_layer = [launches[layers, n] - launches[layers // 2, n] for n in (MANY, 1)]
+    found["launches_per_layer_64_over_1"] = per_layer[0] / per_layer[1]
+    found["launches_tower_64_over_1"] = _tower(rig, cuda, MANY) / _tower(rig, cuda, 1)
+    return found
+
+
+def _tower(rig: Rig, cuda: FakeCuda, frames: int) -> int:
+    """Launches of the tower for so many frames."""
+    samples = itertools.islice(itertools.cycle(_samples(rig.model.geometry)), frames)
+    cuda.reset()
+    rig.model.encode([batch_of(StreamFrame.of(sample)) for sample in samples])
+    return sum(cuda.launches.values())
