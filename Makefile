@@ -80,7 +80,7 @@ test: setup system-packages $(HELM) test-vllm ## every test
 	$(call run-tests,,cluster)
 
 test-vllm: setup-vllm system-packages ## the tests that need vLLM (its CPU build)
-	$(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm || \
+	$(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm -n 2 --dist loadscope || \
 	  $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm --last-failed --last-failed-no-failures none --maxfail 1 -v
 
 lint: setup ## style, formatting and types
@@ -92,7 +92,7 @@ format: setup ## put the code into its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## every bench at its default size, JSON in out/bench (one of them: make bench NAME=window)
+bench: setup ## the benches that need no choices, at their default size, JSON in out/bench (one of them: make bench NAME=window)
 	@mkdir -p out/bench
 	@for name in $(or $(NAME),window codec ingest batch memory scheduler alerts soak); do \
 	  $(BIN)/sightline bench $$name --json out/bench/$$name.json $(ARGS) || exit $$?; done

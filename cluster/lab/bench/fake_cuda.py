@@ -36,7 +36,7 @@ new_empty_strided permute select slice split split_with_sizes squeeze t transpos
 """
 _FREE = frozenset(f"aten.{name}" for name in _VIEWS.split())
 # Python's bindings of these want a device that is there.
-_DIRECT = {Tensor.copy_: _aten.copy_, Tensor.__invert__: _aten.bitwise_not}
+_DIRECT = {Tensor.copy_: _aten.copy_, Tensor.__invert__: _aten.bitwise_not, Tensor.contiguous: _aten.contiguous}
 _READS = (Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__)
 
 

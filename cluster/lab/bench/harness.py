@@ -36,7 +36,7 @@ BENCHES: dict[str, str] = {
     "dashboards": "every dashboard panel against a running cluster and a real Prometheus, series per camera",
     "console": "the wall of cameras in a real browser: first paint, and growth while it stays open",
     "faults": "silent faults caused on purpose: positions, gaps, kills, outages, attacks, leaks",
-    "fuzz": "nonsense at every gRPC method, at HTTP and at YAML: nothing dies, hangs or answers with a defect",
+    "fuzz": "malformed input to every gRPC method, HTTP and YAML: nothing dies, hangs or answers with a defect",
     "gpu": "the engine on a GPU; --dry-run: launches, reads, copies and faults on a fake one",
     "soak": "memory after thousands of windows on one camera",
 }

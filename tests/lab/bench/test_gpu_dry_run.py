@@ -1,0 +1,115 @@
+"""The engine on a fake GPU: what the fake one refuses and counts, and that production runs on it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from cluster.lab.bench import gpu
+from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
+
+INDICES = [
+    0,
+    (slice(None), 1),
+    (..., slice(0, 2)),
+    (slice(None), slice(1, 3), None),
+    (None, ..., -1),
+    torch.tensor([1, 0, 1]),
+    (slice(None), torch.tensor([2, 0])),
+    (0, slice(None), torch.tensor([[1], [3]])),
+    slice(2, 1),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_indexing_gives_the_shapes_of_a_real_device(index):
+    real = torch.zeros(2, 3, 4)
+    with FakeCuda():
+        fake = torch.zeros(2, 3, 4, device=DEVICE)
+        assert fake[index].shape == real[index].shape
+        assert fake[index].device == DEVICE
+        fake[index] = 1.0
+
+
+def test_two_devices_do_not_mix():
+    with FakeCuda():
+        there = torch.zeros(3, device=DEVICE)
+        with pytest.raises(RuntimeError, match="same device"):
+            there + torch.ones(3)
+        assert (there + torch.ones(3).to(DEVICE)).device == DEVICE
+
+
+def test_what_the_host_computes_is_real():
+    with FakeCuda():
+        assert torch.arange(4).cumsum(0).tolist() == [0, 1, 3, 6]
+        assert torch.unique(torch.tensor([2, 1, 2])).tolist() == [1, 2]
+
+
+def test_launches_are_counted_and_views_are_free():
+    with FakeCuda() as cuda:
+        there = torch.zeros(2, 6, device=DEVICE)
+        cuda.reset()
+        there.view(3, 4)[1:].transpose(0, 1)
+        assert sum(cuda.launches.values()) == 0
+        (there * 2) @ there.T
+        assert cuda.launches == {"aten.mul": 1, "aten.mm": 1}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda there: there.tolist(),
+        lambda there: there.cpu(),
+        lambda there: there.to("cpu"),
+        lambda there: there[0].item(),
+        lambda there: bool(there[0] > 0),
+        lambda there: there[there > 0],
+    ],
+)
+def test_a_read_by_the_host_is_counted(read):
+    with FakeCuda() as cuda:
+        there = torch.zeros(4, device=DEVICE)
+        cuda.reset()
+        try:
+            read(there)
+        except RuntimeError:
+            # How many there are is in the data, which is not there.
+            pass
+        assert cuda.syncs == 1
+
+
+def test_written_keys_are_counted_by_slots():
+    with FakeCuda() as cuda:
+        keys = torch.zeros(4, 10, 8, device=DEVICE)
+        cuda.watch = (4, 8)
+        cuda.reset()
+        keys.index_select(1, torch.tensor([1, 2, 3]).to(DEVICE))
+        keys[:, :5].contiguous()
+        assert cuda.written == 3 + 5
+
+
+def test_threads_that_start_inside_have_the_device_too():
+    seen = []
+    with FakeCuda():
+        there = torch.zeros(2, device=DEVICE)
+        thread = threading.Thread(target=lambda: seen.append((there + there).device))
+        thread.start()
+        thread.join()
+    assert seen == [DEVICE]
+    assert threading.Thread.run.__qualname__ == "Thread.run"
+
+
+@pytest.mark.parametrize(
+    ("shape", "scenario"),
+    [
+        ("qwen2_5_vl-7b", "refresh anchors"),
+        ("qwen2_5_vl-7b", "refresh first_percent"),
+        ("internvl3-8b", "explain"),
+        ("internvl3-8b", "ask"),
+    ],
+)
+def test_production_runs_on_a_gpu(shape, scenario):
+    with FakeCuda():
+        gpu.SCENARIOS[scenario](shape, 2)
