@@ -228,7 +228,7 @@ async def test_without_a_memory_the_rest_is_forgotten_all_the_same():
         raise NotReadyError("this engine keeps no memory")
 
     async with replica() as (handler, address):
-        handler.forget = nothing
+        handler.delete_memory = nothing
         async with serving(MemoryProxy(Routes(gate=address).of, ChannelPool(), on_forget=also)) as gateway:
             with GatewayClient(gateway) as client:
                 assert await in_thread(lambda: client.forget("gate")) == ForgottenCamera(0, 0, files=2)

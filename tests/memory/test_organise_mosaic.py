@@ -110,7 +110,7 @@ def test_the_part_with_the_oldest_member_keeps_number_and_uid() -> None:
 def test_what_is_never_put_off_needs_its_members() -> None:
     everything = made(defer=False)
     everything.add(tokens(directions(0)))
-    with pytest.raises(ValueError, match="not at hand"):
+    with pytest.raises(ValueError, match="its members are not loaded"):
         everything.add(tokens(directions(90), 1))
 
 

@@ -78,7 +78,7 @@ async def test_a_replica_that_never_lets_go_holds_nobody_up_for_long(make, until
         sender.assign(make.spec("gate"), there, hand_over=True)
         sender.send(fresh(make, 1))
         await until(lambda: new.indices() == [1])
-        assert "did not let it go" in lost[0].reason
+        assert "did not close the camera in time" in lost[0].reason
         old.may.set()
         sender.send(make.sample("gate", 2))
         await until(lambda: new.indices() == [1, 2])
