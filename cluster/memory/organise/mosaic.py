@@ -29,7 +29,7 @@ class VisualPartitions:
 
     def __init__(self, width: int, *, limit: int = 16, similarity: float = 0.6) -> None:
         if limit < 1 or not -1 <= similarity <= 1:
-            raise ConfigError(f"partitions need a limit of at least 1 and a cosine as similarity, not {limit} and {similarity:g}")
+            raise ConfigError(f"partitions need a limit of at least 1 and a cosine, not {limit} and {similarity:g}")
         self.limit, self.similarity = limit, similarity
         self.summed = torch.zeros(0, width)
         self.count = torch.zeros(0, dtype=torch.int64)
