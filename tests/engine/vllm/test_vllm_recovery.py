@@ -45,9 +45,11 @@ def test_a_prompt_that_vllm_refuses_costs_no_core(qwen: Any, spec: Any) -> None:
 
     host, cores = qwen.engine.host, qwen.engine.processes()
     with pytest.raises(ValueError, match=r"vLLM refuses a window: .*longer than the maximum model length"):
-        host.ask([PromptRequest(tokens_input([1] * 8), 1), PromptRequest(tokens_input([1] * (host.max_tokens + 1)), 1)])
+        host.answer(
+            [PromptRequest(tokens_input([1] * 8), 1), PromptRequest(tokens_input([1] * (host.max_tokens + 1)), 1)]
+        )
     assert qwen.engine.processes() == cores
-    (reply,) = host.ask([PromptRequest(tokens_input([1] * 8), 1, max_tokens=2)])
+    (reply,) = host.answer([PromptRequest(tokens_input([1] * 8), 1, max_tokens=2)])
     assert (reply.prompt, len(reply.scores), reply.failed) == (8, len(qwen.model.yes_no_ids()[0]) * 2, False)
 
 
