@@ -104,11 +104,7 @@ class AlertService:
         self.answers_missed = 0
         alerts = config.alerts
         self._journal = Journal(
-            lambda: AlertStore(
-                folder / FILE,
-                max_events=alerts.max_events,
-                max_bytes=alerts.max_bytes,
-            ),
+            lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
             on_late=self._enqueue_pending,
         )
         self._routes = list(alerts.sinks)

@@ -37,8 +37,7 @@ from cluster.types import MemorySpec
 log = logging.getLogger(__name__)
 
 # Divisors of the cap: share of waiting frames, and of a saved window.
-WAITING = 8
-_WINDOW = 8
+WAITING, _WINDOW = 8, 8
 # Bytes and blocks per tier call, which has a deadline.
 _BATCH_BYTES, _BATCH = 2**20, 256
 # Stored size of a head's index over that of its tensors: tiers round up.
@@ -47,8 +46,7 @@ _INDEX = 1.3
 
 @dataclass(slots=True)
 class MemoryCounts:
-    """Counters: ``frames`` accepted, batches ``settled``; tokens (``compressed_away``, ``lost``) over all layers and
-    heads."""
+    """Counters: ``frames`` accepted, batches ``settled``, tokens of all layers and heads ``lost``."""
 
     frames: int = 0
     settled: int = 0

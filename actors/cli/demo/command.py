@@ -79,8 +79,7 @@ def demo(
 def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -> Report:
     import shlex
 
-    from actors.cli.demo.clips import make_clips
-    from actors.cli.demo.plan import write_config
+    from actors.cli.demo.plan import make_clips, write_config
     from actors.cli.demo.record import LoopedTruth
     from actors.cli.demo.screen import Screen
     from cluster.config import load_config

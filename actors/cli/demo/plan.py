@@ -1,9 +1,10 @@
-"""The demo's four cameras, their questions, and a configuration that a user can run again."""
+"""The demo's four cameras, their questions and videos, and a configuration that a user can run again."""
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -165,3 +166,21 @@ def _or(value: float | None, otherwise: float) -> str:
 def _quoted(text: object) -> str:
     """As a quoted YAML string."""
     return "'" + str(text).replace("'", "''") + "'"
+
+
+def make_clips(folder: Path, on_clip: Callable[[], None] = lambda: None) -> dict[str, Path]:
+    """Make ``folder/<camera>.mp4`` of every camera, with its ground truth; complete ones are kept.
+
+    Args:
+        folder: created if missing.
+        on_clip: called after each clip.
+
+    Raises:
+        SightlineError: they cannot be written, or a process died.
+    """
+    from cluster.lab.scenes.clips import Clip
+    from cluster.lab.scenes.clips import make_clips as make
+
+    clips = [Clip(camera.scene(), camera.event, folder / f"{camera.name}.mp4") for camera in CAMERAS]
+    make(clips, folder, jobs=min(len(clips), os.cpu_count() or 1), on_clip=lambda _: on_clip())
+    return {camera.name: clip.path for camera, clip in zip(CAMERAS, clips, strict=True)}

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors.cli.demo.clips import make_clips
 from actors.cli.demo.live import LiveRun
-from actors.cli.demo.plan import CAMERAS, DemoCamera, write_config
+from actors.cli.demo.plan import CAMERAS, DemoCamera, make_clips, write_config
 from actors.cli.demo.record import LoopedTruth, live_windows
 from actors.cli.demo.screen import cameras_table
 from cluster.config import camera_settings, load_config
@@ -149,7 +148,7 @@ def small(scene):
 
 def test_clips_are_made_once_and_again_when_they_show_something_else(tmp_path, monkeypatch):
     short = small(make_scene("test", 26, seconds=24.0, event=None))
-    monkeypatch.setattr("actors.cli.demo.clips.CAMERAS", CAMERAS[-1:])
+    monkeypatch.setattr("actors.cli.demo.plan.CAMERAS", CAMERAS[-1:])
     monkeypatch.setattr(DemoCamera, "scene", lambda camera: short)
     done = []
     path = make_clips(tmp_path / "a" / "clips", lambda: done.append(1))["night"]
