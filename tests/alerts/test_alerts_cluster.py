@@ -180,7 +180,7 @@ def test_a_camera_that_forgets_takes_its_incidents_along(running, receiver, caps
         [gate] = client.incidents(camera="gate", only_open=True)
         assert main(["forget", "gate", "--yes", "--gateway", running.gateway_address]) == 0
         told = capsys.readouterr().out
-        assert re.search(r"gate: forgot \d+ frames?, .* of memory; [2-9] files, .* of footage; 1 incident, ", told)
+        assert re.search(r"gate: deleted \d+ frames?, .* of memory; [2-9] files, .* of footage; 1 incident, ", told)
         with pytest.raises(UnknownCameraError, match="there is no incident"):
             client.incident(gate.id)
         assert all(each.id != gate.id for each in client.incidents(camera="gate"))
