@@ -34,7 +34,7 @@ from cluster.decoder.windows_in_flight import UnsentWindows, WindowsInFlight
 from cluster.errors import CapacityError, NotReadyError
 from cluster.tracing import Spans
 from cluster.tracing.spans import CameraTrace, FrameTimes
-from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry, StreamSpec
+from cluster.types import CameraStateName, FrameSample, PatchGeometry, StreamSpec
 from cluster.types.cameras import Priority
 from cluster.types.reports import CameraReport, Totals
 

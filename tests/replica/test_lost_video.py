@@ -190,16 +190,15 @@ def test_a_slow_replica_that_dies_later_has_its_lost_windows_counted_once(bench,
     bench.push(7)
     settle(bench, replica)
     frames = replica.on_frame
-    held = threading.Event()
+    released = asyncio.Event()
 
     async def blocked(sample, arrived_s) -> None:
-        while not held.is_set():
-            await asyncio.sleep(0.01)
+        await released.wait()
         await frames(sample, arrived_s)
 
     replica.on_frame = blocked
     bench.push(100)
-    held.set()
+    bench.loop.loop.call_soon_threadsafe(released.set)
     settle(bench, replica)
     bench.push(8)
     settle(bench, replica)
