@@ -109,7 +109,7 @@ kernels: Registry[Any] = Registry(
     {
         "cpu_flash": "cluster.engine.native.kernels.cpu_flash:CPUFlashKernel",
         "sdpa": "cluster.engine.native.kernels.sdpa:SDPAKernel",
-        "varlen": "cluster.engine.native.kernels.varlen:VarlenKernel",
+        "slots": "cluster.engine.native.kernels.slots:SlotsKernel",
     },
 )
 compressors: Registry[Any] = Registry(

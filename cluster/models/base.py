@@ -246,18 +246,49 @@ class VisionLanguageModel(ABC):
 
     # -- positions ------------------------------------------------------------------------------
     @abstractmethod
-    def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
-        """Positions of a window's tokens in the unpruned layout; ``first`` follows the system prompt. Pruned tokens
-        leave holes."""
+    def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
+        """Place of a frame on the first position axis, from the beginning of time."""
+
+    @abstractmethod
+    def next_position(self, first: int, place: int, grid: PatchGrid) -> int:
+        """Position of the text after a window whose last frame is ``place`` behind its first one."""
 
     @abstractmethod
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """Positions ``[3, n]`` of single tokens at ``time_s`` ``[n]`` float64, ``slot`` ``[n]`` and cells ``[n, 2]``,
-        equal to those of :meth:`window_positions`."""
+        """Positions ``[3, n]`` of single tokens at ``time_s`` ``[n]`` float64, ``slot`` ``[n]`` and cells ``[n, 2]``;
+        ``first``: of the first frame's first token."""
 
-    @abstractmethod
+    def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
+        """Positions of a window's tokens in the unpruned layout; ``first`` follows the system prompt. Pruned tokens
+        leave holes."""
+        spans: list[Tensor] = []
+        end = first
+        for frame in frames:
+            shape, device = (len(frame.cells),), frame.cells.device
+            time = torch.full(shape, frame.time_s, dtype=torch.float64, device=device)
+            slot = torch.full(shape, frame.slot, device=device)
+            spans.append(self.token_positions(first, time, slot, frame.cells, frame.grid))
+            place = self.frame_place(frame.time_s, frame.slot, frame.grid)
+            end = max(end, self.next_position(first, place, frame.grid))
+        return WindowPositions(frames=spans, next=end)
+
+    @torch.no_grad()
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """``cos, sin [n, d]`` in float32 for positions ``[3, n]`` (1-D families read the first row)."""
+        """``cos, sin [n, d]`` in float32 for positions ``[3, n]`` (1-D families read the first row).
+
+        Angles are float64: in float32 the position of a token that came after a day is wrong in its second digit.
+        """
+        rope = self._text_model.rotary_emb
+        frequency = getattr(rope, "original_inv_freq", rope.inv_freq).to(self.device, torch.float64)
+        angle = positions.to(self.device, torch.float64).index_select(0, self._rotary_axes) * frequency[:, None]
+        angle = torch.cat((angle, angle)).T
+        scale = float(rope.attention_scaling)
+        return (angle.cos() * scale).float(), (angle.sin() * scale).float()
+
+    @cached_property
+    def _rotary_axes(self) -> Tensor:
+        """Position axis of each rotary frequency ``[d / 2]``."""
+        return torch.zeros(len(self._text_model.rotary_emb.inv_freq), dtype=torch.int64, device=self.device)
 
     # -- language model ---------------------------------------------------------------------------
     @property

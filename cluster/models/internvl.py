@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from cluster.errors import ModelError
-from cluster.models.base import FrameSpan, FrameTokens, PatchBatch, VisionLanguageModel, WindowPositions, patch_counts
+from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel, patch_counts
 from cluster.models.checkpoint import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -149,18 +149,16 @@ class InternVL(VisionLanguageModel):
         return row * (self.geometry.square // self.geometry.patch) + col
 
     # -- positions --------------------------------------------------------------------------------
-    def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
-        """One axis, repeated: a frame's slot times its tokens with nothing pruned, then its tokens in order."""
-        spans: list[Tensor] = []
-        end = first
-        for frame in frames:
-            slot = torch.full((len(frame.cells),), frame.slot, device=frame.cells.device)
-            spans.append(self.token_positions(first, slot, slot, frame.cells, frame.grid))
-            end = first + (frame.slot + 1) * self._frame_length(frame.grid)
-        return WindowPositions(frames=spans, next=end)
+    def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
+        """See the base; frames stand in slots, whatever time lies between them."""
+        del time_s
+        return slot * self._frame_length(grid)
+
+    def next_position(self, first: int, place: int, grid: PatchGrid) -> int:
+        return first + place + self._frame_length(grid)
 
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """See the base; frames stand in slots, whatever time lies between them."""
+        """One axis, repeated: a frame's slot times its tokens with nothing pruned, then its tokens in order."""
         del time_s
         row, col = cells.to(torch.int64).unbind(1)
         before = len(self._before)
@@ -171,12 +169,6 @@ class InternVL(VisionLanguageModel):
 
     def _frame_length(self, grid: PatchGrid) -> int:
         return len(self._before) + grid.tokens + len(self._after)
-
-    @torch.no_grad()
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        like = torch.empty(0, dtype=torch.float32, device=self.device)
-        cos, sin = self._text_model.rotary_emb(like, positions[:1].to(self.device))
-        return cos[0], sin[0]
 
     # -- the reference ----------------------------------------------------------------------------
     @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from cluster.errors import ModelError
-from cluster.models.base import FrameSpan, PatchBatch, VisionLanguageModel, WindowPositions, patch_counts
+from cluster.models.base import FrameSpan, PatchBatch, VisionLanguageModel, patch_counts
 from cluster.models.checkpoint import (
     CLIP_MEAN,
     CLIP_STD,
@@ -121,44 +122,39 @@ class Qwen25VL(VisionLanguageModel):
         return F.linear(self._pixel_values(patches), self._visual.patch_embed.proj.weight.flatten(1))
 
     # -- positions --------------------------------------------------------------------------------
-    def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
-        """M-RoPE: time in ``tokens_per_second``, row and column, all from ``first``; the text after the video begins at
-        the largest position of it over *all three axes*, plus one.
+    def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
+        """See the base; frames stand at their times, not in slots.
+
+        Times are rounded to the nearest index: a camera's lie around the even pace that the published rule floors.
+        """
+        del slot, grid
+        return math.floor(time_s * self._tokens_per_second + 0.5)
+
+    def next_position(self, first: int, place: int, grid: PatchGrid) -> int:
+        """See the base: the largest position of the video over *all three axes*, plus one.
 
         Source: Qwen2-VL (arXiv 2409.12191), section 2.1: a modality begins one after the largest position of the one
         before it; its authors' code, which the checkpoints were trained with, takes that over the three axes.
         ``get_rope_index`` of transformers from 5.3 on leaves time out, so it is no reference where a window is longer
         in time than wide in cells.
         """
-        spans: list[Tensor] = []
-        extent = 0
-        for frame in frames:
-            time = torch.full((len(frame.cells),), frame.time_s, dtype=torch.float64, device=frame.cells.device)
-            spans.append(self.token_positions(first, time, time, frame.cells, frame.grid))
-            extent = max(extent, self._time_index(frame.time_s) + 1, frame.grid.group_rows, frame.grid.group_cols)
-        return WindowPositions(frames=spans, next=first + extent)
+        return first + max(place + 1, grid.group_rows, grid.group_cols)
 
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """See the base; frames stand at their times, not in slots.
-
-        Times are rounded to the nearest index: a camera's lie around the even pace that the published rule floors.
-        """
+        """M-RoPE: time in ``tokens_per_second`` (see :meth:`frame_place`), row and column, all from ``first``."""
         del slot, grid
         time = torch.floor(time_s * self._tokens_per_second + 0.5).to(torch.int64)
         return torch.cat([time[None], cells.to(torch.int64).T]) + first
-
-    def _time_index(self, time_s: float) -> int:
-        return math.floor(time_s * self._tokens_per_second + 0.5)
 
     @property
     def _tokens_per_second(self) -> float:
         return float(self.model.config.vision_config.tokens_per_second)
 
-    @torch.no_grad()
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        like = torch.empty(0, dtype=torch.float32, device=self.device)
-        cos, sin = self._text_model.rotary_emb(like, positions.to(self.device)[:, None, :])
-        return cos[0], sin[0]
+    @cached_property
+    def _rotary_axes(self) -> Tensor:
+        sections = self._text_model.rotary_emb.mrope_section
+        axes = torch.repeat_interleave(torch.arange(len(sections)) % 3, torch.tensor(sections))
+        return axes.to(self.device)
 
     # -- the reference ----------------------------------------------------------------------------
     @torch.no_grad()

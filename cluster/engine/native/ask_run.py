@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cluster.engine.native.memory_attention import MemoryAttention, ask_context
 from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.stream import StreamFrame
 from cluster.memory.retrieval_session import RetrievalSession, RetrievalStats
 from cluster.memory.retrieve import Retriever
@@ -27,7 +27,7 @@ class Window(Protocol):
     """A stream's frames in time order (those with KV first) and their KV in the same order."""
 
     frames: list[StreamFrame]
-    kv: KVSlab
+    kv: StreamKV
 
 
 class NativeAskRun:
@@ -115,7 +115,7 @@ class NativeAskRun:
         self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
         since = self._oldest_wanted()
         self._frames = [frame for frame in self._frames if self._memory.memory_time(frame.pts) >= since]
-        kv = self._window.kv.live_kv() if self._window is not None else None
+        kv = self._window.kv if self._window is not None else None
         around = ask_context(self._model, self._system, self._memory, self._frames, kv, since=since)
         with self._reading(since) as self._retrieval:
             self._attention = MemoryAttention(self._model, around, self._retrieval, weigh=True)

@@ -21,7 +21,7 @@ from cluster.engine.native.forward import PassResult
 from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.passes import pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
-from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.kv import KVPool, StreamKV
 from cluster.engine.window.score import end_token_ids, make_score
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import NotReadyError
@@ -40,6 +40,7 @@ class NativeEngine(WindowedEngine):
     * ``kernel``: an attention kernel by name; ``None``: the fastest for the model's device and dtype
     * ``memories``: stores KV of frames that leave their window, and serves questions; ``None``: no memory
     * ``kv_sink``: receives that KV instead
+    * ``kv_bytes``: see :class:`~cluster.engine.window.kv.KVPool`
     """
 
     def __init__(
@@ -52,22 +53,24 @@ class NativeEngine(WindowedEngine):
         kernel: str | None = None,
         memories: MemoryBank | None = None,
         kv_sink: KVSink | None = None,
+        kv_bytes: int | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
         self._kv_sink = kv_sink if memories is None else memories.accept_chunk
         self.kernel = choose_kernel(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
+        self.pool = KVPool(model, kv_bytes)
         self.memories = memories
         if memories is not None and memories.window is None:
             memories.window = self._saved_window
-            k = KVSlab.of(model).k
-            memories.shape = MemoryShape(k.shape[0], k.shape[1], k.shape[3], k.dtype)
+            layers, _, heads, size = self.pool.k.shape
+            memories.shape = MemoryShape(layers, heads, size, model.dtype)
         yes, no = model.yes_no_ids()
         self._score = make_score(model, yes, no, model.device, score_temperature, score_bias)
         self._ends = end_token_ids(model)
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         install_attention(model)
-        self._system = system_prompt(model, self.kernel)
+        self._system = system_prompt(model, self.pool, self.kernel)
 
     # -- streams --------------------------------------------------------------------------------------
     def prepare(self, spec: StreamSpec) -> None:
@@ -80,9 +83,15 @@ class NativeEngine(WindowedEngine):
 
     def evict(self, stream: str, *, save: bool = True) -> None:
         held = self._streams.pop(stream, None)
-        if held is not None and self.memories is not None and stream in self.memories:
+        if held is None:
+            return
+        if self.memories is not None and stream in self.memories:
             held.reset()
             self.memories.release_stream(stream, save=save)
+        held.kv.clear()
+
+    def _stream_kv(self) -> StreamKV:
+        return StreamKV(self.pool)
 
     def hand_over(self, stream: str) -> Future[bool]:
         """See ``Engine.hand_over``: through the memory's tiers."""
@@ -133,7 +142,9 @@ class NativeEngine(WindowedEngine):
     def _plan(self, each: WindowWork) -> WindowPlan:
         prompts = [self._prompt(question) for question in each.stream.spec.questions]
         watch = self.memories is not None and self.memories.wants_queries(each.request.stream)
-        return plan_window(self.model, self._system, each.stream, each.request, each.frames, prompts, watch=watch)
+        return plan_window(
+            self.model, self.pool, self._system, each.stream, each.request, each.frames, prompts, watch=watch
+        )
 
     def _read(
         self, plans: Sequence[WindowPlan], results: Sequence[PassResult]

@@ -42,8 +42,8 @@ def decode_explanations(
     """Decode an explanation for each question that wants one, from its first token.
 
     ``firsts[i][j]``: the first token of question ``j`` of plan ``i``. Returns the texts (``None`` where none was asked
-    for) and the tokens computed per plan. An explanation's KV lies in the slots kept after its question, which the next
-    window overwrites.
+    for) and the tokens computed per plan. An explanation's KV lies in the slots kept after its question, until
+    the window is done.
     """
     wanted: list[list[Explanation | None]] = []
     for plan, tokens in zip(plans, firsts, strict=True):
@@ -77,16 +77,15 @@ def _next(model: VisionLanguageModel, plan: WindowPlan, going: Sequence[Explanat
         Run(row, 1, plan.slots, e.tail.start, slot + 1) for row, (e, slot) in enumerate(zip(going, slots, strict=True))
     ]
     embeds: Tensor = model.embed(torch.tensor([e.tokens[-1] for e in going]))
-    work = plan.work
+    at = [plan.places.next + slot - e.tail.start for e, slot in zip(going, slots, strict=True)]
     return StreamPass(
-        kv=work.kv,
-        base=work.base,
+        pool=plan.work.pool,
+        table=plan.work.table,
         slots=np.zeros(0, np.int64),
         tail_slots=np.array(slots, np.int64),
         tail_runs=tuple(runs),
         embeds=embeds,
-        cos=work.cos,
-        sin=work.sin,
+        positions=plan.places.text(at),
     )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.native.attention import RaggedAttention, Slots
+from cluster.engine.native.attention import RaggedAttention
 from cluster.engine.native.kernels import Kernel
-from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.kv import KVPool
 from cluster.engine.window.planner import BoolArray, IntArray, Run, causal_runs
 from cluster.engine.window.refresh.base import KVChange, Narrowing
 from cluster.models.base import VisionLanguageModel
@@ -22,29 +22,25 @@ from cluster.models.base import VisionLanguageModel
 class StreamPass:
     """One stream's input to a pass: rows to compute and the slots they attend to.
 
-    * ``base``: where local slot 0 lies in the slab
-    * ``slots`` ``[v]``: local slots of the window rows, ascending
+    * ``pool``: of all streams of the pass
+    * ``table`` ``[slots]``: the pool's slots of the window, in the order in which rows see them
+    * ``slots`` ``[v]``: places in ``table`` of the window rows, ascending
     * ``tail_slots`` ``[m]``, ``tail_runs``: rows after them (questions), with runs whose row 0 is the first of these
-    * ``embeds`` ``[v + m, D]``
-    * ``cos, sin`` ``[slots, d]``
+    * ``embeds`` ``[v + m, D]``, ``positions`` ``[3, v + m]`` int64 in the stream's own time, on the host
     * ``narrowing`` may drop, between layers, rows among ``narrowable`` (ascending indices into ``slots``)
     * ``watched``: indices into ``tail_slots`` of rows whose raw queries are wanted
-    * ``order`` ``[slots]``: the slots in the order in which rows see them, where that is not the order they lie in; the
-      computed ones still ascend, and those of the tail stay where they are
     """
 
-    kv: KVSlab
-    base: int
+    pool: KVPool
+    table: IntArray
     slots: IntArray
     tail_slots: IntArray
     tail_runs: tuple[Run, ...]
     embeds: Tensor
-    cos: Tensor
-    sin: Tensor
+    positions: Tensor
     narrowing: Narrowing | None = None
     narrowable: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     watched: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    order: IntArray | None = None
 
 
 @dataclass(slots=True)
@@ -65,7 +61,7 @@ class PassResult:
     """Output of a pass for one stream.
 
     * ``hidden`` ``[m, D]``: its tail rows after the last layer
-    * ``slots``: local slots of the window rows that went through all layers
+    * ``slots``: places, in its table, of the window rows that went through all layers
     * ``queries``: per layer the raw queries ``[Hkv, G w, d]`` of the watched rows; nothing where none are
     """
 
@@ -84,33 +80,23 @@ class _Rows:
         self.narrowable = stream.narrowable
         self.stats = PassStats(layers=0)
         self.queries: list[Tensor] = []
-        # Place of each slot in the visible order.
-        self.places = None if stream.order is None else np.argsort(stream.order)
         self._place()
 
     def __len__(self) -> int:
         return len(self.slots) + len(self.stream.tail_slots)
 
     def _place(self) -> None:
-        self.runs = [
-            *causal_runs(self.slots if self.places is None else self.places[self.slots]),
-            *(run.moved(len(self.slots)) for run in self.stream.tail_runs),
-        ]
+        tail = (run.moved(len(self.slots)) for run in self.stream.tail_runs)
+        self.runs = [*causal_runs(self.slots), *tail]
         self.attended = sum(run.attended for run in self.runs)
 
-    def slab_slots(self) -> Tensor:
-        local = np.concatenate((self.slots, self.stream.tail_slots)) + self.stream.base
-        return torch.from_numpy(local).to(self.stream.embeds.device)
+    def pool_slots(self) -> IntArray:
+        """The pool's slot of each row."""
+        return self.stream.table[np.concatenate((self.slots, self.stream.tail_slots))]
 
-    def order(self) -> Tensor | None:
-        """See :class:`StreamPass`, on the device."""
-        order = self.stream.order
-        return None if order is None else torch.from_numpy(order).to(self.stream.embeds.device)
-
-    def watched(self) -> Tensor | None:
+    def watched(self) -> IntArray:
         """Places of the watched rows among those still in the pass."""
-        wanted = self.stream.watched
-        return torch.from_numpy(wanted + len(self.slots)).to(self.stream.embeds.device) if len(wanted) else None
+        return self.stream.watched + len(self.slots)
 
     def count_layer(self) -> None:
         self.stats.layers += 1
@@ -131,12 +117,13 @@ class _Rows:
 
 
 def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], kernel: Kernel[Any]) -> list[PassResult]:
-    """Run all streams' rows through all layers and write their KV to the streams' slabs."""
+    """Run all streams' rows through all layers and write their KV to the pool."""
     rows = [_Rows(stream) for stream in streams]
     hidden = torch.cat([stream.embeds for stream in streams]).unsqueeze(0)
+    cos, sin = (part.to(hidden.dtype) for part in model.rotary(torch.cat([each.positions for each in streams], dim=1)))
     # Identity rotary: layers pass queries and keys on raw.
     identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
-    ragged = _attention(rows, kernel)
+    ragged = _attention(rows, cos, sin, kernel)
     last = len(model.layers) - 1
     for index, layer in enumerate(model.layers):
         narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, last)]
@@ -146,14 +133,17 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
         for each in rows:
             each.count_layer()
         if narrowing:
+            _hand_out(rows, ragged)
             after = {i: _narrowable_kv(rows[i], index) for i in narrowing}
             stays = [
                 _keep(r, index, before[i], after[i]) if i in before else np.ones(len(r), dtype=bool)
                 for i, r in enumerate(rows)
             ]
-            kept = torch.from_numpy(np.flatnonzero(np.concatenate(stays)))
-            hidden = hidden.index_select(1, kept.to(hidden.device))
-            ragged = _attention(rows, kernel)
+            kept = torch.from_numpy(np.flatnonzero(np.concatenate(stays))).to(hidden.device)
+            hidden = hidden.index_select(1, kept)
+            cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
+            ragged = _attention(rows, cos, sin, kernel)
+    _hand_out(rows, ragged)
     results: list[PassResult] = []
     end = 0
     for each in rows:
@@ -163,16 +153,38 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     return results
 
 
-def _attention(rows: Sequence[_Rows], kernel: Kernel[Any]) -> RaggedAttention:
-    slots, runs = [], []
+def _attention(rows: Sequence[_Rows], cos: Tensor, sin: Tensor, kernel: Kernel[Any]) -> RaggedAttention:
+    runs: list[list[Run]] = []
+    watched: list[IntArray] = []
     first = 0
     for each in rows:
-        stream = each.stream
-        place = (stream.kv, stream.base, each.slab_slots(), stream.cos, stream.sin)
-        slots.append(Slots(*place, each.watched(), each.queries, each.order()))
         runs.append([run.moved(first) for run in each.runs])
+        watched.append(each.watched() + first)
         first += len(each)
-    return RaggedAttention(slots, runs, kernel)
+    pool = rows[0].stream.pool
+    prepared = kernel.prepare([each.stream.table for each in rows], runs, cos)
+    wanted = np.concatenate(watched)
+    return RaggedAttention(
+        pool,
+        pool.index(np.concatenate([each.pool_slots() for each in rows])),
+        cos,
+        sin,
+        kernel,
+        prepared,
+        pool.index(wanted) if len(wanted) else None,
+    )
+
+
+def _hand_out(rows: Sequence[_Rows], ragged: RaggedAttention) -> None:
+    """Give each stream the queries of its watched rows."""
+    for queries in ragged.queries:
+        first = 0
+        for each in rows:
+            count = len(each.stream.watched)
+            if count:
+                each.queries.append(queries[:, :, first : first + count].flatten(1, 2))
+            first += count
+    ragged.queries.clear()
 
 
 def _narrows(rows: _Rows, layer: int, last: int) -> bool:
@@ -181,11 +193,10 @@ def _narrows(rows: _Rows, layer: int, last: int) -> bool:
 
 
 def _narrowable_kv(rows: _Rows, layer: int) -> tuple[Tensor, Tensor]:
-    """Raw ``K, V [n, Hkv, d]`` in the slots of the narrowable rows, copied out."""
-    stream = rows.stream
-    slots = torch.from_numpy(rows.slots[rows.narrowable] + stream.base).to(stream.embeds.device)
-    k, v = (tensor[layer].index_select(1, slots).transpose(0, 1) for tensor in (stream.kv.k, stream.kv.v))
-    return k, v
+    """``K, V [n, Hkv, d]`` in the slots of the narrowable rows, copied out; keys are rotated."""
+    pool = rows.stream.pool
+    slots = pool.index(rows.stream.table[rows.slots[rows.narrowable]])
+    return pool.k[layer].index_select(0, slots), pool.v[layer].index_select(0, slots)
 
 
 def _keep(rows: _Rows, layer: int, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> BoolArray:

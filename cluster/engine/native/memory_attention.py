@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.engine.native.attention import rotate
 from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans
+from cluster.engine.window.kv import StreamKV, rotate
+from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans, own_positions
 from cluster.memory.retrieval_session import RetrievalSession, RetrievedKV
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import FrameSpan, VisionLanguageModel
@@ -27,7 +27,7 @@ def ask_context(
     system: SystemPrompt,
     memory: StreamMemory,
     frames: Sequence[StreamFrame],
-    kv: tuple[Tensor, Tensor] | None,
+    kv: StreamKV | None,
     *,
     since: int | None = None,
 ) -> AskContext:
@@ -35,7 +35,7 @@ def ask_context(
 
     Args:
         frames: the window, encoded; those with KV come first.
-        kv: raw KV ``[L, Hkv, s, d]`` of those that have some and perhaps of frames before them; None where none has.
+        kv: of those that have some, and perhaps of frames before them; None where none has.
         since: time (microseconds, as the memory counts) before which nothing of the memory is wanted.
     """
     timeline, grid = _timeline(model, memory, frames, since)
@@ -52,7 +52,7 @@ def ask_context(
     known = [encoded_tokens(frame) for frame in frames if frame.has_kv]
     count = len(system) + sum(map(len, known))
     cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, :count]))
-    held_k, held_v = _last(kv, count - len(system), system)
+    held_k, held_v = _raw(kv, [own_positions(model, frame) for frame in frames if frame.has_kv], system)
     key = torch.cat([system.k, held_k], dim=2)
     number = [torch.full((len(held),), -2 - i, device=device) for i, held in enumerate(known)]
     local = LocalKV(
@@ -83,11 +83,12 @@ def _timeline(
     return Timeline(opened / MICROSECONDS, min(opened, oldest) / MICROSECONDS, SPAN_S, frame_s), grid
 
 
-def _last(kv: tuple[Tensor, Tensor] | None, count: int, system: SystemPrompt) -> tuple[Tensor, Tensor]:
-    """The last ``count`` slots of raw KV; the system prompt's shape with none."""
-    key, value = (system.k, system.v) if kv is None else kv
-    first = key.shape[2] - count
-    return key[:, :, first:], value[:, :, first:]
+def _raw(kv: StreamKV | None, positions: Sequence[Tensor], system: SystemPrompt) -> tuple[Tensor, Tensor]:
+    """KV of the newest slots, keys before rotary, whose tokens have these ``positions``; empty with none."""
+    if kv is None or not positions:
+        return system.k[:, :, :0], system.v[:, :, :0]
+    at = torch.cat(list(positions), dim=1)
+    return kv.raw(at, len(kv) - at.shape[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def run_passes(
     """Run :func:`~cluster.engine.native.forward.ragged_forward` in passes of about ``rows`` rows; results equal those
     of a single pass.
 
-    A window's rows may run in sequence: by causality earlier rows do not see later ones, and their KV is in the slab by
+    A window's rows may run in sequence: by causality earlier rows do not see later ones, and their KV is in the pool by
     then. A narrowing window is not split, as it selects among all its rows.
     """
     results: list[list[PassResult]] = [[] for _ in works]
@@ -57,6 +57,7 @@ def _pieces(work: StreamPass, rows: int) -> list[StreamPass]:
             work,
             slots=work.slots[start:stop],
             embeds=work.embeds[start:] if last else work.embeds[start:stop],
+            positions=work.positions[:, start:] if last else work.positions[:, start:stop],
             narrowable=work.narrowable[inside] - start,
         )
         if not last:

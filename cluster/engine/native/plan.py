@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cluster.engine.native.forward import PassResult, StreamPass, ragged_forward
 from cluster.engine.native.kernels import Kernel
-from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.kv import KVPool, StreamKV, rotate
 from cluster.engine.window.planner import (
     BoolArray,
     IntArray,
@@ -22,31 +22,24 @@ from cluster.engine.window.planner import (
     question_tails,
 )
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens, frame_spans
+from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens, own_positions
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Question, WindowRequest
 
 
 @torch.inference_mode()
-def system_prompt(model: VisionLanguageModel, kernel: Kernel[Any]) -> SystemPrompt:
+def system_prompt(model: VisionLanguageModel, pool: KVPool, kernel: Kernel[Any]) -> SystemPrompt:
     """Compute a model's system prompt KV; requires the engine's attention."""
     ids = torch.tensor(model.system_ids(), dtype=torch.int64)
-    count = len(ids)
-    kv = KVSlab.of(model)
-    kv.reserve(0, count)
-    cos, sin = model.rotary(torch.arange(count, device=model.device).expand(3, -1))
-    work = StreamPass(
-        kv=kv,
-        base=0,
-        slots=np.arange(count),
-        tail_slots=np.zeros(0, np.int64),
-        tail_runs=(),
-        embeds=model.embed(ids),
-        cos=cos.to(model.dtype),
-        sin=sin.to(model.dtype),
-    )
+    kv = StreamKV(pool)
+    kv.extend(len(ids))
+    positions = torch.arange(len(ids)).expand(3, -1)
+    nothing = np.zeros(0, np.int64)
+    work = StreamPass(pool, kv.slots, np.arange(len(ids)), nothing, (), model.embed(ids), positions)
     ragged_forward(model, [work], kernel)
-    return SystemPrompt(kv.k[:, :, :count].clone(), kv.v[:, :, :count].clone())
+    k, v = kv.raw(positions)
+    kv.clear()
+    return SystemPrompt(k, v)
 
 
 # Question rows recorded for compressors; SnapKV uses the last 32.
@@ -62,6 +55,15 @@ class SystemPrompt:
 
     def __len__(self) -> int:
         return int(self.k.shape[2])
+
+    def store(self, pool: KVPool, slots: IntArray, around: WindowPlaces) -> None:
+        """Write it to the pool before a window: its tokens alone change their place when the window slides."""
+        cos, sin = pool.rotary(around.text(range(len(self))))
+        wide = self.k.float()
+        k = rotate(wide, cos, sin, torch.empty_like(wide)).to(self.k.dtype)
+        index = pool.index(slots)
+        pool.k.index_copy_(1, index, k.transpose(1, 2))
+        pool.v.index_copy_(1, index, self.v.transpose(1, 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +83,8 @@ class WindowPlan:
     """A window to compute.
 
     * ``visual``: visual tokens, of which the first ``cached`` have KV; ``computed [visual]``: those to compute
-    * ``next``: position of a question's first token
+    * ``order`` ``[slots]``: the slots in the order in which rows see them
+    * ``places``: see :class:`WindowPlaces`
     """
 
     stream: Stream
@@ -93,7 +96,8 @@ class WindowPlan:
     visual: int
     cached: int
     computed: BoolArray
-    next: int
+    order: IntArray
+    places: WindowPlaces
     work: StreamPass
 
     @property
@@ -112,6 +116,7 @@ class WindowPlan:
 
 def plan_window(
     model: VisionLanguageModel,
+    pool: KVPool,
     system: SystemPrompt,
     stream: Stream,
     request: WindowRequest,
@@ -123,6 +128,9 @@ def plan_window(
     """Plan a window of encoded ``frames``; older frames leave the stream and its KV.
 
     ``watch``: record the raw queries of every question's last rows.
+
+    Raises:
+        CapacityError: the pool is full.
     """
     stream.drop_frames(stream.frames.index(frames[0]))
     tokens = [encoded_tokens(frame) for frame in frames]
@@ -135,33 +143,38 @@ def plan_window(
     computed = np.ones(visual, dtype=bool)
     computed[:cached] = selection.mask
     rows = np.flatnonzero(computed)
+    # With nothing refreshed, the reused tokens are first as they lie.
+    reordered = policy.reused_first and selection.mask.any()
+    order = prefix_order(len(system), computed, slots) if reordered else np.arange(slots)
 
-    stream.kv.reserve(len(system), slots - len(system))
-    stream.kv.prepend(system.k, system.v)
-    positions, following = _positions(model, len(system), frames, tails)
-    cos, sin = model.rotary(positions)
+    stream.kv.extend(visual)
+    scratch = stream.kv.take_scratch(slots - visual)
+    around = window_places(model, len(system), frames)
+    system.store(pool, scratch[: len(system)], around)
+    asked = [around.next + i for tail in tails for i in range(tail.tokens)]
+    visible = torch.cat([own_positions(model, frame) for frame in frames], dim=1)
     work = StreamPass(
-        kv=stream.kv,
-        base=stream.kv.start - len(system),
-        slots=rows + len(system),
+        pool=pool,
+        table=np.concatenate((scratch[: len(system)], stream.kv.slots, scratch[len(system) :]))[order],
+        slots=np.argsort(order)[rows + len(system)],
         tail_slots=np.concatenate([np.arange(tail.start, tail.start + tail.tokens) for tail in tails]),
         tail_runs=tuple(question_runs(len(system) + visual, tails)),
         embeds=torch.cat([*_rows(tokens, computed), *(prompt.embeds for prompt in prompts)]),
-        cos=cos.to(model.dtype),
-        sin=sin.to(model.dtype),
+        positions=torch.cat((visible[:, torch.from_numpy(rows)], around.text(asked)), dim=1),
         narrowing=selection.narrowing,
         narrowable=np.arange(int(np.count_nonzero(selection.mask))),
         watched=watched_rows([len(prompt) for prompt in prompts]) if watch else np.zeros(0, np.int64),
-        # With nothing refreshed, the reused tokens are first as they lie.
-        order=prefix_order(len(system), computed, slots) if policy.reused_first and selection.mask.any() else None,
     )
-    return WindowPlan(stream, request, frames, prompts, tails, len(system), visual, cached, computed, following, work)
+    return WindowPlan(
+        stream, request, frames, prompts, tails, len(system), visual, cached, computed, order, around, work
+    )
 
 
 def commit_plan(plan: WindowPlan, result: PassResult) -> None:
     """Record the KV and its context after the pass."""
     through = np.zeros(plan.visual, dtype=bool)
-    through[result.slots - plan.system] = True
+    through[plan.order[result.slots] - plan.system] = True
+    plan.stream.kv.release_scratch()
     plan.stream.record_computed(plan.request.window, plan.frames, through)
 
 
@@ -190,14 +203,25 @@ def _rows(tokens: Sequence[FrameTokens], computed: BoolArray) -> list[Tensor]:
     return rows
 
 
-def _positions(
-    model: VisionLanguageModel, system: int, frames: Sequence[StreamFrame], tails: Sequence[Tail]
-) -> tuple[Tensor, int]:
-    """Positions ``[3, slots]`` of all slots, and that of a question's first token."""
-    window = model.window_positions(system, frame_spans(frames))
-    device = model.device
-    parts = [torch.arange(system, device=device).expand(3, -1), *(part.to(device) for part in window.frames)]
-    parts += [
-        torch.arange(window.next, window.next + tail.stop - tail.start, device=device).expand(3, -1) for tail in tails
-    ]
-    return torch.cat(parts, dim=1), window.next
+@dataclass(frozen=True, slots=True)
+class WindowPlaces:
+    """Where a window lies in its stream's own time, so that relative positions are those of a window that begins at 0.
+
+    ``first``: place of its first frame; ``system``: tokens before it; ``next``: position of a question's first token,
+    counted from the system prompt.
+    """
+
+    first: int
+    system: int
+    next: int
+
+    def text(self, positions: Sequence[int]) -> Tensor:
+        """Own-time positions ``[3, n]`` of text at these positions of the window."""
+        place = torch.tensor(positions, dtype=torch.int64) - self.system
+        return torch.stack((place + self.first, place, place))
+
+
+def window_places(model: VisionLanguageModel, system: int, frames: Sequence[StreamFrame]) -> WindowPlaces:
+    """Places of a window of these frames."""
+    first, last = (model.frame_place(frame.time_s, frame.slot, frame.grid) for frame in (frames[0], frames[-1]))
+    return WindowPlaces(first, system, model.next_position(system, last - first, frames[-1].grid))

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from cluster.engine.window.encode import frame_cells
-from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.refresh.context import choose_refreshed
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
@@ -131,10 +130,6 @@ class SimulatedEngine(WindowedEngine):
         closed = super().push(sample)
         self._streams[sample.stream].frames[-1].patches = None
         return closed
-
-    def _slab(self) -> KVSlab:
-        """A KV slab of no layers: counts slots, takes no memory."""
-        return KVSlab(0, 0, 0, torch.float32, torch.device("cpu"))
 
     def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
         """Mark pending frames as encoded. Text around frames is not counted."""

@@ -123,9 +123,7 @@ class VllmEngine(WindowedEngine):
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """See ``Engine.import_stream``; replaces a stream of that name. A native engine's KV is discarded."""
         super().import_stream(spec, state)
-        taken = self._streams[spec.stream]
-        taken.invalidate_kv()
-        taken.kv = self._slab()
+        self._streams[spec.stream].invalidate_kv()
         self.layout.drop_stream(spec.stream)
 
     def _checkpoints_of(self, stream: str) -> WindowCheckpoints | None:

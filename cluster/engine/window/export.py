@@ -1,7 +1,7 @@
 """Serialised stream state (safetensors with a JSON header), and the model's fingerprint.
 
-Keys are stored before rotary, so the KV is valid in any process and window. Frames not encoded yet are exported as
-patches.
+Keys are rotated in the stream's own time, which is part of the state, so the KV is valid in any process and window.
+Frames not encoded yet are exported as patches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, StreamFrame
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
@@ -42,7 +42,7 @@ def fingerprint(model: VisionLanguageModel) -> str:
 
 
 VERSION = 1
-_SCALARS = ("index", "pts", "duration", "anchor", "complete", "activity", "size", "first")
+_SCALARS = ("index", "pts", "duration", "anchor", "complete", "activity", "size", "time_s", "slot", "first")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,16 +65,12 @@ class Snapshot:
 
 def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
     """Take a snapshot of a stream; ``fingerprint`` of its model."""
-    k, v = stream.kv.live_kv()
-    # Slots of a window that broke off, or of questions, are not part of the stretch: what is dumped is committed.
+    # Embeddings and what the planner knows of a frame are replaced, and never changed; slots are copied.
     tensors: dict[str, Tensor] = {}
     for number, frame in enumerate(stream.frames):
         tensors |= {f"{number}.{name}": tensor for name, tensor in _frame_tensors(frame).items()}
-    # Embeddings and what the planner knows of a frame are replaced, and never changed; the slab is.
-    tensors |= {
-        "k": k.clone(memory_format=torch.contiguous_format),
-        "v": v.clone(memory_format=torch.contiguous_format),
-    }
+    if stream.kv.pool is not None:
+        tensors["k"], tensors["v"] = stream.kv.stored()
     last = stream.last
     header = {
         "version": VERSION,
@@ -88,13 +84,15 @@ def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
         "first_token": stream.first_token,
         "last_motion_dropped": stream.last_motion_dropped,
         "newest": stream.newest,
+        "epoch": stream.epoch,
+        "seen": stream.seen,
         "counters": asdict(stream.counters),
     }
     return Snapshot(header, tensors)
 
 
-def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream:
-    """Inverse of :meth:`Snapshot.dump`, into the empty slab ``kv``.
+def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stream:
+    """Inverse of :meth:`Snapshot.dump`, into the empty ``kv``.
 
     Raises:
         ModelError: not a stream's state, of another version, or computed with another model.
@@ -108,8 +106,9 @@ def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream
         )
     try:
         tensors = load_tensors(state)
-        frames = [_frame(meta, number, tensors, kv.k.device) for number, meta in enumerate(header["frames"])]
-        _fill(kv, tensors["k"], tensors["v"])
+        device = torch.device("cpu") if kv.pool is None else kv.pool.k.device
+        frames = [_frame(meta, number, tensors, device) for number, meta in enumerate(header["frames"])]
+        _fill(kv, tensors)
         return Stream(
             spec=spec,
             kv=kv,
@@ -122,6 +121,8 @@ def load(state: bytes, spec: StreamSpec, kv: KVSlab, fingerprint: str) -> Stream
             first_token=header["first_token"],
             last_motion_dropped=header["last_motion_dropped"],
             newest=header["newest"],
+            epoch=header["epoch"],
+            seen=header["seen"],
             counters=StreamCounters(**header["counters"]),
         )
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -141,6 +142,8 @@ def _frame_tensors(frame: StreamFrame) -> dict[str, Tensor]:
         tensors["patches"] = torch.from_numpy(frame.patches)
     if frame.tokens is not None:
         tensors |= {"embeds": frame.tokens.embeds, "cells": frame.tokens.cells}
+    if frame.positions is not None:
+        tensors["positions"] = frame.positions
     if frame.computed is not None:
         # Changed in place by the windows to come.
         tensors["computed"] = torch.from_numpy(frame.computed.copy())
@@ -163,17 +166,19 @@ def _frame(meta: dict[str, Any], number: int, tensors: dict[str, Tensor], device
         mask=tensors[f"{number}.mask"].numpy().copy(),
         patches=optional("patches"),
         tokens=tokens,
+        positions=tensors.get(f"{number}.positions"),
         computed=optional("computed"),
     )
 
 
-def _fill(kv: KVSlab, k: Tensor, v: Tensor) -> None:
-    length = k.shape[2]
-    kv.reserve(0, length)
-    kv.length = length
-    held_k, held_v = kv.live_kv()
-    held_k.copy_(k)
-    held_v.copy_(v)
+def _fill(kv: StreamKV, tensors: dict[str, Tensor]) -> None:
+    """Store the state's KV in slots of its own."""
+    if kv.pool is None or "k" not in tensors:
+        return
+    kv.extend(tensors["k"].shape[2])
+    index = kv.pool.index(kv.slots)
+    for pool, part in ((kv.pool.k, tensors["k"]), (kv.pool.v, tensors["v"])):
+        pool.index_copy_(1, index, part.to(pool.device).transpose(1, 2))
 
 
 def _last(meta: dict[str, Any] | None) -> LastWindow | None:

@@ -1,53 +1,121 @@
-"""Position-free KV of one stream: keys before rotary, in a ring of slots.
+"""KV of all streams in one pool of slots, one token a slot; a stream holds a table of slots.
 
-Layout ``K, V [L, Hkv, capacity, d]``: the keys of a layer and head are contiguous, as attention reads them. Frames
-enter at the end and leave at the start, so a stream's KV is one contiguous range. The system prompt's KV is copied
-directly before it, over free slots, so that the window is one contiguous range for every kernel. At the end of the slab
-the range moves to its front.
+Keys are stored *rotated once*, at the place a token has in its stream's own time: only relative positions matter, so
+that a sliding window changes nothing of what it keeps (see :func:`~cluster.engine.window.stream.own_positions`). Slots
+of a window need no order, so nothing is ever moved, and a stream that leaves gives its slots back.
 """
 
 from __future__ import annotations
 
+import os
+from math import prod
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from cluster.engine.window.planner import IntArray
+from cluster.errors import CapacityError
 from cluster.models.base import VisionLanguageModel
 
-# Slots beyond what is needed now, as a share: the more, the rarer the move to the front (one window's KV each time).
-SLACK = 1.5
-ROUNDING = 64
+MOST_SLOTS = 1 << 20
+"""Slots of a pool at most: about 700 windows of 1,500 tokens."""
+SHARE = 0.5
+"""Share of the memory, of the host or free on the GPU, that a pool may fill."""
 
 
-class KVSlab:
-    """KV slots of one stream; ``[start, start + length)`` are in use."""
+class KVPool:
+    """``k, v [L, slots, Hkv, d]``; ``rotary`` of their model.
 
-    def __init__(self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.start = 0
-        self.length = 0
-        # Zeros, not empty: a masked slot's score is -inf only if the score itself is finite.
-        self.k = torch.zeros(layers, heads, 0, head_size, dtype=dtype, device=device)
-        self.v = torch.zeros_like(self.k)
+    On a CPU the memory is taken from the operating system slot by slot, as it is first used.
+    """
 
-    @classmethod
-    def of(cls, model: VisionLanguageModel) -> KVSlab:
-        """Create an empty slab for a stream of this model."""
+    def __init__(self, model: VisionLanguageModel, nbytes: int | None = None) -> None:
+        """``nbytes``: of keys and values together; ``None``: ``SHARE`` of the memory, at most ``MOST_SLOTS`` slots."""
         config = model.text_config
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        return cls(len(model.layers), kv_heads, size, model.dtype, model.device)
+        layers = len(model.layers)
+        self.slot_bytes = 2 * layers * kv_heads * size * model.dtype.itemsize
+        self.capacity = min(MOST_SLOTS, (_memory_share(model.device) if nbytes is None else nbytes) // self.slot_bytes)
+        self.rotary = model.rotary
+        shape = (layers, self.capacity, kv_heads, size)
+        self.k, self.v = (_zeros(shape, model.dtype, model.device) for _ in range(2))
+        # Slots from here on were never used.
+        self._fresh = 0
+        self._free = np.zeros(0, np.int64)
 
     @property
-    def capacity(self) -> int:
-        return int(self.k.shape[2])
+    def used(self) -> int:
+        """Slots that streams hold."""
+        return self._fresh - len(self._free)
+
+    def take(self, count: int) -> IntArray:
+        """``count`` free slots, ascending.
+
+        Raises:
+            CapacityError: fewer are free.
+        """
+        again = self._free[len(self._free) - min(count, len(self._free)) :]
+        more = count - len(again)
+        if self._fresh + more > self.capacity:
+            raise CapacityError(
+                f"{count} tokens do not fit the KV pool: {self.used} of its {self.capacity} slots of "
+                f"{self.slot_bytes} bytes are in use"
+            )
+        self._free = self._free[: len(self._free) - len(again)]
+        self._fresh += more
+        return np.sort(np.concatenate((again, np.arange(self._fresh - more, self._fresh))))
+
+    def give_back(self, slots: IntArray) -> None:
+        """The counterpart of :meth:`take`."""
+        self._free = np.concatenate((self._free, slots))
+
+    def index(self, slots: IntArray) -> Tensor:
+        """Slots as an index on the pool's device."""
+        return torch.from_numpy(slots).to(self.k.device)
+
+
+class StreamKV:
+    """The slots of one stream in ``pool``; without one (other engines), only their number is known.
+
+    ``slots``: of the tokens of its frames, oldest first; ``scratch``: of the system prompt and questions, during a
+    step.
+    """
+
+    def __init__(self, pool: KVPool | None) -> None:
+        self.pool = pool
+        self.slots = self.scratch = np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.slots)
 
     @property
     def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        return 0 if self.pool is None else (len(self.slots) + len(self.scratch)) * self.pool.slot_bytes
 
-    def clear(self) -> None:
-        """Drop all slots; the memory stays allocated."""
-        self.start = self.length = 0
+    def extend(self, count: int) -> None:
+        """Take slots until there are ``count``.
+
+        Raises:
+            CapacityError: the pool is full.
+        """
+        self.slots = np.concatenate((self.slots, self._take(max(0, count - len(self.slots)))))
+
+    def take_scratch(self, count: int) -> IntArray:
+        """Take ``count`` scratch slots, until :meth:`release_scratch`.
+
+        Raises:
+            CapacityError: the pool is full.
+        """
+        self.release_scratch()
+        self.scratch = self._take(count)
+        return self.scratch
+
+    def release_scratch(self) -> None:
+        self._give_back(self.scratch)
+        self.scratch = self.scratch[:0]
 
     def drop_slots(self, count: int) -> None:
         """Drop the oldest ``count`` slots.
@@ -55,39 +123,67 @@ class KVSlab:
         Raises:
             ValueError: there are fewer.
         """
-        if not 0 <= count <= self.length:
-            raise ValueError(f"{count} slots cannot be dropped of {self.length}")
-        self.start += count
-        self.length -= count
+        if not 0 <= count <= len(self.slots):
+            raise ValueError(f"{count} slots cannot be dropped of {len(self.slots)}")
+        self._give_back(self.slots[:count])
+        self.slots = self.slots[count:]
 
-    def reserve(self, front: int, count: int) -> None:
-        """Make room for ``front`` slots before the range and for the range to grow to ``count`` slots."""
-        if self.start >= front and self.start + count <= self.capacity:
-            return
-        if front + count > self.capacity:
-            wanted = front + int(count * SLACK)
-            capacity = -(-wanted // ROUNDING) * ROUNDING
-            self.k, self.v = (self._grown(tensor, capacity, front) for tensor in (self.k, self.v))
-        else:
-            for tensor in (self.k, self.v):
-                for layer in tensor:
-                    # The two stretches may overlap: through a copy, a layer at a time.
-                    layer[:, front : front + self.length] = layer[:, self.start : self.start + self.length].clone()
-        self.start = front
+    def clear(self) -> None:
+        """Give all slots back."""
+        self.drop_slots(len(self.slots))
+        self.release_scratch()
 
-    def _grown(self, tensor: Tensor, capacity: int, front: int) -> Tensor:
-        layers, heads, _, head_size = tensor.shape
-        grown = tensor.new_zeros(layers, heads, capacity, head_size)
-        grown[:, :, front : front + self.length] = tensor[:, :, self.start : self.start + self.length]
-        return grown
+    def stored(self, first: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
+        """``K, V [L, Hkv, n, d]`` of the slots ``[first, stop)``, keys as they are stored; copies."""
+        assert self.pool is not None
+        index = self.pool.index(self.slots[first:stop])
+        k, v = (part.index_select(1, index).transpose(1, 2).contiguous() for part in (self.pool.k, self.pool.v))
+        return k, v
 
-    def prepend(self, k: Tensor, v: Tensor) -> None:
-        """Copy ``k, v [L, Hkv, s, d]`` into the ``s`` slots before the range."""
-        front = self.start - k.shape[2]
-        self.k[:, :, front : self.start] = k
-        self.v[:, :, front : self.start] = v
+    def raw(self, positions: Tensor, first: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
+        """:meth:`stored` with keys before rotary; ``positions [3, n]`` at which they were rotated."""
+        assert self.pool is not None
+        k, v = self.stored(first, stop)
+        cos, sin = self.pool.rotary(positions)
+        return unrotate(k, cos, sin), v
 
-    def live_kv(self) -> tuple[Tensor, Tensor]:
-        """``K, V [L, Hkv, length, d]`` of the slots in use, as views."""
-        held = slice(self.start, self.start + self.length)
-        return self.k[:, :, held], self.v[:, :, held]
+    def _take(self, count: int) -> IntArray:
+        return np.full(count, -1, np.int64) if self.pool is None else self.pool.take(count)
+
+    def _give_back(self, slots: IntArray) -> None:
+        if self.pool is not None and len(slots):
+            self.pool.give_back(slots)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
+    """Rotary embedding of ``x [..., n, d]`` by ``cos, sin [n, d]`` into ``out``, half-split layout.
+
+    ``x * cos + rotate_half(x) * sin`` as in transformers, in three passes over memory and without temporaries.
+    """
+    half = x.shape[-1] // 2
+    torch.mul(x, cos, out=out)
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
+
+
+def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The inverse of :func:`rotate`, in float32; the result has the dtype of ``x``."""
+    wide = x.float()
+    # Some checkpoints scale their rotary: cos² + sin² is that scale, squared.
+    norm = cos.square() + sin.square()
+    return rotate(wide, cos / norm, -sin / norm, torch.empty_like(wide)).to(x.dtype)
+
+
+def _memory_share(device: torch.device) -> int:
+    if device.type == "cuda" and torch.cuda.is_available():
+        return int(SHARE * torch.cuda.mem_get_info(device)[0])
+    return int(SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not empty: a masked slot's score is -inf only if the score itself is finite."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy's zeros are pages that the operating system has not given yet; torch's are written.
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

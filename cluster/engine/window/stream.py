@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from cluster.engine.base import WindowRequest
-from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.planner import BoolArray, IntArray
 from cluster.engine.window.windows import WindowClock, WindowSpan, covered_until, opening_index, window_time
 from cluster.memory.head_memory import KVChunk, KVSink
-from cluster.models.base import FrameSpan, FrameTokens
+from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
 from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
 
 
@@ -22,8 +22,10 @@ class StreamFrame:
     """One frame: patches until encoded, then embeddings, and KV once a window computed it.
 
     * ``size``: visual tokens (0: fully pruned; it takes time and no slots)
+    * ``time_s``, ``slot``: its time and number since the stream began (afresh)
     * ``patches``: uint8 as in ``FrameSample``, ``None`` once encoded
     * ``first``: number of its first token among all tokens of the stream that ever got KV
+    * ``positions`` ``[3, t]`` int64 of its tokens in the stream's own time, once a window needs them
     * ``computed`` ``[3, t]``, ``None`` without KV: per token the window it was last computed in, the number of that
       window's first token, and that window's opening (pts)
     * ``content``: digest of ``tokens``; "" until needed
@@ -39,13 +41,16 @@ class StreamFrame:
     mask: BoolGrid
     size: int
     patches: UInt8Array | None
+    time_s: float = 0.0
+    slot: int = 0
     tokens: FrameTokens | None = None
     first: int = 0
+    positions: torch.Tensor | None = None
     computed: IntArray | None = None
     content: str = ""
 
     @classmethod
-    def of(cls, sample: FrameSample) -> StreamFrame:
+    def of(cls, sample: FrameSample, *, time_s: float = 0.0, slot: int = 0) -> StreamFrame:
         return cls(
             index=sample.index,
             pts=sample.pts,
@@ -57,6 +62,8 @@ class StreamFrame:
             mask=sample.mask.copy(),
             size=sample.tokens,
             patches=_owned(sample.patches),
+            time_s=time_s,
+            slot=slot,
         )
 
     @property
@@ -79,6 +86,8 @@ class StreamFrame:
             held += self.patches.nbytes
         if self.tokens is not None:
             held += self.tokens.embeds.nbytes + self.tokens.cells.nbytes
+        if self.positions is not None:
+            held += self.positions.nbytes
         if self.computed is not None:
             held += self.computed.nbytes
         return held
@@ -105,10 +114,10 @@ class StreamCounters:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One stream. ``frames`` ascend in pts; those with KV come first and lie in ``kv`` in the same order."""
+    """One stream. ``frames`` ascend in pts; those with KV come first, and their slots of ``kv`` in the same order."""
 
     spec: StreamSpec
-    kv: KVSlab
+    kv: StreamKV
     clock: WindowClock
     frames: list[StreamFrame] = field(default_factory=list)
     outstanding: list[WindowSpan] = field(default_factory=list)
@@ -121,6 +130,9 @@ class Stream:
     # The newest moving frame that is no longer held.
     last_motion_dropped: int | None = None
     newest: int | None = None
+    # The stream's own time: the pts of its first frame since it began (afresh), and the frames since then.
+    epoch: int = 0
+    seen: int = 0
     counters: StreamCounters = field(default_factory=StreamCounters)
     # Receives the KV of frames that leave the window.
     kv_sink: KVSink | None = None
@@ -131,12 +143,14 @@ class Stream:
         if self.newest is None or sample.fresh or (sample.gap and not self._follows(sample)):
             self.reset()
             self.clock.restart(sample.pts)
+            self.epoch, self.seen = sample.pts, 0
         elif sample.pts <= self.newest:
             raise ValueError(
                 f"frame {sample.index} of {self.spec.stream} has pts {sample.pts}, not after {self.newest}; "
                 "send frames in order, or mark the first one of a restarted clock as fresh"
             )
-        frame = StreamFrame.of(sample)
+        frame = StreamFrame.of(sample, time_s=(sample.pts - self.epoch) / MICROSECONDS, slot=self.seen)
+        self.seen += 1
         closed = self.clock.close(frame.window_time, covered_until(self.frames[-1]) if self.frames else None)
         self.frames.append(frame)
         self.newest = frame.pts
@@ -198,7 +212,6 @@ class Stream:
             stop = start + frame.computed.shape[1]
             frame.computed[:, computed[start:stop]] = context
             start = stop
-        self.kv.length = start
 
     def drop_expired_frames(self) -> None:
         """Drop frames that no future window can hold."""
@@ -255,23 +268,23 @@ class Stream:
         return self.kv.nbytes + sum(frame.nbytes for frame in self.frames)
 
 
-def kv_chunks(stream: str, frames: Sequence[StreamFrame], kv: KVSlab) -> Iterator[KVChunk]:
-    """KV of the oldest ``frames`` in ``kv``; frames without KV or tokens are skipped."""
-    key, value = kv.live_kv()
+def kv_chunks(stream: str, frames: Sequence[StreamFrame], kv: StreamKV) -> Iterator[KVChunk]:
+    """KV of the oldest ``frames`` in ``kv``, keys before rotary; frames without KV or tokens are skipped."""
     first = 0
     for frame in frames:
         if not frame.has_kv or frame.tokens is None:
             continue
-        slots = slice(first, first + len(frame.tokens))
-        first = slots.stop
+        stop = first + len(frame.tokens)
         if len(frame.tokens):
+            assert frame.positions is not None
+            k, v = kv.raw(frame.positions, first, stop)
             rows, columns = frame.grid.group_rows, frame.grid.group_cols
-            row, column = frame.tokens.cells.to(key.device).unbind(-1)
+            row, column = frame.tokens.cells.to(k.device).unbind(-1)
             # Text around a frame is placed below it.
             cell = torch.where(row < 0, rows, row) * columns + column
-            kept = (key[:, :, slots].clone(), value[:, :, slots].clone())
             look = frame.tokens.embeds.float().mean(0)
-            yield KVChunk(stream, frame.index, frame.pts, *kept, cell, rows, columns, look)
+            yield KVChunk(stream, frame.index, frame.pts, k, v, cell, rows, columns, look)
+        first = stop
 
 
 def _owned(array: UInt8Array) -> UInt8Array:
@@ -283,6 +296,17 @@ def encoded_tokens(frame: StreamFrame) -> FrameTokens:
     """Tokens of an encoded frame."""
     assert frame.tokens is not None
     return frame.tokens
+
+
+def own_positions(model: VisionLanguageModel, frame: StreamFrame) -> torch.Tensor:
+    """Positions ``[3, t]`` of an encoded frame's tokens in the stream's own time: ``(time, row, column)`` counted from
+    the stream's beginning, whatever window they are in."""
+    if frame.positions is None:
+        cells = encoded_tokens(frame).cells
+        time = torch.full((len(cells),), frame.time_s, dtype=torch.float64)
+        slot = torch.full((len(cells),), frame.slot)
+        frame.positions = model.token_positions(0, time, slot, cells, frame.grid)
+    return frame.positions
 
 
 def frame_spans(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:

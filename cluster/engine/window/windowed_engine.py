@@ -16,8 +16,8 @@ from cluster.engine.base import AskRun, completed_future
 from cluster.engine.window import export
 from cluster.engine.window.checks import check_sample, check_spec
 from cluster.engine.window.encode import encode_pending
-from cluster.engine.window.kv import KVSlab
-from cluster.engine.window.stream import LastWindow, Stream, StreamFrame
+from cluster.engine.window.kv import StreamKV
+from cluster.engine.window.stream import LastWindow, Stream, StreamFrame, encoded_tokens
 from cluster.engine.window.windows import FIRST_WINDOWS, WindowClock, WindowSpan
 from cluster.errors import ModelError, NotReadyError
 from cluster.memory.head_memory import KVSink
@@ -135,9 +135,9 @@ class WindowedEngine(ABC):
         """Encode pending frames; FLOPs by the id of the frame."""
         return encode_pending(self.model, frames)
 
-    def _slab(self) -> KVSlab:
-        """Create a stream's KV slab."""
-        return KVSlab.of(self.model)
+    def _stream_kv(self) -> StreamKV:
+        """Create the KV of a stream."""
+        return StreamKV(None)
 
     def _check(self, spec: StreamSpec) -> None:
         check_spec(spec, self.model)
@@ -167,11 +167,15 @@ class WindowedEngine(ABC):
                 return False
             except ModelError as error:
                 log.warning("camera %s starts with an empty window: %s", spec.stream, error)
-        self._streams[spec.stream] = Stream(spec, self._slab(), WindowClock(*_lengths(spec)), kv_sink=self._kv_sink)
+        self._streams[spec.stream] = Stream(
+            spec, self._stream_kv(), WindowClock(*_lengths(spec)), kv_sink=self._kv_sink
+        )
         return True
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
-        self._streams.pop(stream, None)
+        held = self._streams.pop(stream, None)
+        if held is not None:
+            held.kv.clear()
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         """See ``Engine.push``.
@@ -217,8 +221,13 @@ class WindowedEngine(ABC):
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """See ``Engine.import_stream``; replaces a stream of that name."""
         self._check(spec)
-        taken = export.load(state, spec, self._slab(), self.fingerprint)
+        taken = export.load(state, spec, self._stream_kv(), self.fingerprint)
         taken.kv_sink = self._kv_sink
+        if len(taken.kv) != sum(len(encoded_tokens(frame)) for frame in taken.frames if frame.has_kv):
+            # The state of an engine that keeps its KV elsewhere.
+            taken.invalidate_kv()
+        if spec.stream in self._streams:
+            self._streams[spec.stream].kv.clear()
         taken.clock.change_lengths(*_lengths(spec))
         self._streams[spec.stream] = taken
 

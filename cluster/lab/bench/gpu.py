@@ -16,7 +16,6 @@ from typing import Any
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.encode import patch_batch
-from cluster.engine.window.kv import KVSlab
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
@@ -166,8 +165,7 @@ def _counts(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
     launches: dict[tuple[int, int], int] = {}
     for depth, streams in itertools.product((layers // 2, layers), (1, MANY)):
         rig = Rig.of(shape, depth)
-        heads = KVSlab.of(rig.model).k
-        cuda.watch = heads.shape[1], heads.shape[3]
+        cuda.watch = rig.engine.pool.k.shape[2:]
         names = [f"camera-{number}" for number in range(streams)]
         for name in names:
             rig.admit(name)

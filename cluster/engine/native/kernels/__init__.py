@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from cluster.engine.window.planner import Run
+from cluster.engine.window.planner import IntArray, Run
 from cluster.registry import kernels
 
 Prepared = TypeVar("Prepared")
@@ -19,24 +19,28 @@ class Kernel(ABC, Generic[Prepared]):
     """Grouped-query attention of packed rows over the slots of several streams."""
 
     @abstractmethod
-    def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
+    def prepare(self, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
         """Precompute masks and indices for all layers and heads.
 
-        ``streams[i]``: the runs of stream ``i``, in row order; rows count over all streams. ``like``: a tensor of the
-        device and dtype that queries and keys will have.
+        ``tables[i]``: the pool's slots of stream ``i`` in the order in which its runs count them; ``streams[i]``: its
+        runs, in row order; rows count over all streams. ``like``: a tensor of the device and dtype that queries and
+        keys will have.
         """
 
     @abstractmethod
-    def attend(
-        self, prepared: Prepared, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], scale: float
-    ) -> Tensor:
-        """``query [H, n, d]`` rotated, per stream ``keys, values [Hkv, slots, d]`` rotated -> ``[n, H, d]``."""
+    def attend(self, prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """``query [H, n, d]`` and one layer of the pool, ``key, value [slots, Hkv, d]``, rotated -> ``[n, H, d]``."""
 
 
 def grouped(query: Tensor, kv_heads: int) -> Tensor:
     """``[H, n, d]`` -> ``[Hkv, H / Hkv, n, d]``: query heads grouped by key head."""
     heads, rows, size = query.shape
     return query.view(kv_heads, heads // kv_heads, rows, size)
+
+
+def gathered(tensor: Tensor, table: Tensor) -> Tensor:
+    """A stream's slots ``[n]`` of ``[slots, Hkv, d]`` -> ``[Hkv, n, d]``, a copy."""
+    return tensor.index_select(0, table).transpose(0, 1)
 
 
 def shared(tensor: Tensor, group: int) -> Tensor:
@@ -51,8 +55,8 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, name: str | None = N
         ConfigError: no kernel has that name.
     """
     if name is None:
-        if device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
-            name = "varlen"
+        if device.type == "cuda":
+            name = "slots"
         elif device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
             name = "cpu_flash"
         else:

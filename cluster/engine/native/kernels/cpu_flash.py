@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cluster.engine.native.kernels import Kernel, grouped, shared
+from cluster.engine.native.kernels import Kernel, gathered, grouped, shared
 from cluster.engine.native.kernels.blocks import CALL_COST, Block, make_blocks
-from cluster.engine.window.planner import Run
+from cluster.engine.window.planner import IntArray, Run
 
-# Each block with its additive mask [rows, stop - tail], or None for a plain causal tail.
-Prepared = list[list[tuple[Block, Tensor | None]]]
+# Per stream its table, and each block with its additive mask [rows, stop - tail], or None for a plain causal tail.
+Prepared = list[tuple[Tensor, list[tuple[Block, Tensor | None]]]]
 
 # The one CPU attention that also returns the log-sum-exp; scaled_dot_product_attention runs on it.
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -29,22 +29,24 @@ class CPUFlashKernel(Kernel[Prepared]):
     def __init__(self, call_cost: int = CALL_COST) -> None:
         self.call_cost = call_cost
 
-    def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
+    def prepare(self, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
         return [
-            [(block, _additive(block, like.dtype)) for block in make_blocks(runs, self.call_cost)] for runs in streams
+            (
+                torch.from_numpy(table),
+                [(block, _additive(block, like.dtype)) for block in make_blocks(runs, self.call_cost)],
+            )
+            for table, runs in zip(tables, streams, strict=True)
         ]
 
-    def attend(
-        self, prepared: Prepared, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], scale: float
-    ) -> Tensor:
+    def attend(self, prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         heads, rows, size = query.shape
-        kv_heads = keys[0].shape[0]
+        kv_heads = key.shape[1]
         group = heads // kv_heads
         q = grouped(query, kv_heads)
         out = query.new_empty(rows, heads, size)
         target = out.view(rows, kv_heads, group, size)
-        for blocks, k, v in zip(prepared, keys, values, strict=True):
-            k, v = shared(k, group), shared(v, group)
+        for table, blocks in prepared:
+            k, v = (shared(gathered(part, table), group) for part in (key, value))
             for block, mask in blocks:
                 block_q = q[:, :, block.row : block.stop_row]
                 tail = slice(block.tail, block.stop)

@@ -8,38 +8,42 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.engine.native.kernels import Kernel, grouped, shared
+from cluster.engine.native.kernels import Kernel, gathered, grouped, shared
 from cluster.engine.native.kernels.blocks import CALL_COST, Block, make_blocks
-from cluster.engine.window.planner import Run
+from cluster.engine.window.planner import IntArray, Run
 
 # Rows of one call: bounds the mask of a whole window computed at once (10,000 slots) to a few tens of MB.
 ROWS = 1024
 
 
-class SDPAKernel(Kernel[list[list[Block]]]):
+# Per stream its table and blocks.
+Prepared = list[tuple[Tensor, list[Block]]]
+
+
+class SDPAKernel(Kernel[Prepared]):
     """Exact, public API only. The mask covers a block's whole span, so masked pairs are computed too."""
 
     def __init__(self, call_cost: int = CALL_COST) -> None:
         self.call_cost = call_cost
 
-    def prepare(self, streams: Sequence[Sequence[Run]], like: Tensor) -> list[list[Block]]:
+    def prepare(self, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
         split = [[piece for run in runs for piece in _pieces(run)] for runs in streams]
-        return [[block.to(like.device) for block in make_blocks(runs, self.call_cost)] for runs in split]
+        return [
+            (
+                torch.from_numpy(table).to(like.device),
+                [block.to(like.device) for block in make_blocks(runs, self.call_cost)],
+            )
+            for table, runs in zip(tables, split, strict=True)
+        ]
 
-    def attend(
-        self,
-        prepared: list[list[Block]],
-        query: Tensor,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        scale: float,
-    ) -> Tensor:
+    def attend(self, prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         heads, rows, size = query.shape
-        kv_heads = keys[0].shape[0]
+        kv_heads = key.shape[1]
         q, group = grouped(query, kv_heads), heads // kv_heads
         out = query.new_empty(rows, heads, size)
         target = out.view(rows, kv_heads, group, size)
-        for blocks, k, v in zip(prepared, keys, values, strict=True):
+        for table, blocks in prepared:
+            k, v = (gathered(part, table) for part in (key, value))
             for block in blocks:
                 attended = F.scaled_dot_product_attention(
                     q[:, :, block.row : block.stop_row],

@@ -1,0 +1,100 @@
+"""``slots``: one launch of flash attention per layer for all rows of all streams, over slot tables (Triton).
+
+Each program computes the neighbouring rows of one stream for one head (FlashAttention-2, arXiv 2307.08691, algorithm
+1); it finds keys through the stream's table, so that nothing is copied side by side, and masks by three integers a row,
+so that scattered rows cost no more than neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cluster.engine.native.kernels import Kernel
+from cluster.engine.window.planner import IntArray, Run
+
+# Rows of a program: questions and explanations have few, and half-empty tiles cost as much as full ones.
+ROWS = 64
+# Keys of a program's step.
+KEYS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotTables:
+    """What the kernel reads beside queries, keys and values; int32 on their device.
+
+    * ``table``: the slots of all streams, one after the other
+    * ``blocks [blocks, 6]``: first row, rows, where the stream's table begins, and the slots to visit: ``[0, a)`` and
+      ``[b, c)``
+    * ``rows [rows, 3]``: ``prefix, tail, stop``: a row sees the slots ``[0, prefix)`` and ``[tail, stop)``
+    """
+
+    table: Tensor
+    blocks: Tensor
+    rows: Tensor
+
+
+class SlotsKernel(Kernel[SlotTables]):
+    """CUDA kernel for fp32, fp16 and bf16; Triton's interpreter runs it on a CPU."""
+
+    def prepare(self, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], like: Tensor) -> SlotTables:
+        blocks: list[IntArray] = []
+        rows: list[IntArray] = []
+        start = first = 0
+        for table, runs in zip(tables, streams, strict=True):
+            seen = visible_slots(runs)
+            blocks.append(_blocks(seen, first, start))
+            rows.append(seen)
+            first, start = first + len(seen), start + len(table)
+        arrays = np.concatenate(tables), np.concatenate(blocks), np.concatenate(rows)
+        return SlotTables(*(torch.from_numpy(array.astype(np.int32)).to(like.device) for array in arrays))
+
+    def attend(self, prepared: SlotTables, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        given = (prepared.table, prepared.blocks, prepared.rows)
+        attended: Tensor = _attend(query, key, value, *given, scale)
+        return attended
+
+
+def visible_slots(runs: Sequence[Run]) -> IntArray:
+    """``prefix, tail, stop`` of each row ``[n, 3]``; rows that see one stretch have an empty tail."""
+    parts = [np.zeros((0, 3), np.int64)]
+    for run in runs:
+        stop = np.arange(run.stop - run.count + 1, run.stop + 1)
+        joined = run.prefix == run.tail
+        part = (stop, 0, 0) if joined else (run.prefix, run.tail, stop)
+        parts.append(np.stack(np.broadcast_arrays(*part), axis=1))
+    return np.concatenate(parts)
+
+
+def _blocks(seen: IntArray, first: int, start: int) -> IntArray:
+    """Blocks of at most ``ROWS`` rows of one stream."""
+    cuts = np.arange(0, len(seen), ROWS)
+    if not len(cuts):
+        return np.zeros((0, 6), np.int64)
+    prefix, tail, stop = seen.T
+    ends = np.minimum(cuts + ROWS, len(seen))
+    tails = np.where(stop > 0, tail, np.iinfo(np.int64).max)
+    last = np.maximum.reduceat(stop, cuts)
+    begin = np.where(last > 0, np.minimum.reduceat(tails, cuts), 0)
+    return np.stack(
+        (cuts + first, ends - cuts, np.full(len(cuts), start), np.maximum.reduceat(prefix, cuts), begin, last), 1
+    )
+
+
+@torch.library.custom_op("sightline::slot_attention", mutates_args=())
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, table: Tensor, blocks: Tensor, rows: Tensor, scale: float
+) -> Tensor:
+    # Triton is there where a GPU is; the module is imported with its first launch.
+    from cluster.engine.native.kernels.slots_triton import launch
+
+    return launch(query, key, value, table, blocks, rows, scale, rows_per_block=ROWS, keys_per_step=KEYS)
+
+
+@_attend.register_fake
+def _(query: Tensor, *given: Tensor | float) -> Tensor:  # noqa: ARG001
+    return query.new_empty(query.shape[1], query.shape[0], query.shape[2])

@@ -1,0 +1,111 @@
+"""The Triton kernel of :mod:`~cluster.engine.native.kernels.slots`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# A score that no row sees; finite, as the difference of two of them must be a number.
+HIDDEN = tl.constexpr(-1.0e30)
+
+
+def launch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    blocks: Tensor,
+    rows: Tensor,
+    scale: float,
+    *,
+    rows_per_block: int,
+    keys_per_step: int,
+) -> Tensor:
+    """``query [H, n, d]``, ``key, value [slots, Hkv, d]`` -> ``[n, H, d]``; the rest as in ``SlotTables``."""
+    heads, count, size = query.shape
+    out = query.new_empty(count, heads, size)
+    query = query if query.stride(2) == 1 else query.contiguous()
+    grid = (len(blocks), heads)
+    _kernel[grid](
+        query,
+        key,
+        value,
+        out,
+        table,
+        blocks,
+        rows,
+        scale * 1.4426950408889634,  # exp(x) = exp2(x log2 e)
+        *query.stride()[:2],
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *out.stride()[:2],
+        GROUP=heads // key.shape[1],
+        SIZE=size,
+        WIDTH=max(16, triton.next_power_of_2(size)),
+        ROWS=rows_per_block,
+        KEYS=keys_per_step,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+    )
+    return out
+
+
+@triton.jit
+def _step(
+    q, peak, mass, acc, first, stop, prefix, tail, last, table, key, value, scale, k_slot, v_slot, width,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Online softmax of a block's rows over the slots ``[first, stop)`` of their stream."""
+    for start in range(first, stop, KEYS):
+        slot = start + tl.arange(0, KEYS)
+        there = slot < stop
+        place = tl.load(table + slot, mask=there, other=0).to(tl.int64)
+        held = there[:, None] & (width < SIZE)[None, :]
+        k = tl.load(key + place[:, None] * k_slot + width[None, :], mask=held, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        seen = (slot[None, :] < prefix[:, None]) | ((slot[None, :] >= tail[:, None]) & (slot[None, :] < last[:, None]))
+        seen = seen & there[None, :]
+        scores = tl.where(seen, scores, HIDDEN)
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
+        kept = tl.exp2(peak - higher)
+        mass = mass * kept + tl.sum(weights, 1)
+        v = tl.load(value + place[:, None] * v_slot + width[None, :], mask=held, other=0.0)
+        acc = acc * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        peak = higher
+    return peak, mass, acc
+
+
+@triton.jit
+def _kernel(
+    query, key, value, out, table, blocks, rows, scale, q_head, q_row, k_slot, k_head, v_slot, v_head, o_row, o_head,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    block = blocks + tl.program_id(0) * 6
+    head = tl.program_id(1).to(tl.int64)
+    row = tl.load(block) + tl.arange(0, ROWS).to(tl.int64)
+    mine = tl.arange(0, ROWS) < tl.load(block + 1)
+    table += tl.load(block + 2)
+    width = tl.arange(0, WIDTH)
+    prefix = tl.load(rows + row * 3, mask=mine, other=0)
+    tail = tl.load(rows + row * 3 + 1, mask=mine, other=0)
+    last = tl.load(rows + row * 3 + 2, mask=mine, other=0)
+    wanted = mine[:, None] & (width < SIZE)[None, :]
+    q = tl.load(query + head * q_head + row[:, None] * q_row + width[None, :], mask=wanted, other=0.0)
+    key += head // GROUP * k_head
+    value += head // GROUP * v_head
+    peak = tl.full((ROWS,), HIDDEN, tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    peak, mass, acc = _step(
+        q, peak, mass, acc, 0, tl.load(block + 3), prefix, tail, last, table, key, value, scale, k_slot, v_slot, width,
+        SIZE, KEYS, PRECISION,
+    )  # fmt: skip
+    peak, mass, acc = _step(
+        q, peak, mass, acc, tl.load(block + 4), tl.load(block + 5), prefix, tail, last, table, key, value, scale,
+        k_slot, v_slot, width, SIZE, KEYS, PRECISION,
+    )  # fmt: skip
+    result = acc / tl.maximum(mass, 1.0e-30)[:, None]
+    tl.store(out + row[:, None] * o_row + head * o_head + width[None, :], result.to(out.dtype.element_ty), mask=wanted)
