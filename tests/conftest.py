@@ -19,6 +19,9 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
+# Triton reads it when it is imported, by torch or by us: kernels for a GPU run in its interpreter.
+os.environ["TRITON_INTERPRET"] = "1"
+
 # A shell starts background jobs with Ctrl-C ignored, which children inherit: tests that send it would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

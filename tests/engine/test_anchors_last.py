@@ -12,17 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cluster.engine.native import NativeEngine
-from cluster.engine.native.attention import RaggedAttention, Slots
+from cluster.engine.native.attention import RaggedAttention
 from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
 from cluster.engine.native.kernels.sdpa import SDPAKernel
-from cluster.engine.window.kv import KVSlab
+from cluster.engine.window.kv import KVPool
 from cluster.engine.window.planner import causal_runs, prefix_order, question_runs, question_tails
 from cluster.lab.bench.soak import SyntheticCamera
+from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.registry import refresh_policies
 from cluster.types import StreamSpec
 
-KV_HEADS, GROUP, SIZE, SCALE = 2, 2, 16, 0.3
+SCALE = 0.3
+MODEL = load_model("tiny-qwen2_5_vl", seed=0)
+SLOT_BYTES = KVPool(MODEL).slot_bytes
 flags = st.lists(st.booleans(), max_size=40).map(lambda values: np.array(values, dtype=bool))
 
 
@@ -53,36 +56,39 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def test_rows_see_what_an_explicit_mask_lets_them_see(
     kernel: CPUFlashKernel | SDPAKernel, overlap: np.ndarray, new: int, seed: int
 ) -> None:
-    """In float64, over a slab in time order."""
+    """In float32, over slots that lie anywhere in the pool."""
     torch.manual_seed(seed)
-    system, base = 3, 2
+    system = 3
     computed = np.concatenate((overlap, np.ones(new, dtype=bool)))
     visual = system + len(computed)
     tails = question_tails(visual, [4, 2], [0, 1])
     slots = tails[-1].stop
-    kv = KVSlab(1, KV_HEADS, SIZE, torch.float64, torch.device("cpu"))
-    kv.reserve(0, base + slots)
-    kv.k.normal_()
-    kv.v.normal_()
-    angle = torch.rand(slots, SIZE // 2, dtype=torch.float64) * 6
-    cos, sin = (f(torch.cat((angle, angle), dim=1)) for f in (torch.cos, torch.sin))
+    pool = KVPool(MODEL, 100 * SLOT_BYTES)
+    pool.k.normal_()
+    pool.v.normal_()
+    (kv_heads, size), heads = pool.k.shape[2:], MODEL.text_config.num_attention_heads
+    group = heads // kv_heads
+    table = np.random.default_rng(seed).permutation(100)[:slots]
     window = np.flatnonzero(computed) + system
     tail = np.concatenate([np.arange(t.start, t.start + t.tokens) for t in tails])
     rows = np.concatenate((window, tail))
-    query = torch.randn(1, KV_HEADS * GROUP, len(rows), SIZE, dtype=torch.float64)
-    key, value = torch.randn(2, 1, KV_HEADS, len(rows), SIZE, dtype=torch.float64)
+    angle = torch.rand(len(rows), size // 2) * 6
+    cos, sin = (f(torch.cat((angle, angle), dim=1)) for f in (torch.cos, torch.sin))
+    query = torch.randn(1, heads, len(rows), size)
+    key, value = torch.randn(2, 1, kv_heads, len(rows), size)
 
     order = prefix_order(system, computed, slots)
     runs = [*causal_runs(np.argsort(order)[window]), *(run.moved(len(window)) for run in question_runs(visual, tails))]
-    place = Slots(kv, base, torch.from_numpy(rows) + base, cos, sin, order=torch.from_numpy(order))
-    before = kv.k.clone()
-    got = RaggedAttention([place], [runs], kernel)(0, query, key, value, SCALE)
+    stored = torch.from_numpy(table[rows])
+    before = pool.k.clone()
+    prepared = kernel.prepare([table[order]], [runs], cos)
+    got = RaggedAttention(pool, stored, cos, sin, kernel, prepared)(0, query, key, value, SCALE)
 
-    stored = torch.from_numpy(rows) + base
-    assert torch.equal(kv.k[0][:, stored], key[0])
-    others = torch.ones(kv.capacity, dtype=torch.bool)
+    torch.testing.assert_close(pool.k[0, stored], turned(key[0], cos, sin).transpose(0, 1))
+    assert torch.equal(pool.v[0, stored], value[0].transpose(0, 1))
+    others = torch.ones(pool.capacity, dtype=torch.bool)
     others[stored] = False
-    assert torch.equal(kv.k[:, :, others], before[:, :, others])
+    assert torch.equal(pool.k[:, others], before[:, others])
 
     seen = torch.zeros(len(rows), slots, dtype=torch.bool)
     for i, slot in enumerate(rows.tolist()):
@@ -93,12 +99,12 @@ def test_rows_see_what_an_explicit_mask_lets_them_see(
             else:
                 mine = next(t for t in tails if t.start <= slot < t.stop)
                 seen[i, j] = j < visual or mine.start <= j <= slot
-    keys, values = kv.k[0, :, base : base + slots], kv.v[0, :, base : base + slots]
-    for head in range(KV_HEADS * GROUP):
-        q = turned(query[0, head], cos[rows], sin[rows])
-        scores = (q @ turned(keys[head // GROUP], cos, sin).T * SCALE).masked_fill(~seen, -torch.inf)
-        expected = torch.softmax(scores, dim=-1) @ values[head // GROUP]
-        torch.testing.assert_close(got[0, :, head], expected, rtol=1e-9, atol=1e-9)
+    keys, values = (part[0, torch.from_numpy(table)].transpose(0, 1).double() for part in (pool.k, pool.v))
+    for head in range(heads):
+        q = turned(query[0, head], cos, sin).double()
+        scores = (q @ keys[head // group].T * SCALE).masked_fill(~seen, -torch.inf)
+        expected = torch.softmax(scores, dim=-1) @ values[head // group]
+        torch.testing.assert_close(got[0, :, head].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("timely", "behind"), [("anchors", "anchors_last"), ("budget", "budget_last")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -11,51 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional as F
 
-from cluster.engine.native.attention import rotate
 from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.kernels import sdpa as sdpa_module
 from cluster.engine.native.kernels.blocks import make_blocks
 from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
 from cluster.engine.native.kernels.sdpa import SDPAKernel
-from cluster.engine.native.kernels.varlen import VarlenKernel, make_packs
+from cluster.engine.native.kernels.slots import SlotsKernel
+from cluster.engine.window.kv import rotate
 from cluster.engine.window.planner import Run, causal_runs, question_runs, question_tails
 from cluster.errors import ConfigError
 from cluster.registry import kernels
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8
 SCALE = 0.3
-
-
-def reference_varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-) -> Tensor:
-    """What ``torch.nn.attention.varlen.varlen_attn`` documents, sequence by sequence."""
-    assert window_size == (-1, 0)
-    assert enable_gqa
-    out = torch.empty_like(query)
-    lengths_q, lengths_k = cu_seq_q.diff(), cu_seq_k.diff()
-    assert (max_q, max_k) == (int(lengths_q.max()), int(lengths_k.max()))
-    for i, (n, m) in enumerate(zip(lengths_q.tolist(), lengths_k.tolist(), strict=True)):
-        rows = slice(int(cu_seq_q[i]), int(cu_seq_q[i + 1]))
-        seen = slice(int(cu_seq_k[i]), int(cu_seq_k[i + 1]))
-        mask = torch.ones(n, m, dtype=torch.bool).tril(m - n)
-        q, k, v = (t.transpose(0, 1)[None] for t in (query[rows], key[seen], value[seen]))
-        out[rows] = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)[0].transpose(
-            0, 1
-        )
-    return out
 
 
 def by_hand(streams: list[list[Run]], query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
@@ -86,8 +54,7 @@ KERNELS = {
     "cpu_flash, some joining": lambda: CPUFlashKernel(call_cost=20),
     "sdpa": lambda: SDPAKernel(),
     "sdpa, no joining": lambda: SDPAKernel(call_cost=0),
-    "varlen": lambda: VarlenKernel(attention=reference_varlen),
-    "varlen, small packs": lambda: VarlenKernel(attention=reference_varlen, limit=30),
+    "slots": lambda: SlotsKernel(),
 }
 
 streams = st.lists(
@@ -106,27 +73,63 @@ streams = st.lists(
 @given(windows=streams, seed=st.integers(0, 9))
 def test_kernels_equal_attention_by_hand(name: str, windows: list, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    runs, keys, values, rows = [], [], [], 0
+    runs, sizes, rows = [], [], 0
     for mask, system, questions in windows:
         stream, slots = window(mask, system, questions, rows)
         runs.append(stream)
+        sizes.append(slots)
         rows += sum(run.count for run in stream)
-        keys.append(torch.randn(KV_HEADS, slots, SIZE, generator=generator))
-        values.append(torch.randn(KV_HEADS, slots, SIZE, generator=generator))
     query = torch.randn(HEADS, rows, SIZE, generator=generator)
+    key, value, tables = pool_of(sizes, generator)
     kernel = KERNELS[name]()
-    got = kernel.attend(kernel.prepare(runs, query), query, keys, values, SCALE)
-    torch.testing.assert_close(got, by_hand(runs, query, keys, values), rtol=1e-4, atol=1e-5)
+    got = kernel.attend(kernel.prepare(tables, runs, query), query, key, value, SCALE)
+    torch.testing.assert_close(got, by_hand(runs, query, *held(tables, key, value)), rtol=1e-4, atol=1e-5)
+
+
+def pool_of(sizes: list[int], generator: torch.Generator) -> tuple[Tensor, Tensor, list[np.ndarray]]:
+    """A layer of a pool, of which each stream has some slots, in no order."""
+    places = torch.randperm(sum(sizes) + 7, generator=generator).numpy()
+    key, value = torch.randn(2, len(places), KV_HEADS, SIZE, generator=generator)
+    return key, value, np.split(places[: sum(sizes)], np.cumsum(sizes)[:-1])
+
+
+def held(tables: list[np.ndarray], *parts: Tensor) -> list[list[Tensor]]:
+    return [[part[torch.from_numpy(table)].transpose(0, 1) for table in tables] for part in parts]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gpu_s_kernel_at_a_model_s_width(dtype: torch.dtype) -> None:
+    """Heads of 128, seven of which share a key head; 100 rows scattered over 300 slots, and a question of 70."""
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.rand(300, generator=generator).numpy() < 0.33
+    runs, slots = window(mask, 5, [(70, 0)], 0)
+    rows = sum(run.count for run in runs)
+    query, key, value = (
+        torch.randn(*shape, 128, generator=generator).to(dtype) for shape in ((7, rows), (slots, 1), (slots, 1))
+    )
+    kernel = SlotsKernel()
+    table = torch.randperm(slots, generator=generator).numpy()
+    got = kernel.attend(kernel.prepare([table], [runs], query), query, key, value, 128**-0.5)
+    assert got.dtype == dtype
+    k, v = (part[torch.from_numpy(table), 0].double() for part in (key, value))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    for run in runs:
+        for i in range(run.count):
+            seen = [*range(run.prefix), *range(run.tail, run.stop - (run.count - 1 - i))]
+            weights = torch.softmax(query[:, run.row + i].double() @ k[seen].T * 128**-0.5, dim=-1)
+            torch.testing.assert_close(got[run.row + i].double(), weights @ v[seen], rtol=tolerance, atol=tolerance)
 
 
 def test_long_runs_are_cut_to_bounded_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdpa_module, "ROWS", 7)
     runs = [[Run(0, 24, prefix=3, tail=3, stop=27)]]
-    query, keys = torch.randn(HEADS, 24, SIZE), [torch.randn(KV_HEADS, 27, SIZE)]
+    query, key = torch.randn(HEADS, 24, SIZE), torch.randn(27, KV_HEADS, SIZE)
     kernel = SDPAKernel(call_cost=0)
-    prepared = kernel.prepare(runs, query)
-    assert max(block.rows for block in prepared[0]) == 7
-    got = kernel.attend(prepared, query, keys, keys, SCALE)
+    prepared = kernel.prepare([np.arange(27)], runs, query)
+    [(_, blocks)] = prepared
+    assert max(block.rows for block in blocks) == 7
+    got = kernel.attend(prepared, query, key, key, SCALE)
+    keys = [key.transpose(0, 1)]
     torch.testing.assert_close(got, by_hand(runs, query, keys, keys), rtol=1e-4, atol=1e-5)
 
 
@@ -137,16 +140,6 @@ def test_scattered_tokens_are_joined_and_long_runs_are_not() -> None:
     assert sum(block.rows for block in blocks) == len(scattered)
     apart = causal_runs(np.concatenate([np.arange(0, 256), np.arange(600, 856)]))
     assert [block.visible for block in make_blocks(apart)] == [None, None]
-
-
-def test_packs_hold_every_run_once_within_the_limit() -> None:
-    streams_runs = [causal_runs(np.arange(5, 100, 3)), causal_runs(np.arange(20, 60))]
-    streams_runs[1] = [run.moved(streams_runs[0][-1].row + 1) for run in streams_runs[1]]
-    packs = make_packs(streams_runs, torch.device("cpu"), limit=300)
-    assert [packs[0].row, packs[-1].stop_row] == [0, 72]
-    assert all(a.stop_row == b.row for a, b in itertools.pairwise(packs))
-    assert all(int(pack.cu_k[-1]) <= 300 or len(pack.cu_k) == 2 for pack in packs)
-    assert sum(len(pack.cu_q) - 1 for pack in packs) == sum(map(len, streams_runs))
 
 
 def test_rotation_is_the_library_s() -> None:
@@ -163,9 +156,9 @@ def test_the_kernel_fits_device_and_dtype() -> None:
     assert isinstance(choose_kernel(cpu, torch.float32), CPUFlashKernel)
     assert isinstance(choose_kernel(cpu, torch.bfloat16), CPUFlashKernel)
     assert isinstance(choose_kernel(cpu, torch.float16), SDPAKernel)
-    assert isinstance(choose_kernel(torch.device("cuda"), torch.bfloat16), VarlenKernel)
-    assert isinstance(choose_kernel(torch.device("cuda"), torch.float32), SDPAKernel)
+    for dtype in (torch.bfloat16, torch.float32):
+        assert isinstance(choose_kernel(torch.device("cuda"), dtype), SlotsKernel)
     assert isinstance(choose_kernel(cpu, torch.float32, "sdpa"), SDPAKernel)
     with pytest.raises(ConfigError, match=r"did you mean 'sdpa'"):
         choose_kernel(cpu, torch.float32, "sdp")
-    assert kernels.names() == ["cpu_flash", "sdpa", "varlen"]
+    assert kernels.names() == ["cpu_flash", "sdpa", "slots"]

@@ -253,7 +253,9 @@ def test_memory_is_what_is_held_and_evicting_frees_it(engine, make_camera, make_
         camera = make_camera(stream=name, kept=0.5)
         run(engine, [camera.sample(i) for i in range(9)])
     stream = engine._streams["a"]
-    expected = stream.kv.k.nbytes + stream.kv.v.nbytes
+    tokens = sum(len(frame.tokens) for frame in stream.frames if frame.has_kv)
+    layers, _, heads, size = engine.pool.k.shape
+    expected = tokens * 2 * layers * heads * size * 4
     for frame in stream.frames:
         expected += frame.mask.nbytes
         expected += 0 if frame.patches is None else frame.patches.nbytes
@@ -262,7 +264,7 @@ def test_memory_is_what_is_held_and_evicting_frees_it(engine, make_camera, make_
             storages = [tensor.untyped_storage().nbytes() for tensor in (frame.tokens.embeds, frame.tokens.cells)]
             assert storages == [frame.tokens.embeds.nbytes, frame.tokens.cells.nbytes]
             expected += sum(storages)
-        expected += 0 if frame.computed is None else frame.computed.nbytes
+        expected += sum(0 if part is None else part.nbytes for part in (frame.computed, frame.positions))
     assert engine.memory_bytes("a") == expected
     assert engine.memory_bytes() == engine.memory_bytes("a") + engine.memory_bytes("b")
     engine.evict("a")

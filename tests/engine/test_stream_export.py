@@ -32,7 +32,7 @@ def test_counters_windows_and_memory_travel(engine, model, state, make_spec) -> 
     assert [f.index for f in theirs.frames] == [f.index for f in ours.frames]
     frames_only = [s.nbytes - s.kv.nbytes for s in (ours, theirs)]
     assert frames_only[0] == frames_only[1]
-    assert theirs.kv.length == ours.kv.length
+    assert len(theirs.kv) == len(ours.kv) > 0
     again = other.export_stream("cam")
     assert again == state
 

@@ -15,15 +15,15 @@ SIDE = 112
 
 
 @pytest.fixture(scope="module")
-def left() -> tuple[NativeEngine, list[KVChunk], dict[int, tuple[torch.Tensor, torch.Tensor]], dict[int, int]]:
-    """An engine after some windows; what left; what the slab held of each frame just before; tokens of each frame."""
+def left() -> tuple[NativeEngine, list[KVChunk], dict[int, tuple[torch.Tensor, ...]], dict[int, int]]:
+    """An engine after some windows; what left; what the pool held of each frame just before; tokens of each frame."""
     torch.set_num_threads(1)
     model = load_model("demo-qwen2_5_vl", device="cpu", dtype="float32")
     chunks: list[KVChunk] = []
     engine = NativeEngine(model, kv_sink=chunks.append)
     camera = SyntheticCamera("cam", model.geometry, width=SIDE, height=SIDE, kept=0.3, seed=1)
     engine.admit(StreamSpec("cam", (Question("q", "Is there a car?"),), 6.0, 2.0, static_gate=False))
-    held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    held: dict[int, tuple[torch.Tensor, ...]] = {}
     sizes: dict[int, int] = {}
     for number in range(16):
         sample = camera.sample(number)
@@ -34,16 +34,25 @@ def left() -> tuple[NativeEngine, list[KVChunk], dict[int, tuple[torch.Tensor, t
     return engine, chunks, held, sizes
 
 
-def _held(engine: NativeEngine) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+def _held(engine: NativeEngine) -> dict[int, tuple[torch.Tensor, ...]]:
     stream = engine._streams["cam"]
-    key, value = stream.kv.live_kv()
     found, first = {}, 0
     for frame in stream.frames:
         if frame.has_kv:
-            slots = slice(first, first + frame.size)
-            found[frame.index] = (key[:, :, slots].clone(), value[:, :, slots].clone())
-            first = slots.stop
+            stop = first + frame.size
+            # Rotated at its place in the stream's own time: two temporal positions a frame of a second.
+            key, value = stream.kv.stored(first, stop)
+            assert frame.positions[0].eq(2 * frame.index).all()
+            cos, sin = engine.model.rotary(frame.positions)
+            found[frame.index] = (key, value, cos, sin)
+            first = stop
     return found
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding as transformers writes it."""
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-b, a), dim=-1) * sin
 
 
 def test_every_frame_leaves_once_and_in_order(left) -> None:
@@ -60,8 +69,8 @@ def test_every_frame_leaves_once_and_in_order(left) -> None:
 def test_it_is_what_the_window_held(left) -> None:
     _, chunks, held, _ = left
     for chunk in chunks:
-        key, value = held[chunk.index]
-        assert torch.equal(chunk.key, key)
+        key, value, cos, sin = held[chunk.index]
+        torch.testing.assert_close(rotated(chunk.key, cos, sin), key, rtol=1e-5, atol=1e-5)
         assert torch.equal(chunk.value, value)
         assert int(chunk.cell.max()) < (SIDE // 28) ** 2
         assert chunk.columns == SIDE // 28

@@ -38,7 +38,8 @@ def test_rotated_raw_keys_are_the_models_own(model):
     assert cos.dtype == torch.float32
     assert len(keys) == len(raw) == len(model.layers)
     for own, key in zip(keys, raw, strict=True):
-        assert torch.equal(rotate(key.view(own.shape), cos, sin), own)
+        # The library's angles are float32, wrong by 3000 * 2^-24 there; ours are not.
+        torch.testing.assert_close(rotate(key.view(own.shape), cos, sin), own, rtol=0, atol=3e-3)
 
 
 def test_rotation_is_relative(model):

@@ -19,7 +19,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from cluster.engine.window.kv import StreamKV
-from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, StreamFrame
+from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, StreamFrame, encoded_tokens
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
 from cluster.memory.manifest import read_header
@@ -108,7 +108,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
         tensors = load_tensors(state)
         device = torch.device("cpu") if kv.pool is None else kv.pool.k.device
         frames = [_frame(meta, number, tensors, device) for number, meta in enumerate(header["frames"])]
-        _fill(kv, tensors)
+        _fill(kv, tensors, sum(len(encoded_tokens(frame)) for frame in frames if frame.has_kv))
         return Stream(
             spec=spec,
             kv=kv,
@@ -171,11 +171,12 @@ def _frame(meta: dict[str, Any], number: int, tensors: dict[str, Tensor], device
     )
 
 
-def _fill(kv: StreamKV, tensors: dict[str, Tensor]) -> None:
-    """Store the state's KV in slots of its own."""
+def _fill(kv: StreamKV, tensors: dict[str, Tensor], tokens: int) -> None:
+    """Take slots for these tokens, and store the state's KV in them; no slots where there is a pool and no KV."""
+    if kv.pool is None or "k" in tensors:
+        kv.extend(tokens)
     if kv.pool is None or "k" not in tensors:
         return
-    kv.extend(tensors["k"].shape[2])
     index = kv.pool.index(kv.slots)
     for pool, part in ((kv.pool.k, tensors["k"]), (kv.pool.v, tensors["v"])):
         pool.index_copy_(1, index, part.to(pool.device).transpose(1, 2))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.window.planner import IntArray
-from cluster.errors import CapacityError
+from cluster.errors import CapacityError, ConfigError
 from cluster.models.base import VisionLanguageModel
 
 MOST_SLOTS = 1 << 20
@@ -31,14 +31,21 @@ class KVPool:
     """
 
     def __init__(self, model: VisionLanguageModel, nbytes: int | None = None) -> None:
-        """``nbytes``: of keys and values together; ``None``: ``SHARE`` of the memory, at most ``MOST_SLOTS`` slots."""
+        """``nbytes``: of keys and values together; ``None``: ``SHARE`` of the memory; at most ``MOST_SLOTS`` slots.
+
+        Raises:
+            ConfigError: not one token fits.
+        """
         config = model.text_config
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         layers = len(model.layers)
         self.slot_bytes = 2 * layers * kv_heads * size * model.dtype.itemsize
-        self.capacity = min(MOST_SLOTS, (_memory_share(model.device) if nbytes is None else nbytes) // self.slot_bytes)
+        nbytes = _memory_share(model.device) if nbytes is None else nbytes
+        self.capacity = min(MOST_SLOTS, nbytes // self.slot_bytes)
+        if self.capacity < 1:
+            raise ConfigError(f"a KV pool of {nbytes} bytes holds no token; one takes {self.slot_bytes}")
         self.rotary = model.rotary
         shape = (layers, self.capacity, kv_heads, size)
         self.k, self.v = (_zeros(shape, model.dtype, model.device) for _ in range(2))

@@ -212,6 +212,8 @@ class Stream:
             stop = start + frame.computed.shape[1]
             frame.computed[:, computed[start:stop]] = context
             start = stop
+        # Without a pool, this is what counts them.
+        self.kv.extend(start)
 
     def drop_expired_frames(self) -> None:
         """Drop frames that no future window can hold."""

@@ -165,7 +165,8 @@ def _counts(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
     launches: dict[tuple[int, int], int] = {}
     for depth, streams in itertools.product((layers // 2, layers), (1, MANY)):
         rig = Rig.of(shape, depth)
-        cuda.watch = rig.engine.pool.k.shape[2:]
+        _, _, heads, size = rig.engine.pool.k.shape
+        cuda.watch = heads, size
         names = [f"camera-{number}" for number in range(streams)]
         for name in names:
             rig.admit(name)

@@ -46,6 +46,8 @@ def launch(
         WIDTH=max(16, triton.next_power_of_2(size)),
         ROWS=rows_per_block,
         KEYS=keys_per_step,
+        # The interpreter multiplies the bits of bfloat16: wider operands of the same values.
+        WIDE=triton.knobs.runtime.interpret,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
     )
     return out
@@ -54,7 +56,7 @@ def launch(
 @triton.jit
 def _step(
     q, peak, mass, acc, first, stop, prefix, tail, last, table, key, value, scale, k_slot, v_slot, width,
-    SIZE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of a block's rows over the slots ``[first, stop)`` of their stream."""
     for start in range(first, stop, KEYS):
@@ -63,6 +65,8 @@ def _step(
         place = tl.load(table + slot, mask=there, other=0).to(tl.int64)
         held = there[:, None] & (width < SIZE)[None, :]
         k = tl.load(key + place[:, None] * k_slot + width[None, :], mask=held, other=0.0)
+        if WIDE:
+            k = k.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         seen = (slot[None, :] < prefix[:, None]) | ((slot[None, :] >= tail[:, None]) & (slot[None, :] < last[:, None]))
         seen = seen & there[None, :]
@@ -72,7 +76,10 @@ def _step(
         kept = tl.exp2(peak - higher)
         mass = mass * kept + tl.sum(weights, 1)
         v = tl.load(value + place[:, None] * v_slot + width[None, :], mask=held, other=0.0)
-        acc = acc * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        weights = weights.to(v.dtype)
+        if WIDE:
+            weights, v = weights.to(tl.float32), v.to(tl.float32)
+        acc = acc * kept[:, None] + tl.dot(weights, v, input_precision=PRECISION)
         peak = higher
     return peak, mass, acc
 
@@ -81,7 +88,7 @@ def _step(
 def _kernel(
     query, key, value, out, table, blocks, rows, scale, q_head, q_row, k_slot, k_head, v_slot, v_head, o_row, o_head,
     GROUP: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     block = blocks + tl.program_id(0) * 6
     head = tl.program_id(1).to(tl.int64)
@@ -94,6 +101,8 @@ def _kernel(
     last = tl.load(rows + row * 3 + 2, mask=mine, other=0)
     wanted = mine[:, None] & (width < SIZE)[None, :]
     q = tl.load(query + head * q_head + row[:, None] * q_row + width[None, :], mask=wanted, other=0.0)
+    if WIDE:
+        q = q.to(tl.float32)
     key += head // GROUP * k_head
     value += head // GROUP * v_head
     peak = tl.full((ROWS,), HIDDEN, tl.float32)
@@ -101,11 +110,11 @@ def _kernel(
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
     peak, mass, acc = _step(
         q, peak, mass, acc, 0, tl.load(block + 3), prefix, tail, last, table, key, value, scale, k_slot, v_slot, width,
-        SIZE, KEYS, PRECISION,
+        SIZE, KEYS, WIDE, PRECISION,
     )  # fmt: skip
     peak, mass, acc = _step(
         q, peak, mass, acc, tl.load(block + 4), tl.load(block + 5), prefix, tail, last, table, key, value, scale,
-        k_slot, v_slot, width, SIZE, KEYS, PRECISION,
+        k_slot, v_slot, width, SIZE, KEYS, WIDE, PRECISION,
     )  # fmt: skip
     result = acc / tl.maximum(mass, 1.0e-30)[:, None]
     tl.store(out + row[:, None] * o_row + head * o_head + width[None, :], result.to(out.dtype.element_ty), mask=wanted)

@@ -1,0 +1,113 @@
+"""The pool of slots against a dictionary; keys out of it as they came in."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.engine.window.kv import KVPool, StreamKV, rotate, unrotate
+from cluster.errors import CapacityError, ConfigError
+from cluster.models import load_model
+
+SLOTS = 64
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("tiny-qwen2_5_vl", seed=0)
+
+
+def pool_of(model, slots: int = SLOTS) -> KVPool:
+    pool = KVPool(model)
+    return KVPool(model, slots * pool.slot_bytes)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 2), st.floats(0, 1), st.integers(0, 30), st.integers(0, 9)), max_size=30)
+)
+def test_what_streams_hold_stays_and_what_they_drop_comes_back(model, steps) -> None:
+    pool = pool_of(model)
+    streams = [StreamKV(pool) for _ in range(3)]
+    held: list[list[int]] = [[], [], []]
+    fresh = 0
+    for number, leave, enter, extra in steps:
+        kv, mine = streams[number], held[number]
+        gone = round(leave * len(mine))
+        kv.drop_slots(gone)
+        del mine[:gone]
+        before = [stream.slots.copy() for stream in streams]
+        try:
+            kv.extend(len(mine) + enter)
+            new = list(range(fresh, fresh + enter))
+            fresh += enter
+            pool.k[:, kv.slots[len(mine) :]] = torch.tensor(new, dtype=pool.k.dtype)[None, :, None, None]
+            mine += new
+            kv.take_scratch(extra)
+            kv.release_scratch()
+        except CapacityError:
+            assert sum(map(len, held)) + max(enter, extra) > SLOTS
+            assert len(kv) in (len(before[number]), len(mine)), "nothing is taken in part"
+        everything = np.concatenate([stream.slots for stream in streams])
+        assert len(set(everything.tolist())) == len(everything) == sum(map(len, held)) == pool.used
+        for stream, tokens in zip(streams, held, strict=True):
+            assert stream.stored()[0][0, 0, :, 0].tolist() == tokens
+            assert stream.nbytes == len(tokens) * pool.slot_bytes
+    for stream in streams:
+        stream.clear()
+    assert pool.used == 0
+
+
+def test_a_full_pool_says_so(model) -> None:
+    with pytest.raises(ConfigError, match="a KV pool of 5 bytes holds no token"):
+        KVPool(model, 5)
+    kv = StreamKV(pool_of(model, 10))
+    kv.extend(8)
+    with pytest.raises(CapacityError, match="3 tokens do not fit the KV pool: 8 of its 10 slots of"):
+        kv.extend(11)
+    assert len(kv) == 8
+    with pytest.raises(ValueError, match="9 slots cannot be dropped of 8"):
+        kv.drop_slots(9)
+
+
+def test_without_a_pool_only_numbers_are_kept() -> None:
+    kv = StreamKV(None)
+    kv.extend(7)
+    kv.drop_slots(3)
+    assert (len(kv), kv.nbytes) == (4, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_are_turned_back_to_what_they_were(dtype: torch.dtype) -> None:
+    """After a day, and with a rotary that is scaled as some checkpoints scale theirs."""
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randn(2, 3, 50, 16, generator=generator)
+    angle = (torch.rand(50, 8, dtype=torch.float64, generator=generator) * 172_800).repeat(1, 2)
+    cos, sin = ((1.3 * f(angle)).float() for f in (torch.cos, torch.sin))
+    stored = rotate(raw, cos, sin, torch.empty_like(raw)).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 2.0**-7
+    torch.testing.assert_close(unrotate(stored, cos, sin).float(), raw, rtol=tolerance, atol=tolerance)
+
+
+def test_angles_are_exact_after_days(model) -> None:
+    """Against Python's own numbers: in float32, the third day is wrong by a hundredth of a turn."""
+    config = model.text_config
+    size = config.hidden_size // config.num_attention_heads
+    theta, sections = config.rope_parameters["rope_theta"], config.rope_parameters["mrope_section"]
+    axis = [number for number, count in enumerate(sections) for _ in range(count)]
+    positions = torch.tensor([[518_399, 7], [11, 400_001], [250_000, 3]])
+    cos, sin = model.rotary(positions)
+    for token in range(2):
+        for i in range(size // 2):
+            # The model's frequencies are float32.
+            frequency = float(np.float32(1.0) / np.float32(theta) ** np.float32(2 * i / size))
+            angle = int(positions[axis[i], token]) * float(model._text_model.rotary_emb.inv_freq[i])
+            assert math.isclose(float(model._text_model.rotary_emb.inv_freq[i]), frequency, rel_tol=1e-5)
+            for half in (i, i + size // 2):
+                assert math.isclose(float(cos[token, half]), math.cos(angle), abs_tol=1e-6)
+                assert math.isclose(float(sin[token, half]), math.sin(angle), abs_tol=1e-6)
