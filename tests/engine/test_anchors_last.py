@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.attention import RaggedAttention
@@ -44,12 +43,6 @@ def test_the_order_of_a_small_window_by_hand() -> None:
     assert prefix_order(2, computed, 11).tolist() == [0, 1, 4, 5, 7, 2, 3, 6, 8, 9, 10]
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding as transformers writes it."""
-    a, b = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-b, a), dim=-1) * sin
-
-
 @pytest.mark.parametrize("kernel", [CPUFlashKernel(), SDPAKernel(), SDPAKernel(call_cost=0)])
 @settings(deadline=None, max_examples=30)
 @given(overlap=flags, new=st.integers(0, 5), seed=st.integers(0, 99))
@@ -72,8 +65,6 @@ def test_rows_see_what_an_explicit_mask_lets_them_see(
     window = np.flatnonzero(computed) + system
     tail = np.concatenate([np.arange(t.start, t.start + t.tokens) for t in tails])
     rows = np.concatenate((window, tail))
-    angle = torch.rand(len(rows), size // 2) * 6
-    cos, sin = (f(torch.cat((angle, angle), dim=1)) for f in (torch.cos, torch.sin))
     query = torch.randn(1, heads, len(rows), size)
     key, value = torch.randn(2, 1, kv_heads, len(rows), size)
 
@@ -81,10 +72,10 @@ def test_rows_see_what_an_explicit_mask_lets_them_see(
     runs = [*causal_runs(np.argsort(order)[window]), *(run.moved(len(window)) for run in question_runs(visual, tails))]
     stored = torch.from_numpy(table[rows])
     before = pool.k.clone()
-    prepared = kernel.prepare([table[order]], [runs], cos)
-    got = RaggedAttention(pool, stored, cos, sin, kernel, prepared)(0, query, key, value, SCALE)
+    prepared = kernel.prepare([table[order]], [runs], query)
+    got = RaggedAttention(pool, stored, kernel, prepared)(0, query, key, value, SCALE)
 
-    torch.testing.assert_close(pool.k[0, stored], turned(key[0], cos, sin).transpose(0, 1))
+    assert torch.equal(pool.k[0, stored], key[0].transpose(0, 1))
     assert torch.equal(pool.v[0, stored], value[0].transpose(0, 1))
     others = torch.ones(pool.capacity, dtype=torch.bool)
     others[stored] = False
@@ -101,8 +92,7 @@ def test_rows_see_what_an_explicit_mask_lets_them_see(
                 seen[i, j] = j < visual or mine.start <= j <= slot
     keys, values = (part[0, torch.from_numpy(table)].transpose(0, 1).double() for part in (pool.k, pool.v))
     for head in range(heads):
-        q = turned(query[0, head], cos, sin).double()
-        scores = (q @ keys[head // group].T * SCALE).masked_fill(~seen, -torch.inf)
+        scores = (query[0, head].double() @ keys[head // group].T * SCALE).masked_fill(~seen, -torch.inf)
         expected = torch.softmax(scores, dim=-1) @ values[head // group]
         torch.testing.assert_close(got[0, :, head].double(), expected, rtol=1e-4, atol=1e-5)
 

@@ -14,6 +14,7 @@ from cluster.engine.native import NativeEngine, passes
 from cluster.engine.window.score import YesNoScore
 from cluster.errors import ConfigError
 from cluster.models import load_model
+from cluster.models.checkpoint import PATCHES_PER_PASS
 from cluster.types import Question
 
 
@@ -379,12 +380,10 @@ def test_a_failed_step_recomputes_and_answers_as_if_nothing_had_been(
 
 
 def test_the_tower_runs_in_calls_of_bounded_size(engine, make_camera, make_spec, run, monkeypatch) -> None:
-    from cluster.engine.window import encode
-
     camera, calls = make_camera(kept=1.0), []
-    original = engine.model.encode
-    monkeypatch.setattr(encode, "CALL_PATCHES", 60)
-    monkeypatch.setattr(engine.model, "encode", lambda frames: (calls.append(len(frames)), original(frames))[1])
+    original = engine.model._encode_kept
+    monkeypatch.setitem(PATCHES_PER_PASS, "cpu", 60)
+    monkeypatch.setattr(engine.model, "_encode_kept", lambda frames: (calls.append(len(frames)), original(frames))[1])
     engine.admit(make_spec(stride_s=8.0))
     run(engine, [camera.sample(i) for i in range(8)])
     assert calls == [2, 2, 2, 2]

@@ -1,7 +1,7 @@
 """Attention function inside transformers' decoder layers, and its state.
 
-The layers are called with an identity rotary, so queries and keys arrive raw. For each layer the function rotates both
-to their positions in their streams' own time, writes keys and values to the pool, and attends over each stream's slots.
+The layers are called with the rotary of each row's position in its stream's own time, so queries and keys arrive
+rotated. For each layer the function writes keys and values to the pool and attends over each stream's slots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from cluster.engine.native.kernels import Kernel
-from cluster.engine.window.kv import KVPool, rotate
+from cluster.engine.window.kv import KVPool
 from cluster.models.base import VisionLanguageModel
 
 NAME = "sightline"
@@ -26,32 +26,27 @@ class RaggedAttention:
     """Attention of one pass: packed rows of several streams, each over its own slots.
 
     * ``rows`` ``[n]`` int64: slot of each row in the pool
-    * ``cos, sin`` ``[n, d]`` in the model's dtype
     * ``prepared``: of ``kernel``
-    * ``watched`` ``[w]`` int64: rows whose raw queries are kept in ``queries``, layer by layer, ``[Hkv, G, w, d]``: the
+    * ``watched`` ``[w]`` int64: rows whose queries are kept in ``queries``, layer by layer, ``[Hkv, G, w, d]``: the
       query heads that share a key head side by side; ``None`` for none
     """
 
     pool: KVPool
     rows: Tensor
-    cos: Tensor
-    sin: Tensor
     kernel: Kernel[Any]
     prepared: Any
     watched: Tensor | None = None
     queries: list[Tensor] = field(default_factory=list)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """``query [1, H, n, d]``, ``key, value [1, Hkv, n, d]``, all before rotary -> ``[1, n, H, d]``."""
+        """``query [1, H, n, d]``, ``key, value [1, Hkv, n, d]``, all after rotary -> ``[1, n, H, d]``."""
         stored_k, stored_v = self.pool.k[layer], self.pool.v[layer]
-        rotated = rotate(key[0], self.cos, self.sin, key.new_empty(key.shape[1:]))
-        stored_k.index_copy_(0, self.rows, rotated.transpose(0, 1))
+        stored_k.index_copy_(0, self.rows, key[0].transpose(0, 1))
         stored_v.index_copy_(0, self.rows, value[0].transpose(0, 1))
         if self.watched is not None:
             seen = query[0].index_select(1, self.watched)
             self.queries.append(seen.view(key.shape[1], -1, *seen.shape[1:]))
-        rotated = rotate(query[0], self.cos, self.sin, query.new_empty(query.shape[1:]))
-        return self.kernel.attend(self.prepared, rotated, stored_k, stored_v, scale).unsqueeze(0)
+        return self.kernel.attend(self.prepared, query[0], stored_k, stored_v, scale).unsqueeze(0)
 
 
 def attention(

@@ -119,6 +119,7 @@ class NativeEngine(WindowedEngine):
         clock.lap()
         try:
             plans = [self._plan(each) for each in work]
+            self._system.store(self.pool, plans)
             clock.lap()
             results = run_passes(self.model, [plan.work for plan in plans], self.kernel, self.pass_rows)
             scores, firsts = self._read(plans, results)

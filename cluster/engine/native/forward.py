@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cluster.engine.native.attention import RaggedAttention
 from cluster.engine.native.kernels import Kernel
-from cluster.engine.window.kv import KVPool
+from cluster.engine.window.kv import KVPool, unrotate
 from cluster.engine.window.planner import BoolArray, IntArray, Run, causal_runs
 from cluster.engine.window.refresh.base import KVChange, Narrowing
 from cluster.models.base import VisionLanguageModel
@@ -121,19 +121,17 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     rows = [_Rows(stream) for stream in streams]
     hidden = torch.cat([stream.embeds for stream in streams]).unsqueeze(0)
     cos, sin = (part.to(hidden.dtype) for part in model.rotary(torch.cat([each.positions for each in streams], dim=1)))
-    # Identity rotary: layers pass queries and keys on raw.
-    identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
-    ragged = _attention(rows, cos, sin, kernel)
+    ragged = _attention(rows, hidden, kernel)
     last = len(model.layers) - 1
     for index, layer in enumerate(model.layers):
         narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, last)]
         before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
-        output = layer(hidden, attention_mask=None, position_embeddings=identity, ragged=ragged)
+        output = layer(hidden, attention_mask=None, position_embeddings=(cos[None], sin[None]), ragged=ragged)
         hidden = output[0] if isinstance(output, tuple) else output
         for each in rows:
             each.count_layer()
         if narrowing:
-            _hand_out(rows, ragged)
+            _hand_out(rows, ragged, cos, sin)
             after = {i: _narrowable_kv(rows[i], index) for i in narrowing}
             stays = [
                 _keep(r, index, before[i], after[i]) if i in before else np.ones(len(r), dtype=bool)
@@ -142,8 +140,8 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
             kept = torch.from_numpy(np.flatnonzero(np.concatenate(stays))).to(hidden.device)
             hidden = hidden.index_select(1, kept)
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
-            ragged = _attention(rows, cos, sin, kernel)
-    _hand_out(rows, ragged)
+            ragged = _attention(rows, hidden, kernel)
+    _hand_out(rows, ragged, cos, sin)
     results: list[PassResult] = []
     end = 0
     for each in rows:
@@ -153,7 +151,7 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     return results
 
 
-def _attention(rows: Sequence[_Rows], cos: Tensor, sin: Tensor, kernel: Kernel[Any]) -> RaggedAttention:
+def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any]) -> RaggedAttention:
     runs: list[list[Run]] = []
     watched: list[IntArray] = []
     first = 0
@@ -162,22 +160,23 @@ def _attention(rows: Sequence[_Rows], cos: Tensor, sin: Tensor, kernel: Kernel[A
         watched.append(each.watched() + first)
         first += len(each)
     pool = rows[0].stream.pool
-    prepared = kernel.prepare([each.stream.table for each in rows], runs, cos)
+    prepared = kernel.prepare([each.stream.table for each in rows], runs, like)
     wanted = np.concatenate(watched)
     return RaggedAttention(
         pool,
         pool.index(np.concatenate([each.pool_slots() for each in rows])),
-        cos,
-        sin,
         kernel,
         prepared,
         pool.index(wanted) if len(wanted) else None,
     )
 
 
-def _hand_out(rows: Sequence[_Rows], ragged: RaggedAttention) -> None:
-    """Give each stream the queries of its watched rows."""
-    for queries in ragged.queries:
+def _hand_out(rows: Sequence[_Rows], ragged: RaggedAttention, cos: Tensor, sin: Tensor) -> None:
+    """Give each stream the raw queries of its watched rows."""
+    if ragged.watched is None:
+        return
+    turned = cos.index_select(0, ragged.watched).float(), sin.index_select(0, ragged.watched).float()
+    for queries in (unrotate(each, *turned) for each in ragged.queries):
         first = 0
         for each in rows:
             count = len(each.stream.watched)

@@ -56,14 +56,15 @@ class SystemPrompt:
     def __len__(self) -> int:
         return int(self.k.shape[2])
 
-    def store(self, pool: KVPool, slots: IntArray, around: WindowPlaces) -> None:
-        """Write it to the pool before a window: its tokens alone change their place when the window slides."""
-        cos, sin = pool.rotary(around.text(range(len(self))))
-        wide = self.k.float()
-        k = rotate(wide, cos, sin, torch.empty_like(wide)).to(self.k.dtype)
-        index = pool.index(slots)
+    def store(self, pool: KVPool, plans: Sequence[WindowPlan]) -> None:
+        """Write it to the pool before these windows: its tokens alone change their place when a window slides."""
+        cos, sin = pool.rotary(torch.cat([plan.places.text(range(len(self))) for plan in plans], dim=1))
+        # Scratch slots begin with the system prompt's.
+        index = pool.index(np.concatenate([plan.stream.kv.scratch[: len(self)] for plan in plans]))
+        wide, v = (part.repeat(1, 1, len(plans), 1) for part in (self.k.float(), self.v))
+        k = rotate(wide, cos, sin, torch.empty_like(wide)).to(v.dtype)
         pool.k.index_copy_(1, index, k.transpose(1, 2))
-        pool.v.index_copy_(1, index, self.v.transpose(1, 2))
+        pool.v.index_copy_(1, index, v.transpose(1, 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +151,6 @@ def plan_window(
     stream.kv.extend(visual)
     scratch = stream.kv.take_scratch(slots - visual)
     around = window_places(model, len(system), frames)
-    system.store(pool, scratch[: len(system)], around)
     asked = [around.next + i for tail in tails for i in range(tail.tokens)]
     visible = torch.cat([own_positions(model, frame) for frame in frames], dim=1)
     work = StreamPass(

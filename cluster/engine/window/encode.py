@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +11,6 @@ from torch import Tensor
 
 from cluster.engine.window.stream import StreamFrame
 from cluster.models.base import PatchBatch, VisionLanguageModel
-
-# Patches of one call. The tower's activations grow with it; 16 whole 448 x 448 frames fill a GPU and fit a laptop.
-CALL_PATCHES = 16384
 
 
 def patch_batch(frame: StreamFrame) -> PatchBatch:
@@ -34,26 +31,11 @@ def encode_pending(model: VisionLanguageModel, frames: Iterable[StreamFrame]) ->
     Returns the tower's FLOPs per frame, by ``id(frame)``.
     """
     pending = [frame for frame in frames if frame.tokens is None]
+    batches = [patch_batch(frame) for frame in pending]
     flops: dict[int, int] = {}
-    for call in _calls(pending):
-        batches = [patch_batch(frame) for frame in call]
-        for frame, batch, tokens in zip(call, batches, model.encode(batches), strict=True):
-            # A copy, as a view would keep the whole call's result alive.
-            frame.tokens = replace(tokens, embeds=tokens.embeds.clone())
-            frame.patches = None
-            flops[id(frame)] = model.tower_flops([batch])
+    for frame, batch, tokens in zip(pending, batches, model.encode(batches), strict=True):
+        # A copy, as a view would keep the whole call's result alive.
+        frame.tokens = replace(tokens, embeds=tokens.embeds.clone())
+        frame.patches = None
+        flops[id(frame)] = model.tower_flops([batch])
     return flops
-
-
-def _calls(frames: Sequence[StreamFrame]) -> list[list[StreamFrame]]:
-    calls: list[list[StreamFrame]] = []
-    patches = 0
-    for frame in frames:
-        assert frame.patches is not None
-        # A frame without a single patch (nothing moved) may be the first.
-        if not calls or patches + len(frame.patches) > CALL_PATCHES:
-            calls.append([])
-            patches = 0
-        calls[-1].append(frame)
-        patches += len(frame.patches)
-    return calls

@@ -106,7 +106,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
         )
     try:
         tensors = load_tensors(state)
-        device = torch.device("cpu") if kv.pool is None else kv.pool.k.device
+        device = torch.device("cpu") if kv.pool is None else kv.pool.device
         frames = [_frame(meta, number, tensors, device) for number, meta in enumerate(header["frames"])]
         _fill(kv, tensors, sum(len(encoded_tokens(frame)) for frame in frames if frame.has_kv))
         return Stream(
@@ -179,7 +179,7 @@ def _fill(kv: StreamKV, tensors: dict[str, Tensor], tokens: int) -> None:
         return
     index = kv.pool.index(kv.slots)
     for pool, part in ((kv.pool.k, tensors["k"]), (kv.pool.v, tensors["v"])):
-        pool.index_copy_(1, index, part.to(pool.device).transpose(1, 2))
+        pool.index_copy_(1, index, part.to(kv.pool.device).transpose(1, 2))
 
 
 def _last(meta: dict[str, Any] | None) -> LastWindow | None:

@@ -47,6 +47,7 @@ class KVPool:
         if self.capacity < 1:
             raise ConfigError(f"a KV pool of {nbytes} bytes holds no token; one takes {self.slot_bytes}")
         self.rotary = model.rotary
+        self.device = model.device
         shape = (layers, self.capacity, kv_heads, size)
         self.k, self.v = (_zeros(shape, model.dtype, model.device) for _ in range(2))
         # Slots from here on were never used.
@@ -81,7 +82,7 @@ class KVPool:
 
     def index(self, slots: IntArray) -> Tensor:
         """Slots as an index on the pool's device."""
-        return torch.from_numpy(slots).to(self.k.device)
+        return torch.from_numpy(slots).to(self.device)
 
 
 class StreamKV:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any, Self
 
@@ -111,14 +112,22 @@ class FakeCuda:
             with self._fake:
                 return func(*args, **kwargs)
 
-    def count(self, name: str, result: Any) -> None:
+    def count(self, name: str, args: Any, result: Any) -> None:
         """A launched kernel and what it wrote."""
         self.launches[name] += 1
+        if self.watch is None:
+            return
+        # Into a pool, as many as are named; otherwise all that a result holds, in either layout.
+        if name == "aten.index_copy_":
+            self.written += len(args[2]) * (args[0].shape[0] if args[0].ndim == 4 else 1)
+            return
         for tensor in tree_leaves(result):
-            if self.watch and isinstance(tensor, Tensor) and tensor.ndim == 3:
-                heads, slots, size = tensor.shape
-                if (heads, size) == self.watch:
-                    self.written += slots
+            if isinstance(tensor, Tensor) and tensor.ndim >= 3:
+                *layers, a, b, size = tensor.shape
+                for heads, slots in ((a, b), (b, a)):
+                    if (heads, size) == self.watch:
+                        self.written += slots * prod(layers)
+                        break
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -147,7 +156,7 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._cuda.read(args[0])
         result = self._cuda.run(func, args, kwargs)
         if name not in _FREE and not name.startswith("prim."):
-            self._cuda.count(name, result)
+            self._cuda.count(name, args, result)
         return result
 
 

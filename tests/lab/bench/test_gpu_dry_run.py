@@ -87,6 +87,15 @@ def test_written_keys_are_counted_by_slots():
         keys.index_select(1, torch.tensor([1, 2, 3]).to(DEVICE))
         keys[:, :5].contiguous()
         assert cuda.written == 3 + 5
+        pool = torch.zeros(2, 50, 4, 8, device=DEVICE)
+        cuda.reset()
+        slots = torch.tensor([1, 2, 3]).to(DEVICE)
+        pool.index_select(1, slots).transpose(1, 2).contiguous()
+        assert cuda.written == 2 * 3 + 2 * 3, "both layouts, of all layers"
+        cuda.reset()
+        pool[0].index_copy_(0, slots, pool[1, :3])
+        pool.index_copy_(1, slots, pool[:, :3])
+        assert cuda.written == 3 + 2 * 3, "what is written, not what there is"
 
 
 def test_threads_that_start_inside_have_the_device_too():
