@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from cluster.lab.evaluation.datasets import Skipped
-    from cluster.lab.evaluation.memory.answering import ShareSetting
+    from cluster.lab.evaluation.datasets import SkippedVideo
     from cluster.lab.evaluation.memory.report import MemoryReport
     from cluster.lab.evaluation.memory.run import Footage, MemoryResults
-    from cluster.lab.evaluation.policies import WindowShape
-    from cluster.lab.evaluation.work import ModelSpec, Progress
+    from cluster.lab.evaluation.memory.settings import ShareSetting
+    from cluster.lab.evaluation.settings import WindowShape
+    from cluster.lab.evaluation.worker_pool import ModelSpec, Progress
     from cluster.models.base import VisionLanguageModel
 
 # Scenes made by default: number, length, and questions of each kind per scene.
@@ -79,9 +79,9 @@ def memory(
     if "/" not in model or Path(model).is_dir():
         # Nothing is downloaded; a progress bar per process for reading a small file would break up ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from cluster.lab.evaluation.memory.answering import memory_grid
-    from cluster.lab.evaluation.memory.report import page, summarise
-    from cluster.lab.evaluation.work import ModelSpec
+    from cluster.lab.evaluation.memory.report import make_page, make_report
+    from cluster.lab.evaluation.memory.settings import memory_grid
+    from cluster.lab.evaluation.worker_pool import ModelSpec
     from cluster.lab.report.page import write_page
 
     compared = memory_grid(settings)
@@ -89,7 +89,7 @@ def memory(
     loaded = spec.load()
     shape = _shape(loaded.settings, "scenes", window, stride, fps, anchor_interval)
     workers = jobs or _default_jobs(device)
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedVideo, ...] = ()
     if dataset is None:
         count, length = scenes or (QUICK_SCENES if quick else SCENES), seconds or (QUICK_SECONDS if quick else SECONDS)
         asked = per_kind or (QUICK_PER_KIND if quick else PER_KIND)
@@ -106,8 +106,8 @@ def memory(
         f"anchors every {shape.anchor_interval_s:g} s",
         "latency": f"measured with {workers} process{'es' if workers > 1 else ''} side by side on this machine",
     }
-    report = summarise("Memory", found, loaded, facts=facts, skipped=skipped)
-    written = write_page(page(report), out, "memory", report.to_json())
+    report = make_report("Memory", found, loaded, facts=facts, skipped=skipped)
+    written = write_page(make_page(report), out, "memory", report.to_json())
     if json_file is not None:
         json_file.write_text(report.to_json() + "\n", encoding="utf-8")
     _print(report, written)
@@ -116,25 +116,25 @@ def memory(
 def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
     """Long test scenes, made once and kept."""
     from actors.cli.evaluate import _Bar
-    from cluster.lab.evaluation.memory.asking import past_questions
-    from cluster.lab.evaluation.memory.past import LongScene
+    from cluster.lab.evaluation.memory.long_scene import LongScene
+    from cluster.lab.evaluation.memory.questions import generate_questions
     from cluster.lab.evaluation.memory.run import Footage
-    from cluster.lab.scenes.clips import make_clips
+    from cluster.lab.scenes.encode import encode_missing_clips
 
     quiet_s = min(QUIET_S, max(LEAST_QUIET_S, seconds * QUIET_SHARE))
     long = [LongScene(seconds, seed + number, quiet_s=quiet_s) for number in range(count)]
-    questions = [tuple(past_questions(scene, per_kind=per_kind)) for scene in long]
+    questions = [tuple(generate_questions(scene, per_kind=per_kind)) for scene in long]
     clips = [scene.clip(folder) for scene in long]
     with _Bar("making scenes", count) as bar:
-        make_clips(clips, folder, jobs=jobs, on_clip=lambda path: bar.step(path.name))
+        encode_missing_clips(clips, folder, jobs=jobs, on_clip=lambda path: bar.step(path.name))
     return [Footage(clip.path.stem, clip.path, asked) for clip, asked in zip(clips, questions, strict=True)]
 
 
-def _of_dataset(folder: Path, layout: str) -> tuple[list[Footage], tuple[Skipped, ...]]:
-    from cluster.lab.evaluation.memory.loaders import load_past_dataset
+def _of_dataset(folder: Path, layout: str) -> tuple[list[Footage], tuple[SkippedVideo, ...]]:
+    from cluster.lab.evaluation.memory.datasets import load_question_dataset
     from cluster.lab.evaluation.memory.run import Footage
 
-    found = load_past_dataset(folder, layout)
+    found = load_question_dataset(folder, layout)
     # Two folders of a data set may hold videos of one name.
     named = [(os.path.relpath(video.path, found.directory), video) for video in found.videos]
     return [Footage(name, video.path, video.questions) for name, video in named], found.skipped

@@ -23,7 +23,7 @@ _TEMPERATURES = (0.05, 50.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class CalibrationFit:
     """What is written: see ``ModelSettings``. ``f1`` is full computation's on the videos it was fitted on, with the one
     threshold; ``thresholds`` has the kinds that enough of those videos show."""
 
@@ -34,7 +34,7 @@ class Fit:
     thresholds: Mapping[str, float] = field(default_factory=dict)
 
 
-def fit(results: Results, settings: ModelSettings) -> Fit:
+def fit_calibration(results: Results, settings: ModelSettings) -> CalibrationFit:
     """Temperature and bias by Platt scaling on all windows of full computation, then the threshold on videos.
 
     Args:
@@ -58,12 +58,14 @@ def fit(results: Results, settings: ModelSettings) -> Fit:
     often = (results.truth & results.judged).sum(0) >= _FEWEST
     own = choose_thresholds(results.kinds, videos, results.truth, results.judged)
     kinds = {
-        kind: halfway(threshold, own[kind][0]) for kind, enough in zip(results.kinds, often, strict=True) if enough
+        kind: mean_in_logits(threshold, own[kind][0])
+        for kind, enough in zip(results.kinds, often, strict=True)
+        if enough
     }
-    return Fit(1 / slope, bias, threshold, f1, kinds)
+    return CalibrationFit(1 / slope, bias, threshold, f1, kinds)
 
 
-def halfway(common: float, own: float) -> float:
+def mean_in_logits(common: float, own: float) -> float:
     """Between two thresholds, in logits: a kind's own, chosen on a dozen videos that show it, is half chance."""
     return float(sigmoid(logit(np.array([common, own])).mean()))
 
@@ -87,7 +89,7 @@ def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
     return float(weights[0]), float(weights[1])
 
 
-def write_fit(folder: Path, found: Fit) -> None:
+def write_calibration(folder: Path, found: CalibrationFit) -> None:
     """Set the fitted entries of the checkpoint's ``sightline.json``; the others stay.
 
     Raises:

@@ -70,7 +70,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class Measured(NamedTuple):
+class Estimate(NamedTuple):
     """A share and its confidence interval; ``nan`` where it is undefined."""
 
     value: float
@@ -89,7 +89,7 @@ class Decisions:
     positive: Bools
     judged: Bools
 
-    def of(self, videos: Bools) -> Decisions:
+    def subset(self, videos: Bools) -> Decisions:
         """The same on some of the videos, ``[v]`` bool."""
         return Decisions(self.kinds, self.truth[videos], self.positive[videos], self.judged[videos])
 
@@ -153,7 +153,7 @@ def _resamples(videos: int, count: int, seed: int) -> Floats:
     return draws.astype(np.float64)
 
 
-def interval(values: Floats, level: float = LEVEL) -> Interval:
+def percentile_interval(values: Floats, level: float = LEVEL) -> Interval:
     """The middle ``level`` of resampled values ``[b]``; those undefined in a resampling are left out."""
     known = values[~np.isnan(values)]
     if not len(known):
@@ -169,14 +169,14 @@ class Accuracy:
 
     videos: int
     events: int
-    f1: Measured
-    precision: Measured
-    recall: Measured
-    by_kind: dict[str, Measured]
+    f1: Estimate
+    precision: Estimate
+    recall: Estimate
+    by_kind: dict[str, Estimate]
     precision_by_kind: dict[str, float]
     recall_by_kind: dict[str, float]
-    pooled_f1: Measured
-    pooled_recall: Measured
+    pooled_f1: Estimate
+    pooled_recall: Estimate
 
     @property
     def worst(self) -> float:
@@ -191,9 +191,9 @@ def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES, seed: int = 0)
     if len(decisions) >= _FEWEST_VIDEOS and resamples:
         many = decisions.counts(_resamples(len(decisions), resamples, seed))
 
-    def measured(take: Any) -> Measured:
-        spread = interval(take(many)) if many is not None else Interval(np.nan, np.nan)
-        return Measured(float(take(once)[0]), spread)
+    def measured(take: Any) -> Estimate:
+        spread = percentile_interval(take(many)) if many is not None else Interval(np.nan, np.nan)
+        return Estimate(float(take(once)[0]), spread)
 
     return Accuracy(
         videos=len(decisions),
@@ -212,24 +212,24 @@ def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES, seed: int = 0)
     )
 
 
-def f1_drop(full: Decisions, other: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Measured:
+def f1_drop(full: Decisions, other: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
     """Mean F1 of ``full`` minus that of ``other`` on the same videos; the interval is of the paired difference."""
     return _paired(full, other, lambda counts: mean_over_kinds(counts.f1()), resamples, seed)
 
 
-def recall_drop(full: Decisions, other: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Measured:
+def recall_drop(full: Decisions, other: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
     """Recall over all kinds together of ``full`` minus that of ``other``, likewise."""
     return _paired(full, other, lambda counts: counts.pooled().recall()[:, 0], resamples, seed)
 
 
-def _paired(full: Decisions, other: Decisions, take: Any, resamples: int, seed: int) -> Measured:
+def _paired(full: Decisions, other: Decisions, take: Any, resamples: int, seed: int) -> Estimate:
     if len(full) != len(other):
         raise ValueError(f"differences are of the same videos, not of {len(full)} and {len(other)}")
     value = float((take(full.counts()) - take(other.counts()))[0])
     if len(full) < _FEWEST_VIDEOS or not resamples:
-        return Measured(value, Interval(np.nan, np.nan))
+        return Estimate(value, Interval(np.nan, np.nan))
     weights = _resamples(len(full), resamples, seed)
-    return Measured(value, interval(take(full.counts(weights)) - take(other.counts(weights))))
+    return Estimate(value, percentile_interval(take(full.counts(weights)) - take(other.counts(weights))))
 
 
 def terciles(motion: Sequence[float]) -> tuple[Bools, Bools, Bools]:

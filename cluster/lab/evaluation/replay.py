@@ -18,8 +18,8 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.engine.window.windows import opening_index, window_time
 from cluster.lab.evaluation.datasets import LabelledVideo
-from cluster.lab.evaluation.policies import Setting
 from cluster.lab.evaluation.results import VideoRun, WindowResult
+from cluster.lab.evaluation.settings import Setting
 from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.types import MICROSECONDS, FrameSample, PatchGrid, Question, SampledPicture, StreamSpec, WindowRequest
 from cluster.vision import make_pruner

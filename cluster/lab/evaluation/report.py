@@ -11,11 +11,11 @@ from typing import Any
 from cluster.errors import ModelError
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.evaluation.calibration import Calibration, calibrate, choose_threshold
-from cluster.lab.evaluation.datasets import Skipped
-from cluster.lab.evaluation.metrics import Accuracy, Bools, Measured, accuracy, f1_drop, recall_drop
-from cluster.lab.evaluation.policies import Setting
+from cluster.lab.evaluation.datasets import SkippedVideo
+from cluster.lab.evaluation.metrics import Accuracy, Bools, Estimate, accuracy, f1_drop, recall_drop
 from cluster.lab.evaluation.results import Results, Thresholds
-from cluster.lab.report.text import finite
+from cluster.lab.evaluation.settings import Setting
+from cluster.lab.report.number_format import finite
 from cluster.models.base import VisionLanguageModel
 
 DEFAULT_THRESHOLD = 0.5
@@ -47,7 +47,7 @@ def check_questions(model: VisionLanguageModel, name: str, questions: Mapping[st
             )
 
 
-def thresholds_of(
+def select_thresholds(
     model: VisionLanguageModel, kinds: tuple[str, ...], validation: Results | None = None
 ) -> tuple[dict[str, float], str]:
     """The threshold of every kind, and in words where it comes from.
@@ -82,13 +82,13 @@ class Figures:
     stands for ours there. ``notes``: how they came about, and why one is missing."""
 
     values: dict[str, float]
-    measured: dict[str, Measured]
+    measured: dict[str, Estimate]
     chosen: dict[str, Setting]
     calibration: Calibration
     notes: list[str] = field(default_factory=list)
 
 
-def figures(test: Results, thresholds: Thresholds, validation: Results | None = None) -> Figures:
+def compute_figures(test: Results, thresholds: Thresholds, validation: Results | None = None) -> Figures:
     """All figures.
 
     One setting of ours for all scenes stands for each price: of those whose share of full computation's FLOPs is within
@@ -102,7 +102,7 @@ def figures(test: Results, thresholds: Thresholds, validation: Results | None = 
     _put(found, "f1_full", exact.f1)
     _put(found, "f1_full_min", exact.worst)
     for name, limit in LIMITS.items():
-        setting = choose(test, thresholds, limit, validation)
+        setting = choose_setting(test, thresholds, limit, validation)
         if setting is None:
             found.notes.append(f"f1_drop_at_{name}: no setting of ours stays within {limit:.0%} of full's FLOPs")
             continue
@@ -115,7 +115,7 @@ def figures(test: Results, thresholds: Thresholds, validation: Results | None = 
         for name, strata, drop in _STRATA:
             some = test.stratum(*strata)
             if (test.truth[some] & test.judged[some]).any():
-                _put(found, name, drop(whole.of(some), ours.of(some)))
+                _put(found, name, drop(whole.subset(some), ours.subset(some)))
             else:
                 found.notes.append(f"{name}: no video of {' or '.join(strata)} has an event")
     _put(found, "calibration_monotone", found.calibration.monotone)
@@ -124,14 +124,16 @@ def figures(test: Results, thresholds: Thresholds, validation: Results | None = 
     return found
 
 
-def choose(test: Results, thresholds: Thresholds, limit: float, validation: Results | None = None) -> Setting | None:
+def choose_setting(
+    test: Results, thresholds: Thresholds, limit: float, validation: Results | None = None
+) -> Setting | None:
     """The setting of ours for this share of full computation's FLOPs; see ``figures``."""
     judge = validation or test
-    affordable = [setting for setting in comparable(test) if test.flops_share(setting) <= limit]
+    affordable = [setting for setting in comparable_settings(test) if test.flops_share(setting) <= limit]
     return max(affordable, key=lambda setting: _merit(judge, setting, thresholds), default=None)
 
 
-def comparable(results: Results) -> list[Setting]:
+def comparable_settings(results: Results) -> list[Setting]:
     """Settings of ours that answer the same windows as full computation; one of each key."""
     shape = results.full.shape
     found: dict[str, Setting] = {}
@@ -153,7 +155,7 @@ def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
     return best
 
 
-def flops_for(points: Sequence[tuple[float, float]], wanted: float) -> float:
+def flops_at_f1(points: Sequence[tuple[float, float]], wanted: float) -> float:
     """FLOPs at which the frontier of ``(flops, F1)`` points reaches an F1; ``nan`` where it never does.
 
     Between the points where it rises lie straight lines: between two settings there is always one (a budget, a margin)
@@ -181,7 +183,7 @@ def _merit(results: Results, setting: Setting, thresholds: Thresholds) -> tuple[
 
 def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds) -> None:
     published = next((each for each in test.settings if each.role == "codecsight" and each.sweep is None), None)
-    ours = comparable(test)
+    ours = comparable_settings(test)
     if published is None or not ours:
         found.notes.append("flops_vs_codecsight: the settings lack the published rule or ours")
         return
@@ -189,20 +191,20 @@ def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds) -
     points = [(test.flops_share(setting), _f1(test, setting, thresholds)) for setting in ours]
     _put(found, "f1_codecsight", wanted)
     _put(found, "flops_share_codecsight", test.flops_share(published))
-    needed = flops_for(points, wanted)
+    needed = flops_at_f1(points, wanted)
     if math.isnan(needed):
         found.notes.append(f"flops_vs_codecsight: no setting of ours reaches the published rule's F1 of {wanted:.3f}")
     else:
         _put(found, "flops_vs_codecsight", needed / test.flops_share(published))
 
 
-def _put(found: Figures, name: str, value: Measured | float) -> None:
-    number = value.value if isinstance(value, Measured) else value
+def _put(found: Figures, name: str, value: Estimate | float) -> None:
+    number = value.value if isinstance(value, Estimate) else value
     if math.isnan(number):
         found.notes.append(f"{name}: there is too little to tell")
         return
     found.values[name] = float(number)
-    if isinstance(value, Measured):
+    if isinstance(value, Estimate):
         found.measured[name] = value
 
 
@@ -223,7 +225,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SettingRow:
     """One setting: what it costs and how right it is."""
 
     setting: Setting
@@ -240,19 +242,19 @@ class EvaluationReport:
 
     title: str
     figures: Figures
-    lines: tuple[Line, ...]
+    lines: tuple[SettingRow, ...]
     groups: dict[str, dict[str, Accuracy]]
     thresholds: dict[str, float]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedVideo, ...]
     facts: dict[str, str] = field(default_factory=dict)
 
     @property
-    def table(self) -> list[Line]:
+    def table(self) -> list[SettingRow]:
         """Without the points of sweeps."""
         return [line for line in self.lines if line.setting.sweep is None]
 
     @property
-    def compared(self) -> list[Line]:
+    def compared(self) -> list[SettingRow]:
         """Full computation, the published rule, and ours as chosen for each price; one line each."""
         lines = {line.setting.key: line for line in self.table if line.setting.role in ("full", "codecsight")}
         for setting in self.figures.chosen.values():
@@ -291,11 +293,11 @@ def make_report(
     thresholds: Thresholds,
     *,
     validation: Results | None = None,
-    skipped: Sequence[Skipped] = (),
+    skipped: Sequence[SkippedVideo] = (),
     facts: dict[str, str] | None = None,
 ) -> EvaluationReport:
     """Measure everything there is to measure. ``skipped``: what the data set left out before."""
-    found = figures(results, thresholds, validation)
+    found = compute_figures(results, thresholds, validation)
     lines = tuple(_line(results, setting, thresholds) for setting in results.settings)
     report = EvaluationReport(
         title, found, lines, {}, dict(thresholds), (*skipped, *results.skipped), dict(facts or {})
@@ -307,13 +309,13 @@ def make_report(
     for name, videos in groups:
         if videos.any():
             report.groups[name] = {
-                line.setting.name: accuracy(results.decisions(line.setting, thresholds).of(videos))
+                line.setting.name: accuracy(results.decisions(line.setting, thresholds).subset(videos))
                 for line in report.compared
             }
     return report
 
 
-def _line(results: Results, setting: Setting, thresholds: Thresholds) -> Line:
+def _line(results: Results, setting: Setting, thresholds: Thresholds) -> SettingRow:
     found = accuracy(results.decisions(setting, thresholds))
     share = results.flops_share(setting)
     whole, computed = results.mean(results.full, "computed"), results.mean(setting, "computed")
@@ -334,10 +336,10 @@ def _line(results: Results, setting: Setting, thresholds: Thresholds) -> Line:
         "disagreement": results.disagreement(setting),
     }
     rounded = {key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()}
-    return Line(setting, found, share, computed / whole if whole else math.nan, rounded)
+    return SettingRow(setting, found, share, computed / whole if whole else math.nan, rounded)
 
 
-def reached(name: str, value: float) -> bool | None:
+def within_bound(name: str, value: float) -> bool | None:
     """Whether a figure is within its bound; ``None`` where it has none."""
     if name not in BOUNDS:
         return None
@@ -345,24 +347,24 @@ def reached(name: str, value: float) -> bool | None:
     return low - 1e-9 <= value <= high + 1e-9
 
 
-def bound_text(name: str) -> str:
+def format_bound(name: str) -> str:
     """``≥ 0.9``."""
     low, high = BOUNDS[name]
     return f"≤ {high:g}" if math.isinf(low) else f"≥ {low:g}"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Three decimals, or a dash for what is undefined."""
     return "–" if math.isnan(value) else f"{value:.3f}"
 
 
-def measured_text(measured: Measured) -> str:
+def format_estimate(measured: Estimate) -> str:
     """``0.913 [0.88, 0.94]``."""
     low, high = measured.interval
-    return number(measured.value) + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
+    return format_number(measured.value) + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
 
 
-def _f1_row(measured: Measured) -> dict[str, float]:
+def _f1_row(measured: Estimate) -> dict[str, float]:
     return {"f1": measured.value, "f1_low": measured.interval.low, "f1_high": measured.interval.high}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets import LabelledVideo, Skipped
+from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
 from cluster.lab.evaluation.metrics import (
     CONSECUTIVE,
     Bools,
@@ -21,7 +21,7 @@ from cluster.lab.evaluation.metrics import (
     video_score,
     window_truth,
 )
-from cluster.lab.evaluation.policies import Setting
+from cluster.lab.evaluation.settings import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Results:
     videos: tuple[LabelledVideo, ...]
     settings: tuple[Setting, ...]
     runs: Mapping[tuple[str, str], VideoRun] = field(repr=False)
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedVideo, ...] = ()
     consecutive: int = CONSECUTIVE
 
     @cached_property
@@ -123,7 +123,7 @@ class Results:
     def run(self, video: LabelledVideo, setting: Setting) -> VideoRun:
         return self.runs[video.name, setting.key]
 
-    def of(self, videos: Sequence[LabelledVideo]) -> Results:
+    def subset(self, videos: Sequence[LabelledVideo]) -> Results:
         """The same of some videos."""
         return Results(tuple(videos), self.settings, self.runs, (), self.consecutive)
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SourceError
-from cluster.lab.evaluation.datasets import LabelledVideo, Skipped
+from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
 from cluster.lab.evaluation.metrics import CONSECUTIVE
-from cluster.lab.evaluation.policies import Setting, full
 from cluster.lab.evaluation.replay import replay
+from cluster.lab.evaluation.result_cache import ResultCache, model_digest, video_digest
 from cluster.lab.evaluation.results import Results, VideoRun
-from cluster.lab.evaluation.work import ModelSpec, Progress, Workers, WorkFile, model_digest, nothing_left, video_digest
+from cluster.lab.evaluation.settings import Setting, full_computation
+from cluster.lab.evaluation.worker_pool import ModelSpec, Progress, WorkerPool, all_skipped_error
 from cluster.models.base import VisionLanguageModel
 
 
@@ -61,8 +62,8 @@ def evaluate(
     if len({video.name for video in videos}) < len(videos):
         raise ConfigError("two videos have one name; results go by it")
     runs: dict[tuple[str, str], VideoRun] = {}
-    failed: dict[str, Skipped] = {}
-    with WorkFile(work) as file, Workers(model, jobs) as workers:
+    failed: dict[str, SkippedVideo] = {}
+    with ResultCache(work) as file, WorkerPool(model, jobs) as workers:
         digest = model_digest(workers.engine, questions)
         passes = _passes(videos, settings, digest, file, runs, failed)
         total = sum(len(each.settings) for each in passes) + len(runs)
@@ -71,7 +72,7 @@ def evaluate(
         for each, found in workers.do(functools.partial(_answer, dict(questions)), passes):
             done += len(each.settings)
             if isinstance(found, str):
-                failed.setdefault(each.video.name, Skipped(each.video.path, found))
+                failed.setdefault(each.video.name, SkippedVideo(each.video.path, found))
             else:
                 for key, run in found.items():
                     file.add((each.digest, digest, key), run.to_json())
@@ -84,7 +85,7 @@ def _with_full(settings: Sequence[Setting]) -> tuple[Setting, ...]:
     if not settings:
         raise ConfigError("there are no settings to evaluate")
     if not any(setting.role == "full" and setting.sweep is None for setting in settings):
-        settings = [full(settings[0].shape), *settings]
+        settings = [full_computation(settings[0].shape), *settings]
     return tuple(settings)
 
 
@@ -92,9 +93,9 @@ def _passes(
     videos: Sequence[LabelledVideo],
     settings: Sequence[Setting],
     model: str,
-    file: WorkFile,
+    file: ResultCache,
     runs: dict[tuple[str, str], VideoRun],
-    failed: dict[str, Skipped],
+    failed: dict[str, SkippedVideo],
 ) -> list[_Pass]:
     """What is left to do: per video one pass for each sampling rate and anchor interval; ``runs`` gets what is done."""
     found: list[_Pass] = []
@@ -102,7 +103,7 @@ def _passes(
         try:
             digest = video_digest(video.path)
         except OSError as error:
-            failed[video.name] = Skipped(video.path, f"cannot be read: {error.strerror or error}")
+            failed[video.name] = SkippedVideo(video.path, f"cannot be read: {error.strerror or error}")
             continue
         passes: dict[tuple[float, float], dict[str, Setting]] = {}
         for setting in settings:
@@ -128,7 +129,7 @@ def _results(
     videos: Sequence[LabelledVideo],
     settings: tuple[Setting, ...],
     runs: dict[tuple[str, str], VideoRun],
-    failed: dict[str, Skipped],
+    failed: dict[str, SkippedVideo],
     consecutive: int,
 ) -> Results:
     kept: list[LabelledVideo] = []
@@ -139,9 +140,9 @@ def _results(
         count = len(runs[video.name, whole.key].windows)
         if count < consecutive:
             reason = f"too short: {count} whole windows of {whole.shape.window_s:g} s, {consecutive} are needed"
-            failed[video.name] = Skipped(video.path, reason)
+            failed[video.name] = SkippedVideo(video.path, reason)
         else:
             kept.append(video)
     if not kept:
-        raise nothing_left("videos", len(videos), failed)
+        raise all_skipped_error("videos", len(videos), failed)
     return Results(tuple(kept), settings, runs, tuple(failed.values()), consecutive)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from cluster.lab.report.charts import COLOR, add_legend, blank, tip
-from cluster.lab.report.model import ComparedWindow, LiveWindow
-from cluster.lab.report.text import compact
+from cluster.lab.report.number_format import compact
+from cluster.lab.report.records import ComparedWindow, LiveWindow
 from cluster.lab.report.truth import EventInterval, Verdict, alerts, verdict
 from cluster.types import Question
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.lab.scenes.places import ASPECT, Layout
+from cluster.lab.scenes.layouts import ASPECT, Layout
 from cluster.lab.scenes.textures import Float, clouds, texture
 
 
@@ -109,7 +109,7 @@ def paint_fence(layout: Layout, width: int, height: int) -> Foreground | None:
     zone = layout.zone
     if not zone.fence:
         return None
-    tall = 0.3 * layout.size(zone.y1)
+    tall = 0.3 * layout.person_height(zone.y1)
     top, rows = round((zone.y1 - tall) * height), max(4, round(tall * height))
     left, cols = round(zone.x0 / ASPECT * width), max(8, round((zone.x1 - zone.x0) / ASPECT * width))
     y = np.linspace(0, 1, rows, dtype=np.float32)[:, None]

@@ -12,7 +12,7 @@ import av
 from PIL import Image, ImageDraw
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.scenes.clips import Clip, make_clips
+from cluster.lab.scenes.encode import SceneClip, encode_missing_clips
 from cluster.lab.scenes.scene import Scene, make_scene
 from cluster.lab.scenes.truth import SAMPLES_PER_S, SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, Split
@@ -191,9 +191,9 @@ def make_scenes(
     clips = []
     for number in range(wanted.count):
         scene = wanted.scene(number)
-        clips.append(Clip(scene, wanted.event(number), folder / f"{scene.name}.mp4"))
+        clips.append(SceneClip(scene, wanted.event(number), folder / f"{scene.name}.mp4"))
     try:
-        made = make_clips(clips, folder, jobs=jobs, on_clip=on_clip or (lambda _: None))
+        made = encode_missing_clips(clips, folder, jobs=jobs, on_clip=on_clip or (lambda _: None))
     finally:
         if folder.is_dir():
             _write_index(folder, wanted)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.lab.scenes.places import ASPECT, COLORS, Actor
+from cluster.lab.scenes.actors import COLORS, Actor
+from cluster.lab.scenes.layouts import ASPECT
 
 if TYPE_CHECKING:
     from cluster.lab.scenes.scene import Scene
@@ -116,7 +117,7 @@ def _seen(actor: Actor, end: float) -> float | None:
     seen = 0.0
     second = max(0.0, actor.keys[0].t)
     while second < end:
-        place = actor.place(second)
+        place = actor.state_at(second)
         if place is not None and 0.02 < place.x < ASPECT - 0.02:
             seen += 0.5
             if seen >= 2.0:

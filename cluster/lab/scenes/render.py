@@ -9,10 +9,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from cluster.lab.scenes.actors import COLORS, Actor, ActorState
 from cluster.lab.scenes.backdrop import Foreground, paint_backdrop, paint_fence, paint_foreground
-from cluster.lab.scenes.figures import STEPS, Pose, Sprite, bag_sprite, person_sprite, vehicle_sprite
-from cluster.lab.scenes.places import ASPECT, COLORS, Actor, Place
+from cluster.lab.scenes.layouts import ASPECT
 from cluster.lab.scenes.scene import Scene, Sensor
+from cluster.lab.scenes.sprites import STEPS, Pose, Sprite, bag_sprite, person_sprite, vehicle_sprite
 from cluster.lab.scenes.textures import Float
 
 _Part = tuple[slice, slice]
@@ -48,7 +49,7 @@ class SceneRenderer:
     def picture(self, second: float, number: int) -> npt.NDArray[np.uint8]:
         """``[height, width, 3]`` uint8 at ``second``; ``number`` is the frame's, for noise and flicker."""
         picture = self._backdrop.copy()
-        placed = [(place, actor) for actor in self.scene.actors if (place := actor.place(second)) is not None]
+        placed = [(place, actor) for actor in self.scene.actors if (place := actor.state_at(second)) is not None]
         fenced = self._fence is None
         for place, actor in sorted(placed, key=lambda pair: (pair[0].y, pair[1].kind != "bag")):
             if not fenced and place.y > self.scene.layout.zone.y1:
@@ -69,7 +70,7 @@ class SceneRenderer:
         """What is in the picture at ``second``, clipped to it, whether or not something stands before it."""
         found = []
         for actor in self.scene.actors:
-            place = actor.place(second)
+            place = actor.state_at(second)
             if place is None:
                 continue
             sprite, left, top = self._pose(actor, place, second)
@@ -85,9 +86,9 @@ class SceneRenderer:
         return found
 
     # -- figures ----------------------------------------------------------------------------------
-    def _pose(self, actor: Actor, place: Place, second: float) -> tuple[Sprite, int, int]:
+    def _pose(self, actor: Actor, place: ActorState, second: float) -> tuple[Sprite, int, int]:
         """The actor's figure, and where its corner lies in the picture."""
-        size = self.scene.layout.size(place.y) * actor.scale * self.height
+        size = self.scene.layout.person_height(place.y) * actor.scale * self.height
         # In steps of 4 %, so that somebody who comes nearer needs few figures.
         pixels = 1.04 ** round(math.log(max(size, 6.0), 1.04))
         shift_x = 0.0
@@ -95,7 +96,11 @@ class SceneRenderer:
             pose, shift_x = _person_pose(actor, place, second, size / self.height)
             sprite = self._figure(actor, pixels, pose, actor.direction(second), 0)
         else:
-            turn = int(actor.travelled(second) * self.height / max(pixels, 1) * 8) % 8 if actor.kind == "vehicle" else 0
+            turn = (
+                int(actor.distance_travelled(second) * self.height / max(pixels, 1) * 8) % 8
+                if actor.kind == "vehicle"
+                else 0
+            )
             sprite = self._figure(actor, pixels, None, actor.direction(second), turn)
         x = (place.x + shift_x) / ASPECT * self.width
         y = place.y * self.height - place.lift * size
@@ -154,13 +159,13 @@ def _ellipse(half: int, flat: int) -> Float:
     return np.clip(1.6 * (1 - np.hypot(x, y)), 0, 1)[..., None].astype(np.float32)
 
 
-def _person_pose(actor: Actor, place: Place, second: float, height: float) -> tuple[Pose, float]:
+def _person_pose(actor: Actor, place: ActorState, second: float, height: float) -> tuple[Pose, float]:
     """The pose of a person at an instant, and how far it stands off its track (picture heights)."""
     bag = actor.carries is not None and actor.carries[0] <= second < actor.carries[1]
     match place.state:
         case "walking" | "running":
             stride = _STRIDE * (1.5 if place.state == "running" else 1.0) * max(height, 1e-3)
-            step = int(actor.travelled(second) / stride * STEPS) % STEPS
+            step = int(actor.distance_travelled(second) / stride * STEPS) % STEPS
             return Pose(step=step, lean=10 if place.state == "running" else 0, bag=bag), 0.0
         case "lying":
             share = min(1.0, place.since_s / _FALL_S)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes.events import DISTRACTORS, EVENTS, Script, passer_by, traffic
-from cluster.lab.scenes.places import Actor, Layout, make_layout
+from cluster.lab.scenes.actors import Actor
+from cluster.lab.scenes.events import DISTRACTORS, EVENTS, SceneBuilder, passer_by, traffic
+from cluster.lab.scenes.layouts import Layout, make_layout
 from cluster.lab.scenes.textures import Float
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split
 
@@ -68,13 +69,13 @@ _CAMERAS: dict[str, list[CameraSettings]] = {
 }
 
 
-def draw_camera(split: Split, rng: np.random.Generator) -> CameraSettings:
+def sample_camera(split: Split, rng: np.random.Generator) -> CameraSettings:
     """One of the settings the split's cameras may have."""
     pool = _CAMERAS["test" if split == "test" else "train"]
     return pool[int(rng.integers(len(pool)))]
 
 
-def draw_conditions(light: str, strata: frozenset[str], rng: np.random.Generator) -> Conditions:
+def sample_conditions(light: str, strata: frozenset[str], rng: np.random.Generator) -> Conditions:
     """Light, weather and sensor for a scene of these strata."""
     noisy = "noisy" in strata
     level = {"day": rng.uniform(0.85, 1.08), "dusk": rng.uniform(0.58, 0.72), "night": rng.uniform(0.4, 0.54)}[light]
@@ -199,16 +200,16 @@ def make_scene(
     kinds = _draw_events(event, rng)
     strata, light = _draw_strata(rng)
     layout = make_layout(split, rng)
-    script = Script(layout, seconds, rng)
+    builder = SceneBuilder(layout, seconds, rng)
     latest = max(_EARLIEST_S + 0.5, seconds - _ROOM_AFTER_S)
-    script.contrast = script.between(0.5, 0.65) if "low_contrast" in strata else script.between(0.85, 1.0)
-    script.pace = script.between(0.5, 0.65) if "slow" in strata else 1.0
+    builder.contrast = builder.uniform(0.5, 0.65) if "low_contrast" in strata else builder.uniform(0.85, 1.0)
+    builder.pace = builder.uniform(0.5, 0.65) if "slow" in strata else 1.0
     for kind in kinds:
-        EVENTS[kind](script, script.between(_EARLIEST_S, latest))
-    script.contrast = 1.0
+        EVENTS[kind](builder, builder.uniform(_EARLIEST_S, latest))
+    builder.contrast = 1.0
     # Training has more of what looks like an event: it is what most wrong alarms are about.
     likely = (1, 6) if split == "train" else (0, 4)
-    _fill(script, crowded="crowd" in strata, busy_road="wrong_way" not in kinds, distractors=likely)
+    _fill(builder, crowded="crowd" in strata, busy_road="wrong_way" not in kinds, distractors=likely)
     return Scene(
         split=split,
         index=index,
@@ -216,12 +217,12 @@ def make_scene(
         layout=layout,
         light=light,
         strata=strata,
-        camera=draw_camera(split, rng),
-        conditions=draw_conditions(light, strata, rng),
-        actors=tuple(script.actors),
-        events=tuple(sorted(script.events, key=lambda each: each.start_s)),
-        tree=script.chance(0.5),
-        pole=script.chance(0.35),
+        camera=sample_camera(split, rng),
+        conditions=sample_conditions(light, strata, rng),
+        actors=tuple(builder.actors),
+        events=tuple(sorted(builder.events, key=lambda each: each.start_s)),
+        tree=builder.chance(0.5),
+        pole=builder.chance(0.35),
         seed=int(rng.integers(2**31)),
     )
 
@@ -247,13 +248,13 @@ def _draw_strata(rng: np.random.Generator) -> tuple[frozenset[str], str]:
     return frozenset(drawn | ({"night"} if light == "night" else set())), light
 
 
-def _fill(script: Script, *, crowded: bool, busy_road: bool, distractors: tuple[int, int]) -> None:
+def _fill(builder: SceneBuilder, *, crowded: bool, busy_road: bool, distractors: tuple[int, int]) -> None:
     """Ordinary life, and things that look like events; of these at least the first and fewer than the second number of
     ``distractors``."""
-    for _ in range(int(script.rng.integers(4, 8)) if crowded else int(script.rng.integers(0, 4))):
-        passer_by(script, script.between(-6, script.seconds - 3))
-    for _ in range(int(script.rng.integers(0, 5)) if busy_road else int(script.rng.integers(0, 3))):
-        traffic(script, script.between(-4, script.seconds - 3))
+    for _ in range(int(builder.rng.integers(4, 8)) if crowded else int(builder.rng.integers(0, 4))):
+        passer_by(builder, builder.uniform(-6, builder.seconds - 3))
+    for _ in range(int(builder.rng.integers(0, 5)) if busy_road else int(builder.rng.integers(0, 3))):
+        traffic(builder, builder.uniform(-4, builder.seconds - 3))
     names = list(DISTRACTORS)
-    for name in script.rng.choice(names, size=int(script.rng.integers(*distractors)), replace=False):
-        DISTRACTORS[str(name)](script, script.between(3, script.seconds - 8))
+    for name in builder.rng.choice(names, size=int(builder.rng.integers(*distractors)), replace=False):
+        DISTRACTORS[str(name)](builder, builder.uniform(3, builder.seconds - 8))

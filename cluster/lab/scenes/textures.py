@@ -29,7 +29,7 @@ _BASE = {
 }
 
 
-DRAWN = "drawn"
+RANDOM = "drawn"
 """Name of the surface that is another one for each seed."""
 
 
@@ -59,10 +59,10 @@ def texture(name: str, height: int, width: int, seed: int) -> Float:
     """``[height, width, 3]`` float32 of a surface that fills a picture of that size; lengths follow its height."""
     y = ((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None]
     x = ((np.arange(width, dtype=np.float32) + 0.5) / height)[None, :]
-    if name == DRAWN:
-        return _drawn(np.random.default_rng([seed, len(_BASE)]), x, y)
+    if name == RANDOM:
+        return _random_surface(np.random.default_rng([seed, len(_BASE)]), x, y)
     if name == MIXED:
-        return _mixed(np.random.default_rng([seed, len(_BASE) + 1]), x, y)
+        return _mixed_surface(np.random.default_rng([seed, len(_BASE) + 1]), x, y)
     rng = np.random.default_rng([seed, sorted(_BASE).index(name)])
     base = np.asarray(_BASE[name], dtype=np.float32) * rng.uniform(0.88, 1.1) + rng.uniform(-8, 8, 3).astype(np.float32)
     coarse, fine, grain = _ROUGH.get(name, (6, 4, 3))
@@ -73,7 +73,7 @@ def texture(name: str, height: int, width: int, seed: int) -> Float:
     return picture
 
 
-def _drawn(rng: np.random.Generator, x: Float, y: Float) -> Float:
+def _random_surface(rng: np.random.Generator, x: Float, y: Float) -> Float:
     """A surface nobody named: colour, roughness and pattern are drawn."""
     height, width = y.shape[0], x.shape[1]
     grey = rng.uniform(70, 190)
@@ -100,12 +100,12 @@ def _drawn(rng: np.random.Generator, x: Float, y: Float) -> Float:
     return picture
 
 
-def _mixed(rng: np.random.Generator, x: Float, y: Float) -> Float:
+def _mixed_surface(rng: np.random.Generator, x: Float, y: Float) -> Float:
     """A surface of the widest range: two drawn ones side by side in patches, or one under stains and speckles."""
     height, width = y.shape[0], x.shape[1]
-    picture = _drawn(rng, x, y)
+    picture = _random_surface(rng, x, y)
     if rng.random() < 0.3:
-        other = _drawn(rng, x, y)
+        other = _random_surface(rng, x, y)
         patches = clouds(rng, height, width, int(rng.integers(2, 14))) > rng.uniform(-0.5, 1.0)
         picture = np.where(patches[..., None], other, picture)
     picture = picture + rng.uniform(-26, 26) + rng.uniform(-14, 14, 3).astype(np.float32)

@@ -23,12 +23,12 @@ def rms_norm(x: Tensor, norm: Any) -> Tensor:
     return F.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.variance_epsilon).to(x.dtype)
 
 
-def padded(x: Tensor, rows: int) -> Tensor:
+def pad_rows(x: Tensor, rows: int) -> Tensor:
     """``x [n, D]`` with zeros after it, ``[rows, D]``."""
     return F.pad(x, (0, 0, 0, rows - len(x))) if rows > len(x) else x
 
 
-def regular_rows(count: int) -> int:
+def round_up_rows(count: int) -> int:
     """A number of rows, at least ``count``, that comes again: products of a new shape compile a kernel first."""
     return -(-count // ROWS) * ROWS
 
@@ -38,7 +38,7 @@ def linear(x: Tensor, layer: Any) -> Tensor:
     return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
-def joined(x: Tensor, layers: Sequence[Any]) -> Tensor:
+def fused_linear(x: Tensor, layers: Sequence[Any]) -> Tensor:
     """Several linear layers of the same input as one product, outputs side by side."""
     weight = torch.cat([layer.weight for layer in layers]).to(x.dtype)
     biases = [layer.bias for layer in layers if layer.bias is not None]
@@ -47,18 +47,18 @@ def joined(x: Tensor, layers: Sequence[Any]) -> Tensor:
 
 def gated_mlp(x: Tensor, mlp: Any) -> Tensor:
     """``down(silu(gate(x)) * up(x))``."""
-    gate, up = joined(x, (mlp.gate_proj, mlp.up_proj)).chunk(2, dim=-1)
+    gate, up = fused_linear(x, (mlp.gate_proj, mlp.up_proj)).chunk(2, dim=-1)
     return linear(F.silu(gate) * up, mlp.down_proj)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding in halves; ``x [..., d]``, ``cos`` and ``sin [..., d]`` of its type."""
     low, high = x.chunk(2, dim=-1)
     return torch.addcmul(x * cos, torch.cat([-high, low], dim=-1), sin)
 
 
 def tower_block(
-    hidden: Tensor, rows: int, block: Any, cos: Tensor, sin: Tensor, pieces: Pieces | Sequence[tuple[int, int]]
+    hidden: Tensor, rows: int, block: Any, cos: Tensor, sin: Tensor, pieces: PackedSequences | Sequence[tuple[int, int]]
 ) -> Tensor:
     """One block of the tower on packed patches ``[n, D]``, the first ``rows`` of them real; ``cos, sin [n, 1, 1, d]``.
 
@@ -67,16 +67,16 @@ def tower_block(
     attention = block.attn
     heads = attention.num_heads
     qkv = linear(rms_norm(hidden, block.norm1), attention.qkv).view(len(hidden), 3, heads, -1)
-    turned = torch.cat([rotate(qkv[:, :2], cos, sin), qkv[:, 2:]], dim=1)[:rows]
-    if isinstance(pieces, Pieces):
-        attended = pieces_attention(turned[pieces.order], pieces.runs, attention.scaling)[pieces.back]
+    turned = torch.cat([apply_rotary(qkv[:, :2], cos, sin), qkv[:, 2:]], dim=1)[:rows]
+    if isinstance(pieces, PackedSequences):
+        attended = packed_attention(turned[pieces.order], pieces.runs, attention.scaling)[pieces.back]
     else:
-        attended = pieces_attention(turned, pieces, attention.scaling)
-    hidden = hidden + linear(padded(attended, len(hidden)), attention.proj)
+        attended = packed_attention(turned, pieces, attention.scaling)
+    hidden = hidden + linear(pad_rows(attended, len(hidden)), attention.proj)
     return hidden + gated_mlp(rms_norm(hidden, block.norm2), block.mlp)
 
 
-def looks(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
+def probe_attention(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
     """What rows ``asking [a]`` look for in a decoder layer, and what all rows show: ``query [H, a, d]`` (scaled) and
     ``key [Hkv, n, d]`` in float32. ``hidden [n, D]`` is the layer's input."""
     attention = layer.self_attn
@@ -84,8 +84,8 @@ def looks(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking: Tensor) 
     x = rms_norm(hidden, layer.input_layernorm)
     query = linear(x[asking], attention.q_proj).view(len(asking), -1, size)
     key = linear(x, attention.k_proj).view(len(x), -1, size)
-    query = rotate(query, cos[asking][:, None], sin[asking][:, None]) * attention.scaling
-    return query.transpose(0, 1).float(), rotate(key, cos[:, None], sin[:, None]).transpose(0, 1).float()
+    query = apply_rotary(query, cos[asking][:, None], sin[asking][:, None]) * attention.scaling
+    return query.transpose(0, 1).float(), apply_rotary(key, cos[:, None], sin[:, None]).transpose(0, 1).float()
 
 
 def decoder_layer(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, blocks: Sequence[Block]) -> Tensor:
@@ -96,12 +96,12 @@ def decoder_layer(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, blocks: 
     heads = attention.q_proj.out_features // size
     kv_heads = attention.k_proj.out_features // size
     x = rms_norm(hidden, layer.input_layernorm)
-    qkv = joined(x, (attention.q_proj, attention.k_proj, attention.v_proj)).view(len(x), -1, size)
-    turned = rotate(qkv[:, : heads + kv_heads], cos[:, None], sin[:, None])[:rows].transpose(0, 1)
+    qkv = fused_linear(x, (attention.q_proj, attention.k_proj, attention.v_proj)).view(len(x), -1, size)
+    turned = apply_rotary(qkv[:, : heads + kv_heads], cos[:, None], sin[:, None])[:rows].transpose(0, 1)
     value = qkv[:rows, heads + kv_heads :].transpose(0, 1)
     attended = blocked_attention(turned[:heads], turned[heads:], value, blocks, attention.scaling)
     attended = attended.transpose(0, 1).reshape(rows, heads * size)
-    hidden = hidden + linear(padded(attended, len(x)), attention.o_proj)
+    hidden = hidden + linear(pad_rows(attended, len(x)), attention.o_proj)
     return hidden + gated_mlp(rms_norm(hidden, layer.post_attention_layernorm), layer.mlp)
 
 
@@ -121,7 +121,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class PackedSequences:
     """Packed sequences that attend to themselves alone, sorted so that those of one length are neighbours.
 
     * ``order`` ``[n]``: which row comes where; ``back``: its inverse
@@ -133,8 +133,8 @@ class Pieces:
     runs: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, lengths: Tensor) -> Pieces:
-        """Pieces of these lengths ``[pieces]`` int64, packed one after the other."""
+    def of(cls, lengths: Tensor) -> PackedSequences:
+        """PackedSequences of these lengths ``[pieces]`` int64, packed one after the other."""
         starts = lengths.cumsum(0) - lengths
         runs, order = [], []
         for length in torch.unique(lengths).tolist():
@@ -144,8 +144,8 @@ class Pieces:
         ordered = torch.cat(order)
         return cls(ordered, torch.argsort(ordered), tuple(runs))
 
-    def to(self, device: torch.device) -> Pieces:
-        return Pieces(self.order.to(device), self.back.to(device), self.runs)
+    def to(self, device: torch.device) -> PackedSequences:
+        return PackedSequences(self.order.to(device), self.back.to(device), self.runs)
 
 
 def blocked_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block], scale: float) -> Tensor:
@@ -170,7 +170,7 @@ def blocked_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequenc
     )
 
 
-def pieces_attention(qkv: Tensor, runs: Sequence[tuple[int, int]], scale: float) -> Tensor:
+def packed_attention(qkv: Tensor, runs: Sequence[tuple[int, int]], scale: float) -> Tensor:
     """``qkv [n, 3, h, d]``, packed in ``runs`` (how many sequences, how long) -> ``[n, h * d]``."""
     attended = []
     parts = torch.split(qkv, [count * length for count, length in runs])

@@ -18,12 +18,12 @@ from cluster.lab.scenes import (
 )
 from cluster.lab.training.config import SHAPES
 from cluster.lab.training.pruning import (
-    Damage,
+    ImageDegradation,
+    PrunedFrame,
     Pruning,
-    SeenFrame,
-    draw_samples,
     picture_grid,
     prune_samples,
+    render_samples,
     sample_times,
 )
 from cluster.types import PatchGrid
@@ -54,7 +54,7 @@ _MOST_TOKENS = 1700
 
 
 @dataclass(frozen=True, slots=True)
-class Posed:
+class ExampleQuestion:
     """A question on frames ``[opening, end)``. ``kind`` is an event or ``memory``; ``answer`` its word."""
 
     opening: int
@@ -72,10 +72,10 @@ class Example:
     """
 
     scene: str
-    frames: tuple[SeenFrame, ...]
+    frames: tuple[PrunedFrame, ...]
     context: np.ndarray[tuple[int], np.dtype[np.int64]]
-    posed: tuple[Posed, ...]
-    seen: np.ndarray[tuple[int, int], np.dtype[np.float16]] | None = None
+    questions: tuple[ExampleQuestion, ...]
+    visual_tokens: np.ndarray[tuple[int, int], np.dtype[np.float16]] | None = None
 
 
 # Scenes that training draws from.
@@ -94,12 +94,14 @@ class TowerExamples:
         rng = np.random.default_rng([self.seed, 1, number])
         shape = SHAPES[self.shape]
         grid = picture_grid(shape)
-        scene = draw_scene(number, rng)
+        scene = sample_scene(number, rng)
         times = sample_times(scene.seconds, shape.fps, rng)
         chosen = _eventful(scene, times, self.frames, rng)
-        damage = Damage.draw(rng)
+        degradation = ImageDegradation.draw(rng)
         pruning = Pruning()
-        samples = draw_samples(scene, shape, [times[2 * first + k] for first in chosen for k in range(2)], damage)
+        samples = render_samples(
+            scene, shape, [times[2 * first + k] for first in chosen for k in range(2)], degradation
+        )
         frames = []
         for place in range(len(chosen)):
             (frame,) = prune_samples(samples[2 * place : 2 * place + 2], scene.events, grid, pruning, rng)
@@ -116,7 +118,7 @@ class WindowExamples:
 
     def __call__(self, number: int) -> Example:
         rng = np.random.default_rng([self.seed, 2, number])
-        scene = draw_scene(number, rng)
+        scene = sample_scene(number, rng)
         shape = SHAPES[self.shape]
         times = sample_times(scene.seconds, shape.fps, rng)
         length = len(times) // 2
@@ -126,12 +128,12 @@ class WindowExamples:
         if alone:
             count = int(rng.integers(8, 23) if complete else rng.integers(20, 29))
         first = _beginning(scene, times, min(count, length), rng)
-        damage = Damage.draw(rng)
-        samples = draw_samples(scene, shape, times[2 * first : 2 * (first + count)], damage)
+        degradation = ImageDegradation.draw(rng)
+        samples = render_samples(scene, shape, times[2 * first : 2 * (first + count)], degradation)
         pruning = Pruning() if complete else Pruning.draw(rng)
         frames = prune_samples(samples, scene.events, picture_grid(shape), pruning, rng)
-        frames = bounded(frames)
-        return watch_alone(scene, frames, rng) if alone else watch_stream(scene, frames, rng)
+        frames = limit_tokens(frames)
+        return growing_window_example(scene, frames, rng) if alone else sliding_window_example(scene, frames, rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +153,22 @@ class ValidationExamples:
         event = None if number % 4 == 3 else (EVENT_KINDS[first], EVENT_KINDS[second])
         scene = make_scene("validation", number, event=event)
         shape = SHAPES[self.shape]
-        samples = draw_samples(scene, shape, sample_times(scene.seconds, shape.fps, rng), Damage(quality=70))
+        samples = render_samples(
+            scene, shape, sample_times(scene.seconds, shape.fps, rng), ImageDegradation(quality=70)
+        )
         pruning = Pruning("replenish", phase=int(rng.integers(8)))
         frames = prune_samples(samples, scene.events, picture_grid(shape), pruning, rng)
-        windows = openings(frames, _WINDOW)
-        posed = [
-            Posed(opening, end, kind, standing_question(kind), "yes" if told else "no")
+        windows = window_openings(frames, _WINDOW)
+        questions = [
+            ExampleQuestion(opening, end, kind, standing_question(kind), "yes" if told else "no")
             for end in range(_STRIDE, len(frames) + 1, _STRIDE)
             for kind in EVENT_KINDS
             if (told := label(scene, kind, frames, opening := windows[end - 1], end)) is not None
         ]
-        return Example(scene.name, tuple(frames), _contexts(frames, windows), tuple(posed))
+        return Example(scene.name, tuple(frames), _contexts(frames, windows), tuple(questions))
 
 
-def draw_scene(number: int, rng: np.random.Generator) -> Scene:
+def sample_scene(number: int, rng: np.random.Generator) -> Scene:
     """A training scene: rare events come as often as common ones, alone and with others.
 
     ``number`` says which kind comes first. Everything else is drawn, the place most of all: a scene of that index would
@@ -177,7 +181,7 @@ def draw_scene(number: int, rng: np.random.Generator) -> Scene:
     return make_scene("train", int(rng.integers(_SCENES)), event=kinds)
 
 
-def openings(frames: Sequence[SeenFrame], window: int) -> list[int]:
+def window_openings(frames: Sequence[PrunedFrame], window: int) -> list[int]:
     """For each frame, where the window of ``window`` frames that ends with it opens: the last complete frame at or
     before its start."""
     complete = [index for index, frame in enumerate(frames) if frame.complete]
@@ -185,7 +189,7 @@ def openings(frames: Sequence[SeenFrame], window: int) -> list[int]:
 
 
 def label(
-    scene: Scene, kind: str, frames: Sequence[SeenFrame], opening: int, end: int, window: int = _WINDOW
+    scene: Scene, kind: str, frames: Sequence[PrunedFrame], opening: int, end: int, window: int = _WINDOW
 ) -> bool | None:
     """Whether frames ``[opening, end)`` show an event. None as well where only the frames before the window's own start
     do: no model can know where between two complete frames that lies."""
@@ -195,18 +199,18 @@ def label(
     return told if told == nominal else None
 
 
-def pose(
+def make_questions(
     scene: Scene,
-    frames: Sequence[SeenFrame],
+    frames: Sequence[PrunedFrame],
     windows: Sequence[int] | None,
     rng: np.random.Generator,
     span: int = _WINDOW,
-) -> tuple[Posed, ...]:
+) -> tuple[ExampleQuestion, ...]:
     """Questions about every four frames: the scene's own events, what other things in it are taken for, and others.
 
     ``windows``: for each frame, where its window opens; None for one window that grows from frame 0.
     """
-    posed: list[Posed] = []
+    questions: list[ExampleQuestion] = []
     alike = {_ALIKE[key.state] for actor in scene.actors for key in actor.keys if key.state in _ALIKE}
     sure = {event.kind for event in scene.events} | alike
     for end in range(int(rng.integers(3, 7)), len(frames) + 1, _STRIDE):
@@ -219,32 +223,34 @@ def pose(
             if told is not None:
                 wording = phrasings(kind)
                 text = wording[0] if rng.random() < 0.4 else wording[int(rng.integers(len(wording)))]
-                posed.append(Posed(opening, end, kind, text, "yes" if told else "no"))
-    return tuple(posed)
+                questions.append(ExampleQuestion(opening, end, kind, text, "yes" if told else "no"))
+    return tuple(questions)
 
 
-def watch_alone(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Generator) -> Example:
+def growing_window_example(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> Example:
     """A camera that has just begun: one window that grows from its first frame."""
-    return Example(scene.name, tuple(frames), _contexts(frames, [0] * len(frames)), pose(scene, frames, None, rng))
+    return Example(
+        scene.name, tuple(frames), _contexts(frames, [0] * len(frames)), make_questions(scene, frames, None, rng)
+    )
 
 
-def watch_stream(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Generator) -> Example:
+def sliding_window_example(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> Example:
     """A camera in its course: windows slide, what was computed under older ones is seen by newer ones."""
     span = _WINDOW if rng.random() < 0.6 else int(rng.integers(12, 33))
-    windows = openings(frames, span)
+    windows = window_openings(frames, span)
     # What a token saw depends on the window it was computed in, which ended up to a stride later than the token.
-    context = _contexts(frames, openings(frames, int(rng.integers(12, 41)) if rng.random() < 0.5 else span))
+    context = _contexts(frames, window_openings(frames, int(rng.integers(12, 41)) if rng.random() < 0.5 else span))
     if rng.random() < 0.4:
         context = _refreshed(frames, context, rng)
-    posed = [*pose(scene, frames, windows, rng, span)]
+    questions = [*make_questions(scene, frames, windows, rng, span)]
     if frames[0].time_s < 1.0:
-        posed += _remembered(scene, frames, rng)
-    return Example(scene.name, tuple(frames), context, tuple(posed))
+        questions += _remembered(scene, frames, rng)
+    return Example(scene.name, tuple(frames), context, tuple(questions))
 
 
-def _remembered(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Generator) -> list[Posed]:
+def _remembered(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[ExampleQuestion]:
     """Questions about all that was seen, at two instants."""
-    posed: list[Posed] = []
+    questions: list[ExampleQuestion] = []
     for end in sorted({int(rng.integers(10, len(frames))), len(frames)} if len(frames) > 10 else {len(frames)}):
         asked = memory_questions(scene, frames[end - 1].time_s + 1.0)
         # Yes as often as no, and numbers and words as often as both: most colours are not in a scene.
@@ -253,17 +259,17 @@ def _remembered(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Genera
             fitting = [q for q in asked if q.answer == kind or (kind == "word" and q.answer not in kinds)]
             if fitting:
                 chosen = fitting[int(rng.integers(len(fitting)))]
-                posed.append(Posed(0, end, "memory", chosen.text, chosen.answer))
-    return posed
+                questions.append(ExampleQuestion(0, end, "memory", chosen.text, chosen.answer))
+    return questions
 
 
-def _contexts(frames: Sequence[SeenFrame], first: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _contexts(frames: Sequence[PrunedFrame], first: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """``first`` seen frame of each frame -> of each token."""
     return np.repeat(np.array(first, np.int64), [len(frame.cells) for frame in frames])
 
 
 def _refreshed(
-    frames: Sequence[SeenFrame], context: np.ndarray[tuple[int], np.dtype[np.int64]], rng: np.random.Generator
+    frames: Sequence[PrunedFrame], context: np.ndarray[tuple[int], np.dtype[np.int64]], rng: np.random.Generator
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """As if a window had opened somewhere and a random part of its tokens had been computed anew there."""
     complete = [index for index, frame in enumerate(frames) if frame.complete]
@@ -285,7 +291,7 @@ def _beginning(scene: Scene, times: Sequence[float], count: int, rng: np.random.
     return int(rng.integers(0, last + 1))
 
 
-def bounded(frames: list[SeenFrame]) -> list[SeenFrame]:
+def limit_tokens(frames: list[PrunedFrame]) -> list[PrunedFrame]:
     """As many of the first frames as a step can hold."""
     total = np.cumsum([len(frame.cells) for frame in frames])
     return frames[: max(1, int(np.searchsorted(total, _MOST_TOKENS, side="right")))]
@@ -300,7 +306,7 @@ def _eventful(scene: Scene, times: Sequence[float], count: int, rng: np.random.G
     return [*some, *rest]
 
 
-def _thinned(frame: SeenFrame, grid: PatchGrid, rng: np.random.Generator) -> SeenFrame:
+def _thinned(frame: PrunedFrame, grid: PatchGrid, rng: np.random.Generator) -> PrunedFrame:
     """Tokens that show something, their neighbours, and a few others: what a pruner leaves of a frame."""
     there = np.zeros((grid.group_rows + 2, grid.group_cols + 2), bool)
     there[1:-1, 1:-1] = frame.labels.covered.reshape(grid.group_rows, grid.group_cols)
@@ -312,7 +318,7 @@ def _thinned(frame: SeenFrame, grid: PatchGrid, rng: np.random.Generator) -> See
     stays |= near.ravel() & (rng.random(grid.tokens) < 0.35)
     stays |= rng.random(grid.tokens) < 0.08
     stays[int(rng.integers(grid.tokens))] = True
-    return SeenFrame(
+    return PrunedFrame(
         time_s=frame.time_s,
         complete=bool(stays.all()),
         cells=frame.cells[stays],

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cluster.lab.scenes.places import COLORS
+from cluster.lab.scenes.actors import COLORS
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, OBJECT_KINDS, STATES, SceneEvent
 from cluster.types import PatchGrid
 
@@ -20,7 +20,7 @@ _TAUGHT_KEY_HEADS = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Targets:
+class PointingTargets:
     """Of ``a`` questions, in ``n`` rows: ``window`` and ``event`` ``[a, n]`` bool, the rows in the question's window
     and those of them that show its event; ``system`` ``[a, n]`` bool, the rows that show nothing; ``told`` ``[a]``."""
 
@@ -30,8 +30,8 @@ class Targets:
     told: Tensor
 
 
-def pointing_loss(looks: Sequence[tuple[Tensor, Tensor]], targets: Targets, weight: Tensor) -> Tensor:
-    """Mean of ``-log`` of the attention on the right rows; ``looks`` as in ``Reading``, ``weight [a]``.
+def pointing_loss(looks: Sequence[tuple[Tensor, Tensor]], targets: PointingTargets, weight: Tensor) -> Tensor:
+    """Mean of ``-log`` of the attention on the right rows; ``looks`` as in ``SequenceOutput``, ``weight [a]``.
 
     Questions whose event was pruned away, so that nothing is left to look at, count nothing.
     """
@@ -64,7 +64,7 @@ COVERAGE = 0.2
 _COLUMN = {label: column for column, label in enumerate(LABELS)}
 
 
-class Seen(Protocol):
+class VisibleObject(Protocol):
     """What a renderer says of one object: shares of the picture, and shares per second."""
 
     @property
@@ -86,7 +86,7 @@ class Seen(Protocol):
     def colour(self) -> str: ...
 
 
-Instant = tuple[float, Sequence[Seen]]
+LabelledInstant = tuple[float, Sequence[VisibleObject]]
 """A second, and what is to be seen at it."""
 
 
@@ -126,7 +126,7 @@ def _overlap(low: float, high: float, cells: int) -> npt.NDArray[np.float64]:
     return overlap
 
 
-def token_labels(instants: Sequence[Instant], events: Sequence[SceneEvent], grid: PatchGrid) -> TokenLabels:
+def token_labels(instants: Sequence[LabelledInstant], events: Sequence[SceneEvent], grid: PatchGrid) -> TokenLabels:
     """Labels of all tokens of one frame, row-major; ``instants``: second and objects of each of its samples.
 
     What any of the samples shows counts; an event counts at its actors' tokens while it lasts.

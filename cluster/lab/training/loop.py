@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 from cluster.errors import ConfigError
 from cluster.lab.training.config import Settings
+from cluster.lab.training.example_loader import ExampleLoader, ReplayBuffer
 from cluster.lab.training.examples import Example
-from cluster.lab.training.feeder import Feeder, Replay
 from cluster.lab.training.loss import DenseHeads
 from cluster.lab.training.stages import Stage
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.trainable_model import TrainableModel
 
 
 @dataclass(slots=True)
-class Progress:
+class StageCheckpoint:
     """State of one stage. ``step``: steps done; ``elapsed_s``: seconds of training, over all its runs."""
 
     stage: str
@@ -40,16 +40,16 @@ class Progress:
     settings: dict[str, Any]
 
 
-def save(progress: Progress, path: Path) -> None:
+def save_checkpoint(progress: StageCheckpoint, path: Path) -> None:
     """Replace what is at ``path`` in one step: a run that dies while it writes keeps the checkpoint before."""
-    body = {name: getattr(progress, name) for name in Progress.__slots__}
+    body = {name: getattr(progress, name) for name in StageCheckpoint.__slots__}
     fresh = path.with_suffix(".new")
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(body, fresh)
     fresh.replace(path)
 
 
-def load(path: Path, settings: dict[str, Any]) -> Progress | None:
+def load_checkpoint(path: Path, settings: dict[str, Any]) -> StageCheckpoint | None:
     """What is at ``path``, or None.
 
     Raises:
@@ -58,7 +58,7 @@ def load(path: Path, settings: dict[str, Any]) -> Progress | None:
     if not path.is_file():
         return None
     try:
-        progress = Progress(**torch.load(path, map_location="cpu", weights_only=True))
+        progress = StageCheckpoint(**torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise ConfigError(f"the checkpoint {path} cannot be read ({error}); remove it, or train without it") from error
     for key, value in settings.items():
@@ -131,7 +131,7 @@ LOG_STEPS = 20
 _LOWEST_RATE = 0.02
 
 
-class Listener(Protocol):
+class StageListener(Protocol):
     """Who is told how it goes: the command line's progress bar."""
 
     def step(self, share: float, step: int, rate: float, losses: dict[str, float]) -> None:
@@ -145,7 +145,9 @@ class StageRun:
     """One stage on its way. ``model`` and ``heads`` are changed in place; after :meth:`run` ``model`` has the moving
     average's weights if they answer better on validation."""
 
-    def __init__(self, settings: Settings, stage: Stage, model: Trainee, heads: DenseHeads, folder: Path) -> None:
+    def __init__(
+        self, settings: Settings, stage: Stage, model: TrainableModel, heads: DenseHeads, folder: Path
+    ) -> None:
         self.settings, self.stage, self.model, self.heads = settings, stage, model, heads
         self.folder = folder
         self.parameters = {**_named("model", model.model), **_named("heads", heads)}
@@ -182,7 +184,7 @@ class StageRun:
         Raises:
             ConfigError: it is of another run.
         """
-        progress = load(self.path, self._identity)
+        progress = load_checkpoint(self.path, self._identity)
         if progress is None:
             return False
         self.model.model.load_state_dict(progress.model)
@@ -194,8 +196,8 @@ class StageRun:
 
     def save(self) -> None:
         """Write the checkpoint."""
-        save(
-            Progress(
+        save_checkpoint(
+            StageCheckpoint(
                 stage=self.stage.settings.name,
                 step=self.step,
                 elapsed_s=self.elapsed_s,
@@ -232,15 +234,15 @@ class StageRun:
         for name, value in self.model.model.state_dict().items():
             self.average[name].lerp_(value, 1 - decay)
 
-    def run(self, listener: Listener, *, validation: Callable[[], list[Example]]) -> None:
+    def run(self, listener: StageListener, *, validation: Callable[[], list[Example]]) -> None:
         """To the end of the stage. Interrupted, it leaves a checkpoint and raises."""
         saved = validated = time.monotonic()
         sums: dict[str, list[float]] = defaultdict(list)
         batch = self.stage.settings.batch
         replays = self.stage.settings.replays
         first = self.step * batch // (replays + 1)
-        with Feeder(self.stage.make, workers=self.settings.workers, first=first) as feeder:
-            examples = Replay(feeder, again=replays, seed=first)
+        with ExampleLoader(self.stage.make, workers=self.settings.workers, first=first) as feeder:
+            examples = ReplayBuffer(feeder, again=replays, seed=first)
             last = time.monotonic()
             try:
                 while self.share < 1.0:
@@ -267,7 +269,7 @@ class StageRun:
                 raise
         self._finish(listener, validation())
 
-    def _finish(self, listener: Listener, examples: list[Example]) -> None:
+    def _finish(self, listener: StageListener, examples: list[Example]) -> None:
         """Keep the better of the weights and their moving average."""
         raw = {name: value.detach().clone() for name, value in self.model.model.state_dict().items()}
         if examples:
@@ -280,7 +282,7 @@ class StageRun:
         self.done = True
         self.save()
 
-    def validate(self, examples: list[Example], listener: Listener, *, average: bool = True) -> dict[str, float]:
+    def validate(self, examples: list[Example], listener: StageListener, *, average: bool = True) -> dict[str, float]:
         """Metrics of the moving average (or of the weights as they are)."""
         with self._averaged() if average else nullcontext():
             metrics = self.stage.judge(self.model, self.heads, examples)

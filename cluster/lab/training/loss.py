@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cluster.lab.scenes import EVENT_KINDS
-from cluster.lab.training.batch import Dense, dense_labels, layout_of, patch_batches
+from cluster.lab.training.batch import DenseLabels, dense_labels, example_layout, patch_batches
 from cluster.lab.training.examples import Example
-from cluster.lab.training.labels import LABELS, Targets, pointing_loss
-from cluster.lab.training.layout import Layout
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.labels import LABELS, PointingTargets, pointing_loss
+from cluster.lab.training.sequence_layout import SequenceLayout
+from cluster.lab.training.trainable_model import TrainableModel
 from cluster.types import PatchGrid
 
 # Most labels are set at few tokens: a set one counts this many times as much.
@@ -50,7 +50,7 @@ class DenseHead(nn.Module):
         emphasis = torch.tensor([_EVENT if label.startswith("event:") else 1.0 for label in LABELS])
         self.register_buffer("emphasis", emphasis, persistent=False)
 
-    def forward(self, hidden: Tensor, dense: Dense) -> DenseLoss:
+    def forward(self, hidden: Tensor, dense: DenseLabels) -> DenseLoss:
         """Loss on the labels of these tokens."""
         x = self.norm(hidden.float())
         logits = self.labels(x)
@@ -110,27 +110,27 @@ class Margins:
     end: tuple[int, ...]
 
 
-def tower_loss(model: Trainee, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid) -> Loss:
+def tower_loss(model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid) -> Loss:
     """Dense labels on the tower's tokens."""
-    visual = model.see([frame for example in examples for frame in patch_batches(example, grid)])
+    visual = model.encode_frames([frame for example in examples for frame in patch_batches(example, grid)])
     dense = heads.tower(visual, dense_labels(examples, model.device))
     return Loss(dense.total, {"loss": float(dense.total.detach()), "found": float(dense.found)})
 
 
 def window_loss(
-    model: Trainee, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid, *, train_tower: bool = True
+    model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid, *, train_tower: bool = True
 ) -> Loss:
     """Answers to all questions, and dense labels on the way there."""
-    layouts = [layout_of(model, example, grid, taught=True) for example in examples]
+    layouts = [example_layout(model, example, grid, taught=True) for example in examples]
     with torch.set_grad_enabled(train_tower):
-        seen = _see(model, examples, grid)
+        seen = _encode_pass(model, examples, grid)
     asked = _asked(layouts, examples, model.device)
-    reading = model.read(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
+    reading = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
     dense = dense_labels(examples, model.device)
     rows = _visual_rows(layouts, reading.starts, model.device)
     middle = heads.middle(reading.middle[rows], dense)
     last = heads.last(reading.last[rows], dense)
-    answered, yes_no = _answer_loss(model, model.answers(reading.last[asked.rows]), asked.told)
+    answered, yes_no = _answer_loss(model, model.logits(reading.last[asked.rows]), asked.told)
     pointed = asked.told.new_zeros((), dtype=torch.float32)
     if len(asked.kinds):
         targets = _targets(asked, layouts, reading.starts, rows, dense.hot)
@@ -157,23 +157,25 @@ def window_loss(
 
 
 @torch.no_grad()
-def margins(model: Trainee, examples: Sequence[Example], grid: PatchGrid) -> Margins:
+def margins(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> Margins:
     """How sure the model is of each standing question."""
-    layouts = [layout_of(model, example, grid, taught=False) for example in examples]
-    seen = _see(model, examples, grid)
-    reading = model.read(torch.split(seen, [layout.visual for layout in layouts]), layouts)
+    layouts = [example_layout(model, example, grid, taught=False) for example in examples]
+    seen = _encode_pass(model, examples, grid)
+    reading = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts)
     asked = _asked(layouts, examples, model.device)
-    values = _margin(model, model.answers(reading.last[asked.rows]))
+    values = _margin(model, model.logits(reading.last[asked.rows]))
     return Margins(values, asked.told, asked.kinds, asked.sequence, asked.end)
 
 
-def _see(model: Trainee, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
+def _encode_pass(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
     """Visual tokens of all examples; those a tower has seen already as they are."""
-    ready = [example.seen for example in examples]
+    ready = [example.visual_tokens for example in examples]
     if all(seen is None for seen in ready):
-        return model.see([frame for example in examples for frame in patch_batches(example, grid)])
+        return model.encode_frames([frame for example in examples for frame in patch_batches(example, grid)])
     parts = [
-        model.see(patch_batches(example, grid)) if seen is None else torch.from_numpy(seen).to(model.device).float()
+        model.encode_frames(patch_batches(example, grid))
+        if seen is None
+        else torch.from_numpy(seen).to(model.device).float()
         for example, seen in zip(examples, ready, strict=True)
     ]
     return torch.cat(parts)
@@ -192,7 +194,7 @@ class _Asked:
     end: tuple[int, ...]
 
 
-def _visual_rows(layouts: Sequence[Layout], starts: Sequence[int], device: torch.device) -> Tensor:
+def _visual_rows(layouts: Sequence[SequenceLayout], starts: Sequence[int], device: torch.device) -> Tensor:
     parts = [
         torch.arange(start + len(layout.system), start + len(layout.system) + layout.visual)
         for layout, start in zip(layouts, starts, strict=True)
@@ -200,27 +202,29 @@ def _visual_rows(layouts: Sequence[Layout], starts: Sequence[int], device: torch
     return torch.cat(parts).to(device)
 
 
-def _asked(layouts: Sequence[Layout], examples: Sequence[Example], device: torch.device) -> _Asked:
-    rows, posed, sequence = [], [], []
+def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], device: torch.device) -> _Asked:
+    rows, questions, sequence = [], [], []
     start = 0
     for number, (layout, example) in enumerate(zip(layouts, examples, strict=True)):
         for ask, row, index in zip(layout.asks, layout.starts, layout.order, strict=True):
-            if example.posed[index].kind in EVENT_KINDS:
+            if example.questions[index].kind in EVENT_KINDS:
                 rows.append(start + row + len(ask.question) - 1)
-                posed.append(example.posed[index])
+                questions.append(example.questions[index])
                 sequence.append(number)
         start += len(layout)
     return _Asked(
         rows=torch.tensor(rows, dtype=torch.int64, device=device),
-        told=torch.tensor([each.answer == "yes" for each in posed], dtype=torch.bool, device=device),
-        kinds=tuple(each.kind for each in posed),
+        told=torch.tensor([each.answer == "yes" for each in questions], dtype=torch.bool, device=device),
+        kinds=tuple(each.kind for each in questions),
         sequence=tuple(sequence),
-        opening=tuple(each.opening for each in posed),
-        end=tuple(each.end for each in posed),
+        opening=tuple(each.opening for each in questions),
+        end=tuple(each.end for each in questions),
     )
 
 
-def _targets(asked: _Asked, layouts: Sequence[Layout], starts: Sequence[int], visual: Tensor, hot: Tensor) -> Targets:
+def _targets(
+    asked: _Asked, layouts: Sequence[SequenceLayout], starts: Sequence[int], visual: Tensor, hot: Tensor
+) -> PointingTargets:
     """Where the questions should look; ``visual [t]``: the rows of all visual tokens, ``hot [t, labels]`` theirs."""
     device = hot.device
     total = starts[-1] + len(layouts[-1])
@@ -238,10 +242,10 @@ def _targets(asked: _Asked, layouts: Sequence[Layout], starts: Sequence[int], vi
     columns = [LABELS.index(f"event:{kind}") for kind in EVENT_KINDS]
     shows[:, visual] = hot[:, columns].T > 0
     kind = torch.tensor([EVENT_KINDS.index(kind) for kind in asked.kinds], device=device)
-    return Targets(window, window & shows[kind], (row >= begin) & (row < begin + length), asked.told)
+    return PointingTargets(window, window & shows[kind], (row >= begin) & (row < begin + length), asked.told)
 
 
-def _margin(model: Trainee, logits: Tensor) -> Tensor:
+def _margin(model: TrainableModel, logits: Tensor) -> Tensor:
     yes, no = model.yes_no_ids()
     return logits[:, yes].logsumexp(1) - logits[:, no].logsumexp(1)
 
@@ -250,19 +254,23 @@ def _weight(told: Tensor) -> Tensor:
     return 1.0 + (_POSITIVE - 1.0) * told.float()
 
 
-def _answer_loss(model: Trainee, logits: Tensor, told: Tensor) -> tuple[Tensor, float]:
+def _answer_loss(model: TrainableModel, logits: Tensor, told: Tensor) -> tuple[Tensor, float]:
     """Weighted cross-entropy of yes against no, and of the word itself; and the former alone, for the log."""
     if not len(told):
         return logits.sum() * 0, 0.0
     weight = _weight(told)
     each = F.binary_cross_entropy_with_logits(_margin(model, logits), told.float(), reduction="none")
     yes_no = (each * weight).sum() / weight.sum()
-    words = torch.where(told, model.words("yes")[0], model.words("no")[0])
+    words = torch.where(told, model.token_ids("yes")[0], model.token_ids("no")[0])
     return yes_no + _VOCABULARY_WEIGHT * F.cross_entropy(logits, words), float(yes_no.detach())
 
 
 def _memory_loss(
-    model: Trainee, hidden: Tensor, layouts: Sequence[Layout], starts: Sequence[int], examples: Sequence[Example]
+    model: TrainableModel,
+    hidden: Tensor,
+    layouts: Sequence[SequenceLayout],
+    starts: Sequence[int],
+    examples: Sequence[Example],
 ) -> tuple[Tensor, float]:
     """Cross-entropy of every token of the answers, and the share of first words that are right."""
     rows: list[int] = []
@@ -277,7 +285,7 @@ def _memory_loss(
                 words += ask.answer
     if not rows:
         return hidden.sum() * 0, 0.0
-    logits = model.answers(hidden[torch.tensor(rows, device=hidden.device)])
+    logits = model.logits(hidden[torch.tensor(rows, device=hidden.device)])
     wanted = torch.tensor(words, device=hidden.device)
     right = (logits.argmax(1) == wanted)[torch.tensor(first, device=hidden.device)].float().mean()
     return F.cross_entropy(logits, wanted), float(right)

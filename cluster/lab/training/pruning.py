@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter
 
 from cluster.lab.scenes import Scene, SceneEvent, SceneObject, SceneRenderer
 from cluster.lab.training.config import Shape
-from cluster.lab.training.labels import Instant, TokenLabels, token_labels
+from cluster.lab.training.labels import LabelledInstant, TokenLabels, token_labels
 from cluster.types import BoolGrid, ChangeGrid, FloatGrid, FrameSample, PatchGrid, SampledPicture, UInt8Array
 from cluster.vision.pruners.base import Pruner
 from cluster.vision.pruners.cells import any_in_group, cell_means
@@ -29,7 +29,7 @@ def picture_grid(shape: Shape, patch: int = 14, merge: int = 2) -> PatchGrid:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RenderedSample:
     """One sampled picture ``[height, width, 3]`` uint8, when it was taken, and what is to be seen on it."""
 
     second: float
@@ -38,7 +38,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class ImageDegradation:
     """What a camera and its encoder do to pictures, drawn once per scene.
 
     * ``gain``, ``gamma``: exposure; ``blur``: radius in pixels, 0 for none
@@ -51,7 +51,7 @@ class Damage:
     quality: int | None = None
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> Damage:
+    def draw(cls, rng: np.random.Generator) -> ImageDegradation:
         """Half of the scenes are compressed, a third is blurred; exposure varies by a fifth."""
         return cls(
             gain=float(rng.uniform(0.85, 1.15)),
@@ -88,18 +88,22 @@ def sample_times(seconds: float, fps: float, rng: np.random.Generator) -> list[f
     return [round((phase + k / fps) * clock) / clock for k in range(count - count % _TEMPORAL)]
 
 
-def draw_samples(scene: Scene, shape: Shape, times: list[float], damage: Damage) -> list[Sample]:
+def render_samples(
+    scene: Scene, shape: Shape, times: list[float], degradation: ImageDegradation
+) -> list[RenderedSample]:
     """Render a scene at these seconds, as its camera's pictures would arrive."""
     renderer = SceneRenderer(scene, shape.width, shape.height)
     fps = scene.camera.fps
     return [
-        Sample(second, damage.apply(renderer.picture(second, round(second * fps))), tuple(renderer.objects(second)))
+        RenderedSample(
+            second, degradation.apply(renderer.picture(second, round(second * fps))), tuple(renderer.objects(second))
+        )
         for second in times
     ]
 
 
-def sampled_frame(
-    index: int, sample: Sample, before: UInt8Array | None, grid: PatchGrid, *, anchor: bool, fresh: bool
+def make_sampled_picture(
+    index: int, sample: RenderedSample, before: UInt8Array | None, grid: PatchGrid, *, anchor: bool, fresh: bool
 ) -> tuple[SampledPicture, UInt8Array]:
     """What a codec processor without motion vectors would hand on, and the luma to compare the next sample with.
 
@@ -123,7 +127,7 @@ def to_luma(rgb: UInt8Array) -> UInt8Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenFrame:
+class PrunedFrame:
     """One frame of a sequence: kept tokens only.
 
     * ``cells`` ``[t, 2]`` int64, ``patches`` ``[t * merge**2, T, 3, p, p]`` uint8 as in ``FrameSample``
@@ -178,30 +182,34 @@ class Pruning:
 
 
 def prune_samples(
-    samples: Sequence[Sample],
+    samples: Sequence[RenderedSample],
     events: Sequence[SceneEvent],
     grid: PatchGrid,
     pruning: Pruning,
     rng: np.random.Generator,
-) -> list[SeenFrame]:
+) -> list[PrunedFrame]:
     """Run a sequence's samples through the live sampler; the first frame is fresh and complete."""
     sampler = PatchSampler("training", pruning.make(), fps=2.0)
-    frames: list[SeenFrame] = []
+    frames: list[PrunedFrame] = []
     luma: UInt8Array | None = None
     for index, sample in enumerate(samples):
         frame, second = divmod(index, grid.temporal)
         anchor = second == 0 and pruning.anchored(frame)
-        sampled, luma = sampled_frame(index, sample, luma, grid, anchor=anchor, fresh=index == 0)
+        sampled, luma = make_sampled_picture(index, sample, luma, grid, anchor=anchor, fresh=index == 0)
         cut = sampler.feed(sampled)
         if cut is not None:
             pair = [(s.second, s.objects) for s in samples[index + 1 - grid.temporal : index + 1]]
-            frames.append(seen_frame(cut, pair, events, 0.0 if cut.anchor else pruning.loss, rng))
+            frames.append(make_pruned_frame(cut, pair, events, 0.0 if cut.anchor else pruning.loss, rng))
     return frames
 
 
-def seen_frame(
-    cut: FrameSample, pair: Sequence[Instant], events: Sequence[SceneEvent], loss: float, rng: np.random.Generator
-) -> SeenFrame:
+def make_pruned_frame(
+    cut: FrameSample,
+    pair: Sequence[LabelledInstant],
+    events: Sequence[SceneEvent],
+    loss: float,
+    rng: np.random.Generator,
+) -> PrunedFrame:
     """One frame as the sampler cut it, less the share ``loss`` of its tokens, with its labels.
 
     ``pair``: second and objects of each of its samples.
@@ -215,7 +223,7 @@ def seen_frame(
         groups[groups] = stays
         patches = patches[np.repeat(stays, grid.merge**2)]
     labels = token_labels(pair, events, grid)
-    return SeenFrame(
+    return PrunedFrame(
         time_s=pair[0][0],
         complete=len(patches) == grid.tokens * grid.merge**2,
         cells=np.argwhere(groups),

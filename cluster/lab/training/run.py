@@ -16,13 +16,13 @@ from torch import Tensor
 from cluster.errors import ConfigError, ModelError
 from cluster.lab.scenes import EVENT_KINDS, standing_question
 from cluster.lab.training.config import Settings, Shape
+from cluster.lab.training.example_loader import save_tower
 from cluster.lab.training.examples import Example, ValidationExamples
-from cluster.lab.training.feeder import save_tower
-from cluster.lab.training.loop import Listener, StageRun, load
+from cluster.lab.training.loop import StageListener, StageRun, load_checkpoint
 from cluster.lab.training.loss import DenseHeads, margins
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.stages import FROZEN, TRAINED, make_stage
-from cluster.lab.training.trainee import Trainee, begin
+from cluster.lab.training.stages import FROZEN, TRAINING_STAGES, make_stage
+from cluster.lab.training.trainable_model import TrainableModel, initialise_for_training
 from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
 
@@ -33,28 +33,28 @@ WINDOW_S, STRIDE_S, ANCHOR_INTERVAL_S = 20.0, 4.0, 4.0
 _TOLERANCE = 1e-3
 
 
-def export(model: Trainee, shape: Shape, folder: Path, examples: Sequence[Example]) -> str:
+def export(model: TrainableModel, shape: Shape, folder: Path, examples: Sequence[Example]) -> str:
     """Write ``folder`` (config, weights, tokenizer, ``sightline.json``), replacing what is there; returns the weights'
     type: half as large where no score of ``examples`` changes by more than a thousandth.
 
     Raises:
         ModelError: the folder that was written does not load, or loads as something else.
     """
-    kind = _type(model, shape, examples)
+    kind = _export_dtype(model, shape, examples)
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     # A copy: what is cast there and back loses the rotary frequencies, which are no weights.
     deepcopy(model.model).to(kind).save_pretrained(fresh)
     model.tokenizer.save_pretrained(fresh)
-    (fresh / "sightline.json").write_text(json.dumps(serving(shape), indent=2) + "\n", encoding="utf-8")
+    (fresh / "sightline.json").write_text(json.dumps(serving_settings(shape), indent=2) + "\n", encoding="utf-8")
     _check(fresh, shape, {name: value.to(kind).float() for name, value in model.model.state_dict().items()})
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
     return str(kind).removeprefix("torch.")
 
 
-def serving(shape: Shape) -> dict[str, Any]:
+def serving_settings(shape: Shape) -> dict[str, Any]:
     """How the model wants to be asked; calibration and threshold are set when it has been evaluated."""
     return {
         "window_s": WINDOW_S,
@@ -70,7 +70,7 @@ def serving(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _type(model: Trainee, shape: Shape, examples: Sequence[Example]) -> torch.dtype:
+def _export_dtype(model: TrainableModel, shape: Shape, examples: Sequence[Example]) -> torch.dtype:
     if not examples:
         return torch.float32
     compute, model.compute = model.compute, torch.float32
@@ -87,7 +87,7 @@ def _type(model: Trainee, shape: Shape, examples: Sequence[Example]) -> torch.dt
     return torch.float32
 
 
-def _scores(model: Trainee, shape: Shape, examples: Sequence[Example]) -> Tensor:
+def _scores(model: TrainableModel, shape: Shape, examples: Sequence[Example]) -> Tensor:
     grid = picture_grid(shape)
     return torch.cat([margins(model, [example], grid).values for example in examples]).sigmoid()
 
@@ -113,10 +113,10 @@ _BEGINNING, _BEGINNING_SCENES = 50_000_000, 30
 _EXPORT_SCENES = 6
 
 
-class Audience(Listener, Protocol):
+class TrainingListener(StageListener, Protocol):
     """Who is told how a run goes."""
 
-    def begins(self, stage: str, step: int) -> None:
+    def stage_started(self, stage: str, step: int) -> None:
         """A stage begins, or goes on at ``step``."""
 
     def exported(self, folder: Path, kind: str) -> None:
@@ -126,7 +126,7 @@ class Audience(Listener, Protocol):
 def train(
     settings: Settings,
     folder: Path,
-    audience: Audience,
+    listener: TrainingListener,
     *,
     recorded: Path | None = None,
     resume: bool = True,
@@ -147,19 +147,19 @@ def train(
         raise ConfigError(f"device {settings.device!r} is not available here; use cpu")
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
-    model = Trainee.fresh(settings.model, settings.seed, settings.device)
+    model = TrainableModel.fresh(settings.model, settings.seed, settings.device)
     heads = DenseHeads(model.text_config.hidden_size).to(settings.device)
     wanted = {stage.name: make_stage(settings, stage, recorded, folder) for stage in settings.stages}
     if begin_with:
-        take_weights(begin_with, model)
-    elif TRAINED[0] in wanted and not (resume and (folder / f"{TRAINED[0]}.pt").is_file()):
-        make = wanted[TRAINED[0]].make
-        begin(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
+        load_mean_weights(begin_with, model)
+    elif TRAINING_STAGES[0] in wanted and not (resume and (folder / f"{TRAINING_STAGES[0]}.pt").is_file()):
+        make = wanted[TRAINING_STAGES[0]].make
+        initialise_for_training(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
     check = lru_cache(maxsize=None)(ValidationExamples(settings.shape))
 
-    for name in TRAINED:
+    for name in TRAINING_STAGES:
         if name not in wanted:
-            take_over(folder / f"{name}.pt", settings, model, heads)
+            load_stage_weights(folder / f"{name}.pt", settings, model, heads)
             continue
         run = StageRun(settings, wanted[name], model, heads, folder)
         if resume:
@@ -167,18 +167,18 @@ def train(
         if name == "language":
             save_tower(model, folder / FROZEN)
         if not run.done:
-            audience.begins(name, run.step)
-            run.run(audience, validation=lambda: _some(check, settings.validation_scenes))
+            listener.stage_started(name, run.step)
+            run.run(listener, validation=lambda: _examples(check, settings.validation_scenes))
     if exported:
-        kind = export(model, settings.model, folder / MODEL, _some(check, _EXPORT_SCENES))
-        audience.exported(folder / MODEL, kind)
+        kind = export(model, settings.model, folder / MODEL, _examples(check, _EXPORT_SCENES))
+        listener.exported(folder / MODEL, kind)
 
 
-def _some(check: Callable[[int], Example], count: int) -> list[Example]:
+def _examples(check: Callable[[int], Example], count: int) -> list[Example]:
     return [check(number) for number in range(count)]
 
 
-def take_weights(folders: Sequence[Path], model: Trainee) -> None:
+def load_mean_weights(folders: Sequence[Path], model: TrainableModel) -> None:
     """Weights of an exported model, or the mean of several: two that went on from one another's weights with other
     scenes stay in one basin, and their mean is often better than either (model soups, Wortsman et al. 2022).
 
@@ -201,9 +201,9 @@ def take_weights(folders: Sequence[Path], model: Trainee) -> None:
     model.model.load_state_dict(mean)
 
 
-def take_over(path: Path, settings: Settings, model: Trainee, heads: DenseHeads) -> None:
+def load_stage_weights(path: Path, settings: Settings, model: TrainableModel, heads: DenseHeads) -> None:
     """Weights of a stage that was trained before, if it was; of one that is not done, its moving average."""
-    progress = load(path, {"shape": settings.shape})
+    progress = load_checkpoint(path, {"shape": settings.shape})
     if progress is not None:
         model.model.load_state_dict(progress.model if progress.done else progress.average)
         heads.load_state_dict(progress.heads)

@@ -16,12 +16,12 @@ from cluster.lab.evaluation.metrics import CONSECUTIVE, video_score
 from cluster.lab.scenes import EVENT_KINDS
 from cluster.lab.training.batch import dense_labels, patch_batches
 from cluster.lab.training.config import Settings, StageSettings
+from cluster.lab.training.example_loader import FrozenTowerExamples
 from cluster.lab.training.examples import Example, TowerExamples, ValidationExamples, WindowExamples
-from cluster.lab.training.feeder import FrozenExamples
 from cluster.lab.training.labels import LABELS
 from cluster.lab.training.loss import DenseHeads, Loss, margins, tower_loss, window_loss
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.trainable_model import TrainableModel
 from cluster.types import PatchGrid
 
 Floats = npt.NDArray[np.float64]
@@ -52,7 +52,7 @@ def best_f1(scores: Floats, told: Bools) -> tuple[float, float]:
     return float(f1[best]), float(scores[order][best])
 
 
-def validate_windows(model: Trainee, examples: Sequence[Example], grid: PatchGrid) -> dict[str, float]:
+def validate_windows(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> dict[str, float]:
     """Per event: AUC and best F1 over windows, best F1 over videos (two positive windows in a row); and their means."""
     scores: dict[str, list[float]] = defaultdict(list)
     told: dict[str, list[bool]] = defaultdict(list)
@@ -80,11 +80,13 @@ def validate_windows(model: Trainee, examples: Sequence[Example], grid: PatchGri
 
 
 @torch.no_grad()
-def validate_tower(model: Trainee, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid) -> dict[str, float]:
+def validate_tower(
+    model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid
+) -> dict[str, float]:
     """AUC of each dense label over tokens, where it occurs at all; and their mean."""
     scores, told = [], []
     for example in examples:
-        seen = model.see(patch_batches(example, grid))
+        seen = model.encode_frames(patch_batches(example, grid))
         scores.append(heads.tower.labels(heads.tower.norm(seen)).cpu().numpy())
         told.append(dense_labels([example], model.device).hot.cpu().numpy() > 0)
     all_scores, all_told = np.concatenate(scores).astype(np.float64), np.concatenate(told)
@@ -101,7 +103,7 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(known)) if known else float("nan")
 
 
-TRAINED = ("tower", "language", "windows", "codec")
+TRAINING_STAGES = ("tower", "language", "windows", "codec")
 """In the order they run in; ``export`` follows."""
 
 
@@ -113,10 +115,10 @@ CACHE = "recorded"
 """Folder of what pruners left of encoded scenes, inside of the run's."""
 
 
-Minimised = Callable[[Trainee, DenseHeads, Sequence[Example]], Loss]
+LossFunction = Callable[[TrainableModel, DenseHeads, Sequence[Example]], Loss]
 
 
-Judged = Callable[[Trainee, DenseHeads, Sequence[Example]], dict[str, float]]
+Validator = Callable[[TrainableModel, DenseHeads, Sequence[Example]], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,8 @@ class Stage:
     settings: StageSettings
     make: Callable[[int], Example]
     check: Callable[[int], Example]
-    loss: Minimised
-    judge: Judged
+    loss: LossFunction
+    judge: Validator
     score: str
 
 
@@ -143,10 +145,10 @@ def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None, 
     shape, seed = settings.shape, settings.seed
     check = ValidationExamples(shape)
 
-    def windows(model: Trainee, heads: DenseHeads, examples: Sequence[Example]) -> Loss:
+    def windows(model: TrainableModel, heads: DenseHeads, examples: Sequence[Example]) -> Loss:
         return window_loss(model, heads, examples, grid, train_tower=stage.train_tower)
 
-    def judge_windows(model: Trainee, heads: DenseHeads, examples: Sequence[Example]) -> dict[str, float]:
+    def judge_windows(model: TrainableModel, heads: DenseHeads, examples: Sequence[Example]) -> dict[str, float]:
         del heads
         return validate_windows(model, examples, grid)
 
@@ -160,23 +162,23 @@ def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None, 
             "auc",
         )
     if stage.name == "language":
-        seen = FrozenExamples(WindowExamples(shape, seed), str(folder / FROZEN), shape)
+        seen = FrozenTowerExamples(WindowExamples(shape, seed), str(folder / FROZEN), shape)
         return Stage(stage, seen, check, windows, judge_windows, "f1")
     if stage.name == "windows":
         return Stage(stage, WindowExamples(shape, seed), check, windows, judge_windows, "f1")
     if stage.name == "codec":
         if recorded is None:
             raise ConfigError("the codec stage is trained on encoded scenes; name their folder with --codec-scenes DIR")
-        from cluster.lab.training.recorded import RecordedExamples, training_clips
+        from cluster.lab.training.encoded_examples import EncodedExamples, list_training_clips
 
-        training_clips(recorded)
+        list_training_clips(recorded)
 
         return Stage(
             stage,
-            RecordedExamples(str(recorded), str(folder / CACHE), shape, seed),
+            EncodedExamples(str(recorded), str(folder / CACHE), shape, seed),
             check,
             windows,
             judge_windows,
             "f1",
         )
-    raise ConfigError(f"unknown stage {stage.name!r}; there are: {', '.join(TRAINED)}, export")
+    raise ConfigError(f"unknown stage {stage.name!r}; there are: {', '.join(TRAINING_STAGES)}, export")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.policies import GRIDS, Setting, WindowShape, codecsight, full, grid, ours
+from cluster.lab.evaluation.settings import GRIDS, Setting, WindowShape, codecsight, full_computation, make_grid, ours
 from cluster.registry import pruners, refresh_policies
 from cluster.vision.pruners.codecsight import CodecSight
 
@@ -14,8 +14,8 @@ SHAPE = WindowShape()
 
 @pytest.mark.parametrize("name", [name for name in GRIDS if name != "ladder"])
 def test_every_grid_of_comparisons_has_full_the_published_rule_and_ours(name):
-    settings = grid(name, SHAPE)
-    assert settings[0] == full(SHAPE)
+    settings = make_grid(name, SHAPE)
+    assert settings[0] == full_computation(SHAPE)
     roles = [setting.role for setting in settings if setting.sweep is None]
     assert roles.count("full") == roles.count("codecsight") == 1
     assert roles.count("ours") >= 3
@@ -31,7 +31,7 @@ def test_the_published_rule_is_as_published():
 
 
 def test_the_full_grid_is_every_policy_at_every_budget():
-    found = {(s.pruner, s.refresh, s.budget) for s in grid("full", SHAPE) if s.shape == SHAPE and not s.options}
+    found = {(s.pruner, s.refresh, s.budget) for s in make_grid("full", SHAPE) if s.shape == SHAPE and not s.options}
     for pruner in pruners.names():
         for refresh in refresh_policies.names():
             budgets = (None, 0.05, 0.1, 0.2, 0.4) if refresh_policies.get(refresh).budgeted else (None,)
@@ -40,7 +40,7 @@ def test_the_full_grid_is_every_policy_at_every_budget():
 
 def test_sweeps_over_stride_threshold_and_anchor_interval():
     curves = {}
-    for setting in grid("standard", SHAPE):
+    for setting in make_grid("standard", SHAPE):
         if setting.sweep:
             curves.setdefault(setting.sweep[0], {}).setdefault(setting.role, []).append(setting)
     assert {name: sorted(roles) for name, roles in curves.items()} == {
@@ -79,11 +79,11 @@ def test_a_key_is_what_results_depend_on_and_not_the_name():
 )
 def test_shapes_that_cannot_be_are_refused(shape, reason):
     with pytest.raises(ConfigError, match=reason):
-        grid("quick", shape)
+        make_grid("quick", shape)
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(ConfigError, match="unknown settings 'slow'; there are: quick, standard, full"):
-        grid("slow", SHAPE)
+        make_grid("slow", SHAPE)
     with pytest.raises(ConfigError, match="no parameter 'taw'"):
         Setting("x", "codecsight", "anchors", options=(("taw", 1.0),)).check()

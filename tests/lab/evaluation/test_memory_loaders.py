@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.lab.clips import make_clip
-from cluster.lab.evaluation.memory.asking import MultipleChoice, PastQuestion
-from cluster.lab.evaluation.memory.loaders import load_past_dataset, past_layouts
+from cluster.lab.evaluation.memory.datasets import load_question_dataset, question_layouts
+from cluster.lab.evaluation.memory.questions import MultipleChoice, OpenQuestion
+from cluster.lab.scenes.street_clips import make_clip
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_mlvu_asks_at_the_end_of_each_video_and_says_what_it_left_out(tmp_path, 
     ]
     write(tmp_path / "json/1_plotQA.json", records)
     write(tmp_path / "json/9_summary.json", [plot(candidates=None)])
-    dataset = load_past_dataset(tmp_path, "mlvu")
+    dataset = load_question_dataset(tmp_path, "mlvu")
     (video,) = dataset.videos
     assert video.path == tmp_path / "video/1_plotQA/one.mp4"
     first, second = video.questions
@@ -90,7 +90,7 @@ def mme(**change):
 def test_videomme_strips_letters_and_reports_by_length(tmp_path, clip):
     put(tmp_path / "data/abcdefghijk.mp4", clip)
     write(tmp_path / "test.json", [mme(), mme(answer="E"), mme(videoID="nowhere0000", url="", video_id=None)])
-    dataset = load_past_dataset(tmp_path, "videomme")
+    dataset = load_question_dataset(tmp_path, "videomme")
     ((question,),) = [video.questions for video in dataset.videos]
     assert (question.kind, question.options[2], question.answer) == ("short", "Nothing.", 2)
     assert any("'E' is not the letter of one of 4" in reason for reason in reasons(dataset))
@@ -102,7 +102,7 @@ def test_videomme_reads_the_nested_form_of_the_official_evaluation(tmp_path, cli
     inner = {key: mme()[key] for key in ("question", "options", "answer", "task_type")}
     outer = {"video_id": "001", "duration": "long", "url": mme()["url"], "questions": [inner, {**inner, "answer": "A"}]}
     write(tmp_path / "test.json", [outer])
-    (video,) = load_past_dataset(tmp_path, "videomme").videos
+    (video,) = load_question_dataset(tmp_path, "videomme").videos
     assert [(each.kind, each.answers) for each in video.questions] == [("long", ("C",)), ("long", ("A",))]
 
 
@@ -120,7 +120,7 @@ def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match="pip install pyarrow, or save the annotations as JSON"):
-        load_past_dataset(tmp_path, "videomme")
+        load_question_dataset(tmp_path, "videomme")
 
 
 def test_parquet_is_read_where_pyarrow_is_there(tmp_path, clip):
@@ -130,10 +130,10 @@ def test_parquet_is_read_where_pyarrow_is_there(tmp_path, clip):
     (tmp_path / "videomme").mkdir()
     table = tmp_path / "videomme/test-00000-of-00001.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([mme()]), table)
-    assert load_past_dataset(tmp_path, "videomme").videos[0].questions[0].answers == ("C",)
+    assert load_question_dataset(tmp_path, "videomme").videos[0].questions[0].answers == ("C",)
     table.write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match="cannot read"):
-        load_past_dataset(tmp_path, "videomme")
+        load_question_dataset(tmp_path, "videomme")
 
 
 def turn(**change):
@@ -159,16 +159,16 @@ def test_rvs_as_rekv_keeps_it(tmp_path, clip):
         {"conversations": [turn()]},
     ]
     write(tmp_path / "ego/ego4d_oe.json", videos)
-    dataset = load_past_dataset(tmp_path, "rvs")
+    dataset = load_question_dataset(tmp_path, "rvs")
     (video,) = dataset.videos
     opened, chosen = video.questions
-    assert opened == PastQuestion("open", ("What is on the table?",), ("A red cup",), 3.0, None, ((1.0, 3.0),))
+    assert opened == OpenQuestion("open", ("What is on the table?",), ("A red cup",), 3.0, None, ((1.0, 3.0),))
     assert isinstance(chosen, MultipleChoice)
     assert (chosen.at_s, chosen.answer) == (3.5, 0)
     assert len(dataset.skipped) == 8
     for told in (
         "behind the video's end",
-        "no stretch",
+        "not an interval",
         "'shot_0012'",
         "no answer",
         "one of the choices",
@@ -182,22 +182,22 @@ def test_rvs_as_published_counts_from_where_its_clip_begins(tmp_path, clip):
     write(tmp_path / "rvs_ego.json", [{"video_id": "v1", "start_time": 600, "end_time": 604}])
     asked = turn(video_id="v1", start_time=601, end_time=603, answer_type="Yes/No", answer="Yes", id="1")
     write(tmp_path / "test_qa_ego4d.json", [asked])
-    ((question,),) = [video.questions for video in load_past_dataset(tmp_path, "rvs").videos]
+    ((question,),) = [video.questions for video in load_question_dataset(tmp_path, "rvs").videos]
     assert (question.kind, question.at_s, question.evidence) == ("Yes/No", 3.0, ((1.0, 3.0),))
 
 
 @pytest.mark.parametrize("layout", ["mlvu", "rvs", "videomme"])
 def test_a_directory_of_another_layout_is_refused(tmp_path, layout):
-    assert layout in past_layouts
+    assert layout in question_layouts
     with pytest.raises(ConfigError, match=r"is not in .* layout"):
-        load_past_dataset(tmp_path, layout)
+        load_question_dataset(tmp_path, layout)
     with pytest.raises(ConfigError, match="does not exist"):
-        load_past_dataset(tmp_path / "nowhere", layout)
+        load_question_dataset(tmp_path / "nowhere", layout)
 
 
 def test_an_unknown_layout_names_those_there_are(tmp_path):
     with pytest.raises(ConfigError, match="there are: mlvu, rvs, videomme"):
-        load_past_dataset(tmp_path, "egoschema")
+        load_question_dataset(tmp_path, "egoschema")
 
 
 @pytest.mark.parametrize("body", ["[1, 2", "[1, 2]", '{"a": 1}'])
@@ -205,10 +205,10 @@ def test_annotations_that_are_none_are_named(tmp_path, body):
     (tmp_path / "json").mkdir()
     (tmp_path / "json/1_plotQA.json").write_text(body)
     with pytest.raises(ConfigError, match=r"1_plotQA.json is not"):
-        load_past_dataset(tmp_path, "mlvu")
+        load_question_dataset(tmp_path, "mlvu")
 
 
 def test_nothing_left_says_why(tmp_path):
     write(tmp_path / "json/1_plotQA.json", [plot(video=f"{i}.mp4") for i in range(5)])
     with pytest.raises(ConfigError, match=r"nothing left to ask about .* 0.mp4: not on disk.*; and 2 more"):
-        load_past_dataset(tmp_path, "mlvu")
+        load_question_dataset(tmp_path, "mlvu")

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.memory.asking import MultipleChoice, PastQuestion, past_questions
-from cluster.lab.evaluation.memory.past import LongScene, seen_span
+from cluster.lab.evaluation.memory.long_scene import LongScene, visible_span
+from cluster.lab.evaluation.memory.questions import MultipleChoice, OpenQuestion, generate_questions
 from cluster.lab.scenes import SceneRenderer, memory_questions, phrasings
-from cluster.lab.scenes.clips import make_clips
+from cluster.lab.scenes.encode import encode_missing_clips
 from cluster.lab.scenes.scene import CameraSettings
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 
@@ -26,15 +26,15 @@ def hour():
 
 
 def visible(footage, at):
-    return [actor for actor in footage.scene.actors if actor.place(at) is not None]
+    return [actor for actor in footage.scene.actors if actor.state_at(at) is not None]
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.floats(60, 900), st.sampled_from(["train", "test"]), st.floats(8, 60))
 def test_stretches_lie_apart_and_nobody_is_there_in_between(seed, seconds, split, quiet_s):
     footage = LongScene(seconds, seed, split, quiet_s)
-    ends = [0.0, *(stretch.end_s for stretch in footage.stretches)]
-    starts = [*(stretch.start_s for stretch in footage.stretches), seconds]
+    ends = [0.0, *(episode.end_s for episode in footage.episodes)]
+    starts = [*(episode.start_s for episode in footage.episodes), seconds]
     assert all(start - end >= 3.99 for end, start in zip(ends, starts, strict=True))
     for at in footage.moments:
         assert not [actor for actor in visible(footage, at) if actor.kind != "bag"]
@@ -49,11 +49,11 @@ def test_the_same_arguments_give_the_same_hour_and_another_seed_another(hour):
 
 
 def test_there_is_more_quiet_than_life_and_everybody_is_seen_for_two_seconds(hour):
-    busy = sum(stretch.end_s - stretch.start_s for stretch in hour.stretches)
-    assert len(hour.stretches) > 30
+    busy = sum(episode.end_s - episode.start_s for episode in hour.episodes)
+    assert len(hour.episodes) > 30
     assert busy < 0.5 * hour.seconds
     for actor in hour.scene.actors:
-        first, last = seen_span(actor)
+        first, last = visible_span(actor)
         assert actor.kind == "bag" or last - first >= 2.0
 
 
@@ -71,8 +71,8 @@ def test_rare_vehicles_come_once_and_the_only_stop_is_an_event(hour):
     (event,) = hour.scene.events
     assert (event.kind, event.actors) == ("stopped_vehicle", (stopped.id,))
     middle = (event.start_s + event.end_s) / 2
-    assert stopped.place(middle).state == "stopped"
-    assert stopped.place(middle).vx == 0
+    assert stopped.state_at(middle).state == "stopped"
+    assert stopped.state_at(middle).vx == 0
 
 
 def test_needles_have_the_colours_they_may_have():
@@ -98,8 +98,8 @@ def test_a_picture_late_in_an_hour_shows_who_is_there(hour):
 def test_it_is_encoded_as_other_scenes_are_and_made_once(tmp_path):
     footage = LongScene(60, 3, quiet_s=8, camera=TINY)
     clip = footage.clip(tmp_path)
-    assert make_clips([clip], tmp_path) == 1
-    assert make_clips([clip], tmp_path) == 0
+    assert encode_missing_clips([clip], tmp_path) == 1
+    assert encode_missing_clips([clip], tmp_path) == 0
     with av.open(str(clip.path)) as container:
         assert sum(1 for _ in container.decode(video=0)) == 120
     truth = SceneTruth.load(truth_path(clip.path))
@@ -108,7 +108,7 @@ def test_it_is_encoded_as_other_scenes_are_and_made_once(tmp_path):
 
 
 def test_questions_are_balanced_at_every_moment_and_sorted(hour):
-    asked = past_questions(hour, per_kind=16)
+    asked = generate_questions(hour, per_kind=16)
     assert Counter(question.kind for question in asked) == dict.fromkeys(
         ("needle", "counting", "order", "multi-turn"), 16
     )
@@ -122,19 +122,19 @@ def test_questions_are_balanced_at_every_moment_and_sorted(hour):
     assert all(len(set(each.values())) == 1 for each in tally.values())
     counts = Counter(question.answers for question in asked if question.kind == "counting")
     assert len(counts) >= 5
-    assert past_questions(hour, per_kind=16) == asked
-    assert past_questions(hour, per_kind=16, seed=1) != asked
+    assert generate_questions(hour, per_kind=16) == asked
+    assert generate_questions(hour, per_kind=16, seed=1) != asked
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_answers_are_those_of_the_footage(seed):
     footage = LongScene(600, seed, quiet_s=15)
-    for question in past_questions(footage, per_kind=40):
+    for question in generate_questions(footage, per_kind=40):
         since = question.since_s or 0.0
         there = [
             (actor, span)
             for actor in footage.scene.actors
-            if actor.kind != "bag" and since <= (span := seen_span(actor))[0] and span[1] <= question.at_s
+            if actor.kind != "bag" and since <= (span := visible_span(actor))[0] and span[1] <= question.at_s
         ]
         for text, answer in zip(question.turns, question.answers, strict=True):
             words = text.split()
@@ -162,16 +162,16 @@ def test_wordings_are_those_that_were_taught():
     taught = {text.text for text in memory_questions(footage.scene)}
     forms = {" ".join("*" if word in colors else word for word in text.split()) for text in taught}
     forms |= {"Which came first, a person or a vehicle?", "What was seen first, a vehicle or a person?"}
-    asked = past_questions(footage, per_kind=40)
+    asked = generate_questions(footage, per_kind=40)
     assert {" ".join("*" if w in colors else w for w in text.split()) for q in asked for text in q.turns} <= forms
     assert not {text for q in asked for text in q.turns} & set(phrasings("stopped_vehicle"))
 
 
 def test_footage_in_which_nothing_happens_is_refused():
-    short = next(footage for seed in range(200) if not (footage := LongScene(60, seed, quiet_s=60)).stretches)
+    short = next(footage for seed in range(200) if not (footage := LongScene(60, seed, quiet_s=60)).episodes)
     assert short.moments == (0.0, 60)
     with pytest.raises(ConfigError, match="holds none of them to ask about"):
-        past_questions(LongScene(60, short.seed, quiet_s=60), per_kind=1)
+        generate_questions(LongScene(60, short.seed, quiet_s=60), per_kind=1)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_wrong_arguments_say_what_is_wrong(change, message):
 
 def test_questions_need_an_answer_for_each_turn_and_a_right_option():
     with pytest.raises(ConfigError, match="2 turns with 1 answers"):
-        PastQuestion("needle", ("One?", "Two?"), ("yes",), 1.0)
+        OpenQuestion("needle", ("One?", "Two?"), ("yes",), 1.0)
     with pytest.raises(ConfigError, match="option 2 cannot be right"):
         MultipleChoice("plot", "Which?", ("this", "that"), 2, 1.0)
     with pytest.raises(ConfigError, match="between 2 and 10 options"):
@@ -201,4 +201,4 @@ def test_questions_need_an_answer_for_each_turn_and_a_right_option():
     assert choice.turns[0].splitlines()[:3] == ["Which?", "A. this", "B. that"]
     assert choice.answers == ("B",)
     with pytest.raises(ConfigError, match="both must be at least 1"):
-        past_questions(LongScene(60, 0), per_kind=0)
+        generate_questions(LongScene(60, 0), per_kind=0)

@@ -5,8 +5,8 @@ import pytest
 from cluster.codec.processor import CodecOptions
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SourceError
-from cluster.lab.clips import make_clip
-from cluster.lab.report.measure import compare, count_windows, picture_frames, prune, sample_clip
+from cluster.lab.report.compare import compare, count_windows, picture_frames, prune, sample_clip
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 from cluster.types import MICROSECONDS, Question, StreamSpec
 from cluster.vision import make_pruner

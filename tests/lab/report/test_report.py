@@ -11,9 +11,9 @@ import pytest
 
 from cluster.errors import SightlineError
 from cluster.lab.report.charts import svg, tips
-from cluster.lab.report.model import ComparedWindow, Comparison, Cost
+from cluster.lab.report.number_format import compact
+from cluster.lab.report.records import ComparedWindow, Comparison, Cost
 from cluster.lab.report.render import render, write_report
-from cluster.lab.report.text import compact
 from cluster.lab.report.timeline import tokens_per_window
 from cluster.types import Question
 

@@ -4,17 +4,18 @@ import av
 import numpy as np
 import pytest
 from av.video.frame import PictureType
+from street_footage import make_all_clips
 
 from cluster.errors import ConfigError
-from cluster.lab.clips import CLIP_KINDS, ClipTruth, make_clip, make_demo_clips, truth_path
-from cluster.lab.clips.make import draw_frames
+from cluster.lab.scenes.street_clips import CLIP_KINDS, ClipTruth, draw_frames, make_clip
+from cluster.lab.scenes.truth import truth_path
 
 SMALL = {"seconds": 2.0, "size": (320, 180)}
 
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory):
-    return make_demo_clips(tmp_path_factory.mktemp("small"), **SMALL)
+    return make_all_clips(tmp_path_factory.mktemp("small"), **SMALL)
 
 
 def test_all_four_play(clips):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cluster.errors import SightlineError
+from cluster.lab.training.example_loader import ExampleLoader
 from cluster.lab.training.examples import Example, TowerExamples
-from cluster.lab.training.feeder import Feeder
 
 
 def failing(number: int) -> Example:
@@ -28,28 +28,28 @@ def same(one: Example, other: Example) -> bool:
 
 def test_two_processes_give_what_none_does() -> None:
     make = TowerExamples("tiny", seed=1, frames=2)
-    with Feeder(make, workers=0, first=7) as alone, Feeder(make, workers=2, first=7) as several:
+    with ExampleLoader(make, workers=0, first=7) as alone, ExampleLoader(make, workers=2, first=7) as several:
         for _ in range(5):
             assert same(alone.next(), several.next())
 
 
 def test_what_went_wrong_there_is_told_here() -> None:
-    with Feeder(failing, workers=1) as feeder:
+    with ExampleLoader(failing, workers=1) as feeder:
         feeder.next()
         with pytest.raises(SightlineError, match=r"example 1 could not be made[\s\S]*no such scene"):
             feeder.next()
 
 
 def test_a_process_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.lab.training.feeder._LOOK_S", 0.2)
-    with Feeder(TowerExamples("tiny", 0, frames=1), workers=1) as feeder:
+    monkeypatch.setattr("cluster.lab.training.example_loader._LOOK_S", 0.2)
+    with ExampleLoader(TowerExamples("tiny", 0, frames=1), workers=1) as feeder:
         feeder.next()
         os.kill(feeder._processes[0].pid, signal.SIGKILL)
         with pytest.raises(SightlineError, match="ended with code -9"):
             _drain(feeder)
 
 
-def _drain(feeder: Feeder) -> None:
+def _drain(feeder: ExampleLoader) -> None:
     """More than can lie in the queue."""
     for _ in range(50):
         feeder.next()

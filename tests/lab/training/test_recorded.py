@@ -14,13 +14,13 @@ from cluster.lab.scenes import make_scene
 from cluster.lab.scenes.encode import encode_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.training.config import Shape
-from cluster.lab.training.recorded import (
+from cluster.lab.training.encoded_examples import (
+    EncodedExamples,
     LivePruning,
-    RecordedExamples,
+    list_training_clips,
+    prune_clip,
     read_frames,
-    record,
-    scene_of,
-    training_clips,
+    regenerate_scene,
     write_frames,
 )
 from cluster.types import PatchGrid
@@ -37,17 +37,17 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clip(clips: Path) -> Path:
-    return training_clips(clips)[0]
+    return list_training_clips(clips)[0]
 
 
 def test_a_clip_is_seen_as_it_is_live(clip: Path, shape: Shape, grid: PatchGrid) -> None:
-    scene = scene_of(SceneTruth.load(truth_path(clip)))
+    scene = regenerate_scene(SceneTruth.load(truth_path(clip)))
     rng = np.random.default_rng(0)
-    whole = record(clip, scene, shape, LivePruning("none", {}, 8.0, 0.0), rng)
+    whole = prune_clip(clip, scene, shape, LivePruning("none", {}, 8.0, 0.0), rng)
     assert len(whole) == 24
     assert all(frame.complete and len(frame.cells) == grid.tokens for frame in whole)
     assert np.allclose(np.diff([frame.time_s for frame in whole]), 1.0, atol=0.2)
-    pruned = record(clip, scene, shape, LivePruning("replenish", {}, 8.0, 0.0), rng)
+    pruned = prune_clip(clip, scene, shape, LivePruning("replenish", {}, 8.0, 0.0), rng)
     assert pruned[0].complete
     assert sum(len(f.cells) for f in pruned) < 0.8 * sum(len(f.cells) for f in whole)
     for some, every in zip(pruned, whole, strict=True):
@@ -58,8 +58,8 @@ def test_a_clip_is_seen_as_it_is_live(clip: Path, shape: Shape, grid: PatchGrid)
 
 
 def test_what_was_kept_is_what_was_written(clip: Path, shape: Shape, tmp_path: Path) -> None:
-    scene = scene_of(SceneTruth.load(truth_path(clip)))
-    frames = record(clip, scene, shape, LivePruning("replenish", {}, 8.0, 0.3), np.random.default_rng(1))
+    scene = regenerate_scene(SceneTruth.load(truth_path(clip)))
+    frames = prune_clip(clip, scene, shape, LivePruning("replenish", {}, 8.0, 0.3), np.random.default_rng(1))
     write_frames(tmp_path / "kept" / "a.npz", frames)
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a.npz"]
     for one, other in zip(read_frames(tmp_path / "kept" / "a.npz"), frames, strict=True):
@@ -71,29 +71,29 @@ def test_what_was_kept_is_what_was_written(clip: Path, shape: Shape, tmp_path: P
 
 
 def test_examples_come_from_the_cache_once_it_is_there(clips: Path, tmp_path: Path) -> None:
-    make = RecordedExamples(str(clips), str(tmp_path / "cache"), "tiny", seed=0)
+    make = EncodedExamples(str(clips), str(tmp_path / "cache"), "tiny", seed=0)
     made = [make(number) for number in range(4)]
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
     assert kept
     again = [make(number) for number in range(4)]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == kept
     for one, other in zip(made, again, strict=True):
-        assert one.posed == other.posed
+        assert one.questions == other.questions
         assert np.array_equal(one.context, other.context)
-    assert any(posed.answer == "yes" for example in made for posed in example.posed)
+    assert any(question.answer == "yes" for example in made for question in example.questions)
 
 
 def test_scenes_that_are_for_testing_are_never_trained_on(clip: Path, tmp_path: Path) -> None:
     for name in ("test-000000.mp4", "test-000000.json"):
         shutil.copy(clip, tmp_path / name)
     with pytest.raises(ConfigError, match="test split"):
-        training_clips(tmp_path)
+        list_training_clips(tmp_path)
     with pytest.raises(ConfigError, match="no encoded scenes"):
-        training_clips(tmp_path / "nowhere")
+        list_training_clips(tmp_path / "nowhere")
 
 
 def test_a_scene_of_another_generator_is_refused(clip: Path) -> None:
     truth = SceneTruth.load(truth_path(clip))
     object.__setattr__(truth, "seed", truth.seed + 1)
     with pytest.raises(ConfigError, match="another version"):
-        scene_of(truth)
+        regenerate_scene(truth)

@@ -1,4 +1,4 @@
-"""Labelled footage: one file per layout on disk, each with one entry in ``layouts``.
+"""Labelled footage: one file per layout on disk, each with one entry in ``dataset_layouts``.
 
 What a directory of labelled footage is to the evaluator, whatever its layout on disk.
 """
@@ -119,7 +119,7 @@ class LabelledVideo:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedVideo:
     """A video that is left out, and why, in one sentence."""
 
     path: Path
@@ -138,13 +138,13 @@ class Dataset:
     directory: Path
     videos: tuple[LabelledVideo, ...]
     questions: dict[str, str]
-    skipped: tuple[Skipped, ...] = field(default=())
+    skipped: tuple[SkippedVideo, ...] = field(default=())
 
 
-Layout = Callable[[Path, float], Dataset]
+DatasetReader = Callable[[Path, float], Dataset]
 """Reads ``(directory, min_seconds)``; raises ``ConfigError`` when the directory is not of its layout at all."""
 
-layouts: Registry[Layout] = Registry(
+dataset_layouts: Registry[DatasetReader] = Registry(
     "dataset layout",
     {
         "scenes": "cluster.lab.evaluation.datasets:read_scenes",
@@ -158,22 +158,22 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
 
     Args:
         directory: holds videos and labels.
-        layout: how they lie in it, one of ``layouts``.
+        layout: how they lie in it, one of ``dataset_layouts``.
         min_seconds: shorter videos are skipped; the evaluator's window length.
 
     Raises:
         ConfigError: unknown layout, no such directory, one that is not of this layout, or nothing left of it; the
             message then says what was skipped first and why.
     """
-    read = layouts.get(layout)
-    folder = dataset_folder(directory)
+    read = dataset_layouts.get(layout)
+    folder = check_directory(directory)
     dataset = read(folder, min_seconds)
     if not dataset.videos:
-        raise ConfigError(f"nothing left to evaluate in {folder}: {reasons(dataset.skipped)}")
+        raise ConfigError(f"nothing left to evaluate in {folder}: {format_reasons(dataset.skipped)}")
     return dataset
 
 
-def dataset_folder(directory: str | Path) -> Path:
+def check_directory(directory: str | Path) -> Path:
     """Raises ``ConfigError`` where it is no directory."""
     folder = Path(directory)
     if not folder.is_dir():
@@ -182,19 +182,19 @@ def dataset_folder(directory: str | Path) -> Path:
     return folder
 
 
-def collect(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple[list[T], list[Skipped]]:
+def collect_or_skip(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple[list[T], list[SkippedVideo]]:
     """What can be made of the ``parts`` (path, beginning of the reason, what makes it), and why the others cannot."""
     found: list[T] = []
-    skipped: list[Skipped] = []
+    skipped: list[SkippedVideo] = []
     for path, where, make in parts:
         try:
             found.append(make())
         except (ConfigError, UnreadableVideoError) as error:
-            skipped.append(Skipped(path, f"{where}{error}"))
+            skipped.append(SkippedVideo(path, f"{where}{error}"))
     return found, skipped
 
 
-def probe_long_enough(path: Path, min_seconds: float) -> VideoFacts:
+def probe_min_length(path: Path, min_seconds: float) -> VideoFacts:
     """Raises ``UnreadableVideoError`` as well where it is shorter than that."""
     facts = probe_video(path)
     if facts.seconds < min_seconds:
@@ -202,7 +202,7 @@ def probe_long_enough(path: Path, min_seconds: float) -> VideoFacts:
     return facts
 
 
-def reasons(skipped: Sequence[Skipped]) -> str:
+def format_reasons(skipped: Sequence[SkippedVideo]) -> str:
     """The first few reasons in one line."""
     if not skipped:
         return "it holds no video of this layout"
@@ -215,7 +215,7 @@ def read_scenes(directory: Path, min_seconds: float) -> Dataset:
     """Every clip in the directory; a scene's truth covers every kind of event, so each is judged on all."""
     clips = {path.stem: path for path in directory.glob("*.mp4")}
     paths = [clips.get(name, directory / f"{name}.mp4") for name in sorted(clips.keys() | set(_indexed(directory)))]
-    videos, skipped = collect((path, "", partial(_labelled, path, min_seconds)) for path in paths)
+    videos, skipped = collect_or_skip((path, "", partial(_labelled, path, min_seconds)) for path in paths)
     questions = {kind: standing_question(kind) for kind in EVENT_KINDS}
     return Dataset("scenes", directory, tuple(videos), questions, tuple(skipped))
 
@@ -237,7 +237,7 @@ def _labelled(path: Path, min_seconds: float) -> LabelledVideo:
     if not truth_path(path).exists():
         raise ConfigError(f"its truth {truth_path(path).name} is missing")
     truth = SceneTruth.load(truth_path(path))
-    probe_long_enough(path, min_seconds)
+    probe_min_length(path, min_seconds)
     return LabelledVideo(
         path=path,
         name=truth.name,

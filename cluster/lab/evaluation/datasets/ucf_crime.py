@@ -17,10 +17,10 @@ from cluster.lab.evaluation.datasets import (
     VIDEO_SUFFIXES,
     Dataset,
     LabelledVideo,
-    Skipped,
-    collect,
-    probe_long_enough,
-    reasons,
+    SkippedVideo,
+    collect_or_skip,
+    format_reasons,
+    probe_min_length,
 )
 
 # CodecSight, section 2.1, gives the query for abuse; the other classes differ in the noun alone.
@@ -52,7 +52,7 @@ _KNOWN = {name.casefold(): name for name in ANOMALY_CLASSES}
 _NORMAL_FOLDER = "normalvideos"
 
 
-def class_of(name: str) -> str | None:
+def parse_class(name: str) -> str | None:
     """The class a folder's or an annotation's name stands for; ``NORMAL`` for normal videos, ``None`` if unknown."""
     letters = _LETTERS.sub("", name.casefold())
     if letters == NORMAL.casefold() or _NORMAL_FOLDER in letters:
@@ -80,24 +80,28 @@ Spans = tuple[tuple[int, int], ...]
 """First and last frame of each event of one video; none for a normal one."""
 
 
-def read_split(path: Path) -> tuple[list[VideoKey], list[Skipped]]:
+def read_split(path: Path) -> tuple[list[VideoKey], list[SkippedVideo]]:
     """The videos a split file lists, one ``Class/file.mp4`` per line, in its order and each once."""
-    found, skipped = collect((path, f"line {number}: ", partial(_listed_video, line)) for number, line in _lines(path))
+    found, skipped = collect_or_skip(
+        (path, f"line {number}: ", partial(_listed_video, line)) for number, line in _lines(path)
+    )
     return list(dict.fromkeys(found)), skipped
 
 
 def _listed_video(line: str) -> VideoKey:
     listed = PurePosixPath(line.replace("\\", "/"))
-    kind = class_of(listed.parent.name)
+    kind = parse_class(listed.parent.name)
     if kind is None:
         known = "names no class" if not listed.parent.name else f"unknown class {listed.parent.name!r}"
         raise ConfigError(f"{known} ({line!r})")
     return VideoKey(kind, listed.name)
 
 
-def read_annotations(path: Path) -> tuple[dict[VideoKey, Spans], list[Skipped]]:
+def read_annotations(path: Path) -> tuple[dict[VideoKey, Spans], list[SkippedVideo]]:
     """The temporal annotation: ``file class start1 end1 start2 end2`` per line, frame numbers, -1 for none."""
-    found, skipped = collect((path, f"line {number}: ", partial(_annotation, line)) for number, line in _lines(path))
+    found, skipped = collect_or_skip(
+        (path, f"line {number}: ", partial(_annotation, line)) for number, line in _lines(path)
+    )
     return dict(found), skipped
 
 
@@ -105,7 +109,7 @@ def _annotation(line: str) -> tuple[VideoKey, Spans]:
     fields = line.split()
     if len(fields) < 4 or len(fields) % 2:
         raise ConfigError(f"not a file, a class and pairs of frame numbers ({line!r})")
-    kind = class_of(fields[1])
+    kind = parse_class(fields[1])
     if kind is None:
         raise ConfigError(f"unknown class {fields[1]!r} ({line!r})")
     try:
@@ -140,7 +144,7 @@ def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
         annotated, bad = read_annotations(annotation_file)
         skipped += bad
     elif split_file is not None:
-        skipped.append(Skipped(directory / ANNOTATIONS, "missing: no video of a class has its events' times"))
+        skipped.append(SkippedVideo(directory / ANNOTATIONS, "missing: no video of a class has its events' times"))
     else:
         raise ConfigError(f"{directory} is not in UCF-Crime's layout: it holds neither {SPLIT} nor {ANNOTATIONS}")
     wanted = list(annotated)
@@ -149,8 +153,8 @@ def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
         skipped += bad
         others = len(on_disk.keys() - set(wanted))
         if others:
-            skipped.append(Skipped(split_file, f"{others} more videos on disk are not in the test split"))
-    videos, bad = collect(
+            skipped.append(SkippedVideo(split_file, f"{others} more videos on disk are not in the test split"))
+    videos, bad = collect_or_skip(
         (
             on_disk.get(key, directory / key.kind / key.file),
             "",
@@ -161,7 +165,7 @@ def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
     skipped += bad
     if not any(video.events for video in videos):
         raise ConfigError(
-            f"no video with an event is left in {directory}, so there is no recall to measure: {reasons(skipped)}"
+            f"no video with an event is left in {directory}, so recall is undefined: {format_reasons(skipped)}"
         )
     questions = {kind: prompt(kind) for kind in ANOMALY_CLASSES}
     return Dataset("ucf-crime", directory, tuple(videos), questions, tuple(skipped))
@@ -171,10 +175,10 @@ def _find(directory: Path, name: str) -> Path | None:
     return min(directory.rglob(name), key=lambda path: (len(path.parts), path), default=None)
 
 
-def _videos(directory: Path) -> tuple[dict[VideoKey, Path], list[Skipped]]:
+def _videos(directory: Path) -> tuple[dict[VideoKey, Path], list[SkippedVideo]]:
     """Every video below, by what names it; a second copy of a name (as in the event folder) is left aside."""
     videos = [path for path in sorted(directory.rglob("*")) if path.suffix.casefold() in VIDEO_SUFFIXES]
-    found, skipped = collect((path, "", partial(_key_of, directory, path)) for path in videos if path.is_file())
+    found, skipped = collect_or_skip((path, "", partial(_key_of, directory, path)) for path in videos if path.is_file())
     return dict(reversed(found)), skipped
 
 
@@ -186,7 +190,7 @@ def _key_of(directory: Path, path: Path) -> tuple[VideoKey, Path]:
 
 
 def _class_above(folders: tuple[str, ...]) -> str | None:
-    return next((kind for folder in reversed(folders) if (kind := class_of(folder)) is not None), None)
+    return next((kind for folder in reversed(folders) if (kind := parse_class(folder)) is not None), None)
 
 
 def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float) -> LabelledVideo:
@@ -194,7 +198,7 @@ def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float
         raise ConfigError("in the test split, not on disk")
     if key.kind != NORMAL and not spans:
         raise ConfigError(f"no event of it in {ANNOTATIONS}")
-    facts = probe_long_enough(path, min_seconds)
+    facts = probe_min_length(path, min_seconds)
     name = f"{key.kind}/{Path(key.file).stem}"
     if key.kind == NORMAL:
         return LabelledVideo(path, name, (), tuple(ANOMALY_CLASSES))

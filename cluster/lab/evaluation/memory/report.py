@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.evaluation.datasets import Skipped
-from cluster.lab.evaluation.memory.answering import FULL, ours
-from cluster.lab.evaluation.memory.asking import Question
-from cluster.lab.evaluation.memory.results import MemorySetting, SettingResult
+from cluster.lab.evaluation.datasets import SkippedVideo
+from cluster.lab.evaluation.memory.questions import Question
+from cluster.lab.evaluation.memory.results import SettingResult
 from cluster.lab.evaluation.memory.run import MemoryResults
 from cluster.lab.evaluation.memory.score import Space, credit
-from cluster.lab.evaluation.metrics import Measured
-from cluster.lab.evaluation.report import measured_text, number
-from cluster.lab.evaluation.write import remarks
+from cluster.lab.evaluation.memory.settings import FULL, MemorySetting, ours
+from cluster.lab.evaluation.metrics import Estimate
+from cluster.lab.evaluation.report import format_estimate, format_number
+from cluster.lab.evaluation.tables import remarks
 from cluster.lab.report.charts import Axis, Point, Series, chart
+from cluster.lab.report.number_format import finite
 from cluster.lab.report.page import Page, Section, Table
-from cluster.lab.report.text import finite
 from cluster.models.base import VisionLanguageModel
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def accuracy_table(report: MemoryReport) -> Table:
     rows = []
     for result in report.results:
         row = [result.setting.name, str(len(result.answered))]
-        row += [measured_text(result.accuracy[kind]) if kind in result.accuracy else "–" for kind in report.kinds]
+        row += [format_estimate(result.accuracy[kind]) if kind in result.accuracy else "–" for kind in report.kinds]
         if report.baseline is not None:
             drop = report.drops.get(result.setting)
-            row.append("" if drop is None else measured_text(drop["all"]))
+            row.append("" if drop is None else format_estimate(drop["all"]))
         rows.append(row)
     return Table("Accuracy [95 %]", heads, rows)
 
@@ -52,7 +52,7 @@ def tables(report: MemoryReport) -> list[Table]:
         retrieval.append((name, *(_or_dash(100 * share, "{:.1f} %") for share in found)))
         if result.coverage:
             areas = (result.coverage.get(space) for space in _SPACES)
-            coverage.append((name, *("–" if area is None else number(area.area) for area in areas)))
+            coverage.append((name, *("–" if area is None else format_number(area.area) for area in areas)))
         moved, held = (_or_dash(result.mean(what) / 2**20, "{:.1f} MiB") for what in ("bytes_moved", "bytes_held"))
         cost.append((name, _or_dash(1000 * result.mean("ttft_s"), "{:.0f} ms"), moved, held))
     return [
@@ -63,7 +63,7 @@ def tables(report: MemoryReport) -> list[Table]:
     ]
 
 
-def page(report: MemoryReport) -> Page:
+def make_page(report: MemoryReport) -> Page:
     """The report as every report is written."""
     shown = Section(charts=memory_charts(report), tables=tables(report))
     sections = [shown, *remarks(report.notes, report.skipped)]
@@ -115,7 +115,7 @@ def _by_budget(results: Sequence[SettingResult]) -> list[Series]:
         held = result.mean("held") if setting.budget is None else float(setting.budget)
         # A logarithmic axis has no place for a memory that holds nothing.
         if held > 0:
-            text = f"{setting.name}: {measured_text(measured)}"
+            text = f"{setting.name}: {format_estimate(measured)}"
             name = f"{setting.compressor}/{setting.organiser}/{setting.retriever}"
             points[name].append(Point(held, measured.value, *measured.interval, text))
     return [Series(name, found) for name, found in points.items()]
@@ -158,10 +158,10 @@ class MemoryReport:
     title: str
     results: tuple[SettingResult, ...]
     baseline: SettingResult | None
-    drops: dict[MemorySetting, dict[str, Measured]]
+    drops: dict[MemorySetting, dict[str, Estimate]]
     facts: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedVideo, ...] = ()
     headline: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -213,13 +213,13 @@ def chance(questions: Sequence[Question]) -> float:
     return sum(credits) / len(credits)
 
 
-def summarise(
+def make_report(
     title: str,
     found: MemoryResults,
     model: VisionLanguageModel,
     *,
     facts: dict[str, str] | None = None,
-    skipped: Sequence[Skipped] = (),
+    skipped: Sequence[SkippedVideo] = (),
 ) -> MemoryReport:
     """Measure everything, against full KV where it is among the settings. ``skipped``: what was left out before.
 
@@ -234,7 +234,7 @@ def summarise(
         notes.append("the model's sightline.json has no open_instruction: it was not taught to answer free questions")
     baseline = FULL if FULL in settings else None
     left_out = (*skipped, *found.skipped)
-    report = memory_report(title, found.results, baseline=baseline, facts=facts, skipped=left_out)
+    report = compare_settings(title, found.results, baseline=baseline, facts=facts, skipped=left_out)
     if FULL in settings:
         full = settings[FULL].accuracy["all"]
         headline["accuracy_full"] = full.value
@@ -242,7 +242,7 @@ def summarise(
         if math.isnan(low) or low <= headline["chance"]:
             notes.insert(
                 0,
-                f"full KV answers {measured_text(full)} rightly and always giving a kind's commonest answer "
+                f"full KV answers {format_estimate(full)} rightly and always giving a kind's commonest answer "
                 f"{headline['chance']:.3f}: this model is not clearly above chance here, so a small drop says nothing",
             )
     drop = report.drops.get(ours(1 / 8))
@@ -253,14 +253,14 @@ def summarise(
     return replace(report, notes=tuple(notes), headline=headline)
 
 
-def memory_report(
+def compare_settings(
     title: str,
     results: Sequence[SettingResult],
     *,
     baseline: MemorySetting | None = None,
     facts: dict[str, str] | None = None,
     notes: Sequence[str] = (),
-    skipped: Sequence[Skipped] = (),
+    skipped: Sequence[SkippedVideo] = (),
 ) -> MemoryReport:
     """Measure everything there is to measure; see ``MemoryReport``.
 

@@ -12,28 +12,20 @@ import torch
 from torch import Tensor
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.memory.asking import Question, Span
-from cluster.lab.evaluation.memory.score import Judged, Space, accuracy_by_kind, accuracy_drop, coverage_area, credit
-from cluster.lab.evaluation.metrics import Measured
+from cluster.lab.evaluation.memory.questions import Question, Span
+from cluster.lab.evaluation.memory.score import (
+    GradedAnswer,
+    Space,
+    accuracy_by_kind,
+    accuracy_drop,
+    coverage_area,
+    credit,
+)
+from cluster.lab.evaluation.memory.settings import MemorySetting
+from cluster.lab.evaluation.metrics import Estimate
 
 # Points of a distribution that are kept: its percentiles.
 _PERCENTS = 101
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySetting:
-    """Names of the policies, and tokens of a layer and head that may be held (None: no bound)."""
-
-    compressor: str
-    organiser: str
-    retriever: str
-    budget: int | None = None
-
-    @property
-    def name(self) -> str:
-        """``cords/resv/wicsum@4096``."""
-        bound = "all" if self.budget is None else str(self.budget)
-        return f"{self.compressor}/{self.organiser}/{self.retriever}@{bound}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ class EvidenceRecall:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerRecord:
     """One question under one setting.
 
     * ``judged``: which it is, and how right ``said`` was
@@ -57,7 +49,7 @@ class Answered:
     * ``recall``: None where the question has no evidence
     """
 
-    judged: Judged
+    judged: GradedAnswer
     said: tuple[str, ...]
     ttft_s: float
     history_s: float
@@ -83,19 +75,19 @@ class SettingResult:
     """All questions under one setting, in the same order as under the others; ``coverage`` where it was measured."""
 
     setting: MemorySetting
-    answered: tuple[Answered, ...]
+    answered: tuple[AnswerRecord, ...]
     coverage: Mapping[Space, Coverage] = field(default_factory=dict)
 
     @cached_property
-    def judged(self) -> tuple[Judged, ...]:
+    def judged(self) -> tuple[GradedAnswer, ...]:
         return tuple(each.judged for each in self.answered)
 
     @cached_property
-    def accuracy(self) -> dict[str, Measured]:
+    def accuracy(self) -> dict[str, Estimate]:
         """Of all questions and by kind; see ``accuracy_by_kind``."""
         return accuracy_by_kind(self.judged)
 
-    def drop_from(self, full: SettingResult) -> dict[str, Measured]:
+    def drop_from(self, full: SettingResult) -> dict[str, Estimate]:
         """How much less accurate this is than ``full``.
 
         Raises:
@@ -112,7 +104,7 @@ class SettingResult:
         return _mean(each.retrieved / each.held for each in self.answered if each.held)
 
     def mean(self, name: str) -> float:
-        """Mean over questions of one of ``Answered``'s numbers."""
+        """Mean over questions of one of ``AnswerRecord``'s numbers."""
         return _mean(float(getattr(each, name)) for each in self.answered)
 
     def recall(self, name: str) -> float:
@@ -138,7 +130,7 @@ class SettingResult:
         }
 
 
-def answered(
+def grade_answer(
     video: str,
     number: int,
     question: Question,
@@ -151,8 +143,8 @@ def answered(
     bytes_moved: int,
     bytes_held: int,
     retrieved_at: Sequence[float] | None = None,
-) -> Answered:
-    """Judge one conversation; the numbers are those of ``Answered``.
+) -> AnswerRecord:
+    """Judge one conversation; the numbers are those of ``AnswerRecord``.
 
     Args:
         video: name of what was asked about.
@@ -170,10 +162,10 @@ def answered(
     Raises:
         ValueError: not one answer for each turn.
     """
-    judged = Judged(video, number, question.kind, credit(question, said))
+    judged = GradedAnswer(video, number, question.kind, credit(question, said))
     known = retrieved_at is not None and bool(question.evidence)
     recall = evidence_recall(retrieved_at or (), question.evidence) if known else None
-    return Answered(judged, tuple(said), ttft_s, history_s, retrieved, held, bytes_moved, bytes_held, recall)
+    return AnswerRecord(judged, tuple(said), ttft_s, history_s, retrieved, held, bytes_moved, bytes_held, recall)
 
 
 def evidence_recall(retrieved_at: Sequence[float], evidence: Sequence[Span]) -> EvidenceRecall:
@@ -190,7 +182,7 @@ def evidence_recall(retrieved_at: Sequence[float], evidence: Sequence[Span]) -> 
     return EvidenceRecall(inside, float(spans.mean()), bool(spans.any()))
 
 
-def coverage_of(distances: Tensor, furthest: float) -> Coverage:
+def make_coverage(distances: Tensor, furthest: float) -> Coverage:
     """The distribution of ``nearest_distances`` (any shape). ``furthest`` must be that of all settings compared.
 
     Raises:

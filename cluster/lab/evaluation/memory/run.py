@@ -16,30 +16,21 @@ import cluster.memory
 import cluster.memory.head_memory
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.evaluation.datasets import Skipped
-from cluster.lab.evaluation.memory import answering, recording, results
-from cluster.lab.evaluation.memory.answering import SPACES, SceneRun, ShareSetting, answer_scene, pooled
-from cluster.lab.evaluation.memory.asking import Question
+from cluster.lab.evaluation.datasets import SkippedVideo
+from cluster.lab.evaluation.memory import answer, recording, results
+from cluster.lab.evaluation.memory.answer import SPACES, SceneAnswers, answer_scene, pool_coverage
+from cluster.lab.evaluation.memory.questions import Question
 from cluster.lab.evaluation.memory.recording import Recording, record
 from cluster.lab.evaluation.memory.results import Coverage, SettingResult
 from cluster.lab.evaluation.memory.score import Space
-from cluster.lab.evaluation.policies import WindowShape
-from cluster.lab.evaluation.work import (
-    Key,
-    ModelSpec,
-    Progress,
-    Workers,
-    WorkFile,
-    code_digest,
-    digest,
-    model_digest,
-    nothing_left,
-    video_digest,
-)
+from cluster.lab.evaluation.memory.settings import ShareSetting
+from cluster.lab.evaluation.result_cache import Key, ResultCache, code_digest, digest, model_digest, video_digest
+from cluster.lab.evaluation.settings import WindowShape
+from cluster.lab.evaluation.worker_pool import ModelSpec, Progress, WorkerPool, all_skipped_error
 from cluster.models.base import VisionLanguageModel
 
 # What decides an answer besides the model, its engine and the setting.
-_CODE = (cluster.memory, recording, answering, results)
+_CODE = (cluster.memory, recording, answer, results)
 _RECORDING_CODE = (cluster.memory.head_memory, recording)
 
 
@@ -54,12 +45,11 @@ class Footage:
 
 @dataclass(frozen=True, slots=True)
 class MemoryResults:
-    """``results``: one for each setting; ``footage``: what was asked about; ``incomplete``: see ``SceneRun``, over all
-    settings."""
+    """``results``: one per setting; ``footage``: the clips; ``incomplete``: sum over settings, see ``SceneAnswers``."""
 
     results: tuple[SettingResult, ...]
     footage: tuple[Footage, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedVideo, ...]
     incomplete: int
 
 
@@ -77,9 +67,9 @@ class _Clip:
         spec = setting.spec(frames=10**6, full_bytes=10**12, room=10**12)
         return self.recording.stem, digest(asked, code_digest(_CODE)), f"{setting!r} {spec!r}"
 
-    def read(self, body: dict[str, Any]) -> SceneRun:
+    def read(self, body: dict[str, Any]) -> SceneAnswers:
         """Its answers as they are kept."""
-        return SceneRun.from_json(body, self.footage.name, self.footage.questions)
+        return SceneAnswers.from_json(body, self.footage.name, self.footage.questions)
 
 
 def evaluate_memory(
@@ -111,9 +101,9 @@ def evaluate_memory(
         raise ConfigError("a memory is evaluated on at least one clip, and each needs a question about it")
     if not settings or len(set(settings)) < len(settings) or len({clip.name for clip in footage}) < len(footage):
         raise ConfigError("settings and clips go by their names: give at least one setting, and no name twice")
-    skipped: dict[str, Skipped] = {}
-    runs: dict[tuple[str, ShareSetting], SceneRun] = {}
-    with Workers(model, jobs) as workers, WorkFile(folder / "work.jsonl") as file:
+    skipped: dict[str, SkippedVideo] = {}
+    runs: dict[tuple[str, ShareSetting], SceneAnswers] = {}
+    with WorkerPool(model, jobs) as workers, ResultCache(folder / "work.jsonl") as file:
         clips = _clips(footage, workers.engine, shape, folder, skipped)
         tasks: list[tuple[_Clip, ShareSetting]] = []
         for clip in clips:
@@ -131,7 +121,7 @@ def evaluate_memory(
             name = clip.footage.name
             done += 1
             if failure is not None:
-                skipped[name] = Skipped(clip.footage.path, failure)
+                skipped[name] = SkippedVideo(clip.footage.path, failure)
                 total -= sum(each is clip for each, _ in tasks)
                 tasks = [task for task in tasks if task[0] is not clip]
             on_progress(Progress(done, total, resumed, name))
@@ -142,7 +132,7 @@ def evaluate_memory(
             on_progress(Progress(done, total, resumed, clip.footage.name))
     kept = tuple(clip for clip in footage if clip.name not in skipped)
     if not kept:
-        raise nothing_left("clips", len(footage), skipped)
+        raise all_skipped_error("clips", len(footage), skipped)
     return MemoryResults(
         _results(kept, settings, runs),
         kept,
@@ -152,7 +142,7 @@ def evaluate_memory(
 
 
 def _results(
-    footage: Sequence[Footage], settings: Sequence[ShareSetting], runs: Mapping[tuple[str, ShareSetting], SceneRun]
+    footage: Sequence[Footage], settings: Sequence[ShareSetting], runs: Mapping[tuple[str, ShareSetting], SceneAnswers]
 ) -> tuple[SettingResult, ...]:
     """One for each setting; coverage of all on one scale, where every clip has it."""
     parts: dict[ShareSetting, dict[Space, list[Coverage]]] = {}
@@ -167,14 +157,14 @@ def _results(
         SettingResult(
             setting,
             tuple(each for clip in footage for each in runs[clip.name, setting].answered),
-            {space: pooled(some, furthest[space]) for space, some in parts[setting].items()},
+            {space: pool_coverage(some, furthest[space]) for space, some in parts[setting].items()},
         )
         for setting in settings
     )
 
 
 def _clips(
-    footage: Sequence[Footage], engine: NativeEngine, shape: WindowShape, folder: Path, skipped: dict[str, Skipped]
+    footage: Sequence[Footage], engine: NativeEngine, shape: WindowShape, folder: Path, skipped: dict[str, SkippedVideo]
 ) -> list[_Clip]:
     model = engine.model
     asking = str([model.ask_ids("a"), model.ask_ids("a", follow_up=True)])
@@ -183,7 +173,7 @@ def _clips(
         try:
             video = video_digest(clip.path)
         except OSError as error:
-            skipped[clip.name] = Skipped(clip.path, f"cannot be read: {error.strerror or error}")
+            skipped[clip.name] = SkippedVideo(clip.path, f"cannot be read: {error.strerror or error}")
             continue
         code = code_digest(_RECORDING_CODE)
         name = digest(video, model_digest(engine, {}), asking, str(shape), str(_instants(clip)), code)
@@ -209,7 +199,7 @@ def _record(engine: NativeEngine, clip: _Clip) -> str | None:
     return None
 
 
-def _answer(engine: NativeEngine, task: tuple[_Clip, ShareSetting]) -> SceneRun:
+def _answer(engine: NativeEngine, task: tuple[_Clip, ShareSetting]) -> SceneAnswers:
     clip, setting = task
     recorded = _recording(clip.recording)
     if recorded is None:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.lab.evaluation.memory.asking import LETTERS, MultipleChoice, Question
-from cluster.lab.evaluation.metrics import RESAMPLES, Floats, Interval, Measured, interval
+from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, Question
+from cluster.lab.evaluation.metrics import RESAMPLES, Estimate, Floats, Interval, percentile_interval
 from cluster.lab.scenes.questions import NUMBERS
 from cluster.memory.head_memory import LayerKV
 
@@ -56,7 +56,7 @@ _FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class GradedAnswer:
     """One question under one setting: which (``video`` and ``number`` in it), its kind, and the ``credit`` in 0..1."""
 
     video: str
@@ -120,7 +120,9 @@ def credit(question: Question, said: Sequence[str]) -> float:
     return sum(_right(ours, truth) for ours, truth in zip(said, question.answers, strict=True)) / len(said)
 
 
-def accuracy_by_kind(judged: Sequence[Judged], *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Measured]:
+def accuracy_by_kind(
+    judged: Sequence[GradedAnswer], *, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Estimate]:
     """Mean credit of all questions (``all``) and of each kind, with bootstrap intervals.
 
     Videos are drawn where there are at least ten, else questions, which takes questions about one video for
@@ -132,8 +134,8 @@ def accuracy_by_kind(judged: Sequence[Judged], *, resamples: int = RESAMPLES, se
 
 
 def accuracy_drop(
-    full: Sequence[Judged], other: Sequence[Judged], *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Measured]:
+    full: Sequence[GradedAnswer], other: Sequence[GradedAnswer], *, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Estimate]:
     """Mean credit of ``full`` minus that of ``other`` on the same questions, of all and of each kind; the interval is
     of the paired difference.
 
@@ -156,7 +158,7 @@ def _holds(text: Sequence[str], part: Sequence[str]) -> bool:
     return size > 0 and any(list(text[i : i + size]) == list(part) for i in range(len(text) - size + 1))
 
 
-def _kinds(judged: Sequence[Judged]) -> dict[str, Floats]:
+def _kinds(judged: Sequence[GradedAnswer]) -> dict[str, Floats]:
     """Kind -> which questions are of it, 0 or 1 ``[n]``; all of them first."""
     kinds = {"all": np.ones(len(judged))}
     for kind in sorted({each.kind for each in judged}):
@@ -174,13 +176,13 @@ def _mean(values: Floats, rows: Floats) -> Callable[[Floats], Floats]:
     return mean
 
 
-def _measured(mean: Callable[[Floats], Floats], weights: tuple[Floats, Floats | None]) -> Measured:
+def _measured(mean: Callable[[Floats], Floats], weights: tuple[Floats, Floats | None]) -> Estimate:
     once, many = weights
-    spread = Interval(np.nan, np.nan) if many is None else interval(mean(many))
-    return Measured(float(mean(once)[0]), spread)
+    spread = Interval(np.nan, np.nan) if many is None else percentile_interval(mean(many))
+    return Estimate(float(mean(once)[0]), spread)
 
 
-def _draws(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[Floats, Floats | None]:
+def _draws(judged: Sequence[GradedAnswer], resamples: int, seed: int) -> tuple[Floats, Floats | None]:
     """How often each question counts: ``[1, n]`` once each, and ``[b, n]`` as drawn, None with too few to draw from."""
     videos = sorted({each.video for each in judged})
     by_video = len(videos) >= _ENOUGH_VIDEOS

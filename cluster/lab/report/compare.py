@@ -10,7 +10,7 @@ from pathlib import Path
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
-from cluster.lab.report.model import ComparedWindow, Cost, SampleFrame
+from cluster.lab.report.records import ComparedWindow, Cost, SampleFrame
 from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, SampledPicture, StreamSpec, WindowRequest
 from cluster.vision.pruners.base import Pruner
 from cluster.vision.sampler import PatchSampler, overlay_image

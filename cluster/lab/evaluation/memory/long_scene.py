@@ -1,4 +1,4 @@
-"""Footage of any length with known truth: one camera and place, short stretches of life, and quiet in between."""
+"""Footage of any length with known truth: one camera and place, short episodes of life, and quiet in between."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes.clips import Clip
-from cluster.lab.scenes.events import DISTRACTORS, Script, passer_by
-from cluster.lab.scenes.places import ASPECT, COLORS, Actor, Layout, make_layout
-from cluster.lab.scenes.scene import CameraSettings, Scene, draw_camera, draw_conditions
+from cluster.lab.scenes.actors import COLORS, Actor
+from cluster.lab.scenes.encode import SceneClip
+from cluster.lab.scenes.events import DISTRACTORS, SceneBuilder, passer_by
+from cluster.lab.scenes.layouts import ASPECT, Layout, make_layout
+from cluster.lab.scenes.scene import CameraSettings, Scene, sample_camera, sample_conditions
 from cluster.lab.scenes.vocabulary import SPLITS, SceneEvent, Split
 
 # What people do. Nothing that is always there, and no vehicle: what is said of those must be certain. Nobody who runs
@@ -27,7 +28,7 @@ _STEP_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Drive:
+class VehiclePass:
     """A vehicle of a colour that comes through, or stops on its lane for some seconds first."""
 
     color: str
@@ -35,7 +36,7 @@ class Drive:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Episode:
     """Everything that moves between ``start_s`` and ``end_s``; before and after the place is empty."""
 
     start_s: float
@@ -43,7 +44,7 @@ class Stretch:
     actors: tuple[Actor, ...]
     events: tuple[SceneEvent, ...]
 
-    def moved(self, start_s: float, first_id: int) -> Stretch:
+    def moved(self, start_s: float, first_id: int) -> Episode:
         """The same, beginning at ``start_s``, its actors numbered from ``first_id``."""
         by = start_s - self.start_s
         actors = tuple(_later(actor, by, first_id) for actor in self.actors)
@@ -56,36 +57,36 @@ class Stretch:
             )
             for event in self.events
         )
-        return Stretch(start_s, self.end_s + by, actors, events)
+        return Episode(start_s, self.end_s + by, actors, events)
 
 
-def write_stretch(script: Script, drives: Sequence[Drive], people: int) -> Stretch:
-    """Write a stretch into an empty script.
+def write_episode(builder: SceneBuilder, drives: Sequence[VehiclePass], people: int) -> Episode:
+    """Write an episode into an empty builder.
 
     Args:
-        script: of the place; its length does not matter.
+        builder: of the place; its length does not matter.
         drives: the vehicles, in order. No two are there at once, so none hides another or drives through it.
         people: how many times somebody (or a pair, or a group) comes. With ``drives`` empty at least 1.
     """
     for _ in range(people):
-        at = script.between(0, 8)
-        if script.chance(0.5):
-            passer_by(script, at)
+        at = builder.uniform(0, 8)
+        if builder.chance(0.5):
+            passer_by(builder, at)
         else:
-            DISTRACTORS[str(script.rng.choice(_PEOPLE))](script, at + _WALK_IN_S)
-    at = script.between(0, 12)
+            DISTRACTORS[str(builder.rng.choice(_PEOPLE))](builder, at + _WALK_IN_S)
+    at = builder.uniform(0, 12)
     for drive in drives:
-        at = _drive(script, drive, at) + script.between(1, 4)
-    keys = [key for actor in script.actors for key in actor.keys]
-    return Stretch(min(key.t for key in keys), max(key.t for key in keys), tuple(script.actors), tuple(script.events))
+        at = _drive(builder, drive, at) + builder.uniform(1, 4)
+    keys = [key for actor in builder.actors for key in actor.keys]
+    return Episode(min(key.t for key in keys), max(key.t for key in keys), tuple(builder.actors), tuple(builder.events))
 
 
-def seen_span(actor: Actor) -> tuple[float, float] | None:
+def visible_span(actor: Actor) -> tuple[float, float] | None:
     """When an actor is in the picture, from first to last; None for one that never is."""
     first: float | None = None
     last = second = actor.keys[0].t
     while second <= actor.keys[-1].t:
-        place = actor.place(second)
+        place = actor.state_at(second)
         if place is not None and _EDGE < place.x < ASPECT - _EDGE:
             first = second if first is None else first
             last = second
@@ -93,28 +94,28 @@ def seen_span(actor: Actor) -> tuple[float, float] | None:
     return None if first is None else (round(first, 3), round(last, 3))
 
 
-def _drive(script: Script, drive: Drive, at: float) -> float:
+def _drive(builder: SceneBuilder, drive: VehiclePass, at: float) -> float:
     """Write one vehicle that enters at ``at``; when it is gone."""
-    near = script.chance(0.5)
+    near = builder.chance(0.5)
     direction = 1 if near else -1
-    speed = script.between(0.28, 0.5)
+    speed = builder.uniform(0.28, 0.5)
     if not drive.stops:
-        actor = script.drive_through(at, near=near, direction=direction, speed=speed, color=drive.color)
+        actor = builder.drive_through(at, near=near, direction=direction, speed=speed, color=drive.color)
         return actor.keys[-1].t
-    form = str(script.rng.choice(["car", "car", "van"]))
-    start, end = script.lane_ends(direction, form, near)
-    x = script.between(0.45, ASPECT - 0.45)
+    form = str(builder.rng.choice(["car", "car", "van"]))
+    start, end = builder.lane_ends(direction, form, near)
+    x = builder.uniform(0.45, ASPECT - 0.45)
     stop = at + abs(x - start) / speed
-    leave = stop + script.between(8, 14)
+    leave = stop + builder.uniform(8, 14)
     gone = leave + abs(end - x) / speed
     keys = [
-        script.lane_key(at, start, near, "driving"),
-        script.lane_key(stop, x, near, "stopped"),
-        script.lane_key(leave, x, near, "driving"),
-        script.lane_key(gone, end, near, "driving"),
+        builder.lane_key(at, start, near, "driving"),
+        builder.lane_key(stop, x, near, "stopped"),
+        builder.lane_key(leave, x, near, "driving"),
+        builder.lane_key(gone, end, near, "driving"),
     ]
-    actor = script.add("vehicle", keys, form=form, facing=direction, color=drive.color)
-    script.events.append(SceneEvent("stopped_vehicle", stop, leave, (actor.id,)))
+    actor = builder.add_actor("vehicle", keys, form=form, facing=direction, color=drive.color)
+    builder.events.append(SceneEvent("stopped_vehicle", stop, leave, (actor.id,)))
     return gone
 
 
@@ -144,7 +145,7 @@ class LongScene:
         seconds: length, at least 60.
         seed: the same arguments give the same footage.
         split: the layouts and camera settings to draw from; ``test`` has its own.
-        quiet_s: mean time without anybody between two stretches, at least 8.
+        quiet_s: mean time without anybody between two episodes, at least 8.
         needle_colors: vehicles that come once or never have colours of these (at least three); ordinary traffic has
             the rest.
         camera: size, rate and encoder; None draws one of the split's.
@@ -188,46 +189,48 @@ class LongScene:
             layout=self._layout,
             light="day",
             strata=frozenset(),
-            camera=self.camera or draw_camera(self.split, look),
-            conditions=draw_conditions("day", frozenset(), look),
-            actors=tuple(actor for stretch in self.stretches for actor in stretch.actors),
-            events=tuple(event for stretch in self.stretches for event in stretch.events),
+            camera=self.camera or sample_camera(self.split, look),
+            conditions=sample_conditions("day", frozenset(), look),
+            actors=tuple(actor for episode in self.episodes for actor in episode.actors),
+            events=tuple(event for episode in self.episodes for event in episode.events),
             tree=bool(look.random() < 0.5),
             pole=False,
             seed=int(look.integers(2**31)),
         )
 
     @cached_property
-    def stretches(self) -> tuple[Stretch, ...]:
+    def episodes(self) -> tuple[Episode, ...]:
         """When there is life, in order; before, between and after there are at least four quiet seconds."""
         rng = self._chance(2)
         rare, common = self._palette(rng)
         first, second = np.sort(rng.uniform(*_NEEDLES, size=2)) * self.seconds
-        needles = [(float(first), Drive(rare[0])), (float(second), Drive(rare[1], stops=True))]
+        needles = [(float(first), VehiclePass(rare[0])), (float(second), VehiclePass(rare[1], stops=True))]
         if rng.random() < 0.5:
             needles = [(float(first), needles[1][1]), (float(second), needles[0][1])]
-        found: list[Stretch] = []
+        found: list[Episode] = []
         start, actors = self._quiet(rng), 0
         while True:
-            drives = [Drive(str(rng.choice(common))) for _ in range(int(rng.choice([0, 1, 2], p=[0.35, 0.45, 0.2])))]
+            drives = [
+                VehiclePass(str(rng.choice(common))) for _ in range(int(rng.choice([0, 1, 2], p=[0.35, 0.45, 0.2])))
+            ]
             if needles and start >= needles[0][0]:
                 drives = [needles.pop(0)[1]]
             people = int(rng.choice([0, 1, 2], p=[0.3, 0.5, 0.2])) if drives else 1
-            stretch = write_stretch(Script(self._layout, self.seconds, rng), drives, people).moved(start, actors)
-            if stretch.end_s > self.seconds - _LEAST_QUIET_S:
+            episode = write_episode(SceneBuilder(self._layout, self.seconds, rng), drives, people).moved(start, actors)
+            if episode.end_s > self.seconds - _LEAST_QUIET_S:
                 return tuple(found)
-            found.append(stretch)
-            start, actors = stretch.end_s + self._quiet(rng), actors + len(stretch.actors)
+            found.append(episode)
+            start, actors = episode.end_s + self._quiet(rng), actors + len(episode.actors)
 
     @cached_property
     def moments(self) -> tuple[float, ...]:
-        """Instants at which nobody is there, ascending: 0, one after every stretch but the last, and the end."""
-        gaps = zip(self.stretches, self.stretches[1:], strict=False)
+        """Instants at which nobody is there, ascending: 0, one after every episode but the last, and the end."""
+        gaps = zip(self.episodes, self.episodes[1:], strict=False)
         return (0.0, *(round((here.end_s + there.start_s) / 2, 3) for here, there in gaps), self.seconds)
 
-    def clip(self, folder: Path) -> Clip:
-        """The footage as a clip to be encoded with others by ``make_clips``: ``folder/past-test-000001.mp4``."""
-        return Clip(self.scene, None, folder / f"past-{self.scene.name}.mp4")
+    def clip(self, folder: Path) -> SceneClip:
+        """The footage as a clip to encode with ``encode_missing_clips``: ``folder/past-test-000001.mp4``."""
+        return SceneClip(self.scene, None, folder / f"past-{self.scene.name}.mp4")
 
     @cached_property
     def _layout(self) -> Layout:

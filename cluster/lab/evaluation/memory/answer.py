@@ -7,142 +7,25 @@ rest on the memory and on nothing beside it, and all of it is under the cap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from fractions import Fraction
-from itertools import product
 from typing import Any, get_args
 
 import torch
 
 from cluster.engine.native.engine import NativeEngine
-from cluster.errors import ConfigError, NotReadyError
-from cluster.lab.evaluation.memory.asking import MultipleChoice, Question
+from cluster.errors import NotReadyError
+from cluster.lab.evaluation.memory.questions import MultipleChoice, Question
 from cluster.lab.evaluation.memory.recording import STREAM, Recording
-from cluster.lab.evaluation.memory.results import (
-    Answered,
-    Coverage,
-    EvidenceRecall,
-    MemorySetting,
-    answered,
-    coverage_of,
-)
-from cluster.lab.evaluation.memory.score import Judged, Space, credit, nearest_distances, words
+from cluster.lab.evaluation.memory.results import AnswerRecord, Coverage, EvidenceRecall, grade_answer, make_coverage
+from cluster.lab.evaluation.memory.score import GradedAnswer, Space, credit, nearest_distances, words
+from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk, LayerKV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
-from cluster.registry import compressors, organisers, retrievers
-from cluster.types import MICROSECONDS, AskResult, AskSpec, MemorySpec
-
-SHARES = (1 / 4, 1 / 8, 1 / 16)
-GRIDS = ("quick", "standard")
-
-# The defaults of the running system, wherever "ours" is said.
-_OURS = MemorySpec()
-# What each organiser was published with; one that is not named here goes with our retriever.
-_NATURAL = {"frames": "top_k", "tokens": "top_k", "resv": "wicsum", "mosaic": "two_stage"}
-# A memory of a minute is to be compressed as often as one of an hour: so many blocks fill it at least.
-_BLOCKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ShareSetting(MemorySetting):
-    """A memory that may hold a ``share`` of the bytes of all KV there was when it is asked; ``budget`` is None, as the
-    same share is another number of tokens in every scene. ``everything``: questions read all that is held, instead of
-    what the retriever chooses by its defaults.
-
-    Raises:
-        ConfigError: an unknown policy, or a share that is none.
-    """
-
-    share: float = 1.0
-    everything: bool = False
-
-    def __post_init__(self) -> None:
-        for registry, name in (
-            (compressors, self.compressor),
-            (organisers, self.organiser),
-            (retrievers, self.retriever),
-        ):
-            registry.get(name)
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"a memory's share of everything is above 0 and at most 1, not {self.share:g}")
-        if self.everything and self.retriever != "top_k":
-            raise ConfigError(f"top_k is the retriever that can read everything, not {self.retriever}")
-
-    @property
-    def name(self) -> str:
-        """``full``, or like ``infinipot_v/mosaic/top_k@1/8``."""
-        if self == FULL:
-            return "full"
-        reads = ":all" if self.everything else ""
-        share = Fraction(self.share).limit_denominator(1024)
-        return f"{self.compressor}/{self.organiser}/{self.retriever}{reads}@{share}"
-
-    @property
-    def bounded(self) -> bool:
-        """Whether anything has to go."""
-        return self.share < 1
-
-    def spec(self, *, frames: int, full_bytes: int, room: int) -> MemorySpec:
-        """The memory of a scene.
-
-        Args:
-            frames: how many there are to remember.
-            full_bytes: of all their KV, frame numbers and cells.
-            room: bytes of the tier, which bound a memory that may hold everything.
-        """
-        options: Mapping[str, Any] = {"share": 1.0} if self.everything else {}
-        block = min(_OURS.block_frames, max(1, int(self.share * frames / _BLOCKS)))
-        return MemorySpec(
-            compressor=self.compressor,
-            organiser=self.organiser,
-            retriever=self.retriever,
-            cap_bytes=max(1, int(self.share * full_bytes)) if self.bounded else room,
-            block_frames=block,
-            retriever_options=options,
-        )
-
-
-FULL = ShareSetting("none", "frames", "top_k", everything=True)
-"""Everything is held and read: what the model can answer at all. With nothing left out, how frames are grouped makes no
-difference, and whole frames are the cheapest."""
-
-
-def ours(share: float) -> ShareSetting:
-    """The running system's defaults under a share."""
-    return ShareSetting(_OURS.compressor, _OURS.organiser, _OURS.retriever, share=share)
-
-
-def memory_grid(name: str) -> list[ShareSetting]:
-    """The settings of a comparison, full first, each once.
-
-    * ``quick``: at an eighth every compressor under our organiser and retriever, and every organiser under our
-      compressor with the retriever it was published with; ours at all shares and with nothing thrown away
-    * ``standard``: every compressor, organiser and retriever at every share, and every organiser and retriever with
-      nothing thrown away
-
-    Raises:
-        ConfigError: another name.
-    """
-    if name not in GRIDS:
-        raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")
-    thinning = [each for each in compressors.names() if each != "none"]
-    found = [FULL, ours(1.0), *map(ours, SHARES)]
-    if name == "quick":
-        found += [ShareSetting(each, _OURS.organiser, _OURS.retriever, share=1 / 8) for each in thinning]
-        found += [
-            ShareSetting(_OURS.compressor, each, _NATURAL.get(each, _OURS.retriever), share=1 / 8)
-            for each in organisers.names()
-        ]
-    else:
-        ways = list(product(organisers.names(), retrievers.names()))
-        found += [ShareSetting("none", *way) for way in ways]
-        found += [ShareSetting(each, *way, share=share) for share in SHARES for each in thinning for way in ways]
-    return list(dict.fromkeys(found))
-
+from cluster.types import MICROSECONDS, AskResult, AskSpec
 
 SPACES: tuple[Space, ...] = get_args(Space)
 SHORT_ANSWER, LONG_ANSWER = 8, 48
@@ -156,14 +39,14 @@ _SLABS = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class SceneRun:
+class SceneAnswers:
     """All questions of one scene under one setting.
 
     * ``coverage``: of the last instant; empty where nothing had to go
     * ``incomplete``: answers for which some of the memory could not be had in time, or was lost
     """
 
-    answered: tuple[Answered, ...]
+    answered: tuple[AnswerRecord, ...]
     coverage: dict[Space, Coverage] = field(default_factory=dict)
     incomplete: int = 0
 
@@ -171,7 +54,7 @@ class SceneRun:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneRun:
+    def from_json(cls, body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneAnswers:
         """The inverse of ``to_json``; answers are judged anew, and reported as those of ``video``.
 
         Raises:
@@ -180,9 +63,9 @@ class SceneRun:
         found = []
         for number, (question, each) in enumerate(zip(questions, body["answered"], strict=True)):
             said = tuple(each["said"])
-            judged = Judged(video, number, question.kind, credit(question, said))
+            judged = GradedAnswer(video, number, question.kind, credit(question, said))
             recall = None if each["recall"] is None else EvidenceRecall(**each["recall"])
-            found.append(Answered(**{**each, "said": said, "judged": judged, "recall": recall}))
+            found.append(AnswerRecord(**{**each, "said": said, "judged": judged, "recall": recall}))
         coverage = {
             space: Coverage(each["area"], each["furthest"], tuple(each["percentiles"]))
             for space in SPACES
@@ -193,7 +76,7 @@ class SceneRun:
 
 def answer_scene(
     engine: NativeEngine, recording: Recording, video: str, questions: Sequence[Question], setting: ShareSetting
-) -> SceneRun:
+) -> SceneAnswers:
     """Fill memories with what was recorded and ask.
 
     Args:
@@ -210,7 +93,7 @@ def answer_scene(
     lacking = {question.at_s for question in questions} - instants.keys()
     if lacking:
         raise ValueError(f"the recording of {video} was not made for questions at {min(lacking):g} s")
-    found: dict[int, Answered] = {}
+    found: dict[int, AnswerRecord] = {}
     coverage: dict[Space, Coverage] = {}
     incomplete = 0
     last = max(question.at_s for question in questions)
@@ -224,7 +107,7 @@ def answer_scene(
         if at_s == last and chunks and setting.bounded:
             coverage = _coverage(memory, chunks)
         memory.tiers.close()
-    return SceneRun(tuple(found[number] for number in range(len(questions))), coverage, incomplete)
+    return SceneAnswers(tuple(found[number] for number in range(len(questions))), coverage, incomplete)
 
 
 def full_bytes(chunks: Sequence[KVChunk]) -> int:
@@ -257,7 +140,7 @@ def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetti
 
 def _ask(
     engine: NativeEngine, memory: StreamMemory, recording: Recording, video: str, number: int, question: Question
-) -> tuple[Answered, bool]:
+) -> tuple[AnswerRecord, bool]:
     """The answer, and whether all that was wanted of the memory was to be had."""
     turns: list[tuple[str, str]] = []
     results: list[AskResult] = []
@@ -287,7 +170,7 @@ def _ask(
             middle = (memory.frame_time(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
             times += [middle] * count
     asked = max(1, len(results))
-    return answered(
+    return grade_answer(
         video,
         number,
         question,
@@ -326,20 +209,20 @@ def _coverage(memory: StreamMemory, chunks: Sequence[KVChunk]) -> dict[Space, Co
     distances: dict[Space, list[torch.Tensor]] = {space: [] for space in SPACES}
     for layer, heads in enumerate(memory.heads):
         for h in range(len(heads)):
-            held = held_of(memory, layer, h)
+            held = load_head_tokens(memory, layer, h)
             if held is None:
                 return {}
             whole = LayerKV(key[layer, h, picked][None], value[layer, h, picked][None], place, place)
             for space in SPACES:
                 distances[space].append(nearest_distances(whole, held, space))
-    return {space: coverage_of(found, float(found.max())) for space, found in _joined(distances).items()}
+    return {space: make_coverage(found, float(found.max())) for space, found in _joined(distances).items()}
 
 
 def _joined(parts: dict[Space, list[torch.Tensor]]) -> dict[Space, torch.Tensor]:
     return {space: torch.cat([part.flatten() for part in some]) for space, some in parts.items() if some}
 
 
-def held_of(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
+def load_head_tokens(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
     """What a head holds, its frames in order; None where that is nothing."""
     table = memory.heads[layer][h].organiser.table
     loaded = memory.tiers.load([memory.key_of(layer, h, cluster) for cluster in range(len(table))])
@@ -353,7 +236,7 @@ def held_of(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
     return LayerKV(key[None], value[None], frame[order][None], cell[order][None])
 
 
-def pooled(parts: Sequence[Coverage], furthest: float) -> Coverage:
+def pool_coverage(parts: Sequence[Coverage], furthest: float) -> Coverage:
     """Coverage of several scenes as one, each counting alike, on a scale that other settings share."""
     together = torch.tensor([value for part in parts for value in part.percentiles])
-    return coverage_of(together, furthest)
+    return make_coverage(together, furthest)

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw
 
-from cluster.lab.scenes.places import Color
+from cluster.lab.scenes.layouts import Color
 from cluster.lab.scenes.textures import Float
 
 _FINE = 3

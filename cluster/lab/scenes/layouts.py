@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cluster.lab.scenes.textures import DRAWN, MIXED
+from cluster.lab.scenes.textures import MIXED, RANDOM
 from cluster.lab.scenes.vocabulary import Split
 
 ASPECT = 16 / 9
@@ -71,11 +70,11 @@ class Layout:
     def road_bottom(self, x: float) -> float:
         return self.middle(x) + self.lane + self.median / 2
 
-    def size(self, y: float) -> float:
+    def person_height(self, y: float) -> float:
         """Height of a grown person whose feet stand at ``y``."""
         return self.body * (0.55 + 0.75 * y)
 
-    def walks(self) -> list[tuple[float, float]]:
+    def pavements(self) -> list[tuple[float, float]]:
         """Bands of y on which people walk: above and below the road, where there is room."""
         bands = []
         far = (max(self.horizon + 0.05, 0.25), min(self.road_top(0), self.road_top(ASPECT)) - 0.02)
@@ -89,9 +88,9 @@ class Layout:
 _Pools = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 # Most of training's are drawn anew for each scene: who has seen ten surfaces only takes every other one for an object.
 _TRAIN_TEXTURES: _Pools = (
-    ("asphalt", "concrete", "gravel", *(DRAWN,) * 3),
-    ("slabs", "concrete", "grass", "gravel", *(DRAWN,) * 4),
-    ("brick", "plaster", "sheet", *(DRAWN,) * 3),
+    ("asphalt", "concrete", "gravel", *(RANDOM,) * 3),
+    ("slabs", "concrete", "grass", "gravel", *(RANDOM,) * 4),
+    ("brick", "plaster", "sheet", *(RANDOM,) * 3),
 )
 _TEST_TEXTURES: _Pools = (("worn", "cobble"), ("tiles", "cobble"), ("panel", "hedge"))
 _ZONE_COLORS: tuple[Color, ...] = ((214, 180, 40), (200, 60, 48), (222, 130, 40))
@@ -106,7 +105,7 @@ def make_layout(split: Split, rng: np.random.Generator) -> Layout:
     """Draw a view. Validation draws streets, avenues and yards; training those and views of all proportions; test lots
     and boulevards, whose geometry and textures the others never have."""
     if split == "train" and rng.random() < 0.75:
-        return _any_place(rng)
+        return _random_layout(rng)
     body = float(rng.uniform(0.32, 0.44))
     if split == "test":
         name = str(rng.choice(["lot", "boulevard"]))
@@ -136,7 +135,7 @@ def make_layout(split: Split, rng: np.random.Generator) -> Layout:
 
 def _place_zone(layout: Layout, rng: np.random.Generator) -> Zone:
     """On the widest walk, to one side, leaving a path in front of it or behind it."""
-    low, high = max(layout.walks(), key=lambda band: band[1] - band[0])
+    low, high = max(layout.pavements(), key=lambda band: band[1] - band[0])
     height = min(0.65 * (high - low), 0.19)
     y0 = low + 0.02 if rng.random() < 0.5 else high - height
     width = float(rng.uniform(0.45, 0.65))
@@ -146,7 +145,7 @@ def _place_zone(layout: Layout, rng: np.random.Generator) -> Zone:
 
 
 # -- training's own -----------------------------------------------------------------------------------
-def _any_place(rng: np.random.Generator) -> Layout:
+def _random_layout(rng: np.random.Generator) -> Layout:
     """A view of any proportions that leaves room for a zone and for both lanes, except test's."""
     for _ in range(_TRIES):
         flat = rng.random() < 0.4
@@ -164,7 +163,7 @@ def _any_place(rng: np.random.Generator) -> Layout:
             seed=int(rng.integers(2**31)),
         )  # fmt: skip
         if _fits(layout):
-            return replace(layout, zone=_any_zone(layout, rng))
+            return replace(layout, zone=_random_zone(layout, rng))
     raise AssertionError("no view fits: the ranges it is drawn from leave no room")
 
 
@@ -179,13 +178,13 @@ def _fits(layout: Layout) -> bool:
         and not HELD_OUT_SLOPE[0] < layout.slope < HELD_OUT_SLOPE[1]
         and min(layout.road_top(x) for x in ends) > layout.horizon + 0.03
         and max(layout.lane_y(True, x) for x in ends) < 0.985
-        and max((high - low for low, high in layout.walks()), default=0.0) > 0.11
+        and max((high - low for low, high in layout.pavements()), default=0.0) > 0.11
     )
 
 
-def _any_zone(layout: Layout, rng: np.random.Generator) -> Zone:
+def _random_zone(layout: Layout, rng: np.random.Generator) -> Zone:
     """On any walk that is wide enough, anywhere along it, hatched in any way."""
-    bands = [band for band in layout.walks() if band[1] - band[0] > 0.1]
+    bands = [band for band in layout.pavements() if band[1] - band[0] > 0.1]
     low, high = bands[int(rng.integers(len(bands)))]
     height = min(0.65 * (high - low), float(rng.uniform(0.08, 0.24)))
     y0 = low + 0.02 if rng.random() < 0.5 else high - height
@@ -198,105 +197,3 @@ def _any_zone(layout: Layout, rng: np.random.Generator) -> Zone:
         pitch=float(rng.uniform(0.06, 0.12)), tilt=float(rng.choice([-1, 1]) * rng.uniform(0.4, 1.4)),
         share=float(rng.uniform(0.28, 0.48)), opaque=float(rng.uniform(0.45, 0.9)),
     )  # fmt: skip
-
-
-COLORS: dict[str, Color] = {
-    "red": (186, 38, 36),
-    "blue": (38, 66, 164),
-    "green": (40, 118, 58),
-    "white": (226, 226, 222),
-    "black": (32, 32, 36),
-    "yellow": (216, 180, 40),
-    "grey": (128, 130, 134),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """Where an actor stands at ``t`` and what it does from then on; ``lift``: above the ground, in own heights."""
-
-    t: float
-    x: float
-    y: float
-    state: str
-    lift: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """An actor at one instant. ``since_s``: how long it has been in its state; ``vx, vy`` in picture heights per s."""
-
-    x: float
-    y: float
-    lift: float
-    state: str
-    vx: float
-    vy: float
-    since_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Actor:
-    """``kind`` person, vehicle or bag. ``form``: a vehicle's body (car, van, bus), a bag's (case, box, sack).
-
-    ``carries``: seconds between which a person holds a bag. ``facing`` fixes the direction it looks to (-1, 1); 0 takes
-    it from its movement. ``scale`` multiplies its size, ``seed`` its look and the phase of what it does.
-    """
-
-    id: int
-    kind: str
-    keys: tuple[Key, ...]
-    color: str
-    form: str = ""
-    scale: float = 1.0
-    facing: int = 0
-    carries: tuple[float, float] | None = None
-    contrast: float = 1.0
-    seed: int = 0
-    _times: tuple[float, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_times", tuple(key.t for key in self.keys))
-
-    def place(self, second: float) -> Place | None:
-        """None before its first and after its last key."""
-        keys = self.keys
-        if second < keys[0].t or second > keys[-1].t:
-            return None
-        index = min(bisect.bisect_right(self._times, second) - 1, len(keys) - 2)
-        here, there = keys[index], keys[index + 1]
-        span = max(there.t - here.t, 1e-6)
-        share = min(1.0, (second - here.t) / span)
-        began = index
-        while began > 0 and keys[began - 1].state == here.state:
-            began -= 1
-        return Place(
-            x=here.x + share * (there.x - here.x),
-            y=here.y + share * (there.y - here.y),
-            lift=here.lift + share * (there.lift - here.lift),
-            state=here.state,
-            vx=(there.x - here.x) / span,
-            vy=(there.y - here.y) / span,
-            since_s=second - keys[began].t,
-        )
-
-    def direction(self, second: float) -> int:
-        """-1: to the left, 1: to the right; the last one it moved in while it stands."""
-        if self.facing:
-            return self.facing
-        index = min(max(bisect.bisect_right(self._times, second) - 1, 0), len(self.keys) - 2)
-        for at in [*range(index, -1, -1), *range(index + 1, len(self.keys) - 1)]:
-            step = self.keys[at + 1].x - self.keys[at].x
-            if abs(step) > 1e-3:
-                return 1 if step > 0 else -1
-        return 1
-
-    def travelled(self, second: float) -> float:
-        """Way along its path until ``second``, in picture heights: drives the walking cycle and the wheels."""
-        way = 0.0
-        for here, there in zip(self.keys, self.keys[1:], strict=False):
-            if second <= here.t:
-                break
-            share = min(1.0, (second - here.t) / max(there.t - here.t, 1e-6))
-            way += share * float(np.hypot(there.x - here.x, there.y - here.y))
-        return way

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.lab.evaluation.curves import charts
-from cluster.lab.evaluation.datasets import Skipped
-from cluster.lab.evaluation.report import EvaluationReport, bound_text, measured_text, number, reached
+from cluster.lab.evaluation.charts import charts
+from cluster.lab.evaluation.datasets import SkippedVideo
+from cluster.lab.evaluation.report import EvaluationReport, format_bound, format_estimate, format_number, within_bound
 from cluster.lab.report.page import Page, Section, Table
 
 
@@ -14,10 +14,12 @@ def figure_table(report: EvaluationReport) -> Table:
     """Every figure, its interval, what it must reach and whether it does."""
     rows = []
     for name, value in report.figures.values.items():
-        told = reached(name, value)
+        told = within_bound(name, value)
         measured = report.figures.measured.get(name)
-        shown = number(value) if measured is None else measured_text(measured)
-        rows.append((name, shown, "" if told is None else bound_text(name), {True: "yes", False: "no", None: ""}[told]))
+        shown = format_number(value) if measured is None else format_estimate(measured)
+        rows.append(
+            (name, shown, "" if told is None else format_bound(name), {True: "yes", False: "no", None: ""}[told])
+        )
     missed = frozenset(place for place, row in enumerate(rows) if row[-1] == "no")
     return Table("Figures", ("figure", "value [95 %]", "must reach", "reached"), rows, missed)
 
@@ -28,10 +30,10 @@ def setting_table(report: EvaluationReport) -> Table:
     rows = [
         (
             line.setting.name,
-            measured_text(line.accuracy.f1),
-            number(line.accuracy.precision.value),
-            number(line.accuracy.recall.value),
-            number(line.accuracy.worst),
+            format_estimate(line.accuracy.f1),
+            format_number(line.accuracy.precision.value),
+            format_number(line.accuracy.recall.value),
+            format_number(line.accuracy.worst),
             str(line.row["kept"]),
             str(line.row["computed"]),
             f"{100 * line.flops_share:.1f} %",
@@ -48,17 +50,22 @@ def tables(report: EvaluationReport) -> list[Table]:
     lines = report.compared
     names = [line.setting.name for line in lines]
     kinds = [
-        (kind, *(measured_text(line.accuracy.by_kind[kind]) for line in lines)) for kind in lines[0].accuracy.by_kind
+        (kind, *(format_estimate(line.accuracy.by_kind[kind]) for line in lines)) for kind in lines[0].accuracy.by_kind
     ]
     groups = [
-        (group, str(found[names[0]].videos), str(found[names[0]].events), *(measured_text(found[n].f1) for n in names))
+        (
+            group,
+            str(found[names[0]].videos),
+            str(found[names[0]].events),
+            *(format_estimate(found[n].f1) for n in names),
+        )
         for group, found in report.groups.items()
     ]
     bins = [
         (
             f"{each.low:.1f}–{each.high:.1f}",
             str(each.windows),
-            number(each.score),
+            format_number(each.score),
             f"{each.rate:.3f} [{each.ci_low:.2f}, {each.ci_high:.2f}]",
         )
         for each in report.figures.calibration.bins
@@ -72,14 +79,14 @@ def tables(report: EvaluationReport) -> list[Table]:
     ]
 
 
-def page(report: EvaluationReport) -> Page:
+def make_page(report: EvaluationReport) -> Page:
     """The report as every report is written."""
     shown = Section(charts=charts(report), tables=tables(report))
     sections = [shown, *remarks(report.figures.notes, report.skipped)]
     return Page(report.title, facts=list(report.facts.items()), sections=sections)
 
 
-def remarks(notes: Sequence[str], skipped: Sequence[Skipped]) -> list[Section]:
+def remarks(notes: Sequence[str], skipped: Sequence[SkippedVideo]) -> list[Section]:
     """What a reader must know, and what the data set left out, where there is any."""
     items = {"Notes": notes, "Skipped": [f"`{each.path.name}`: {each.reason}" for each in skipped]}
     return [Section(title, items=texts) for title, texts in items.items() if texts]

@@ -22,7 +22,7 @@ from cluster.lab.training.batch import patch_batches
 from cluster.lab.training.config import SHAPES
 from cluster.lab.training.examples import Example
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.trainable_model import TrainableModel
 from cluster.types import PatchGrid
 
 # Examples that are kept: some hundred kilobytes each.
@@ -31,19 +31,19 @@ _KEPT = 4096
 _FIRST = 64
 
 
-class Source(Protocol):
+class ExampleSource(Protocol):
     """Where new examples come from."""
 
     def next(self) -> Example: ...
 
 
-class Replay:
+class ReplayBuffer:
     """``next()`` gives a new example of ``source``, then ``again`` earlier ones drawn at random, and so on.
 
     What it gives depends on the numbers of the examples and on ``seed`` alone.
     """
 
-    def __init__(self, source: Source, *, again: int, seed: int = 0) -> None:
+    def __init__(self, source: ExampleSource, *, again: int, seed: int = 0) -> None:
         self._source = source
         self._again = again
         self._rng = np.random.default_rng([seed, 17])
@@ -66,7 +66,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenExamples:
+class FrozenTowerExamples:
     """Number -> what ``make`` makes of it, seen by the tower whose weights lie in the file ``weights``.
 
     The tower is most of a step, and it runs in the process that renders: the trainer is left with a third of the work.
@@ -77,27 +77,27 @@ class FrozenExamples:
     shape: str
 
     def __call__(self, number: int) -> Example:
-        return look(_tower(self.weights, self.shape), self.make(number), picture_grid(SHAPES[self.shape]))
+        return encode_example(_tower(self.weights, self.shape), self.make(number), picture_grid(SHAPES[self.shape]))
 
 
-def save_tower(model: Trainee, path: Path) -> None:
-    """Write the tower's weights to where :class:`FrozenExamples` reads them."""
+def save_tower(model: TrainableModel, path: Path) -> None:
+    """Write the tower's weights to where :class:`FrozenTowerExamples` reads them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(model._visual.state_dict(), path)
 
 
 @torch.no_grad()
-def look(model: Trainee, example: Example, grid: PatchGrid) -> Example:
+def encode_example(model: TrainableModel, example: Example, grid: PatchGrid) -> Example:
     """The example with its visual tokens and without its pixels."""
-    seen = model.see(patch_batches(example, grid))
+    tokens = model.encode_frames(patch_batches(example, grid))
     frames = tuple(replace(frame, patches=frame.patches[:0]) for frame in example.frames)
-    return replace(example, frames=frames, seen=seen.cpu().numpy().astype(np.float16))
+    return replace(example, frames=frames, visual_tokens=tokens.cpu().numpy().astype(np.float16))
 
 
 @lru_cache(maxsize=1)
-def _tower(weights: str, shape: str) -> Trainee:
+def _tower(weights: str, shape: str) -> TrainableModel:
     torch.set_num_threads(1)
-    model = Trainee.fresh(SHAPES[shape], 0)
+    model = TrainableModel.fresh(SHAPES[shape], 0)
     model._visual.load_state_dict(torch.load(weights, weights_only=True))
     return model
 
@@ -107,7 +107,7 @@ _DEPTH = 6
 _LOOK_S = 5.0
 
 
-class Feeder:
+class ExampleLoader:
     """``next()`` gives examples ``first, first + 1, …``. With no process of its own it makes them when asked.
 
     Process ``w`` of ``n`` makes every ``n``-th example and hands it over through a bounded queue of its own, so the

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cluster.lab.evaluation.metrics import Measured
-from cluster.lab.evaluation.policies import Role
-from cluster.lab.evaluation.report import EvaluationReport, Line, frontier
+from cluster.lab.evaluation.metrics import Estimate
+from cluster.lab.evaluation.report import EvaluationReport, SettingRow, frontier
+from cluster.lab.evaluation.settings import Role
 from cluster.lab.report.charts import Axis, Point, Series, chart
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _SWEEPS = {
 def charts(report: EvaluationReport) -> dict[str, Figure]:
     """File name (without suffix) -> figure; a curve that was not measured is left out."""
 
-    def priced(title: str, axis: str, price: Callable[[Line], float]) -> Figure:
+    def priced(title: str, axis: str, price: Callable[[SettingRow], float]) -> Figure:
         share = Axis(f"{axis}, share of full computation", log=True, percent=True)
         return chart(title, _frontier(report.table, price), share, _F1)
 
@@ -57,11 +57,11 @@ def charts(report: EvaluationReport) -> dict[str, Figure]:
     return found
 
 
-def _point(x: float, measured: Measured, text: str) -> Point:
+def _point(x: float, measured: Estimate, text: str) -> Point:
     return Point(x, measured.value, *measured.interval, text=f"{text}: F1 {measured.value:.3f}")
 
 
-def _frontier(lines: Sequence[Line], price: Callable[[Line], float]) -> list[Series]:
+def _frontier(lines: Sequence[SettingRow], price: Callable[[SettingRow], float]) -> list[Series]:
     """Every setting as a point; the best of ours at or below each price as a line. Only full computation and the
     published rule show their intervals: those of all settings would hide the points."""
     series = []
@@ -80,7 +80,7 @@ def _frontier(lines: Sequence[Line], price: Callable[[Line], float]) -> list[Ser
     return series
 
 
-def _swept(lines: Sequence[Line], curve: str, *, cost: bool = False) -> list[Series]:
+def _swept(lines: Sequence[SettingRow], curve: str, *, cost: bool = False) -> list[Series]:
     found: dict[Role, list[Point]] = {}
     for line in lines:
         if line.setting.sweep is not None and line.setting.sweep[0] == curve:

@@ -20,9 +20,9 @@ from cluster.lab.evaluation.replay import video_samples
 from cluster.lab.scenes import Scene, SceneRenderer, make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.training.config import SHAPES, Shape
-from cluster.lab.training.examples import Example, bounded, watch_alone, watch_stream
-from cluster.lab.training.labels import Instant, TokenLabels
-from cluster.lab.training.pruning import SeenFrame, picture_grid, seen_frame
+from cluster.lab.training.examples import Example, growing_window_example, limit_tokens, sliding_window_example
+from cluster.lab.training.labels import LabelledInstant, TokenLabels
+from cluster.lab.training.pruning import PrunedFrame, make_pruned_frame, picture_grid
 from cluster.types import MICROSECONDS, PatchGeometry
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
@@ -33,7 +33,7 @@ _TEST = "test"
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedExamples:
+class EncodedExamples:
     """Number -> a stretch of one of the clips in ``folder``; what pruners leave of them is kept in ``cache``."""
 
     folder: str
@@ -43,21 +43,21 @@ class RecordedExamples:
 
     def __call__(self, number: int) -> Example:
         rng = np.random.default_rng([self.seed, 3, number])
-        clips = training_clips(Path(self.folder))
+        clips = list_training_clips(Path(self.folder))
         clip = clips[number % len(clips)]
         truth = SceneTruth.load(truth_path(clip))
-        scene = scene_of(truth)
+        scene = regenerate_scene(truth)
         frames = self._frames(clip, scene, int(rng.integers(VARIANTS)))
         if all(frame.complete for frame in frames) or rng.random() < 0.35:
-            return watch_alone(scene, _stretch(frames, rng), rng)
-        return watch_stream(scene, bounded(frames), rng)
+            return growing_window_example(scene, _stretch(frames, rng), rng)
+        return sliding_window_example(scene, limit_tokens(frames), rng)
 
-    def _frames(self, clip: Path, scene: Scene, variant: int) -> list[SeenFrame]:
+    def _frames(self, clip: Path, scene: Scene, variant: int) -> list[PrunedFrame]:
         """The clip under its ``variant``-th pruning, from the cache or made now."""
         path = Path(self.cache) / f"{clip.stem}-{clip.stat().st_size}-{self.shape}-{self.seed}-{variant}.npz"
         if not path.is_file():
             rng = np.random.default_rng([self.seed, 4, scene.index, variant])
-            write_frames(path, record(clip, scene, SHAPES[self.shape], draw_live_pruning(variant, rng), rng))
+            write_frames(path, prune_clip(clip, scene, SHAPES[self.shape], sample_live_pruning(variant, rng), rng))
         return read_frames(path)
 
 
@@ -71,7 +71,7 @@ class LivePruning:
     loss: float
 
 
-def draw_live_pruning(variant: int, rng: np.random.Generator) -> LivePruning:
+def sample_live_pruning(variant: int, rng: np.random.Generator) -> LivePruning:
     """Of the variants of a clip one is complete, one CodecSight's; the others are the default policy, spread around its
     default parameters."""
     interval = float(rng.choice([8.0, 4.0, 16.0], p=[0.7, 0.12, 0.18]))
@@ -84,7 +84,7 @@ def draw_live_pruning(variant: int, rng: np.random.Generator) -> LivePruning:
     return LivePruning("replenish", {"margin": margin, "lowest": margin + 0.5}, interval, loss)
 
 
-def training_clips(folder: Path) -> list[Path]:
+def list_training_clips(folder: Path) -> list[Path]:
     """Clips with their truth beside them, in order of names.
 
     Raises:
@@ -99,7 +99,7 @@ def training_clips(folder: Path) -> list[Path]:
     return clips
 
 
-def scene_of(truth: SceneTruth) -> Scene:
+def regenerate_scene(truth: SceneTruth) -> Scene:
     """The scene a truth was written about.
 
     Raises:
@@ -112,7 +112,9 @@ def scene_of(truth: SceneTruth) -> Scene:
     return scene
 
 
-def record(clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np.random.Generator) -> list[SeenFrame]:
+def prune_clip(
+    clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np.random.Generator
+) -> list[PrunedFrame]:
     """A clip as the live front end sees it, one frame after the other, with the scene's labels.
 
     Raises:
@@ -124,8 +126,8 @@ def record(clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np
     sampler = PatchSampler("training", make_pruner(pruning.pruner, pruning.options), shape.fps)
     renderer = SceneRenderer(scene, shape.width, shape.height)
     grid = picture_grid(shape)
-    pair: list[Instant] = []
-    frames: list[SeenFrame] = []
+    pair: list[LabelledInstant] = []
+    frames: list[PrunedFrame] = []
     for sample in video_samples(clip, processor):
         if sample.grid != grid:
             raise ConfigError(f"{clip} does not have the shape of the pictures the model is trained on (16:9)")
@@ -135,12 +137,12 @@ def record(clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np
         pair.append((second, renderer.objects(second)))
         cut = sampler.feed(sample)
         if cut is not None:
-            frames.append(seen_frame(cut, pair, scene.events, 0.0 if cut.anchor else pruning.loss, rng))
+            frames.append(make_pruned_frame(cut, pair, scene.events, 0.0 if cut.anchor else pruning.loss, rng))
             pair.clear()
     return frames
 
 
-def write_frames(path: Path, frames: Sequence[SeenFrame]) -> None:
+def write_frames(path: Path, frames: Sequence[PrunedFrame]) -> None:
     """Keep frames in one file, which appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = [frame.labels for frame in frames]
@@ -159,7 +161,7 @@ def write_frames(path: Path, frames: Sequence[SeenFrame]) -> None:
     Path(file.name).replace(path)
 
 
-def read_frames(path: Path) -> list[SeenFrame]:
+def read_frames(path: Path) -> list[PrunedFrame]:
     """What :func:`write_frames` kept."""
     with np.load(path) as kept:
         ends = np.cumsum(kept["counts"])[:-1]
@@ -167,15 +169,15 @@ def read_frames(path: Path) -> list[SeenFrame]:
         columns = [np.split(kept[name], ends) for name in ("cells", "hot", "velocity", "covered")]
         patches = np.split(kept["patches"], ends * unit)
         return [
-            SeenFrame(float(time), bool(complete), cells, rows, TokenLabels(hot, velocity, covered))
+            PrunedFrame(float(time), bool(complete), cells, rows, TokenLabels(hot, velocity, covered))
             for time, complete, rows, cells, hot, velocity, covered in zip(
                 kept["times"], kept["complete"], patches, *columns, strict=True
             )
         ]
 
 
-def _stretch(frames: Sequence[SeenFrame], rng: np.random.Generator) -> list[SeenFrame]:
+def _stretch(frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[PrunedFrame]:
     """From some complete frame on, as long as a window may be."""
     complete = [index for index, frame in enumerate(frames[: max(1, len(frames) - 8)]) if frame.complete]
     first = complete[int(rng.integers(len(complete)))]
-    return bounded(list(frames[first : first + int(rng.integers(12, 29))]))
+    return limit_tokens(list(frames[first : first + int(rng.integers(12, 29))]))

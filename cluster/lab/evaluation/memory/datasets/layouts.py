@@ -24,10 +24,10 @@ from functools import partial
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets import VIDEO_SUFFIXES, Skipped
-from cluster.lab.evaluation.memory.asking import LETTERS, MultipleChoice, PastQuestion, Question
-from cluster.lab.evaluation.memory.loaders import Annotation, Entry
-from cluster.lab.evaluation.memory.loaders.records import Record, read_records, seconds, text, texts
+from cluster.lab.evaluation.datasets import VIDEO_SUFFIXES, SkippedVideo
+from cluster.lab.evaluation.memory.datasets import Annotation, Entry
+from cluster.lab.evaluation.memory.datasets.records import Record, read_records, seconds, text, texts
+from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, OpenQuestion, Question
 
 _TIMED_KINDS = ("answer_type", "question_type", "task")
 # Containers round their length; a question this close behind the end is one at the end.
@@ -64,7 +64,7 @@ def _asked_at_the_end(video: Path, question: Callable[..., MultipleChoice]) -> E
 
 
 # -- MLVU -----------------------------------------------------------------------------------------
-def read_mlvu(directory: Path) -> Iterator[Annotation | Skipped]:
+def read_mlvu(directory: Path) -> Iterator[Annotation | SkippedVideo]:
     """Every multiple-choice question, asked at the end of its video."""
     root = directory / "MLVU" if (directory / "MLVU" / "json").is_dir() else directory
     files = sorted((root / "json").glob("*.json"))
@@ -75,7 +75,7 @@ def read_mlvu(directory: Path) -> Iterator[Annotation | Skipped]:
         yield from ((path, n, partial(_mlvu, root, path, each)) for n, each in records if "candidates" in each)
         whole = sum("candidates" not in each for _, each in records)
         if whole:
-            yield Skipped(path, f"{whole} records without candidates, whose answers only a model can judge")
+            yield SkippedVideo(path, f"{whole} records without candidates, whose answers only a model can judge")
 
 
 def _mlvu(root: Path, annotation: Path, record: Record) -> Entry:
@@ -117,9 +117,9 @@ def _rvs(directory: Path, annotation: Path, record: Record, turn: object, begins
     asked, answer = text(turn, "question"), text(turn, "answer")
     start, end = seconds(turn, "start_time") - begins, seconds(turn, "end_time") - begins
     if not 0 <= start < end:
-        raise ConfigError(f"from {start:g} to {end:g} s is no stretch of its clip")
+        raise ConfigError(f"from {start:g} to {end:g} s is not an interval of its clip")
     kind = text(turn, *_TIMED_KINDS) if any(name in turn for name in _TIMED_KINDS) else "open"
-    make: Callable[..., Question] = partial(PastQuestion, kind, (asked,), (answer,))
+    make: Callable[..., Question] = partial(OpenQuestion, kind, (asked,), (answer,))
     if "choices" in turn:
         make = _choice(kind, turn, "choices")
     return Entry(video, partial(_timed, make, start, end))
@@ -133,7 +133,7 @@ def _timed(make: Callable[..., Question], start: float, end: float, length: floa
 
 
 # -- Video-MME ------------------------------------------------------------------------------------
-def read_videomme(directory: Path) -> Iterator[Annotation | Skipped]:
+def read_videomme(directory: Path) -> Iterator[Annotation | SkippedVideo]:
     """Every question, asked at the end of its video and reported under the video's class of length."""
     # JSON first: it takes no further package.
     patterns = ("*.json", "videomme/*.json", "*.parquet", "videomme/*.parquet")
@@ -141,7 +141,7 @@ def read_videomme(directory: Path) -> Iterator[Annotation | Skipped]:
     if not tables:
         raise ConfigError(f"{directory} is not in Video-MME's layout: it holds neither *.json nor videomme/*.parquet")
     table, *others = tables
-    yield from (Skipped(path, f"not read: {table.name} holds the questions") for path in others)
+    yield from (SkippedVideo(path, f"not read: {table.name} holds the questions") for path in others)
     for number, record in enumerate(_flat(read_records(table))):
         yield table, number, partial(_videomme, directory, record)
 

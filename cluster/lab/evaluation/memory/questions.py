@@ -10,8 +10,8 @@ from itertools import product, zip_longest
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.memory.past import LongScene, seen_span
-from cluster.lab.scenes.places import COLORS, Actor
+from cluster.lab.evaluation.memory.long_scene import LongScene, visible_span
+from cluster.lab.scenes.actors import COLORS, Actor
 from cluster.lab.scenes.questions import NUMBERS, memory_questions
 
 LETTERS = "ABCDEFGHIJ"
@@ -20,7 +20,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class PastQuestion:
+class OpenQuestion:
     """A conversation of one or more ``turns`` and what is right for each.
 
     ``kind``: what it is reported under. ``at_s``: when it is asked, seconds from the first picture. ``since_s``: what
@@ -45,7 +45,7 @@ class PastQuestion:
 
 @dataclass(frozen=True, slots=True)
 class MultipleChoice:
-    """One question with options; ``answer`` is the index of the right one. The rest as in ``PastQuestion``.
+    """One question with options; ``answer`` is the index of the right one. The rest as in ``OpenQuestion``.
 
     Raises:
         ConfigError: fewer than two options, more than there are letters for, or an answer that is none of them.
@@ -77,7 +77,7 @@ class MultipleChoice:
         return (LETTERS[self.answer],)
 
 
-Question = PastQuestion | MultipleChoice
+Question = OpenQuestion | MultipleChoice
 
 
 _SEED = 405
@@ -85,11 +85,13 @@ _MOST = len(NUMBERS) - 1
 # The wordings about a vehicle's colour are learnt from those about this one, which is always asked for.
 _COLOR = "black"
 
-Asked = tuple[str, PastQuestion]
+Asked = tuple[str, OpenQuestion]
 """What a question has in common with those it is balanced against, and the question."""
 
 
-def past_questions(footage: LongScene, *, per_kind: int = 8, instants: int = 4, seed: int = 0) -> list[PastQuestion]:
+def generate_questions(
+    footage: LongScene, *, per_kind: int = 8, instants: int = 4, seed: int = 0
+) -> list[OpenQuestion]:
     """Questions of four kinds, in the order in which they are asked.
 
     * ``needle``: whether a vehicle of a colour was there, or stopped: one event somewhere in the past, or none
@@ -112,15 +114,15 @@ def past_questions(footage: LongScene, *, per_kind: int = 8, instants: int = 4, 
     """
     if per_kind < 1 or instants < 1:
         raise ConfigError(f"{per_kind} questions of a kind at {instants} moments are none; both must be at least 1")
-    if not footage.stretches:
+    if not footage.episodes:
         raise ConfigError(
             f"footage of {footage.seconds:g} s with {footage.quiet_s:g} s of "
-            "quiet between stretches of life holds none of them to ask about; make it longer or less quiet"
+            "quiet between episodes of life holds none of them to ask about; make it longer or less quiet"
         )
     rng = np.random.default_rng([_SEED, footage.seed, seed])
     moments = footage.moments
     chosen = np.unique(np.linspace(len(moments) - 1, min(1, len(moments) - 1), instants).round().astype(int))
-    found: list[PastQuestion] = []
+    found: list[OpenQuestion] = []
     for write, answers in _KINDS:
         asked = [question for place in chosen for question in write(footage, moments[: int(place) + 1])]
         found += _balanced(asked, per_kind, answers, rng)
@@ -131,7 +133,7 @@ def past_questions(footage: LongScene, *, per_kind: int = 8, instants: int = 4, 
 def _needles(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
     at = moments[-1]
     for form, color, answer, evidence in _colored(footage, at):
-        yield form, PastQuestion("needle", (form.format(color),), (answer,), at, None, evidence)
+        yield form, OpenQuestion("needle", (form.format(color),), (answer,), at, None, evidence)
 
 
 def _conversations(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
@@ -141,7 +143,7 @@ def _conversations(footage: LongScene, moments: Sequence[float]) -> Iterator[Ask
     follow_up = [each for each in colored if "stop" in each[0]]
     for (first, one, said, seen), (second, other, then, stood) in product(opening, follow_up):
         turns = (first.format(one), second.format(other))
-        question = PastQuestion("multi-turn", turns, (said, then), at, None, tuple(sorted({*seen, *stood})))
+        question = OpenQuestion("multi-turn", turns, (said, then), at, None, tuple(sorted({*seen, *stood})))
         yield f"{first} {second}", question
 
 
@@ -153,14 +155,14 @@ def _counts(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
         evidence = _spans([actor for actor in there if actor.kind == kind])
         # More than six are "six" to who was taught these words.
         if len(evidence) <= _MOST:
-            yield text, PastQuestion("counting", (text,), (answer,), moments[-1], since, evidence)
+            yield text, OpenQuestion("counting", (text,), (answer,), moments[-1], since, evidence)
 
 
 def _orders(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
     for text, answer, since, there in _since(footage, moments):
         if "first" in text:
             evidence = [_spans([actor for actor in there if actor.kind == kind])[0] for kind in ("person", "vehicle")]
-            yield text, PastQuestion("order", (text,), (answer,), moments[-1], since, tuple(sorted(evidence)))
+            yield text, OpenQuestion("order", (text,), (answer,), moments[-1], since, tuple(sorted(evidence)))
 
 
 _KINDS: tuple[tuple[Callable[[LongScene, Sequence[float]], Iterator[Asked]], int | None], ...] = (
@@ -203,9 +205,9 @@ def _between(footage: LongScene, since: float, at: float) -> list[Actor]:
     """Who was there between two quiet moments."""
     return [
         actor
-        for stretch in footage.stretches
-        if since <= stretch.start_s and stretch.end_s <= at
-        for actor in stretch.actors
+        for episode in footage.episodes
+        if since <= episode.start_s and episode.end_s <= at
+        for actor in episode.actors
     ]
 
 
@@ -216,19 +218,19 @@ def _taught(footage: LongScene, there: Sequence[Actor], at: float) -> Iterator[t
 
 def _spans(actors: Sequence[Actor]) -> tuple[Span, ...]:
     """When each was in the picture, in order."""
-    return tuple(sorted(span for actor in actors if (span := seen_span(actor)) is not None))
+    return tuple(sorted(span for actor in actors if (span := visible_span(actor)) is not None))
 
 
 # -- choice ---------------------------------------------------------------------------------------
-def _balanced(asked: Sequence[Asked], count: int, answers: int | None, rng: np.random.Generator) -> list[PastQuestion]:
+def _balanced(asked: Sequence[Asked], count: int, answers: int | None, rng: np.random.Generator) -> list[OpenQuestion]:
     """At most ``count`` of them, in rounds of one question of each answer to one wording. ``answers``: how many
     different ones there must be in a round, whole rounds only, each of one moment; None for as many as there are, the
     fullest first."""
-    forms: dict[tuple[str, float], dict[tuple[str, ...], list[PastQuestion]]] = defaultdict(lambda: defaultdict(list))
+    forms: dict[tuple[str, float], dict[tuple[str, ...], list[OpenQuestion]]] = defaultdict(lambda: defaultdict(list))
     for form, question in asked:
         moment = 0.0 if answers is None else question.at_s
         forms[form, moment][question.answers].append(question)
-    rounds: list[list[PastQuestion]] = []
+    rounds: list[list[OpenQuestion]] = []
     for by_answer in forms.values():
         if answers is not None and len(by_answer) < answers:
             continue

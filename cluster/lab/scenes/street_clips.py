@@ -6,19 +6,17 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import av
-import av.logging
 import numpy as np
 import numpy.typing as npt
 from av.video.frame import VideoFrame
 
 from cluster.errors import ConfigError
-from cluster.lab.clips.sprites import (
+from cluster.lab.scenes.encode import VideoEncoding, write_video
+from cluster.lab.scenes.street_sprites import (
     DAY,
     DOOR_X,
     DUSK,
@@ -36,6 +34,7 @@ from cluster.lab.clips.sprites import (
     paint_street,
     person,
 )
+from cluster.lab.scenes.truth import truth_path
 
 CYCLE_S = 24.0
 
@@ -63,7 +62,7 @@ Key = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Actor:
+class StreetActor:
     """One person or car. ``keys``: (second, x, y) of its foot as shares of the picture, straight lines in between.
 
     Two equal places in a row are a stop. It exists from its first to its last key.
@@ -93,19 +92,19 @@ class Actor:
         return left
 
 
-def street_story(seconds: float, seed: int) -> list[Actor]:
+def street_actors(seconds: float, seed: int) -> list[StreetActor]:
     """A quiet street, every 24 s anew: someone walks up, waits at the door and goes on; two cars pass; a passer-by;
     someone crosses the road."""
     rng = np.random.default_rng([seed, 2])
-    scripts = [script for cycle in range(math.ceil(seconds / CYCLE_S)) for script in _cycle(cycle * CYCLE_S, rng)]
-    actors: list[Actor] = []
+    scripts = [script for cycle in range(math.ceil(seconds / CYCLE_S)) for script in _story_cycle(cycle * CYCLE_S, rng)]
+    actors: list[StreetActor] = []
     for number, (kind, keys) in enumerate(scripts):
         look = _person_look(rng) if kind == "person" else _CARS[rng.integers(len(_CARS))]
-        actors.append(Actor(number, kind, look, keys))
+        actors.append(StreetActor(number, kind, look, keys))
     return actors
 
 
-def _cycle(start: float, rng: np.random.Generator) -> Iterator[tuple[Literal["person", "car"], tuple[Key, ...]]]:
+def _story_cycle(start: float, rng: np.random.Generator) -> Iterator[tuple[Literal["person", "car"], tuple[Key, ...]]]:
     def at(second: float) -> float:
         return start + second + float(rng.uniform(-0.4, 0.4))
 
@@ -171,7 +170,7 @@ CLIP_KINDS: dict[str, ClipKind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class TrueObject:
+class StreetObject:
     """One object in one frame. ``box``: left, top, right, bottom in pixels within the picture, without its shadow."""
 
     id: int
@@ -189,9 +188,9 @@ class ClipTruth:
     width: int
     height: int
     fps: float
-    frames: list[list[TrueObject]] = field(default_factory=list)
+    frames: list[list[StreetObject]] = field(default_factory=list)
 
-    def at(self, second: float) -> list[TrueObject]:
+    def at(self, second: float) -> list[StreetObject]:
         """The objects of the frame shown at ``second``."""
         index = min(max(0, math.floor(second * self.fps + 1e-6)), len(self.frames) - 1)
         return self.frames[index]
@@ -204,15 +203,10 @@ class ClipTruth:
         """Read what :meth:`save` wrote."""
         raw = json.loads(path.read_text())
         raw["frames"] = [
-            [TrueObject(each["id"], each["kind"], tuple(each["box"]), each["moving"]) for each in frame]
+            [StreetObject(each["id"], each["kind"], tuple(each["box"]), each["moving"]) for each in frame]
             for frame in raw["frames"]
         ]
         return cls(**raw)
-
-
-def truth_path(clip: Path) -> Path:
-    """Where the truth of a clip lies: ``street.mp4`` -> ``street.json``."""
-    return clip.with_suffix(".json")
 
 
 def make_clip(
@@ -248,48 +242,23 @@ def make_clip(
     if frames < 1 or fps <= 0:
         raise ConfigError(f"a clip needs at least one frame, not {seconds} s at {fps} frames per second")
     style = CLIP_KINDS[kind]
-    options = dict(style.options) if crf is None else {**style.options, "crf": str(crf)}
+    options = style.options if crf is None else {**style.options, "crf": str(crf)}
+    encoding = VideoEncoding(
+        style.codec, options, width, height, fps, gop=max(1, round(4 * fps)), bframes=style.bframes
+    )
     path = Path(path)
     truth = ClipTruth(kind, seed, width, height, fps)
-    rate = Fraction(fps).limit_denominator(1001)
-    # x265 sets itself up with a burst of lines that no verbosity of its own silences.
-    level = av.logging.get_level()
-    av.logging.set_level(av.logging.ERROR)
-    try:
-        with av.open(str(path), "w", format="mp4") as container:
-            stream: Any = container.add_stream(style.codec, rate=rate, options=options)
-            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-            stream.gop_size = max(1, round(4 * fps))
-            stream.codec_context.max_b_frames = style.bframes
-            stream.codec_context.thread_count = 1
-            sensor = _Sensor(style, width, height, fps, seed)
-            for number, picture in enumerate(draw_frames(kind, truth, frames)):
-                frame = VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
-                sensor.disturb(frame, number)
-                frame.pts, frame.time_base = number, 1 / rate
-                _write(container, stream, frame)
-            _write(container, stream, None)
-    finally:
-        av.logging.set_level(level)
+    write_video(path, encoding, _sensor_frames(truth, frames))
     truth.save(truth_path(path))
     return truth
 
 
-def make_demo_clips(
-    directory: str | Path,
-    *,
-    seconds: float = 24.0,
-    fps: float = 12.5,
-    size: tuple[int, int] = (640, 360),
-    seed: int = 0,
-) -> dict[str, Path]:
-    """All kinds of clips as ``directory/<kind>.mp4`` (made if need be), with their truths; arguments as above."""
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {kind: folder / f"{kind}.mp4" for kind in CLIP_KINDS}
-    for number, (kind, path) in enumerate(paths.items()):
-        make_clip(kind, path, seconds=seconds, fps=fps, size=size, seed=seed + number)
-    return paths
+def _sensor_frames(truth: ClipTruth, count: int) -> Iterator[VideoFrame]:
+    sensor = _Sensor(CLIP_KINDS[truth.kind], truth.width, truth.height, truth.fps, truth.seed)
+    for number, picture in enumerate(draw_frames(truth.kind, truth, count)):
+        frame = VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
+        sensor.add_noise(frame, number)
+        yield frame
 
 
 def draw_frames(kind: str, truth: ClipTruth, frames: int) -> Iterator[Picture]:
@@ -299,27 +268,22 @@ def draw_frames(kind: str, truth: ClipTruth, frames: int) -> Iterator[Picture]:
     """
     style = CLIP_KINDS[kind]
     backdrop = paint_street(truth.width, truth.height, style.light, truth.seed)
-    actors = street_story(frames / truth.fps, truth.seed) if style.movers else []
-    stage = _Stage(truth.width, truth.height, style.light)
+    actors = street_actors(frames / truth.fps, truth.seed) if style.movers else []
+    stage = _ActorPainter(truth.width, truth.height, style.light)
     for number in range(frames):
         second = number / truth.fps
         picture = backdrop.copy()
-        objects: list[TrueObject] = []
+        objects: list[StreetObject] = []
         present = [(place, actor) for actor in actors if (place := actor.place(second)) is not None]
         for place, actor in sorted(present, key=lambda pair: pair[0][1]):
             box = stage.draw(picture, actor, second)
             if box is not None:
-                objects.append(TrueObject(actor.id, actor.kind, box, place[3] > 0))
+                objects.append(StreetObject(actor.id, actor.kind, box, place[3] > 0))
         truth.frames.append(objects)
         yield picture
 
 
-def _write(container: av.container.OutputContainer, stream: Any, frame: VideoFrame | None) -> None:
-    for packet in stream.encode(frame):
-        container.mux(packet)
-
-
-class _Stage:
+class _ActorPainter:
     """Pastes actors into pictures."""
 
     def __init__(self, width: int, height: int, light: Light) -> None:
@@ -328,7 +292,7 @@ class _Stage:
         self.lights = light.level < 0.9
         self._sprite = cache(self._make_sprite)
 
-    def draw(self, picture: Picture, actor: Actor, second: float) -> tuple[int, int, int, int] | None:
+    def draw(self, picture: Picture, actor: StreetActor, second: float) -> tuple[int, int, int, int] | None:
         """Returns the visible part of its box; None when it is outside of the picture."""
         place = actor.place(second)
         if place is None:
@@ -382,7 +346,7 @@ class _Sensor:
         shape = (height + _NOISE_FIELDS, width + _NOISE_FIELDS)
         self._field = np.rint(self._rng.normal(0.0, style.noise, shape)).astype(np.int16) if style.noise else None
 
-    def disturb(self, frame: VideoFrame, number: int) -> None:
+    def add_noise(self, frame: VideoFrame, number: int) -> None:
         """Change ``frame`` (yuv420p) in place."""
         if self._field is None:
             return

@@ -1,4 +1,4 @@
-"""Published sets of questions about long videos: one file per layout, each with one entry in ``past_layouts``.
+"""Published sets of questions about long videos: one file per layout, each with one entry in ``question_layouts``.
 
 What a directory of videos with questions about their past is to the evaluator, whatever its layout on disk.
 """
@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets import Skipped, collect, dataset_folder, probe_video, reasons
-from cluster.lab.evaluation.memory.asking import Question
+from cluster.lab.evaluation.datasets import SkippedVideo, check_directory, collect_or_skip, format_reasons, probe_video
+from cluster.lab.evaluation.memory.questions import Question
 from cluster.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetVideo:
+class VideoQuestions:
     """One video and what is asked about it, in the order of asking."""
 
     path: Path
@@ -26,13 +26,13 @@ class DatasetVideo:
 
 
 @dataclass(frozen=True, slots=True)
-class PastDataset:
+class QuestionDataset:
     """Videos with questions, and what was left out and why."""
 
     layout: str
     directory: Path
-    videos: tuple[DatasetVideo, ...]
-    skipped: tuple[Skipped, ...] = ()
+    videos: tuple[VideoQuestions, ...]
+    skipped: tuple[SkippedVideo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,51 +47,51 @@ class Entry:
 Annotation = tuple[Path, int, Callable[[], Entry]]
 """File, number in it, and what reads it; that raises ``ConfigError`` where it is none."""
 
-PastLayout = Callable[[Path], Iterator[Annotation | Skipped]]
+QuestionLayout = Callable[[Path], Iterator[Annotation | SkippedVideo]]
 """Finds the annotations of a directory; raises ``ConfigError`` when it is not of the layout at all."""
 
-past_layouts: Registry[PastLayout] = Registry(
+question_layouts: Registry[QuestionLayout] = Registry(
     "layout of questions about the past",
-    {name: f"cluster.lab.evaluation.memory.loaders.layouts:read_{name}" for name in ("mlvu", "rvs", "videomme")},
+    {name: f"cluster.lab.evaluation.memory.datasets.layouts:read_{name}" for name in ("mlvu", "rvs", "videomme")},
 )
 
 
-def load_past_dataset(directory: str | Path, layout: str) -> PastDataset:
+def load_question_dataset(directory: str | Path, layout: str) -> QuestionDataset:
     """Read a directory of videos and questions about them.
 
     Args:
         directory: holds videos and annotations.
-        layout: how they lie in it, one of ``past_layouts``.
+        layout: how they lie in it, one of ``question_layouts``.
 
     Raises:
         ConfigError: unknown layout, no such directory, one that is not of this layout, or nothing left of it; the
             message then says what was skipped first and why.
     """
-    read = past_layouts.get(layout)
-    folder = dataset_folder(directory)
+    read = question_layouts.get(layout)
+    folder = check_directory(directory)
     annotations = list(read(folder))
-    skipped = [each for each in annotations if isinstance(each, Skipped)]
-    entries, bad = collect(
+    skipped = [each for each in annotations if isinstance(each, SkippedVideo)]
+    entries, bad = collect_or_skip(
         (path, f"record {number}: ", entry)
-        for path, number, entry in (each for each in annotations if not isinstance(each, Skipped))
+        for path, number, entry in (each for each in annotations if not isinstance(each, SkippedVideo))
     )
     # By video: one that cannot be played is left out once, not with every question.
     by_video: dict[Path, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_video[entry.video].append(entry)
     skipped += bad
-    videos: list[DatasetVideo] = []
+    videos: list[VideoQuestions] = []
     for path, asked in by_video.items():
         if not path.exists():
-            skipped.append(Skipped(path, f"not on disk; {len(asked)} questions are about it"))
+            skipped.append(SkippedVideo(path, f"not on disk; {len(asked)} questions are about it"))
             continue
-        probed, unreadable = collect([(path, "", partial(probe_video, path))])
-        questions, bad = collect(
+        probed, unreadable = collect_or_skip([(path, "", partial(probe_video, path))])
+        questions, bad = collect_or_skip(
             (path, "", partial(each.question, facts.seconds)) for facts in probed for each in asked
         )
         skipped += unreadable + bad
         if questions:
-            videos.append(DatasetVideo(path, tuple(sorted(questions, key=lambda each: each.at_s))))
+            videos.append(VideoQuestions(path, tuple(sorted(questions, key=lambda each: each.at_s))))
     if not videos:
-        raise ConfigError(f"nothing left to ask about in {folder}: {reasons(skipped)}")
-    return PastDataset(layout, folder, tuple(videos), tuple(skipped))
+        raise ConfigError(f"nothing left to ask about in {folder}: {format_reasons(skipped)}")
+    return QuestionDataset(layout, folder, tuple(videos), tuple(skipped))

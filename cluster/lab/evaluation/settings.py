@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
-from cluster.control.ladder import Ladder, Rung, default
 from cluster.errors import ConfigError
 from cluster.vision import make_pruner
 
@@ -82,7 +79,7 @@ class Setting:
         make_pruner(self.pruner, dict(self.options))
 
 
-def full(shape: WindowShape) -> Setting:
+def full_computation(shape: WindowShape) -> Setting:
     """Full computation: nothing pruned, nothing reused."""
     return Setting("full", "none", "all", shape=shape, role="full", recompute=True)
 
@@ -99,25 +96,25 @@ def ours(shape: WindowShape, budget: float, options: Mapping[str, float] | None 
     return Setting(name, "replenish", "budget", budget, chosen, shape, role="ours")
 
 
-def quick(shape: WindowShape) -> list[Setting]:
+def quick_grid(shape: WindowShape) -> list[Setting]:
     """Full computation, the published rule, its two parts alone, ours at three budgets, and with anchors more often:
     those show what differs from its ground by a few grey levels only, at night and in low contrast."""
     often = [replace(shape, anchor_interval_s=shape.anchor_interval_s / parts) for parts in (2, 4)]
     return [
-        full(shape),
+        full_computation(shape),
         codecsight(shape),
         Setting("codecsight pruning alone", "codecsight", "all", shape=shape),
         Setting("codecsight refresh alone", "none", "anchors", shape=shape),
         *(ours(shape, budget) for budget in (0.0, 0.1, 0.4)),
-        *(_named(ours(cut, 0.1), cut.anchor_interval_s) for cut in often),
+        *(_with_anchor_interval(ours(cut, 0.1), cut.anchor_interval_s) for cut in often),
     ]
 
 
-def standard(shape: WindowShape) -> list[Setting]:
+def standard_grid(shape: WindowShape) -> list[Setting]:
     """``quick``, the frontier of ours, every refresh policy at one budget, and the sweeps."""
     interval = shape.anchor_interval_s
     frontier = [
-        _named(ours(replace(shape, anchor_interval_s=every), budget, options), every)
+        _with_anchor_interval(ours(replace(shape, anchor_interval_s=every), budget, options), every)
         for every in (interval, 2 * interval)
         for options in ({"margin": 3.0}, {}, {"margin": 7.0}, {"margin": 10.0})
         for budget in (0.0, 0.1, 0.4)
@@ -129,13 +126,13 @@ def standard(shape: WindowShape) -> list[Setting]:
             ("anchors", None),
             ("anchors_last", None),
             ("budget_last", 0.25),
-            *((name, 0.1) for name in _budgeted()),
+            *((name, 0.1) for name in _budgeted_policies()),
         )
     ]
-    return [*quick(shape), *frontier, *policies, *sweeps(shape)]
+    return [*quick_grid(shape), *frontier, *policies, *sweep_settings(shape)]
 
 
-def everything(shape: WindowShape) -> list[Setting]:
+def full_grid(shape: WindowShape) -> list[Setting]:
     """``standard`` and every pruner with every refresh policy at every budget."""
     from cluster.registry import pruners
 
@@ -145,28 +142,28 @@ def everything(shape: WindowShape) -> list[Setting]:
         for refresh, budget in (
             ("all", None),
             ("none", None),
-            *((name, share) for name in _budgeted() for share in (None, *BUDGETS[1:])),
+            *((name, share) for name in _budgeted_policies() for share in (None, *BUDGETS[1:])),
         )
     ]
-    return [*standard(shape), *product]
+    return [*standard_grid(shape), *product]
 
 
-def sweeps(shape: WindowShape) -> list[Setting]:
+def sweep_settings(shape: WindowShape) -> list[Setting]:
     """The curves of the paper's figures 16 to 18, for the published rule, ours and (over the stride) full."""
     found: list[Setting] = []
     for share in STRIDES:
         cut = replace(shape, stride_s=max(share * shape.window_s, 1.0))
-        for base in (full(cut), codecsight(cut), ours(cut, 0.1)):
-            found.append(_point(base, "stride", share))
+        for base in (full_computation(cut), codecsight(cut), ours(cut, 0.1)):
+            found.append(_sweep_point(base, "stride", share))
     for tau in TAUS:
         published = replace(codecsight(shape), name=f"codecsight tau {tau:g}", options=(("tau", tau),))
-        found.append(_point(published, "threshold", tau))
+        found.append(_sweep_point(published, "threshold", tau))
     for margin in MARGINS:
-        found.append(_point(ours(shape, 0.1, {"margin": margin}), "margin", margin))
+        found.append(_sweep_point(ours(shape, 0.1, {"margin": margin}), "margin", margin))
     for interval in ANCHOR_INTERVALS:
         cut = replace(shape, anchor_interval_s=interval)
         for base in (codecsight(cut), ours(cut, 0.1)):
-            found.append(_point(base, "anchor interval", interval))
+            found.append(_sweep_point(base, "anchor interval", interval))
     return found
 
 
@@ -191,10 +188,10 @@ LADDER = (
 )
 
 
-def ladder(shape: WindowShape) -> list[Setting]:
+def ladder_grid(shape: WindowShape) -> list[Setting]:
     """Full computation, and every rung that answers: what ``sightline eval ladder`` makes a model's ladder from."""
     margin = float(make_pruner("replenish", {}).margin)  # type: ignore[attr-defined]
-    found = [full(shape)]
+    found = [full_computation(shape)]
     for step in LADDER:
         cut = replace(shape, stride_s=step.stride * shape.stride_s, fps=step.fps * shape.fps)
         options = {} if step.prune == 1 else {"margin": step.prune * margin}
@@ -202,10 +199,10 @@ def ladder(shape: WindowShape) -> list[Setting]:
     return found
 
 
-GRIDS = {"quick": quick, "standard": standard, "full": everything, "ladder": ladder}
+GRIDS = {"quick": quick_grid, "standard": standard_grid, "full": full_grid, "ladder": ladder_grid}
 
 
-def grid(name: str, shape: WindowShape) -> list[Setting]:
+def make_grid(name: str, shape: WindowShape) -> list[Setting]:
     """The settings of a grid, full computation first, each checked.
 
     Settings of one key appear once for the table and again for each curve they are a point of.
@@ -216,10 +213,10 @@ def grid(name: str, shape: WindowShape) -> list[Setting]:
     if name not in GRIDS:
         raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")
     shape.check()
-    return list(unique(GRIDS[name](shape)))
+    return list(drop_duplicates(GRIDS[name](shape)))
 
 
-def unique(settings: Iterable[Setting]) -> Iterable[Setting]:
+def drop_duplicates(settings: Iterable[Setting]) -> Iterable[Setting]:
     """Without repetitions: one of each key and sweep."""
     seen: set[tuple[str, tuple[str, float] | None]] = set()
     for setting in settings:
@@ -229,16 +226,16 @@ def unique(settings: Iterable[Setting]) -> Iterable[Setting]:
             yield setting
 
 
-def _named(setting: Setting, interval: float) -> Setting:
+def _with_anchor_interval(setting: Setting, interval: float) -> Setting:
     return replace(setting, name=f"{setting.name}, anchors {interval:g} s")
 
 
-def _point(base: Setting, curve: str, place: float) -> Setting:
+def _sweep_point(base: Setting, curve: str, place: float) -> Setting:
     varied = f", {curve} {place:g}" if curve in ("stride", "anchor interval") else f" ({curve} curve)"
     return replace(base, name=base.name + varied, sweep=(curve, place))
 
 
-def _budgeted() -> list[str]:
+def _budgeted_policies() -> list[str]:
     """Refresh policies that take a budget."""
     from cluster.registry import refresh_policies
 
@@ -251,95 +248,3 @@ def _product_name(pruner: str, refresh: str, budget: float | None) -> str:
 
 def _options(options: tuple[tuple[str, float], ...]) -> str:
     return "".join(f" {name} {value:g}" for name, value in options)
-
-
-# Rows of other grids that measure the same as a rung's own, where those are missing.
-_ALSO = {"full": "ours budget 0.4"}
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """What ``sightline eval accuracy --json`` wrote.
-
-    Raises:
-        ConfigError: it did not write this file.
-    """
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-        if body["bench"] != "accuracy":
-            raise ValueError(f"it is of {body['bench']!r}")
-        rows = {str(row["setting"]): row for row in body["rows"]}
-        return {"rows": rows, "notes": [str(note) for note in body["notes"]]}
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{path} is not a result of an evaluation ({error!r}); make one with: "
-            "sightline eval accuracy --settings ladder --json FILE"
-        ) from None
-
-
-def ladder_of(results: Mapping[str, Any]) -> Ladder:
-    """The ladder that results support.
-
-    F1 and kept tokens of a rung are ratios to those of the ``full`` rung of the same run; a rung measured better than
-    the one above it counts as equally good, since less work does not answer better but by chance. A rung without
-    results falls by as much as in the default ladder, and its ``source`` says so.
-
-    Args:
-        results: of :func:`read_results`.
-
-    Raises:
-        ConfigError: not even full quality was measured.
-    """
-    rows = results["rows"]
-    whole = _row(rows, "full")
-    if whole is None or not whole["f1"]:
-        raise ConfigError(
-            "the results lack full quality, or it was never right; evaluate the ladder's rungs with: "
-            "sightline eval accuracy --settings ladder --json FILE"
-        )
-    rungs = [Rung("full", source=f"measured: F1 {_f1(whole)}")]
-    guesses = {rung.name: rung for rung in default().rungs}
-    measured = 1
-    for above, step in pairwise(LADDER):
-        row = _row(rows, step.name)
-        if row is None:
-            upper, guess = guesses[above.name], guesses[step.name]
-            f1, kept = rungs[-1].f1 * guess.f1 / upper.f1, rungs[-1].kept * guess.kept / upper.kept
-            source = "derived: not measured; it is guessed to lose as much as in the default ladder"
-        else:
-            f1, kept = min(rungs[-1].f1, float(row["f1"]) / float(whole["f1"])), _share(row) / _share(whole)
-            source = f"measured: F1 {_f1(row)} of {_f1(whole)}"
-            measured += 1
-        rungs.append(_rung(step, kept, f1, source))
-    rungs.append(Rung("shed", shed=True, f1=0.0, source="no answer"))
-    told = "; ".join(note for note in results["notes"] if note.startswith(("videos:", "window:", "decision:")))
-    return Ladder(tuple(rungs), f"sightline eval ladder, {measured} of {len(LADDER)} rungs measured: {told}")
-
-
-def _row(rows: Mapping[str, Any], rung: str) -> Mapping[str, Any] | None:
-    row = rows.get(f"ladder {rung}", rows.get(_ALSO.get(rung, "")))
-    return row if isinstance(row, Mapping) and row.get("f1") is not None else None
-
-
-def _rung(step: LadderStep, kept: float, f1: float, source: str) -> Rung:
-    budget = None if step.budget == LADDER[0].budget else step.budget
-    return Rung(
-        step.name,
-        prune=step.prune,
-        refresh_budget=budget,
-        stride=step.stride,
-        fps=step.fps,
-        kept=round(kept, 4),
-        f1=round(f1, 4),
-        source=source,
-    )
-
-
-def _share(row: Mapping[str, Any]) -> float:
-    """Kept tokens of those that nothing pruned would be: per frame, whatever the rate."""
-    return float(row["kept"]) / float(row["tokens_full"])
-
-
-def _f1(row: Mapping[str, Any]) -> str:
-    return f"{row['f1']:.3f} ({row['f1_low']:.2f} to {row['f1_high']:.2f})"

@@ -11,23 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cluster.lab.scenes.places import COLORS
+from cluster.lab.scenes.actors import COLORS
 from cluster.lab.scenes.questions import NUMBERS, phrasings
 from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.lab.training.attention import (
     Block,
-    Pieces,
+    PackedSequences,
     decoder_layer,
     linear,
-    looks,
-    padded,
-    regular_rows,
+    pad_rows,
+    probe_attention,
     rms_norm,
+    round_up_rows,
     tower_block,
 )
 from cluster.lab.training.config import Shape
 from cluster.lab.training.examples import Example
-from cluster.lab.training.layout import Layout
+from cluster.lab.training.sequence_layout import SequenceLayout
 from cluster.models.base import PatchBatch
 from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, preset_tokenizer
 from cluster.models.presets import initialise
@@ -67,14 +67,14 @@ def demo_tokenizer() -> Any:
 _FLOOR = 0.02
 
 
-def begin(model: Trainee, examples: Sequence[Example]) -> None:
+def initialise_for_training(model: TrainableModel, examples: Sequence[Example]) -> None:
     """Prepare an untrained model on some examples: after 500 small steps its loss is a seventh lower for it."""
     _whiten_patch_embedding(model, examples)
     _quieten_blocks(model)
 
 
 @torch.no_grad()
-def _whiten_patch_embedding(model: Trainee, examples: Sequence[Example]) -> None:
+def _whiten_patch_embedding(model: TrainableModel, examples: Sequence[Example]) -> None:
     """The leading principal components of the examples' patches, each scaled to the same variance.
 
     Drawn at random, every output of the embedding is little more than the patch's brightness: neighbouring pixels are
@@ -91,7 +91,7 @@ def _whiten_patch_embedding(model: Trainee, examples: Sequence[Example]) -> None
 
 
 @torch.no_grad()
-def _quieten_blocks(model: Trainee) -> None:
+def _quieten_blocks(model: TrainableModel) -> None:
     """Every block's last layers by one over the root of their number, so that the sum of all has unit scale."""
     for blocks in (model._visual.blocks, model.layers):
         gain = 1.0 / math.sqrt(2 * len(blocks))
@@ -105,7 +105,7 @@ PATCHES_PER_PASS = {"cpu": 4224, "cuda": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class SequenceOutput:
     """Hidden states ``[rows, D]`` of packed sequences, half way and at the end (normed); ``starts``: the
     first row of each sequence; ``looks``: of each layer of the second half, queries ``[H, a, d]`` of the rows that were
     asked for and keys ``[Hkv, rows, d]``."""
@@ -116,20 +116,22 @@ class Reading:
     looks: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
-class Trainee(Qwen25VL):
+class TrainableModel(Qwen25VL):
     """Qwen2.5-VL with gradients. Weights are ``float32``; ``compute`` is the type of activations and products."""
 
     compute = torch.float32
 
     @classmethod
-    def fresh(cls, shape: Shape, seed: int, device: str = "cpu", *, compute: torch.dtype | None = None) -> Trainee:
+    def fresh(
+        cls, shape: Shape, seed: int, device: str = "cpu", *, compute: torch.dtype | None = None
+    ) -> TrainableModel:
         """An untrained one. Its configuration and tokenizer are those it will be exported with.
 
         ``compute``: bfloat16 where that is fast, unless told otherwise.
         """
         model, _ = cls.untrained(shape.text, shape.vision)
         initialise(model, seed)
-        trainee = cls(
+        trainable = cls(
             Checkpoint(
                 model=model.to(device).train(),
                 tokenizer=demo_tokenizer(),
@@ -139,10 +141,10 @@ class Trainee(Qwen25VL):
                 max_pixels=shape.max_pixels,
             )
         )
-        trainee.compute = compute or (torch.bfloat16 if _fast_bfloat16(device) else torch.float32)
-        return trainee
+        trainable.compute = compute or (torch.bfloat16 if _fast_bfloat16(device) else torch.float32)
+        return trainable
 
-    def see(self, frames: Sequence[PatchBatch]) -> Tensor:
+    def encode_frames(self, frames: Sequence[PatchBatch]) -> Tensor:
         """Visual tokens ``[t, D]`` of many frames, in order of frames and cells: :meth:`encode` with gradients."""
         limit = PATCHES_PER_PASS[self.device.type]
         parts: list[list[PatchBatch]] = []
@@ -155,9 +157,9 @@ class Trainee(Qwen25VL):
                 room = limit
             parts[-1].append(frame)
             room -= len(frame.patches)
-        return torch.cat([self._see(part) for part in parts])
+        return torch.cat([self._encode_pass(part) for part in parts])
 
-    def _see(self, kept: Sequence[PatchBatch]) -> Tensor:
+    def _encode_pass(self, kept: Sequence[PatchBatch]) -> Tensor:
         """One pass. Windows of one length lie together, so windowed layers need no reordering at all."""
         merge, unit = self.geometry.merge, self.geometry.merge**2
         counts = torch.tensor([len(frame.cells) for frame in kept])
@@ -167,18 +169,18 @@ class Trainee(Qwen25VL):
         grouped = torch.cat([frame_of[:, None], cells // side], dim=1)
         _, window_of, lengths = torch.unique(grouped, dim=0, return_inverse=True, return_counts=True)
         order = lexicographic_order(torch.stack([lengths[window_of], window_of], dim=1))
-        windowed = Pieces.of(lengths.sort().values * unit).runs
-        full = _by_frame(frame_of[order], counts, unit).to(self.device)
+        windowed = PackedSequences.of(lengths.sort().values * unit).runs
+        full = _pack_by_frame(frame_of[order], counts, unit).to(self.device)
         positions = self._patch_positions(cells[order].to(self.device))
-        cos, sin = (x[:, None, None].to(self.compute) for x in self._visual.rotary_pos_emb(self._nothing, positions))
+        cos, sin = (x[:, None, None].to(self.compute) for x in self._visual.rotary_pos_emb(self._empty, positions))
         order = order.to(self.device)
         back = torch.argsort(order)
 
         patches = torch.cat([frame.patches for frame in kept]).to(self.device)
         patches = patches.view(len(cells), -1).index_select(0, order).view(len(patches), -1)
         rows = len(patches)
-        filled = regular_rows(rows)
-        hidden = self._embed(padded(patches, filled))
+        filled = round_up_rows(rows)
+        hidden = self._embed(pad_rows(patches, filled))
         cos, sin = (F.pad(x, (0, 0, 0, 0, 0, 0, 0, filled - rows)) for x in (cos, sin))
         for index, block in enumerate(self._visual.blocks):
             among = full if index in self._visual.fullatt_block_indexes else windowed
@@ -200,7 +202,9 @@ class Trainee(Qwen25VL):
         weight = weight.transpose(1, 2).flatten(1).to(self.compute)
         return F.linear(patches.to(self.compute).sub_(128), weight, bias.to(self.compute))
 
-    def read(self, visual: Sequence[Tensor], layouts: Sequence[Layout], asking: Tensor | None = None) -> Reading:
+    def forward_sequences(
+        self, visual: Sequence[Tensor], layouts: Sequence[SequenceLayout], asking: Tensor | None = None
+    ) -> SequenceOutput:
         """Run sequences through the language model; ``visual[i]`` ``[t, D]``: the visual tokens of ``layouts[i]``.
 
         ``asking`` ``[a]``: rows whose looks are wanted.
@@ -215,33 +219,33 @@ class Trainee(Qwen25VL):
             words = text.embed_tokens(ids)
             head = len(layout.system)
             parts += [words[:head], tokens, words[head:]]
-            blocks += [_moved(block, row, self.device, self.compute) for block in layout.blocks]
+            blocks += [_shift_block(block, row, self.device, self.compute) for block in layout.blocks]
             starts.append(row)
             row += len(layout)
-        filled = regular_rows(row)
-        hidden = padded(torch.cat(parts), filled).to(self.compute)
+        filled = round_up_rows(row)
+        hidden = pad_rows(torch.cat(parts), filled).to(self.compute)
         positions = torch.cat([layout.positions for layout in layouts], dim=1)
         cos, sin = (x.to(self.compute) for x in self.rotary(F.pad(positions, (0, filled - row))))
         middle = hidden
         looked = []
         for index, layer in enumerate(self.layers):
             if asking is not None and index >= len(self.layers) // 2:
-                looked.append(looks(hidden, layer, cos, sin, asking))
+                looked.append(probe_attention(hidden, layer, cos, sin, asking))
             hidden = decoder_layer(hidden, layer, cos, sin, blocks)
             if index + 1 == len(self.layers) // 2:
                 middle = hidden
-        return Reading(middle, rms_norm(hidden, text.norm), tuple(starts), tuple(looked))
+        return SequenceOutput(middle, rms_norm(hidden, text.norm), tuple(starts), tuple(looked))
 
-    def answers(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[n, vocab]`` of normed hidden states ``[n, D]``."""
         return F.linear(hidden.float(), self.model.lm_head.weight)
 
-    def words(self, text: str) -> list[int]:
+    def token_ids(self, text: str) -> list[int]:
         """Token ids of a text as it stands."""
         return self._ids(text)
 
     @property
-    def _nothing(self) -> Tensor:
+    def _empty(self) -> Tensor:
         return torch.empty(0, device=self.device)
 
 
@@ -252,14 +256,14 @@ def _fast_bfloat16(device: str) -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()
 
 
-def _by_frame(frame_of: Tensor, counts: Tensor, unit: int) -> Pieces:
+def _pack_by_frame(frame_of: Tensor, counts: Tensor, unit: int) -> PackedSequences:
     """Groups that belong to frames ``[groups]`` (frame ``f`` has ``counts[f]``) -> their patches, brought together."""
     lengths = counts[frame_of]
     groups = lexicographic_order(torch.stack([lengths, frame_of], dim=1))
     order = (groups[:, None] * unit + torch.arange(unit)).flatten()
-    return Pieces(order, torch.argsort(order), Pieces.of(counts.sort().values * unit).runs)
+    return PackedSequences(order, torch.argsort(order), PackedSequences.of(counts.sort().values * unit).runs)
 
 
-def _moved(block: Block, rows: int, device: torch.device, dtype: torch.dtype) -> Block:
+def _shift_block(block: Block, rows: int, device: torch.device, dtype: torch.dtype) -> Block:
     keys = tuple((a + rows, b + rows) for a, b in block.keys)
     return Block(block.start + rows, block.stop + rows, keys, block.bias.to(device, dtype))

@@ -24,7 +24,7 @@ from cluster.types import PatchGrid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frame:
+class SequenceFrame:
     """One frame as the layout needs it: when it was taken, and the cells ``[t, 2]`` of its kept tokens."""
 
     time_s: float
@@ -33,7 +33,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ask:
+class SequenceQuestion:
     """A question on frames ``[opening, end)``: its tokens, and those of the answer it is taught (may be none)."""
 
     opening: int
@@ -47,7 +47,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class SequenceLayout:
     """One sequence in rows: system prompt, visual tokens, questions grouped by window.
 
     * ``positions`` ``[3, rows]``
@@ -61,7 +61,7 @@ class Layout:
     system: list[int]
     text: list[int]
     offsets: IntArray
-    asks: tuple[Ask, ...]
+    asks: tuple[SequenceQuestion, ...]
     starts: tuple[int, ...]
     blocks: tuple[Block, ...]
     order: tuple[int, ...]
@@ -75,7 +75,9 @@ class Layout:
         return len(self.system) + self.visual + len(self.text)
 
 
-def lay_out(model: VisionLanguageModel, frames: Sequence[Frame], context: IntArray, asks: Sequence[Ask]) -> Layout:
+def lay_out_sequence(
+    model: VisionLanguageModel, frames: Sequence[SequenceFrame], context: IntArray, asks: Sequence[SequenceQuestion]
+) -> SequenceLayout:
     """Rows of one sequence.
 
     ``context`` ``[visual tokens]``: for each token the first frame it sees (its window's opening when it was computed).
@@ -103,11 +105,11 @@ def lay_out(model: VisionLanguageModel, frames: Sequence[Frame], context: IntArr
         blocks.append(_question_block(head, window, row, lengths))
         row += sum(lengths)
     text = [token for ask in ordered for token in ask.ids]
-    return Layout(positions, system, text, offsets, tuple(ordered), tuple(starts), tuple(blocks), tuple(order))
+    return SequenceLayout(positions, system, text, offsets, tuple(ordered), tuple(starts), tuple(blocks), tuple(order))
 
 
 def _positions(
-    model: VisionLanguageModel, head: int, frames: Sequence[Frame], asks: Sequence[Ask]
+    model: VisionLanguageModel, head: int, frames: Sequence[SequenceFrame], asks: Sequence[SequenceQuestion]
 ) -> tuple[Tensor, list[int]]:
     parts = [torch.arange(head).expand(3, -1), *model.window_positions(head, _spans(frames)).frames]
     row = head + sum(len(frame.cells) for frame in frames)
@@ -124,7 +126,7 @@ def _positions(
     return torch.cat(parts, dim=1), starts
 
 
-def _spans(frames: Sequence[Frame]) -> list[FrameSpan]:
+def _spans(frames: Sequence[SequenceFrame]) -> list[FrameSpan]:
     opened = frames[0].time_s
     return [
         FrameSpan(frame.time_s - opened, slot, torch.from_numpy(frame.cells), frame.grid)
