@@ -21,7 +21,7 @@ _ROLES: dict[Role, str] = {
     "ours": "ours",
     "other": "other policies",
 }
-_COLOURS: dict[Role, int] = {"full": 2, "codecsight": 1, "ours": 0, "other": 7}
+_COLORS: dict[Role, int] = {"full": 2, "codecsight": 1, "ours": 0, "other": 7}
 _F1 = Axis("F1, mean over kinds", high=1.0)
 _SWEEPS = {
     "stride": Axis("stride, share of the window", percent=True),
@@ -73,10 +73,10 @@ def _frontier(lines: Sequence[SettingRow], price: Callable[[SettingRow], float])
         ]
         if role in ("ours", "other"):
             points = [replace(point, low=math.nan, high=math.nan) for point in points]
-        series.append(Series(name, points, joined=False, colour=_COLOURS[role]))
+        series.append(Series(name, points, joined=False, color=_COLORS[role]))
         if role == "ours":
             best = [Point(*place) for place in frontier((point.x, point.y) for point in points)]
-            series.append(Series("ours, best at a price", best, marked=False, colour=_COLOURS[role]))
+            series.append(Series("ours, best at a price", best, marked=False, color=_COLORS[role]))
     return series
 
 
@@ -91,7 +91,7 @@ def _swept(lines: Sequence[SettingRow], curve: str, *, cost: bool = False) -> li
             else:
                 point = _point(place, line.accuracy.f1, f"{name} at {place:g}")
             found.setdefault(line.setting.role, []).append(point)
-    return [Series(_ROLES[role], points, colour=_COLOURS[role]) for role, points in found.items()]
+    return [Series(_ROLES[role], points, color=_COLORS[role]) for role, points in found.items()]
 
 
 def _by_motion(report: EvaluationReport) -> Figure:
@@ -104,8 +104,8 @@ def _by_motion(report: EvaluationReport) -> Figure:
         points = [
             _point(place, report.groups[level][name].f1, f"{name}, {level}") for place, level in enumerate(levels, 1)
         ]
-        colour = next(ours) if line.setting.role == "ours" else _COLOURS[line.setting.role]
-        series.append(Series(name, points, colour=colour))
+        color = next(ours) if line.setting.role == "ours" else _COLORS[line.setting.role]
+        series.append(Series(name, points, color=color))
     return chart("F1 by motion", series, Axis("third of the videos by motion: 1 low, 2 medium, 3 high"), _F1)
 
 

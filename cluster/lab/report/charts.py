@@ -42,7 +42,7 @@ THEME = {
 COLOR = {name: light for name, (light, _) in THEME.items()}
 
 # Series: Tableau's colours that stay apart for the colour-blind, on white and on black.
-COLOURS = ("#1170aa", "#fc7d0b", "#57606c", "#5fa2ce", "#c85200", "#7b848f", "#a3acb9", "#a3cce9")
+SERIES_COLORS = ("#1170aa", "#fc7d0b", "#57606c", "#5fa2ce", "#c85200", "#7b848f", "#a3acb9", "#a3cce9")
 
 WIDTH, HEIGHT, LEGEND_ROW = 620, 340, 16
 
@@ -61,13 +61,13 @@ class Point:
 @dataclass(frozen=True, slots=True)
 class Series:
     """Points of one name; ``joined`` by a line in the order of x, ``marked`` by a shape each. ``colour``: a place in
-    ``COLOURS``, ``None`` for the next."""
+    ``SERIES_COLORS``, ``None`` for the next."""
 
     name: str
     points: Sequence[Point]
     joined: bool = True
     marked: bool = True
-    colour: int | None = None
+    color: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +114,24 @@ def chart(title: str, series: Sequence[Series], x: Axis, y: Axis, spans: Sequenc
     """A figure of these series. Points that are not numbers leave gaps; series without any other are left out."""
     shown = [each for each in series if any(math.isfinite(p.x) and math.isfinite(p.y) for p in each.points)]
     columns = 3 if all(len(each.name) <= 26 for each in shown) else 2
-    figure = blank(title, WIDTH, HEIGHT + LEGEND_ROW * max(0, math.ceil(len(shown) / columns) - 1))
+    figure = new_figure(title, WIDTH, HEIGHT + LEGEND_ROW * max(0, math.ceil(len(shown) / columns) - 1))
     (axes,) = figure.axes
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=COLOR["ink"], pad=20 if spans else 10)
     axes.margins(x=0.02 if any(each.marked for each in shown) else 0)
     for number, each in enumerate(shown):
-        _draw(axes, each, COLOURS[(number if each.colour is None else each.colour) % len(COLOURS)], "os"[number % 2])
+        _draw(
+            axes,
+            each,
+            SERIES_COLORS[(number if each.color is None else each.color) % len(SERIES_COLORS)],
+            "os"[number % 2],
+        )
     x.apply(axes, "x")
     y.apply(axes, "y")
     first, last = axes.get_xlim()
     for span in spans:
         low, high = max(span.low, first), min(span.high, last)
         if low <= high:
-            tip(axes.axvspan(low, high, color=COLOURS[4], alpha=0.13, linewidth=1), span.text)
+            set_tooltips(axes.axvspan(low, high, color=SERIES_COLORS[4], alpha=0.13, linewidth=1), span.text)
             up = axes.get_xaxis_transform()
             axes.text(low, 1.01, span.name, transform=up, fontsize=11, color=COLOR["soft"])
     add_legend(figure, columns)
@@ -151,7 +156,7 @@ def _draw(axes: Axes, series: Series, color: str, marker: str) -> None:
         markersize=7,
     )
     if series.marked:
-        tip(line, *(point.text for point in points))
+        set_tooltips(line, *(point.text for point in points))
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -163,7 +168,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [place for place in places if first <= place <= last]
 
 
-def blank(name: str, width: float, height: float, rows: int = 1) -> Figure:
+def new_figure(name: str, width: float, height: float, rows: int = 1) -> Figure:
     """A figure of ``rows`` axes over one x axis, in pixels; ``name`` is what a screen reader says."""
     from matplotlib.figure import Figure
 
@@ -197,13 +202,13 @@ def add_legend(figure: Figure, columns: int) -> None:
         )
 
 
-def tip(artist: Artist, *texts: str) -> None:
+def set_tooltips(artist: Artist, *texts: str) -> None:
     """Say ``texts`` when the artist, or each marker of a line in turn, is pointed at; an empty one says nothing."""
     if any(texts):
         artist.set_gid(json.dumps(texts))
 
 
-def tips(artist: Artist) -> list[str]:
+def get_tooltips(artist: Artist) -> list[str]:
     """What :func:`tip` was given."""
     return list(json.loads(artist.get_gid() or "[]"))
 
@@ -268,4 +273,4 @@ def inline(figure: Figure) -> str:
 
 def variables(dark: int) -> str:
     """``THEME`` as CSS, for light (0) or dark (1)."""
-    return "".join(f"--{name}:{colours[dark]};" for name, colours in THEME.items())
+    return "".join(f"--{name}:{values[dark]};" for name, values in THEME.items())

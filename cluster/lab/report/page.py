@@ -125,29 +125,29 @@ class Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters |= {"drawn": lambda figure: Markup(inline(figure)), "marked": _marked}
+        environment.filters |= {"drawn": lambda figure: Markup(inline(figure)), "marked": _inline_markdown}
         return environment.get_template("page.html").render(page=self, variables=variables)
 
     def markdown(self) -> str:
         """Titles, tables, lists and links to the charts' files; tables without a row are left out."""
-        parts = [f"# {self.title}", self.lead, *self.notices, _items([f"{k}: {v}" for k, v in self.facts])]
+        parts = [f"# {self.title}", self.lead, *self.notices, _bullet_list([f"{k}: {v}" for k, v in self.facts])]
         for section in self.sections:
             parts.append(f"## {section.title}" if section.title else "")
             parts += [section.lead, "\n".join(f"![{name}]({name}.svg)" for name in section.charts)]
             for table in section.tables:
                 if table.rows:
                     parts += [f"## {table.title}" if table.title else "", markdown_table(table)]
-            parts += [*section.text, _items(section.items)]
+            parts += [*section.text, _bullet_list(section.items)]
         return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _marked(text: str) -> Markup:
+def _inline_markdown(text: str) -> Markup:
     """Markdown's ``**bold**`` and code as HTML, everything else escaped."""
     bold = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", str(escape(text)))
     return Markup(re.sub("`(.+?)`", r"<code>\1</code>", bold))
 
 
-def _items(texts: Sequence[str]) -> str:
+def _bullet_list(texts: Sequence[str]) -> str:
     return "\n".join(f"* {text}" for text in texts)
 
 

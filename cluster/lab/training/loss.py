@@ -130,7 +130,7 @@ def window_loss(
     rows = _visual_rows(layouts, reading.starts, model.device)
     middle = heads.middle(reading.middle[rows], dense)
     last = heads.last(reading.last[rows], dense)
-    answered, yes_no = _answer_loss(model, model.logits(reading.last[asked.rows]), asked.told)
+    answered, yes_no = _answer_loss(model, model.answer_logits(reading.last[asked.rows]), asked.told)
     pointed = asked.told.new_zeros((), dtype=torch.float32)
     if len(asked.kinds):
         targets = _targets(asked, layouts, reading.starts, rows, dense.hot)
@@ -163,7 +163,7 @@ def margins(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid)
     seen = _encode_pass(model, examples, grid)
     reading = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts)
     asked = _asked(layouts, examples, model.device)
-    values = _margin(model, model.logits(reading.last[asked.rows]))
+    values = _margin(model, model.answer_logits(reading.last[asked.rows]))
     return Margins(values, asked.told, asked.kinds, asked.sequence, asked.end)
 
 
@@ -285,7 +285,7 @@ def _memory_loss(
                 words += ask.answer
     if not rows:
         return hidden.sum() * 0, 0.0
-    logits = model.logits(hidden[torch.tensor(rows, device=hidden.device)])
+    logits = model.answer_logits(hidden[torch.tensor(rows, device=hidden.device)])
     wanted = torch.tensor(words, device=hidden.device)
     right = (logits.argmax(1) == wanted)[torch.tensor(first, device=hidden.device)].float().mean()
     return F.cross_entropy(logits, wanted), float(right)

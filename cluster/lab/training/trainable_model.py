@@ -236,7 +236,7 @@ class TrainableModel(Qwen25VL):
                 middle = hidden
         return SequenceOutput(middle, rms_norm(hidden, text.norm), tuple(starts), tuple(looked))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def answer_logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[n, vocab]`` of normed hidden states ``[n, D]``."""
         return F.linear(hidden.float(), self.model.lm_head.weight)
 

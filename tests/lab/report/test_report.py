@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from cluster.errors import SightlineError
-from cluster.lab.report.charts import svg, tips
+from cluster.lab.report.charts import get_tooltips, svg
 from cluster.lab.report.number_format import compact
 from cluster.lab.report.records import ComparedWindow, Comparison, Cost
 from cluster.lab.report.render import render, write_report
@@ -135,7 +135,7 @@ def test_nested_bars_are_as_high_as_their_tokens(report):
     assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in full)
     assert bottom == 0
     assert top >= 4096
-    assert tips(computed[2]) == ["window ending at 24 s: 4096 tokens in full, 900 kept, 0 computed (gated)"]
+    assert get_tooltips(computed[2]) == ["window ending at 24 s: 4096 tokens in full, 900 kept, 0 computed (gated)"]
     assert [text.get_text() for text in axes.get_xticklabels()] == [f"{window.end_s:.0f} s" for window in night.live]
     assert 'aria-label="Tokens of 7 windows: full, kept, computed"' in svg(figure)
 

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from cluster.lab.training.attention import Block, decoder_layer
-from cluster.lab.training.attention import probe_attention
+from cluster.lab.training.attention import Block, decoder_layer, probe_attention
 from cluster.lab.training.examples import Example
 from cluster.lab.training.labels import PointingTargets, pointing_loss
 from cluster.lab.training.loss import DenseHeads, window_loss

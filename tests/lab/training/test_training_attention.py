@@ -78,7 +78,7 @@ def test_every_weight_of_the_model_gets_a_gradient(
     layout = example_layout(trainable, examples[0], grid, taught=True)
     seen = trainable.encode_frames(patch_batches(examples[0], grid))
     reading = trainable.forward_sequences([seen], [layout])
-    trainable.logits(reading.last).square().mean().backward()
+    trainable.answer_logits(reading.last).square().mean().backward()
     missing = [name for name, p in trainable.model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     # A key's bias moves all scores of a query alike: its gradient is zero but for rounding.
     assert [name for name in missing if "k_proj.bias" not in name] == []
@@ -94,7 +94,7 @@ def test_gradients_are_those_of_differences(
 
     def loss() -> Tensor:
         reading = trainable.forward_sequences([trainable.encode_frames(frames)], [layout])
-        return trainable.logits(reading.last[layout.starts[0] :]).log_softmax(1)[:, :50].mean()
+        return trainable.answer_logits(reading.last[layout.starts[0] :]).log_softmax(1)[:, :50].mean()
 
     value = loss()
     value.backward()
