@@ -22,7 +22,7 @@ COLORS: dict[str, Color] = {
 
 @dataclass(frozen=True, slots=True)
 class Keyframe:
-    """Where an actor stands at ``t`` and what it does from then on; ``lift``: above the ground, in own heights."""
+    """Position of an actor at ``t`` and its state from then on; ``lift``: above the ground, in own heights."""
 
     t: float
     x: float
@@ -33,7 +33,7 @@ class Keyframe:
 
 @dataclass(frozen=True, slots=True)
 class ActorState:
-    """An actor at one instant. ``since_s``: how long it has been in its state; ``vx, vy`` in picture heights per s."""
+    """An actor at one instant. ``since_s``: time in its state; ``vx, vy`` in picture heights per second."""
 
     x: float
     y: float
@@ -46,10 +46,10 @@ class ActorState:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """``kind`` person, vehicle or bag. ``form``: a vehicle's body (car, van, bus), a bag's (case, box, sack).
+    """``kind``: person, vehicle or bag. ``form``: a vehicle's body (car, van, bus) or a bag's (case, box, sack).
 
-    ``carries``: seconds between which a person holds a bag. ``facing`` fixes the direction it looks to (-1, 1); 0 takes
-    it from its movement. ``scale`` multiplies its size, ``seed`` its look and the phase of what it does.
+    ``carries``: seconds between which a person holds a bag. ``facing``: fixed direction (-1, 1), 0 for that of its
+    movement. ``scale`` multiplies its size; ``seed`` varies its look and the phase of its motion.
     """
 
     id: int
@@ -68,7 +68,7 @@ class Actor:
         object.__setattr__(self, "_times", tuple(key.t for key in self.keys))
 
     def state_at(self, second: float) -> ActorState | None:
-        """None before its first and after its last key."""
+        """None before its first and after its last keyframe."""
         keys = self.keys
         if second < keys[0].t or second > keys[-1].t:
             return None
@@ -90,7 +90,7 @@ class Actor:
         )
 
     def direction(self, second: float) -> int:
-        """-1: to the left, 1: to the right; the last one it moved in while it stands."""
+        """-1: left, 1: right; that of its last movement while it stands."""
         if self.facing:
             return self.facing
         index = min(max(bisect.bisect_right(self._times, second) - 1, 0), len(self.keys) - 2)
@@ -101,7 +101,7 @@ class Actor:
         return 1
 
     def distance_travelled(self, second: float) -> float:
-        """Way along its path until ``second``, in picture heights: drives the walking cycle and the wheels."""
+        """Length of its path until ``second``, in picture heights: phase of the walking cycle and of wheels."""
         way = 0.0
         for here, there in zip(self.keys, self.keys[1:], strict=False):
             if second <= here.t:

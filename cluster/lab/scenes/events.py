@@ -1,4 +1,5 @@
-"""The six events. Each function writes one into a builder, beginning about ``at`` seconds into the scene."""
+"""The six event kinds and the distractors that resemble them. Each function adds one to a scene at about ``at``
+seconds."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from cluster.lab.scenes.sprites import VEHICLE_SIZES
 from cluster.lab.scenes.vocabulary import SceneEvent
 
 _OUT = 0.25
-# Against people: true to scale, a bus beside somebody three tokens high would hide half of the picture.
+# Relative to people: a bus true to scale would hide half of the picture.
 VEHICLE_SCALE = 0.78
 
 
 @dataclass(slots=True)
 class SceneBuilder:
-    """A scene while it is being written. ``contrast`` and ``pace`` are those of the actors of events (1: ordinary)."""
+    """A scene under construction. ``contrast`` and ``pace`` apply to the actors of events (1: normal)."""
 
     layout: Layout
     seconds: float
@@ -29,7 +30,6 @@ class SceneBuilder:
     actors: list[Actor] = field(default_factory=list)
     events: list[SceneEvent] = field(default_factory=list)
 
-    # -- chance -----------------------------------------------------------------------------------
     def uniform(self, low: float, high: float) -> float:
         return float(self.rng.uniform(low, high))
 
@@ -39,9 +39,8 @@ class SceneBuilder:
     def random_direction(self) -> int:
         return 1 if self.chance(0.5) else -1
 
-    # -- actors -----------------------------------------------------------------------------------
     def add_actor(self, kind: str, keys: list[Keyframe], **more: object) -> Actor:
-        """Append an actor; colours and looks are drawn unless given."""
+        """Append an actor; colour, scale and seed are random unless given."""
         drawn: dict[str, object] = {
             "color": str(self.rng.choice(list(COLORS))),
             "scale": {"person": self.uniform(0.9, 1.1), "vehicle": VEHICLE_SCALE}.get(kind, 1.0),
@@ -52,7 +51,7 @@ class SceneBuilder:
         return actor
 
     def pavement_y(self, *, avoid_zone: bool = True) -> float:
-        """A height on a pavement; by default one whose path meets no marked zone."""
+        """Random y on a pavement; by default one whose path meets no marked zone."""
         bands = self.layout.pavements()
         zone = self.layout.zone
         for _ in range(30):
@@ -63,29 +62,28 @@ class SceneBuilder:
         return zone.y1 + 0.055 if zone.y1 + 0.055 < 1.0 else zone.y0 - 0.055
 
     def walking_speed(self, y: float) -> float:
-        """Picture heights per second of somebody who walks at ``y``."""
+        """Picture heights per second of a person walking at ``y``."""
         return 0.8 * self.layout.person_height(y) * self.uniform(0.8, 1.15)
 
     def pavement_spot(self, *, margin: float = 0.3) -> tuple[float, float]:
-        """A place on a pavement, outside of the zone."""
+        """Random position on a pavement, outside the zone."""
         return self.uniform(margin, ASPECT - margin), self.pavement_y()
 
     def outside_x(self, direction: int) -> float:
-        """x outside of the picture from which one enters when going in ``direction``."""
+        """x outside the picture where an actor enters when moving in ``direction``."""
         return -_OUT if direction > 0 else ASPECT + _OUT
 
     def walk_in(self, x: float, y: float, arrive: float, direction: int, speed: float) -> list[Keyframe]:
-        """The key of somebody who comes along a pavement and is at ``(x, y)`` at ``arrive``."""
+        """Keyframe of a person who arrives at ``(x, y)`` at ``arrive``."""
         start = self.outside_x(direction)
         return [Keyframe(arrive - abs(x - start) / speed, start, y, "walking")]
 
     def walk_out(self, x: float, y: float, leave: float, direction: int, speed: float) -> list[Keyframe]:
-        """The keys of somebody who sets off from ``(x, y)`` at ``leave``."""
+        """Keyframes of a person who leaves ``(x, y)`` at ``leave``."""
         end = self.outside_x(-direction)
         gone = leave + abs(end - x) / speed
         return [Keyframe(leave, x, y, "walking"), Keyframe(gone, end, y, "walking")]
 
-    # -- vehicles ---------------------------------------------------------------------------------
     def vehicle_form(self) -> str:
         return str(self.rng.choice(["car", "car", "car", "van", "bus"]))
 
@@ -93,12 +91,12 @@ class SceneBuilder:
         return Keyframe(t, x, self.layout.lane_y(near, x), state)
 
     def lane_ends(self, direction: int, form: str, near: bool) -> tuple[float, float]:
-        """x where a vehicle enters and leaves the picture, out of sight."""
+        """x where a vehicle enters and leaves, out of sight."""
         reach = 0.6 * VEHICLE_SIZES[form][0] * self.layout.person_height(self.layout.lane_y(near, 0.9))
         return (-reach, ASPECT + reach) if direction > 0 else (ASPECT + reach, -reach)
 
     def drive_through(self, t: float, *, near: bool, direction: int, speed: float, **more: object) -> Actor:
-        """A vehicle on a lane from edge to edge, entering at ``t``."""
+        """A vehicle crossing on a lane, entering at ``t``."""
         form = str(more.pop("form", None) or self.vehicle_form())
         start, end = self.lane_ends(direction, form, near)
         gone = t + abs(end - start) / speed
@@ -107,7 +105,7 @@ class SceneBuilder:
 
 
 def passer_by(builder: SceneBuilder, at: float) -> None:
-    """Somebody walks through, now and then a small group, some with a bag that they keep."""
+    """A person walks through, sometimes a small group, some with a bag they keep."""
     y, direction = builder.pavement_y(), builder.random_direction()
     for member in range(1 if builder.chance(0.75) else int(builder.rng.integers(2, 4))):
         speed = builder.walking_speed(y)
@@ -118,7 +116,7 @@ def passer_by(builder: SceneBuilder, at: float) -> None:
 
 
 def runner(builder: SceneBuilder, at: float) -> None:
-    """Somebody runs through: fast, but alone."""
+    """A person runs through alone."""
     y, direction = builder.pavement_y(), builder.random_direction()
     speed = 2.2 * builder.walking_speed(y)
     start, end = builder.outside_x(direction), builder.outside_x(-direction)
@@ -128,7 +126,7 @@ def runner(builder: SceneBuilder, at: float) -> None:
 
 
 def crouch(builder: SceneBuilder, at: float) -> None:
-    """Somebody ties a shoe and goes on."""
+    """A person ties a shoe and walks on."""
     x, y = builder.pavement_spot()
     direction, speed = builder.random_direction(), builder.walking_speed(y)
     keys = [*builder.walk_in(x, y, at, direction, speed), Keyframe(at, x, y, "crouching")]
@@ -137,7 +135,7 @@ def crouch(builder: SceneBuilder, at: float) -> None:
 
 
 def talk(builder: SceneBuilder, at: float) -> None:
-    """Two people meet, stand close to each other and part: no fight."""
+    """Two people meet, stand close and part without a fight."""
     x, y = builder.pavement_spot(margin=0.45)
     gap = builder.uniform(0.18, 0.3) * builder.layout.person_height(y)
     lasting = builder.uniform(5, 12)
@@ -149,7 +147,7 @@ def talk(builder: SceneBuilder, at: float) -> None:
 
 
 def skirt_zone(builder: SceneBuilder, at: float) -> None:
-    """Somebody walks close along the marked zone without entering it."""
+    """A person walks along the marked zone without entering it."""
     zone = builder.layout.zone
     direction = builder.random_direction()
     front = zone.y1 + builder.uniform(0.05, 0.08)
@@ -164,7 +162,7 @@ def skirt_zone(builder: SceneBuilder, at: float) -> None:
 
 
 def waits_with_bag(builder: SceneBuilder, at: float) -> None:
-    """Somebody puts a bag down, waits beside it and takes it along again."""
+    """A person puts a bag down, waits beside it and takes it along."""
     x, y = builder.pavement_spot(margin=0.35)
     direction, speed = builder.random_direction(), builder.walking_speed(y)
     down, up = at + 0.8, at + builder.uniform(5, 11)
@@ -182,7 +180,7 @@ def waits_with_bag(builder: SceneBuilder, at: float) -> None:
 
 
 def standing_bag(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always there
-    """A box or a bin that belongs where it is, from the first picture to the last."""
+    """A box or bin that is there throughout."""
     x, y = builder.pavement_spot(margin=0.15)
     builder.add_actor("bag", [Keyframe(-1.0, x, y, "furniture"), Keyframe(builder.seconds + 1, x, y, "furniture")],
                form=str(builder.rng.choice(["case", "box", "sack"])),
@@ -190,7 +188,7 @@ def standing_bag(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - al
 
 
 def sitter(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always there
-    """Somebody sits on a box all the time."""
+    """A person sits on a box throughout."""
     x, y = builder.pavement_spot(margin=0.2)
     builder.add_actor(
         "person",
@@ -206,7 +204,7 @@ def traffic(builder: SceneBuilder, at: float) -> None:
 
 
 def brief_stop(builder: SceneBuilder, at: float) -> None:
-    """A vehicle that halts for a moment and goes on."""
+    """A vehicle halts for a moment and drives on."""
     near = builder.chance(0.5)
     direction = 1 if near else -1
     form = builder.vehicle_form()
@@ -221,7 +219,7 @@ def brief_stop(builder: SceneBuilder, at: float) -> None:
 
 
 def parked(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always there
-    """A car at the far kerb, off the road, all the time; it may face either way."""
+    """A car parked at the far kerb, off the road, facing either way."""
     x = builder.uniform(0.3, ASPECT - 0.3)
     y = builder.layout.road_top(x) - 0.005
     zone = builder.layout.zone
@@ -249,7 +247,7 @@ _FALL_S = 0.6
 
 
 def fall(builder: SceneBuilder, at: float) -> None:
-    """Somebody walks in, falls and stays down until the scene ends (or for at least 14 s)."""
+    """A person walks in, falls and stays down until the end (or for at least 14 s)."""
     x, y = builder.pavement_spot(margin=0.4)
     direction, speed = builder.random_direction(), builder.walking_speed(y) * builder.pace
     up = builder.seconds + 1 if builder.chance(0.7) else at + builder.uniform(14, 20)
@@ -260,7 +258,7 @@ def fall(builder: SceneBuilder, at: float) -> None:
 
 
 def fight(builder: SceneBuilder, at: float) -> None:
-    """Two people meet, hit each other for some seconds and run apart."""
+    """Two people meet, fight for some seconds and run apart."""
     x, y = builder.pavement_spot(margin=0.45)
     gap = 0.2 * builder.layout.person_height(y)
     lasting = builder.uniform(7, 11)
@@ -280,7 +278,7 @@ def fight(builder: SceneBuilder, at: float) -> None:
 
 
 def intrusion(builder: SceneBuilder, at: float) -> None:
-    """Somebody comes along, crosses (or climbs) into the marked zone, stays a while and leaves."""
+    """A person crosses or climbs into the marked zone, stays a while and leaves."""
     zone = builder.layout.zone
     direction = builder.random_direction()
     entry_x = builder.uniform(zone.x0 + 0.1, zone.x1 - 0.1)
@@ -310,7 +308,7 @@ def intrusion(builder: SceneBuilder, at: float) -> None:
 
 
 def left_object(builder: SceneBuilder, at: float) -> None:
-    """Somebody with a bag stops, puts it down and walks away without it."""
+    """A person puts a bag down and walks away without it."""
     x, y = builder.pavement_spot(margin=0.35)
     direction, speed = builder.random_direction(), builder.walking_speed(y) * builder.pace
     down = at - builder.uniform(0.8, 1.6)
@@ -326,7 +324,7 @@ def left_object(builder: SceneBuilder, at: float) -> None:
 
 
 def stopped_vehicle(builder: SceneBuilder, at: float) -> None:
-    """A vehicle comes along its lane, stops there and stands (to the end, or for 12 s and more)."""
+    """A vehicle stops on its lane until the end (or for at least 12 s)."""
     near = builder.chance(0.5)
     direction = 1 if near else -1
     form = str(builder.rng.choice(["car", "car", "van"]))

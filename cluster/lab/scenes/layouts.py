@@ -1,4 +1,4 @@
-"""Which views the splits draw: validation three kinds of street, test two others, training everything but test's."""
+"""Camera views: three kinds of street for validation, two others for test, everything but test's for training."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ Color = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """A marked area nobody may enter: a parallelogram on the ground, ``fence``: with a low railing in front of it.
-
-    It is hatched: ``pitch`` of the stripes, how far they lean (``tilt``), their share of the pitch, and how opaque.
-    """
+    """A marked restricted area on the ground, hatched. ``pitch``, ``tilt``, ``share`` and ``opaque`` describe its
+    stripes; ``fence``: a low railing in front."""
 
     x0: float
     x1: float
@@ -39,9 +37,9 @@ class Zone:
 class Layout:
     """A camera's fixed view.
 
-    Traffic keeps right: on the lane near the camera it runs to the right, on the far lane to the left. ``road`` is the
-    y of the middle line at x = 0, ``slope`` its rise per unit of x, ``lane`` the height of a lane, ``median`` the
-    height of a strip between the lanes.
+    Traffic keeps right: to the right on the lane near the camera, to the left on the far one. ``road``: y of the middle
+    line at the picture's centre, ``slope``: its rise per unit of x, ``lane``: height of a lane, ``median``: height of
+    the strip between the lanes.
     """
 
     name: str
@@ -60,7 +58,7 @@ class Layout:
         return self.road + self.slope * (x - ASPECT / 2)
 
     def lane_y(self, near: bool, x: float) -> float:
-        """Where a vehicle's wheels stand on a lane."""
+        """y of a vehicle's wheels on a lane."""
         offset = 0.82 * self.lane + self.median / 2 if near else -0.18 * self.lane - self.median / 2
         return self.middle(x) + offset
 
@@ -71,11 +69,11 @@ class Layout:
         return self.middle(x) + self.lane + self.median / 2
 
     def person_height(self, y: float) -> float:
-        """Height of a grown person whose feet stand at ``y``."""
+        """Height of an adult whose feet are at ``y``."""
         return self.body * (0.55 + 0.75 * y)
 
     def pavements(self) -> list[tuple[float, float]]:
-        """Bands of y on which people walk: above and below the road, where there is room."""
+        """Bands of y for pedestrians, above and below the road, where there is enough space."""
         bands = []
         far = (max(self.horizon + 0.05, 0.25), min(self.road_top(0), self.road_top(ASPECT)) - 0.02)
         near = (max(self.road_bottom(0), self.road_bottom(ASPECT)) + 0.05, 0.97)
@@ -86,7 +84,7 @@ class Layout:
 
 
 _Pools = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-# Most of training's are drawn anew for each scene: who has seen ten surfaces only takes every other one for an object.
+# Most are random: a model that has seen ten surfaces only takes any other for an object.
 _TRAIN_TEXTURES: _Pools = (
     ("asphalt", "concrete", "gravel", *(RANDOM,) * 3),
     ("slabs", "concrete", "grass", "gravel", *(RANDOM,) * 4),
@@ -95,15 +93,15 @@ _TRAIN_TEXTURES: _Pools = (
 _TEST_TEXTURES: _Pools = (("worn", "cobble"), ("tiles", "cobble"), ("panel", "hedge"))
 _ZONE_COLORS: tuple[Color, ...] = ((214, 180, 40), (200, 60, 48), (222, 130, 40))
 _NO_ZONE = Zone(0, 0, 0, 0, _ZONE_COLORS[0], False)
-# What of test's views training never draws: where the road of a lot lies, how steep a boulevard is; with a margin.
+# Geometry of test views that training never draws, with a margin.
 HELD_OUT_ROAD = (0.735, 0.805)
 HELD_OUT_SLOPE = (-0.105, -0.07)
 _TRIES = 1000
 
 
 def make_layout(split: Split, rng: np.random.Generator) -> Layout:
-    """Draw a view. Validation draws streets, avenues and yards; training those and views of all proportions; test lots
-    and boulevards, whose geometry and textures the others never have."""
+    """Random view: streets, avenues and yards for validation; these and views of any proportions for training; lots and
+    boulevards for test, with geometry and textures that the other splits never have."""
     if split == "train" and rng.random() < 0.75:
         return _random_layout(rng)
     body = float(rng.uniform(0.32, 0.44))
@@ -134,7 +132,7 @@ def make_layout(split: Split, rng: np.random.Generator) -> Layout:
 
 
 def _place_zone(layout: Layout, rng: np.random.Generator) -> Zone:
-    """On the widest walk, to one side, leaving a path in front of it or behind it."""
+    """On the widest pavement, to one side, leaving a path in front of it or behind it."""
     low, high = max(layout.pavements(), key=lambda band: band[1] - band[0])
     height = min(0.65 * (high - low), 0.19)
     y0 = low + 0.02 if rng.random() < 0.5 else high - height
@@ -144,9 +142,8 @@ def _place_zone(layout: Layout, rng: np.random.Generator) -> Zone:
     return Zone(x0, x0 + width, float(y0), float(y0 + height), color, bool(rng.random() < 0.5))
 
 
-# -- training's own -----------------------------------------------------------------------------------
 def _random_layout(rng: np.random.Generator) -> Layout:
-    """A view of any proportions that leaves room for a zone and for both lanes, except test's."""
+    """Any proportions with space for a zone and both lanes, except test's."""
     for _ in range(_TRIES):
         flat = rng.random() < 0.4
         layout = Layout(
@@ -183,7 +180,7 @@ def _fits(layout: Layout) -> bool:
 
 
 def _random_zone(layout: Layout, rng: np.random.Generator) -> Zone:
-    """On any walk that is wide enough, anywhere along it, hatched in any way."""
+    """On any wide enough pavement, hatched in any way."""
     bands = [band for band in layout.pavements() if band[1] - band[0] > 0.1]
     low, high = bands[int(rng.integers(len(bands)))]
     height = min(0.65 * (high - low), float(rng.uniform(0.08, 0.24)))

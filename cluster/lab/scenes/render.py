@@ -1,4 +1,4 @@
-"""Draws a scene at any instant and any size; pictures and truth come from the same places of the same actors."""
+"""Renders a scene at any instant and size; pictures and ground truth share the actors' positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FALL_S = 0.6
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """Something visible: ``box`` (left, top, right, bottom) and ``velocity`` (per second) in shares of the picture."""
+    """A visible object: ``box`` (left, top, right, bottom) and ``velocity`` (per second) in shares of the picture."""
 
     id: int
     kind: str
@@ -35,10 +35,9 @@ class SceneObject:
 
 
 class SceneRenderer:
-    """Pictures and objects of one scene at one size."""
+    """Frames and objects of one scene at one size in pixels."""
 
     def __init__(self, scene: Scene, width: int, height: int) -> None:
-        """Args: ``width`` and ``height`` in pixels."""
         self.scene, self.width, self.height = scene, width, height
         self._backdrop = paint_backdrop(scene.layout, width, height)
         self._foreground = paint_foreground(scene.layout, width, height, tree=scene.tree, pole=scene.pole)
@@ -47,7 +46,7 @@ class SceneRenderer:
         self._lit = scene.light != "day"
 
     def picture(self, second: float, number: int) -> npt.NDArray[np.uint8]:
-        """``[height, width, 3]`` uint8 at ``second``; ``number`` is the frame's, for noise and flicker."""
+        """``[height, width, 3]`` uint8 at ``second``; ``number`` of the frame seeds noise and flicker."""
         picture = self._backdrop.copy()
         placed = [(place, actor) for actor in self.scene.actors if (place := actor.state_at(second)) is not None]
         fenced = self._fence is None
@@ -67,7 +66,7 @@ class SceneRenderer:
         return self._sensor.expose(picture, second, number)
 
     def objects(self, second: float) -> list[SceneObject]:
-        """What is in the picture at ``second``, clipped to it, whether or not something stands before it."""
+        """Objects in the picture at ``second``, boxes clipped to it, occluded or not."""
         found = []
         for actor in self.scene.actors:
             place = actor.state_at(second)
@@ -85,11 +84,10 @@ class SceneRenderer:
                 found.append(SceneObject(actor.id, actor.kind, place.state, box, velocity, actor.color))
         return found
 
-    # -- figures ----------------------------------------------------------------------------------
     def _pose(self, actor: Actor, place: ActorState, second: float) -> tuple[Sprite, int, int]:
-        """The actor's figure, and where its corner lies in the picture."""
+        """The actor's sprite and its top left corner in the picture."""
         size = self.scene.layout.person_height(place.y) * actor.scale * self.height
-        # In steps of 4 %, so that somebody who comes nearer needs few figures.
+        # In steps of 4 %: few distinct sprites to cache.
         pixels = 1.04 ** round(math.log(max(size, 6.0), 1.04))
         shift_x = 0.0
         if actor.kind == "person":
@@ -114,7 +112,6 @@ class SceneRenderer:
             return vehicle_sprite(color, who.form, pixels, direction, turn, self._lit)
         return bag_sprite(color, who.form, pixels)
 
-    # -- pixels -----------------------------------------------------------------------------------
     def _paste(self, picture: Float, sprite: Sprite, left: int, top: int, contrast: float) -> None:
         cut = self._cut(sprite.alpha.shape, left, top)
         if cut is None:
@@ -144,7 +141,7 @@ class SceneRenderer:
             picture[there] *= 1.0 - 0.4 * mask[here]
 
     def _cut(self, shape: tuple[int, ...], left: int, top: int) -> tuple[_Part, _Part] | None:
-        """The part of a small picture that lies in the large one: slices of the large one, slices of the small one."""
+        """Overlap of a sprite with the picture: slices of the picture, slices of the sprite."""
         y0, y1 = max(0, top), min(self.height, top + shape[0])
         x0, x1 = max(0, left), min(self.width, left + shape[1])
         if y0 >= y1 or x0 >= x1:
@@ -160,7 +157,7 @@ def _ellipse(half: int, flat: int) -> Float:
 
 
 def _person_pose(actor: Actor, place: ActorState, second: float, height: float) -> tuple[Pose, float]:
-    """The pose of a person at an instant, and how far it stands off its track (picture heights)."""
+    """Pose of a person at an instant, and its horizontal offset from the path (picture heights)."""
     bag = actor.carries is not None and actor.carries[0] <= second < actor.carries[1]
     match place.state:
         case "walking" | "running":
@@ -180,13 +177,13 @@ def _person_pose(actor: Actor, place: ActorState, second: float, height: float) 
         case "climbing":
             return Pose(step=int(second * 10) % STEPS, arms=(160, 140), lean=15), 0.0
         case _:
-            # Somebody who stands moves an arm now and then.
+            # Standing people move an arm now and then.
             wave = math.sin(2 * math.pi * 0.25 * second + actor.seed)
             return Pose(arms=(10 * round(1 + 2 * max(0.0, wave)), -8), bag=bag), 0.0
 
 
 def _fighting(actor: Actor, second: float, height: float) -> tuple[Pose, float]:
-    """Fast punches, and a body that is pushed about."""
+    """Fast punches and a swaying body."""
     beat = 2 * math.pi * (2.3 + 0.05 * (actor.seed % 10))
     phase = actor.seed % 7
     punch = math.sin(beat * second + phase)

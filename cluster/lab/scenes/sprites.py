@@ -1,4 +1,4 @@
-"""People, vehicles and bags as small pictures with transparency, drawn by Pillow at three times their size."""
+"""Sprites of people, vehicles and bags, drawn by Pillow with threefold oversampling."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _DARK: Color = (26, 26, 30)
 
 @dataclass(frozen=True, slots=True)
 class Pose:
-    """Quantised, so that figures can be kept: ``step`` of the walking cycle (-1 stands), ``lean`` in degrees from
-    upright, ``crouch`` 0..1, arms in degrees from hanging down (front positive)."""
+    """Quantised, so that sprites can be cached: ``step`` of the walking cycle (-1: standing), ``lean`` in degrees from
+    upright, ``crouch`` 0..1, ``arms`` in degrees from hanging down (forward positive)."""
 
     step: int = -1
     lean: int = 0
@@ -33,8 +33,8 @@ class Pose:
 
 @dataclass(frozen=True, slots=True)
 class Sprite:
-    """``rgb [h, w, 3]`` and ``alpha [h, w, 1]`` float32 (0..1); ``(foot_x, foot_y)`` is the pixel that stands on the
-    ground; ``box`` the solid part (left, top, right, bottom) in sprite pixels."""
+    """``rgb [h, w, 3]`` and ``alpha [h, w, 1]`` float32 (0..1); ``foot``: pixel that stands on the ground; ``box``: the
+    solid part (left, top, right, bottom) in sprite pixels."""
 
     rgb: Float
     alpha: Float
@@ -46,7 +46,7 @@ STEPS = 12
 
 
 class _Pen:
-    """Capsules and polygons in own heights; the origin is the foot point, y upwards, ``lean`` turns all about it."""
+    """Canvas in units of the figure's height; origin at the foot point, y upwards, rotated by ``lean``."""
 
     def __init__(self, width: float, height: float, pixels: float, foot_y: float, lean: float = 0.0) -> None:
         self.scale = pixels * _FINE
@@ -80,7 +80,7 @@ class _Pen:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         data = np.asarray(image, dtype=np.float32)
         alpha = data[..., 3:] / 255
-        # Averaged with clear black, a colour comes out weighted by its coverage, which is what alpha says.
+        # Averaging with transparent black premultiplies colours by alpha.
         rgb = np.divide(data[..., :3], np.maximum(alpha, 1e-3), out=np.zeros_like(data[..., :3]), where=alpha > 0)
         rows, cols = np.nonzero(alpha[..., 0] > 0.5)
         box = (0, 0, 1, 1)
@@ -93,7 +93,7 @@ class _Pen:
 
 @lru_cache(maxsize=512)
 def person_sprite(color: Color, seed: int, pixels: float, pose: Pose, direction: int) -> Sprite:
-    """A person ``pixels`` tall when upright, looking to ``direction``."""
+    """A person ``pixels`` tall when upright, facing ``direction``."""
     skin, trousers = _SKINS[seed % len(_SKINS)], _TROUSERS[seed // 3 % len(_TROUSERS)]
     shade: Color = tuple(int(0.72 * part) for part in color)  # type: ignore[assignment]
     pen = _Pen(2.3, 1.25, pixels, 0.12, pose.lean)
@@ -134,13 +134,13 @@ def _arm(pen: _Pen, shoulder: tuple[float, float], angle: int, color: Color, ski
     pen.disc(pen.at(*hand), 0.038 * pen.scale, skin)
 
 
-# Length and height in heights of a person.
+# Length and height, in heights of a person.
 VEHICLE_SIZES = {"car": (2.3, 0.82), "van": (2.6, 1.15), "bus": (3.7, 1.5)}
 
 
 @lru_cache(maxsize=192)
 def vehicle_sprite(color: Color, form: str, pixels: float, direction: int, turn: int, lights: bool) -> Sprite:
-    """A vehicle seen from the side; ``pixels``: height of a person beside it, ``turn`` of its wheels 0..3."""
+    """A vehicle from the side; ``pixels``: height of a person beside it, ``turn`` of its wheels 0..3."""
     length, height = VEHICLE_SIZES[form]
     pen = _Pen(length + 0.2, height + 0.2, pixels, 0.06)
     shade: Color = tuple(int(0.7 * part) for part in color)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Draws and encodes the demo clips, and writes beside each what moves where."""
+"""Demo clips of one street in four conditions, with ground truth of what moves where."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ Key = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class StreetActor:
-    """One person or car. ``keys``: (second, x, y) of its foot as shares of the picture, straight lines in between.
+    """A person or car. ``keys``: (second, x, y) of its foot in shares of the picture, interpolated linearly.
 
-    Two equal places in a row are a stop. It exists from its first to its last key.
+    It exists from its first to its last key.
     """
 
     id: int
@@ -74,7 +74,7 @@ class StreetActor:
     keys: tuple[Key, ...]
 
     def place(self, second: float) -> tuple[float, float, float, float] | None:
-        """(x, y, velocity in x, speed) at a time, shares of the picture (per second); None when it is not there."""
+        """(x, y, velocity in x, speed) in shares of the picture (per second); None when absent."""
         for (t0, x0, y0), (t1, x1, y1) in zip(self.keys, self.keys[1:], strict=False):
             if t0 <= second < t1:
                 share = (second - t0) / (t1 - t0)
@@ -83,7 +83,7 @@ class StreetActor:
         return None
 
     def leftwards(self, second: float) -> bool:
-        """Which way it looks: the way it goes, or went before it stopped."""
+        """Whether it faces left: the direction it moves in, or last moved in."""
         left = False
         for (t0, x0, _), (_, x1, _) in zip(self.keys, self.keys[1:], strict=False):
             if t0 > second:
@@ -93,8 +93,8 @@ class StreetActor:
 
 
 def street_actors(seconds: float, seed: int) -> list[StreetActor]:
-    """A quiet street, every 24 s anew: someone walks up, waits at the door and goes on; two cars pass; a passer-by;
-    someone crosses the road."""
+    """A quiet street; every 24 s a person walks up, waits at the door and leaves, two cars pass, one person passes by
+    and one crosses the road."""
     rng = np.random.default_rng([seed, 2])
     scripts = [script for cycle in range(math.ceil(seconds / CYCLE_S)) for script in _story_cycle(cycle * CYCLE_S, rng)]
     actors: list[StreetActor] = []
@@ -138,7 +138,7 @@ _NOISE_FIELDS = 64
 
 @dataclass(frozen=True, slots=True)
 class ClipKind:
-    """How one kind of clip looks and is encoded. ``noise`` in grey levels, ``flicker`` as relative gain."""
+    """Look and encoding of a kind of clip. ``noise`` in grey levels, ``flicker`` as relative gain."""
 
     about: str
     codec: str
@@ -150,7 +150,7 @@ class ClipKind:
     bframes: int = 0
 
 
-# With its macroblock tree x264 encodes the same pictures now one way, now another when there are B-frames.
+# mbtree makes x264 with B-frames nondeterministic.
 _X264 = {"preset": "veryfast", "crf": "23", "x264-params": "mbtree=0"}
 _X265 = {"preset": "ultrafast", "crf": "26", "x265-params": "log-level=error:pools=none:frame-threads=1:bframes=0"}
 
@@ -171,7 +171,7 @@ CLIP_KINDS: dict[str, ClipKind] = {
 
 @dataclass(frozen=True, slots=True)
 class StreetObject:
-    """One object in one frame. ``box``: left, top, right, bottom in pixels within the picture, without its shadow."""
+    """One object in one frame. ``box``: left, top, right, bottom in pixels inside the picture, without its shadow."""
 
     id: int
     kind: str
@@ -181,7 +181,7 @@ class StreetObject:
 
 @dataclass(frozen=True, slots=True)
 class ClipTruth:
-    """What moves where in a clip; ``frames[i]`` lists the objects visible in frame ``i`` (``i / fps`` seconds)."""
+    """Ground truth of a clip; ``frames[i]``: objects visible in frame ``i`` (``i / fps`` seconds)."""
 
     kind: str
     seed: int
@@ -191,7 +191,7 @@ class ClipTruth:
     frames: list[list[StreetObject]] = field(default_factory=list)
 
     def at(self, second: float) -> list[StreetObject]:
-        """The objects of the frame shown at ``second``."""
+        """Objects of the frame shown at ``second``."""
         index = min(max(0, math.floor(second * self.fps + 1e-6)), len(self.frames) - 1)
         return self.frames[index]
 
@@ -219,19 +219,19 @@ def make_clip(
     seed: int = 0,
     crf: int | None = None,
 ) -> ClipTruth:
-    """Draw and encode one clip; its truth is returned and saved as JSON beside it.
+    """Draw and encode one clip, save its truth as JSON beside it and return it.
 
     Args:
         kind: one of ``CLIP_KINDS``.
-        path: of the video (MP4); its folder must exist.
+        path: of the MP4; its folder must exist.
         seconds: length; the story repeats with variations every 24 s.
         fps: frames per second.
         size: width and height in pixels, both even.
-        seed: the same seed draws the same clip.
-        crf: another quality than the kind's own, as x264 and x265 count it: fewer bits from 0 to 51.
+        seed: same seed, same clip.
+        crf: quality for x264 or x265, 0 to 51, instead of the kind's own.
 
     Raises:
-        ConfigError: unknown kind, or a length, rate or size that makes no video.
+        ConfigError: unknown kind, or invalid length, rate or size.
     """
     if kind not in CLIP_KINDS:
         raise ConfigError(f"unknown clip {kind!r}; there are: {', '.join(sorted(CLIP_KINDS))}")
@@ -262,9 +262,9 @@ def _sensor_frames(truth: ClipTruth, count: int) -> Iterator[VideoFrame]:
 
 
 def draw_frames(kind: str, truth: ClipTruth, frames: int) -> Iterator[Picture]:
-    """The clip's pictures ``[height, width, 3]`` uint8 before the sensor; appends to ``truth.frames`` as it goes.
+    """Frames ``[height, width, 3]`` uint8 before sensor noise; appends to ``truth.frames``.
 
-    The array is the caller's until the next one is asked for.
+    Each array is valid until the next is requested.
     """
     style = CLIP_KINDS[kind]
     backdrop = paint_street(truth.width, truth.height, style.light, truth.seed)
@@ -284,7 +284,7 @@ def draw_frames(kind: str, truth: ClipTruth, frames: int) -> Iterator[Picture]:
 
 
 class _ActorPainter:
-    """Pastes actors into pictures."""
+    """Pastes actors into frames."""
 
     def __init__(self, width: int, height: int, light: Light) -> None:
         self.width, self.height = width, height
@@ -293,14 +293,14 @@ class _ActorPainter:
         self._sprite = cache(self._make_sprite)
 
     def draw(self, picture: Picture, actor: StreetActor, second: float) -> tuple[int, int, int, int] | None:
-        """Returns the visible part of its box; None when it is outside of the picture."""
+        """Draw an actor; returns the visible part of its box, None outside the picture."""
         place = actor.place(second)
         if place is None:
             return None
         x, y, _, speed = place
         near = 0.72 + 0.75 * (y - 0.43)
         share = (_PERSON_HEIGHT if actor.kind == "person" else _CAR_HEIGHT) * near / 0.72
-        # Sizes in steps of two pixels, so that someone who walks towards the camera needs few sprites.
+        # Sizes in steps of two pixels: few distinct sprites to cache.
         pixels = max(4, round(share * self.height / 2) * 2)
         walked = speed * second * self.width / self.height
         step = int(walked / (_STRIDE_PER_HEIGHT * share) * STEPS) % STEPS if speed > 0 else STEPS
@@ -337,20 +337,20 @@ class _ActorPainter:
 
 
 class _Sensor:
-    """Noise and flicker on the luma plane, new in every frame."""
+    """Noise and flicker on the luma plane."""
 
     def __init__(self, style: ClipKind, width: int, height: int, fps: float, seed: int) -> None:
         self.style, self.width, self.height, self.fps = style, width, height, fps
         self._rng = np.random.default_rng([seed, 3])
-        # One field, shown at another offset in each frame: noise at the price of an addition.
+        # One noise field, shifted in every frame: as cheap as an addition.
         shape = (height + _NOISE_FIELDS, width + _NOISE_FIELDS)
         self._field = np.rint(self._rng.normal(0.0, style.noise, shape)).astype(np.int16) if style.noise else None
 
     def add_noise(self, frame: VideoFrame, number: int) -> None:
-        """Change ``frame`` (yuv420p) in place."""
+        """Modify ``frame`` (yuv420p) in place."""
         if self._field is None:
             return
-        # PyAV's stubs know neither video streams' attributes nor that a plane is a buffer.
+        # PyAV's stubs do not know that a plane is a buffer.
         plane: Any = frame.planes[0]
         luma = np.frombuffer(plane, dtype=np.uint8).reshape(self.height, plane.line_size)[:, : self.width]
         dy, dx = self._rng.integers(0, _NOISE_FIELDS, 2)

@@ -1,4 +1,4 @@
-"""People and cars drawn from signed distances: small pictures with transparency, made once and pasted every frame."""
+"""Backdrop and sprites of the street clips, drawn from signed distance functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Color = tuple[float, float, float]
 
-# Where things stand, as shares of the picture's height.
+# Vertical positions, in shares of the picture's height.
 FACADE_END = 0.37
 FAR_WALK = 0.435
 FAR_LANE = 0.575
@@ -21,7 +21,7 @@ DOOR_X = 0.42
 
 @dataclass(frozen=True, slots=True)
 class Light:
-    """``level`` scales everything, ``tint`` its colour; ``lamp`` is the strength of the street lamp's glow, 0..1."""
+    """``level``: brightness, ``tint``: colour, ``lamp``: strength of the street lamp, 0..1."""
 
     level: float
     tint: Color
@@ -34,7 +34,7 @@ NIGHT = Light(0.23, (0.88, 0.96, 1.2), 0.9)
 
 
 def paint_street(width: int, height: int, light: Light, seed: int) -> npt.NDArray[np.uint8]:
-    """``[height, width, 3]`` uint8, the same for the same arguments. ``seed`` varies textures, windows and colours."""
+    """``[height, width, 3]`` uint8, deterministic. ``seed`` varies textures, windows and colours."""
     rng = np.random.default_rng([seed, 1])
     y = ((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None]
     x = ((np.arange(width, dtype=np.float32) + 0.5) / width)[None, :]
@@ -116,7 +116,7 @@ def _plant_tree(
 
 
 def _clouds(rng: np.random.Generator, height: int, width: int, knots: int) -> Float:
-    """Smooth noise with about ``knots`` bumps over the picture's height, standard deviation about one."""
+    """Smooth noise with about ``knots`` bumps over the height, standard deviation about one."""
     rows, cols = knots + 1, knots * width // height + 2
     grid = rng.normal(0.0, 1.3, (rows, cols)).astype(np.float32)
     ys = np.linspace(0, rows - 1.001, height, dtype=np.float32)
@@ -129,12 +129,12 @@ def _clouds(rng: np.random.Generator, height: int, width: int, knots: int) -> Fl
     return smooth
 
 
-# Coordinates mix with Python numbers, whose precision numpy's types do not follow.
+# mypy cannot tell the precision of arithmetic with Python numbers.
 Float = npt.NDArray[np.floating]
 PixelColor = tuple[int, int, int]
 
 STEPS = 8
-"""Pictures of one walking cycle; the last one stands still."""
+"""Sprites of one walking cycle."""
 
 _OVERSAMPLING = 3
 _SHADOW: PixelColor = (12, 12, 18)
@@ -146,8 +146,8 @@ _TYRE: PixelColor = (24, 24, 26)
 class Sprite:
     """``rgb`` ``[h, w, 3]`` and ``alpha`` ``[h, w, 1]`` (0..256), both int16.
 
-    ``box`` is the solid object without its shadow, ``(left, top, right, bottom)`` in sprite pixels, right and bottom
-    exclusive. The sprite stands on the middle of its bottom edge.
+    ``box``: the solid object without its shadow (left, top, right, bottom; right and bottom exclusive) in sprite
+    pixels. The sprite stands on the middle of its bottom edge.
     """
 
     rgb: npt.NDArray[np.int16]
@@ -156,7 +156,7 @@ class Sprite:
 
 
 class _Canvas:
-    """Shapes in units of the sprite's height, painted over each other at three times its resolution."""
+    """Canvas in units of the sprite's height with threefold oversampling."""
 
     def __init__(self, width: float, height: float, pixels: int) -> None:
         self.scale = pixels * _OVERSAMPLING / height
@@ -169,7 +169,7 @@ class _Canvas:
         self.solid = np.zeros((rows, cols), dtype=np.bool_)
 
     def paint(self, distance: Float, color: PixelColor, *, opacity: float = 1.0, light: float = 0.0) -> None:
-        """Fill where ``distance`` < 0 (soft by one fine pixel); ``light`` brightens towards the top of the shape."""
+        """Fill where ``distance`` < 0, antialiased; ``light`` brightens towards the top."""
         cover = np.clip(0.5 - distance * self.scale, 0.0, 1.0) * opacity
         shade = 1.0 + light * (0.5 - self.y / float(self.y[-1, 0]))
         tint = np.asarray(color, dtype=np.float32) * shade[..., None]
@@ -196,7 +196,7 @@ class _Canvas:
         return distance
 
     def trapezoid(self, y0: float, y1: float, top: tuple[float, float], bottom: tuple[float, float]) -> Float:
-        """Between ``y0`` and ``y1``, its sides running from ``top`` to ``bottom`` (left, right)."""
+        """From ``y0`` to ``y1``, with (left, right) edges from ``top`` to ``bottom``."""
         down = (self.y - y0) / (y1 - y0)
         left = top[0] + (bottom[0] - top[0]) * down
         right = top[1] + (bottom[1] - top[1]) * down
@@ -221,8 +221,6 @@ class _Canvas:
 
 @dataclass(frozen=True, slots=True)
 class PersonLook:
-    """Colours of one person."""
-
     coat: PixelColor
     trousers: PixelColor
     hair: PixelColor
@@ -230,7 +228,7 @@ class PersonLook:
 
 
 def person(look: PersonLook, pixels: int, step: int, *, leftwards: bool) -> Sprite:
-    """One person of ``pixels`` height at ``step`` of the walk (``STEPS`` = standing), seen from the side."""
+    """A person ``pixels`` high at ``step`` of the walking cycle (``STEPS``: standing), from the side."""
     canvas = _Canvas(0.62, 1.0, pixels)
     swing = 0.0 if step >= STEPS else math.sin(2 * math.pi * step / STEPS)
     lift = 0.0 if step >= STEPS else 0.012 * abs(math.cos(2 * math.pi * step / STEPS))
@@ -260,7 +258,7 @@ def _limb(canvas: _Canvas, x: float, y: float, angle: float) -> Float:
 
 
 def car(paint: PixelColor, pixels: int, *, leftwards: bool, lights: bool) -> Sprite:
-    """One car of ``pixels`` height (2.7 times as long), seen from the side."""
+    """A car ``pixels`` high (2.7 times as long), from the side."""
     canvas = _Canvas(2.7, 1.0, pixels)
     canvas.paint(canvas.ellipse(1.35, 0.93, 1.3, 0.075), _SHADOW, opacity=0.55)
     lower: PixelColor = tuple(int(part * 0.72) for part in paint)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Surfaces: brick, asphalt, grass and so on, as float pictures that are the same at every resolution but for grain."""
+"""Procedural surfaces (brick, asphalt, grass …), the same at every resolution but for grain."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-# Pictures are float32; coordinates mix with Python numbers, whose precision numpy types do not follow.
+# Pictures are float32, but mypy cannot tell the precision of arithmetic with Python numbers.
 Float = npt.NDArray[np.floating]
-
 
 _BASE = {
     "asphalt": (92, 93, 96),
@@ -30,11 +29,11 @@ _BASE = {
 
 
 RANDOM = "drawn"
-"""Name of the surface that is another one for each seed."""
+"""A random surface for each seed."""
 
 
 MIXED = "mixed"
-"""The same from a wider range: stained, speckled, slatted, in patches, and two patterns at once."""
+"""A random surface from a wider range: stains, speckles, slats, patches."""
 
 
 # Roughness: amplitude of coarse, fine and grain noise in grey levels.
@@ -56,7 +55,7 @@ def clouds(rng: np.random.Generator, height: int, width: int, knots: int) -> Flo
 
 
 def texture(name: str, height: int, width: int, seed: int) -> Float:
-    """``[height, width, 3]`` float32 of a surface that fills a picture of that size; lengths follow its height."""
+    """``[height, width, 3]`` float32 of a surface that fills a picture; lengths scale with its height."""
     y = ((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None]
     x = ((np.arange(width, dtype=np.float32) + 0.5) / height)[None, :]
     if name == RANDOM:
@@ -74,7 +73,7 @@ def texture(name: str, height: int, width: int, seed: int) -> Float:
 
 
 def _random_surface(rng: np.random.Generator, x: Float, y: Float) -> Float:
-    """A surface nobody named: colour, roughness and pattern are drawn."""
+    """Random colour, roughness and pattern."""
     height, width = y.shape[0], x.shape[1]
     grey = rng.uniform(70, 190)
     base = np.asarray(grey + rng.uniform(-28, 28, 3), dtype=np.float32)
@@ -101,7 +100,7 @@ def _random_surface(rng: np.random.Generator, x: Float, y: Float) -> Float:
 
 
 def _mixed_surface(rng: np.random.Generator, x: Float, y: Float) -> Float:
-    """A surface of the widest range: two drawn ones side by side in patches, or one under stains and speckles."""
+    """Two random surfaces in patches, or one with stains, speckles and slats."""
     height, width = y.shape[0], x.shape[1]
     picture = _random_surface(rng, x, y)
     if rng.random() < 0.3:

@@ -117,7 +117,6 @@ CACHE = "recorded"
 
 LossFunction = Callable[[TrainableModel, DenseHeads, Sequence[Example]], Loss]
 
-
 Validator = Callable[[TrainableModel, DenseHeads, Sequence[Example]], dict[str, float]]
 
 
