@@ -1,4 +1,4 @@
-"""The curves of an evaluation, as the paper's figures 14 to 18 and one of calibration."""
+"""Charts of an evaluation: the paper's figures 14 to 18, and calibration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SWEEPS = {
 
 
 def charts(report: EvaluationReport) -> dict[str, Figure]:
-    """File name (without suffix) -> figure; a curve that was not measured is left out."""
+    """File name (without suffix) -> figure; curves that were not measured are left out."""
 
     def priced(title: str, axis: str, price: Callable[[SettingRow], float]) -> Figure:
         share = Axis(f"{axis}, share of full computation", log=True, percent=True)
@@ -62,8 +62,8 @@ def _point(x: float, measured: Estimate, text: str) -> Point:
 
 
 def _frontier(lines: Sequence[SettingRow], price: Callable[[SettingRow], float]) -> list[Series]:
-    """Every setting as a point; the best of ours at or below each price as a line. Only full computation and the
-    published rule show their intervals: those of all settings would hide the points."""
+    """Every setting as a point; the frontier of ours as a line. Only full computation and CodecSight show intervals,
+    for legibility."""
     series = []
     for role, name in _ROLES.items():
         points = [
@@ -96,7 +96,7 @@ def _swept(lines: Sequence[SettingRow], curve: str, *, cost: bool = False) -> li
 
 def _by_motion(report: EvaluationReport) -> Figure:
     levels = [name for name in report.groups if name.endswith("motion")]
-    # One of ours for each price.
+    # Ours is chosen once per FLOPs limit.
     ours = iter((0, 3))
     series = []
     for line in report.compared:

@@ -12,15 +12,15 @@ from cluster.control.ladder import Ladder, Rung, default
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.settings import LADDER, LadderStep
 
-# Rows of other grids that measure the same as a rung's own, where those are missing.
+# Rung -> row of another grid with the same setting.
 _ALSO = {"full": "ours budget 0.4"}
 
 
 def read_accuracy_results(path: Path) -> dict[str, Any]:
-    """What ``sightline eval accuracy --json`` wrote.
+    """Read the JSON of ``sightline eval accuracy --json``.
 
     Raises:
-        ConfigError: it did not write this file.
+        ConfigError: the file is something else.
     """
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
@@ -38,17 +38,17 @@ def read_accuracy_results(path: Path) -> dict[str, Any]:
 
 
 def build_ladder(results: Mapping[str, Any]) -> Ladder:
-    """The ladder that results support.
+    """Quality ladder from measured results.
 
-    F1 and kept tokens of a rung are ratios to those of the ``full`` rung of the same run; a rung measured better than
-    the one above it counts as equally good, since less work does not answer better but by chance. A rung without
-    results falls by as much as in the default ladder, and its ``source`` says so.
+    F1 and kept tokens of a rung are ratios to the ``full`` rung of the same run. A rung measured better than the one
+    above counts as equal, as less work is better only by chance. A rung without results falls by as much as in the
+    default ladder; its ``source`` says so.
 
     Args:
-        results: of :func:`read_accuracy_results`.
+        results: from :func:`read_accuracy_results`.
 
     Raises:
-        ConfigError: not even full quality was measured.
+        ConfigError: full quality was not measured.
     """
     rows = results["rows"]
     whole = _row(rows, "full")
@@ -96,7 +96,7 @@ def _rung(step: LadderStep, kept: float, f1: float, source: str) -> Rung:
 
 
 def _share(row: Mapping[str, Any]) -> float:
-    """Kept tokens of those that nothing pruned would be: per frame, whatever the rate."""
+    """Share of tokens kept per frame, independent of the rate."""
     return float(row["kept"]) / float(row["tokens_full"])
 
 

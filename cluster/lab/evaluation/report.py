@@ -1,4 +1,4 @@
-"""An evaluation as tables: the rows and breakdowns that JSON, Markdown and the page are made from."""
+"""Figures, rows and breakdowns of an evaluation, from which JSON, Markdown and HTML are made."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DEFAULT_THRESHOLD = 0.5
 
 
 def check_questions(model: VisionLanguageModel, name: str, questions: Mapping[str, str]) -> None:
-    """Refuse a checkpoint that was taught other questions than the evaluator asks.
+    """Refuse a checkpoint trained on other questions than the evaluation asks.
 
     Raises:
-        ModelError: its ``sightline.json`` lacks a kind of event or words it otherwise, or its tokenizer cannot write a
-            question.
+        ModelError: its ``sightline.json`` lacks a kind of event or words it differently, or its tokenizer cannot encode
+            a question.
     """
     known = model.settings.questions
     if not known:
@@ -50,10 +50,10 @@ def check_questions(model: VisionLanguageModel, name: str, questions: Mapping[st
 def select_thresholds(
     model: VisionLanguageModel, kinds: tuple[str, ...], validation: Results | None = None
 ) -> tuple[dict[str, float], str]:
-    """The threshold of every kind, and in words where it comes from.
+    """Threshold of every kind, and a description of their origin.
 
-    The model's own where it has one, so that what is measured is what an operator gets; else the one chosen for full
-    computation on validation results; else 0.5.
+    The model's own if it has them, so that production's operating point is measured; else chosen for full computation
+    on validation results; else 0.5.
     """
     own = {kind: model.settings.threshold_of(kind) for kind in kinds}
     told = {kind: value for kind, value in own.items() if value is not None}
@@ -62,24 +62,24 @@ def select_thresholds(
     if validation is not None and (validation.truth & validation.judged).any():
         chosen, _ = choose_threshold(validation.scores(validation.full), validation.truth, validation.judged)
         return {kind: told.get(kind, chosen) for kind in kinds}, "chosen on the validation scenes"
-    return {kind: told.get(kind, DEFAULT_THRESHOLD) for kind in kinds}, "the default: nothing says better"
+    return {kind: told.get(kind, DEFAULT_THRESHOLD) for kind in kinds}, "the default"
 
 
-# Shares of full computation's prefill FLOPs, and the names that figures at them bear.
+# Name in figures -> share of full computation's prefill FLOPs.
 LIMITS = {"15": 0.15, "8": 0.08}
 _STRATA = (
     ("f1_drop_noisy", ("noisy",), f1_drop),
     ("f1_drop_night", ("night",), f1_drop),
     ("recall_drop_low_contrast", ("low_contrast", "slow"), recall_drop),
 )
-# An F1 this much below another is not below it: rounding.
+# Tolerance for equal F1.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """``values``: figure -> number. ``measured``: those of them with an interval. ``chosen``: limit -> the setting that
-    stands for ours there. ``notes``: how they came about, and why one is missing."""
+    """``values``: figure -> number. ``measured``: figures with an interval. ``chosen``: FLOPs limit -> setting of ours
+    used for it. ``notes``: how figures were obtained, or why one is missing."""
 
     values: dict[str, float]
     measured: dict[str, Estimate]
@@ -91,10 +91,9 @@ class Figures:
 def compute_figures(test: Results, thresholds: Thresholds, validation: Results | None = None) -> Figures:
     """All figures.
 
-    One setting of ours for all scenes stands for each price: of those whose share of full computation's FLOPs is within
-    it (a count that needs no labels), the one with the best F1 on ``validation``. Without validation results it is
-    chosen on the test results themselves, and a note says so. Of settings that are equally good, the one whose scores
-    are nearest to full computation's.
+    For each FLOPs limit one setting of ours stands for all scenes: of those within the limit (which needs no labels)
+    the one with the best F1 on ``validation``. Without validation results it is chosen on the test results, and a note
+    says so. Ties go to the setting whose scores are nearest to full computation's.
     """
     found = Figures({}, {}, {}, calibrate(*test.window_scores(test.full)))
     whole = test.decisions(test.full, thresholds)
@@ -127,27 +126,27 @@ def compute_figures(test: Results, thresholds: Thresholds, validation: Results |
 def choose_setting(
     test: Results, thresholds: Thresholds, limit: float, validation: Results | None = None
 ) -> Setting | None:
-    """The setting of ours for this share of full computation's FLOPs; see ``figures``."""
+    """The setting of ours for a share of full computation's FLOPs; see ``compute_figures``."""
     judge = validation or test
     affordable = [setting for setting in comparable_settings(test) if test.flops_share(setting) <= limit]
     return max(affordable, key=lambda setting: _merit(judge, setting, thresholds), default=None)
 
 
 def comparable_settings(results: Results) -> list[Setting]:
-    """Settings of ours that answer the same windows as full computation; one of each key."""
+    """Settings of ours that answer the same windows as full computation, one per key."""
     shape = results.full.shape
     found: dict[str, Setting] = {}
     for setting in results.settings:
         cut = setting.shape
         alike = (cut.window_s, cut.stride_s, cut.fps) == (shape.window_s, shape.stride_s, shape.fps)
         if setting.role == "ours" and alike:
-            # A point of a curve may be a setting of the table too; the table's comes first.
+            # A sweep point may also be a setting of the table, which comes first.
             found.setdefault(setting.key, setting)
     return list(found.values())
 
 
 def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of points ``(price, F1)`` those where the best F1 at or below a price rises."""
+    """Pareto frontier of ``(price, F1)`` points: those where the best F1 up to a price rises."""
     best: list[tuple[float, float]] = []
     for price, f1 in sorted(points, key=lambda point: (point[0], -point[1])):
         if not math.isnan(f1) and (not best or f1 > best[-1][1]):
@@ -156,11 +155,10 @@ def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def flops_at_f1(points: Sequence[tuple[float, float]], wanted: float) -> float:
-    """FLOPs at which the frontier of ``(flops, F1)`` points reaches an F1; ``nan`` where it never does.
+    """FLOPs at which the frontier of ``(flops, F1)`` points reaches an F1; ``nan`` if never.
 
-    Between the points where it rises lie straight lines: between two settings there is always one (a budget, a margin)
-    that costs and gives something in between. Below the cheapest point nothing is known, so that one's price is the
-    least.
+    Interpolated linearly: a budget or margin between two settings gives a point in between. Below the cheapest point
+    its price is returned.
     """
     best = frontier(points)
     for index, (flops, f1) in enumerate(best):
@@ -208,7 +206,7 @@ def _put(found: Figures, name: str, value: Estimate | float) -> None:
         found.measured[name] = value
 
 
-# What a figure must reach where the project has set itself a bound: (least, most).
+# The project's targets: (least, most).
 BOUNDS: dict[str, tuple[float, float]] = {
     "f1_full": (0.90, math.inf),
     "f1_full_min": (0.80, math.inf),
@@ -226,7 +224,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting: what it costs and how right it is."""
+    """Cost and accuracy of one setting."""
 
     setting: Setting
     accuracy: Accuracy
@@ -237,8 +235,8 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """``lines``: the table, then every point of the sweeps. ``groups``: name of a group of videos -> setting's name ->
-    accuracy, of full computation, the published rule and ours as chosen."""
+    """``lines``: settings, then every point of the sweeps. ``groups``: group of videos -> setting's name -> accuracy,
+    for full computation, CodecSight and the chosen settings of ours."""
 
     title: str
     figures: Figures
@@ -250,19 +248,19 @@ class EvaluationReport:
 
     @property
     def table(self) -> list[SettingRow]:
-        """Without the points of sweeps."""
+        """Lines that are not points of a sweep."""
         return [line for line in self.lines if line.setting.sweep is None]
 
     @property
     def compared(self) -> list[SettingRow]:
-        """Full computation, the published rule, and ours as chosen for each price; one line each."""
+        """Full computation, CodecSight, and the chosen setting of ours for each limit."""
         lines = {line.setting.key: line for line in self.table if line.setting.role in ("full", "codecsight")}
         for setting in self.figures.chosen.values():
             lines.setdefault(setting.key, next(line for line in self.lines if line.setting.key == setting.key))
         return list(lines.values())
 
     def to_json(self) -> str:
-        """The same object as every bench writes, and what belongs to this one beside it."""
+        """The object every bench writes, with intervals, breakdowns, calibration and skipped videos added."""
         notes = [*(f"{name}: {value}" for name, value in self.facts.items()), *self.figures.notes]
         rows = [line.row for line in self.lines]
         body: dict[str, Any] = json.loads(BenchResult("accuracy", self.figures.values, rows, notes).to_json())
@@ -296,7 +294,7 @@ def make_report(
     skipped: Sequence[SkippedVideo] = (),
     facts: dict[str, str] | None = None,
 ) -> EvaluationReport:
-    """Measure everything there is to measure. ``skipped``: what the data set left out before."""
+    """Compute the report. ``skipped``: videos left out by the data set."""
     found = compute_figures(results, thresholds, validation)
     lines = tuple(_line(results, setting, thresholds) for setting in results.settings)
     report = EvaluationReport(
@@ -340,7 +338,7 @@ def _line(results: Results, setting: Setting, thresholds: Thresholds) -> Setting
 
 
 def within_bound(name: str, value: float) -> bool | None:
-    """Whether a figure is within its bound; ``None`` where it has none."""
+    """Whether a figure is within its bound; ``None`` without one."""
     if name not in BOUNDS:
         return None
     low, high = BOUNDS[name]
@@ -354,7 +352,7 @@ def format_bound(name: str) -> str:
 
 
 def format_number(value: float) -> str:
-    """Three decimals, or a dash for what is undefined."""
+    """Three decimals; a dash for NaN."""
     return "–" if math.isnan(value) else f"{value:.3f}"
 
 

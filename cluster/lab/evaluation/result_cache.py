@@ -1,4 +1,4 @@
-"""Results on disk that outlive an interruption, keyed by digests of video, model, code and setting."""
+"""Results on disk, keyed by digests of video, model, code and setting, so that an evaluation can be resumed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import cluster.vision
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SightlineError
 
-# What decides an answer besides model and setting; results of other code are not taken for this code's.
+# Code that determines answers: results of another version are not reused.
 _CODE = (cluster.codec, cluster.vision, cluster.engine, cluster.models)
 
 R = TypeVar("R")
 Key = tuple[str, str, str]
-"""Digest of the video, digest of the model and of what it is asked, setting."""
+"""Digest of the video, digest of model and questions, setting."""
 
 
 class ResultCache:
-    """Results as JSON by :data:`Key`, one a line: read from ``path`` when entered, added to it later; ``None`` keeps
-    nothing. A context manager.
+    """JSON Lines file of results by :data:`Key`, read when entered and appended to. A context manager; ``None`` stores
+    nothing.
 
     Raises:
         SightlineError: the file cannot be read or written.
@@ -56,17 +56,17 @@ class ResultCache:
             self._file.close()
 
     def get(self, key: Key, read: Callable[[Any], R]) -> R | None:
-        """The result as ``read`` from JSON, if it is there and whole."""
+        """The result parsed by ``read``; None if missing or invalid."""
         try:
             return read(self._done[key])
         except (ValueError, KeyError, TypeError):
             return None
 
     def add(self, key: Key, run: Mapping[str, Any]) -> None:
-        """Keep a result; on disk when this returns.
+        """Append a result and flush.
 
         Raises:
-            SightlineError: the disk is full.
+            SightlineError: the file cannot be written.
         """
         if self._file is None:
             return
@@ -87,7 +87,7 @@ class ResultCache:
             except (ValueError, KeyError, TypeError):
                 broken += 1
         if broken:
-            # The line that was being written when the evaluation was interrupted.
+            # An interrupted evaluation leaves a partial last line.
             logging.getLogger(__name__).info("%s: %d broken lines are computed again", self.path, broken)
         if text and not text.endswith("\n"):
             file.write("\n")
@@ -98,22 +98,22 @@ class ResultCache:
 
 # -- digests --------------------------------------------------------------------------------------
 def digest(*parts: str) -> str:
-    """Of several texts."""
+    """Digest of several texts."""
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def video_digest(path: Path) -> str:
-    """Of the file's bytes.
+    """Digest of the file's bytes.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
-    """Of everything but video and setting that a score depends on: weights, prompts, calibration, pixels, and code."""
+    """Digest of all that scores depend on but video and setting: weights, prompts, calibration, pixels, code."""
     model = engine.model
     return digest(
         engine.fingerprint,
@@ -127,7 +127,7 @@ def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
 
 @functools.cache
 def code_digest(parts: tuple[ModuleType, ...]) -> str:
-    """Of the sources of modules, and of packages with all they hold."""
+    """Digest of the sources of modules and packages."""
     hasher = hashlib.blake2b(digest_size=16)
     for part in parts:
         for place in map(Path, part.__path__ if hasattr(part, "__path__") else [str(part.__file__)]):

@@ -1,4 +1,4 @@
-"""The evaluation itself: videos times settings, in one process or several, resumable."""
+"""The evaluation: videos times settings, in one or several processes, resumable."""
 
 from __future__ import annotations
 
@@ -39,19 +39,21 @@ def evaluate(
     work: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Results:
-    """Every video under every setting, through the live code path.
+    """Run every video under every setting through the live code path.
 
     Args:
-        model: loaded, or what to load; several processes need the latter.
-        settings: full computation is added if it is not among them, in the shape of the first.
+        videos: names are unique.
+        model: loaded, or a spec to load; several processes need a spec.
+        settings: full computation is added if missing, in the shape of the first.
         questions: kind of event -> text, for every kind that a video is judged on.
         consecutive: positive windows in a row that make a video positive.
-        jobs: processes; each holds a model and takes its share of the cores.
-        work: JSONL file that finished videos are appended to, and read from at the start.
+        jobs: number of processes.
+        work: JSON Lines file of finished videos, read at the start and appended to.
+        on_progress: called after every step.
 
     Raises:
         ConfigError: no videos, no settings, a kind without a question, or a setting the engine refuses.
-        SightlineError: nothing left of the videos, or the work file cannot be written.
+        SightlineError: all videos were skipped, or the work file cannot be written.
     """
     settings = _with_full(settings)
     lacking = sorted({kind for video in videos for kind in video.kinds} - set(questions))
@@ -97,7 +99,7 @@ def _passes(
     runs: dict[tuple[str, str], VideoRun],
     failed: dict[str, SkippedVideo],
 ) -> list[_Pass]:
-    """What is left to do: per video one pass for each sampling rate and anchor interval; ``runs`` gets what is done."""
+    """Remaining work: per video one pass for each sampling rate and anchor interval; ``runs`` gets cached results."""
     found: list[_Pass] = []
     for video in videos:
         try:
@@ -118,7 +120,7 @@ def _passes(
 
 
 def _answer(questions: Mapping[str, str], engine: NativeEngine, each: _Pass) -> dict[str, VideoRun] | str:
-    """The runs of a pass, or why the video cannot be read."""
+    """Runs of a pass, or why the video cannot be read."""
     try:
         return replay(engine, each.video, each.settings, questions)
     except SourceError as error:

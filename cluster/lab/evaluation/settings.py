@@ -1,4 +1,4 @@
-"""What is compared: settings of pruning, refresh and window, and the grids of them."""
+"""Settings that are compared: pruning, refresh and window, and grids of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.vision import make_pruner
 
 Role = Literal["full", "codecsight", "ours", "other"]
 
-# Shares of the overlap to compute again. 0 is reuse of everything, whatever the policy.
+# Shares of the overlap to recompute; 0 reuses everything.
 BUDGETS = (0.0, 0.05, 0.1, 0.2, 0.4)
 STRIDES = (0.1, 0.2, 0.3, 0.5, 1.0)
 TAUS = (0.25, 0.5, 1.0, 2.0, 5.0)
@@ -22,7 +22,7 @@ ANCHOR_INTERVALS = (2.0, 4.0, 8.0, 16.0)
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
-    """How the stream is cut: seconds, samples per second, and seconds between anchors."""
+    """Windowing of a stream: seconds, samples per second, and seconds between anchors."""
 
     window_s: float = 20.0
     stride_s: float = 4.0
@@ -30,7 +30,7 @@ class WindowShape:
     anchor_interval_s: float = 8.0
 
     def check(self) -> None:
-        """Raises ``ConfigError`` for lengths that cannot be."""
+        """Raises ``ConfigError`` for invalid lengths."""
         for name in ("window_s", "stride_s", "fps", "anchor_interval_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name):g}")
@@ -42,9 +42,9 @@ class WindowShape:
 class Setting:
     """One way to answer a stream's windows.
 
-    * ``budget``: share of the overlap's tokens to compute again, ``None`` for the refresh policy's own amount
-    * ``role``: what it stands for in the figures; ``sweep``: the curve it is a point of, and where on it
-    * ``recompute``: full computation: every frame of every window through tower and language model, and counted so
+    * ``budget``: share of the overlap's tokens to recompute, ``None`` for the refresh policy's default
+    * ``role``: part in the figures; ``sweep``: curve and position of a sweep's point
+    * ``recompute``: full computation: every frame of every window through tower and language model
     """
 
     name: str
@@ -59,7 +59,7 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """What its results depend on: two settings of one key are computed once, whatever they are called."""
+        """What results depend on: settings with equal keys are computed once, whatever their names."""
         identity: dict[str, Any] = {
             "pruner": self.pruner,
             "options": dict(sorted(self.options)),
@@ -74,31 +74,31 @@ class Setting:
         return json.dumps(identity, separators=(",", ":"))
 
     def check(self) -> None:
-        """Raises ``ConfigError`` for a pruner, an option or a shape that cannot be; the engine checks refresh."""
+        """Raises ``ConfigError`` for an invalid pruner, option or shape; the engine checks refresh."""
         self.shape.check()
         make_pruner(self.pruner, dict(self.options))
 
 
 def full_computation(shape: WindowShape) -> Setting:
-    """Full computation: nothing pruned, nothing reused."""
+    """Nothing pruned, nothing reused."""
     return Setting("full", "none", "all", shape=shape, role="full", recompute=True)
 
 
 def codecsight(shape: WindowShape) -> Setting:
-    """CodecSight as published: its rule with its own threshold, its anchors refreshed."""
+    """CodecSight as published: its pruning rule and threshold, its anchors refreshed."""
     return Setting("codecsight", "codecsight", "anchors", shape=shape, role="codecsight")
 
 
 def ours(shape: WindowShape, budget: float, options: Mapping[str, float] | None = None) -> Setting:
-    """Replenishment with the budgeted refresh."""
+    """Replenishment with budgeted refresh."""
     chosen = tuple(sorted((options or {}).items()))
     name = f"ours{_options(chosen)} budget {budget:g}"
     return Setting(name, "replenish", "budget", budget, chosen, shape, role="ours")
 
 
 def quick_grid(shape: WindowShape) -> list[Setting]:
-    """Full computation, the published rule, its two parts alone, ours at three budgets, and with anchors more often:
-    those show what differs from its ground by a few grey levels only, at night and in low contrast."""
+    """Full computation, CodecSight, its two parts alone, ours at three budgets, and ours with more frequent anchors,
+    which show objects of low contrast (night)."""
     often = [replace(shape, anchor_interval_s=shape.anchor_interval_s / parts) for parts in (2, 4)]
     return [
         full_computation(shape),
@@ -111,7 +111,7 @@ def quick_grid(shape: WindowShape) -> list[Setting]:
 
 
 def standard_grid(shape: WindowShape) -> list[Setting]:
-    """``quick``, the frontier of ours, every refresh policy at one budget, and the sweeps."""
+    """``quick_grid``, the frontier of ours, every refresh policy at one budget, and the sweeps."""
     interval = shape.anchor_interval_s
     frontier = [
         _with_anchor_interval(ours(replace(shape, anchor_interval_s=every), budget, options), every)
@@ -133,7 +133,7 @@ def standard_grid(shape: WindowShape) -> list[Setting]:
 
 
 def full_grid(shape: WindowShape) -> list[Setting]:
-    """``standard`` and every pruner with every refresh policy at every budget."""
+    """``standard_grid`` and every pruner with every refresh policy at every budget."""
     from cluster.registry import pruners
 
     product = [
@@ -149,7 +149,7 @@ def full_grid(shape: WindowShape) -> list[Setting]:
 
 
 def sweep_settings(shape: WindowShape) -> list[Setting]:
-    """The curves of the paper's figures 16 to 18, for the published rule, ours and (over the stride) full."""
+    """Curves of the paper's figures 16 to 18, for CodecSight, ours and (over the stride) full computation."""
     found: list[Setting] = []
     for share in STRIDES:
         cut = replace(shape, stride_s=max(share * shape.window_s, 1.0))
@@ -169,7 +169,7 @@ def sweep_settings(shape: WindowShape) -> list[Setting]:
 
 @dataclass(frozen=True, slots=True)
 class LadderStep:
-    """What a rung of the quality ladder changes against full quality; ``prune``, ``stride`` and ``fps`` are factors."""
+    """Changes of a quality ladder's rung against full quality; ``prune``, ``stride`` and ``fps`` are factors."""
 
     name: str
     prune: float = 1.0
@@ -178,7 +178,7 @@ class LadderStep:
     fps: float = 1.0
 
 
-# From little to much: each rung keeps the changes of those above it.
+# Cumulative: each rung keeps the changes of those above.
 LADDER = (
     LadderStep("full"),
     LadderStep("prune", prune=1.5),
@@ -189,7 +189,7 @@ LADDER = (
 
 
 def ladder_grid(shape: WindowShape) -> list[Setting]:
-    """Full computation, and every rung that answers: what ``sightline eval ladder`` makes a model's ladder from."""
+    """Full computation and every rung that answers: input of ``sightline eval ladder``."""
     margin = float(make_pruner("replenish", {}).margin)  # type: ignore[attr-defined]
     found = [full_computation(shape)]
     for step in LADDER:
@@ -203,12 +203,12 @@ GRIDS = {"quick": quick_grid, "standard": standard_grid, "full": full_grid, "lad
 
 
 def make_grid(name: str, shape: WindowShape) -> list[Setting]:
-    """The settings of a grid, full computation first, each checked.
+    """Settings of a grid, full computation first, each checked.
 
-    Settings of one key appear once for the table and again for each curve they are a point of.
+    A setting that is also a sweep's point appears once for the table and once per sweep.
 
     Raises:
-        ConfigError: no such grid, or a shape that cannot be.
+        ConfigError: no such grid, or an invalid shape.
     """
     if name not in GRIDS:
         raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")
@@ -217,7 +217,7 @@ def make_grid(name: str, shape: WindowShape) -> list[Setting]:
 
 
 def drop_duplicates(settings: Iterable[Setting]) -> Iterable[Setting]:
-    """Without repetitions: one of each key and sweep."""
+    """One setting of each key and sweep, checked."""
     seen: set[tuple[str, tuple[str, float] | None]] = set()
     for setting in settings:
         setting.check()
@@ -236,7 +236,7 @@ def _sweep_point(base: Setting, curve: str, place: float) -> Setting:
 
 
 def _budgeted_policies() -> list[str]:
-    """Refresh policies that take a budget."""
+    """Names of refresh policies that take a budget."""
     from cluster.registry import refresh_policies
 
     return [name for name in refresh_policies.names() if refresh_policies.get(name).budgeted]

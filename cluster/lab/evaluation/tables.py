@@ -1,4 +1,4 @@
-"""An evaluation as tables and as a page."""
+"""Tables and page of an evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.lab.report.page import Page, Section, Table
 
 
 def figure_table(report: EvaluationReport) -> Table:
-    """Every figure, its interval, what it must reach and whether it does."""
+    """Every figure with interval and target."""
     rows = []
     for name, value in report.figures.values.items():
         told = within_bound(name, value)
@@ -25,7 +25,7 @@ def figure_table(report: EvaluationReport) -> Table:
 
 
 def setting_table(report: EvaluationReport) -> Table:
-    """Every setting but the sweeps' points."""
+    """Every setting but the points of sweeps."""
     heads = ("setting", "F1 [95 %]", "precision", "recall", "worst kind", "kept", "computed", "FLOPs", "latency")
     rows = [
         (
@@ -45,8 +45,7 @@ def setting_table(report: EvaluationReport) -> Table:
 
 
 def tables(report: EvaluationReport) -> list[Table]:
-    """Figures, settings, and under the settings that are compared F1 of each kind of event, in each third by motion
-    and in each stratum; the bins of calibration."""
+    """Figures and settings; for the compared settings F1 by kind of event, by motion and by stratum; calibration."""
     lines = report.compared
     names = [line.setting.name for line in lines]
     kinds = [
@@ -80,13 +79,13 @@ def tables(report: EvaluationReport) -> list[Table]:
 
 
 def make_page(report: EvaluationReport) -> Page:
-    """The report as every report is written."""
+    """Page of the report."""
     shown = Section(charts=charts(report), tables=tables(report))
     sections = [shown, *remarks(report.figures.notes, report.skipped)]
     return Page(report.title, facts=list(report.facts.items()), sections=sections)
 
 
 def remarks(notes: Sequence[str], skipped: Sequence[SkippedVideo]) -> list[Section]:
-    """What a reader must know, and what the data set left out, where there is any."""
+    """Sections of notes and skipped videos, unless empty."""
     items = {"Notes": notes, "Skipped": [f"`{each.path.name}`: {each.reason}" for each in skipped]}
     return [Section(title, items=texts) for title, texts in items.items() if texts]

@@ -1,4 +1,4 @@
-"""What evaluations share: processes that each hold the model, results that outlive an interruption, progress."""
+"""Processes that each hold the model, and progress of an evaluation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``done`` of ``total`` steps, ``resumed`` of which were in the work file; ``now``: which video was the last.
-
-    A step is one video under one setting, and for a memory the recording of one video as well."""
+    """``done`` of ``total`` steps, ``resumed`` of which were cached; ``now``: the last video. A step is one video under
+    one setting; for memory also the recording of a video."""
 
     done: int
     total: int
@@ -34,10 +33,9 @@ class Progress:
     now: str
 
 
-# -- processes ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model every process of the evaluation can load for itself."""
+    """A model that every process loads for itself."""
 
     name: str
     device: str = "cpu"
@@ -50,8 +48,8 @@ class ModelSpec:
 
 
 class WorkerPool:
-    """``jobs`` processes that each hold the model and take their share of the cores, started when there is work for
-    two; or this one alone. A context manager.
+    """``jobs`` processes that each hold the model and use their share of the cores, started when there are two tasks;
+    or this process alone. A context manager.
 
     Raises:
         ConfigError: several processes and a loaded model.
@@ -73,7 +71,7 @@ class WorkerPool:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def do(self, work: Callable[[NativeEngine, T], R], tasks: Sequence[T]) -> Iterator[tuple[T, R]]:
-        """Tasks with what ``work`` made of them, as they get done.
+        """Pairs of task and result in order of completion.
 
         Raises:
             SightlineError: a process died.
@@ -83,7 +81,7 @@ class WorkerPool:
             return
         if self._pool is None:
             threads = max(1, len(os.sched_getaffinity(0)) // self._jobs)
-            # Not fork: torch has threads by now.
+            # Not fork: torch has started threads.
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._jobs, spawn, initializer=_start, initargs=(self._spec, threads))
         try:
@@ -92,12 +90,12 @@ class WorkerPool:
                 yield futures[future], future.result()
         except BrokenProcessPool:
             raise SightlineError(
-                "a process of the evaluation ended without a word, most likely for want of memory; "
+                "a process of the evaluation died, most likely for want of memory; "
                 "run it again with fewer --jobs: it goes on where it was"
             ) from None
 
 
-# One engine per process of the pool: set by its initializer, which is the only way to hand it to the calls after it.
+# The engine of a pool process, set by its initializer.
 _engine: NativeEngine | None = None
 
 
@@ -114,7 +112,7 @@ def _work(work: Callable[[NativeEngine, T], R], task: T) -> R:
 
 
 def all_skipped_error(what: str, given: int, skipped: Mapping[str, SkippedVideo]) -> SightlineError:
-    """The error for an evaluation of which every video was skipped."""
+    """Error for an evaluation of which every video was skipped."""
     first = next(iter(skipped.values()))
     return SightlineError(
         f"nothing is left of {given} {what}; the first, {first.path.name}, was skipped: {first.reason}"

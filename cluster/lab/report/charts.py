@@ -1,6 +1,6 @@
 """Charts as matplotlib figures, and as SVG that follows the page's light or dark theme.
 
-matplotlib is loaded when the first chart is drawn: most commands draw none.
+matplotlib is imported when the first chart is drawn.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours by role, light and dark: variables of the page's stylesheet. Figures are drawn in the light ones, which are
-# told from each other by their values, so that each belongs to one role.
+# Colours by role, light and dark: CSS variables of the page. Figures are drawn in the light ones and mapped back to
+# variables by value, so each value belongs to one role.
 THEME = {
     "page": ("#f4f5f7", "#0e1318"),
     "card": ("#ffffff", "#171e25"),
@@ -41,7 +41,7 @@ THEME = {
 }
 COLOR = {name: light for name, (light, _) in THEME.items()}
 
-# Series: Tableau's colours that stay apart for the colour-blind, on white and on black.
+# Tableau's colour-blind palette, for white and black backgrounds.
 SERIES_COLORS = ("#1170aa", "#fc7d0b", "#57606c", "#5fa2ce", "#c85200", "#7b848f", "#a3acb9", "#a3cce9")
 
 WIDTH, HEIGHT, LEGEND_ROW = 620, 340, 16
@@ -49,7 +49,7 @@ WIDTH, HEIGHT, LEGEND_ROW = 620, 340, 16
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """``low, high``: its confidence interval, ``nan`` without one; ``text``: what it says when pointed at."""
+    """``low, high``: confidence interval, ``nan`` without one; ``text``: tooltip."""
 
     x: float
     y: float
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one name; ``joined`` by a line in the order of x, ``marked`` by a shape each. ``colour``: a place in
+    """Named points; ``joined`` by a line in the order of x, with markers if ``marked``. ``color``: index in
     ``SERIES_COLORS``, ``None`` for the next."""
 
     name: str
@@ -72,8 +72,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of the x axis that is shaded behind the lines, such as a fault's; an infinite end is the chart's.
-    ``name`` is written at its top, and ``text`` is shown when pointed at."""
+    """A shaded range of the x axis, such as a fault's; infinite ends are clipped. ``name`` is written at its top,
+    ``text`` is its tooltip."""
 
     low: float
     high: float
@@ -83,7 +83,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """``log``: base ten. ``percent``: labels are shares. ``low``, ``high``: limits, by default the data's."""
+    """``log``: base ten. ``percent``: labels in percent. ``low``, ``high``: limits, by default the data's."""
 
     title: str
     log: bool = False
@@ -92,11 +92,11 @@ class Axis:
     high: float | None = None
 
     def label(self, value: float) -> str:
-        """The text beside a tick."""
+        """Label of a tick."""
         return f"{100 * value:.3g} %" if self.percent else f"{value:.4g}"
 
     def apply(self, axes: Axes, name: str) -> None:
-        """Set up the ``x`` or ``y`` axis of ``axes``, whose data are drawn."""
+        """Set up the ``x`` or ``y`` axis of ``axes`` after its data are drawn."""
         axis = getattr(axes, f"{name}axis")
         limits = (self.low, self.high)
         low, high = getattr(axes.dataLim, f"interval{name}")
@@ -111,7 +111,7 @@ class Axis:
 
 
 def chart(title: str, series: Sequence[Series], x: Axis, y: Axis, spans: Sequence[Span] = ()) -> Figure:
-    """A figure of these series. Points that are not numbers leave gaps; series without any other are left out."""
+    """Figure of these series. Non-finite points leave gaps; series without finite points are left out."""
     shown = [each for each in series if any(math.isfinite(p.x) and math.isfinite(p.y) for p in each.points)]
     columns = 3 if all(len(each.name) <= 26 for each in shown) else 2
     figure = new_figure(title, WIDTH, HEIGHT + LEGEND_ROW * max(0, math.ceil(len(shown) / columns) - 1))
@@ -169,7 +169,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def new_figure(name: str, width: float, height: float, rows: int = 1) -> Figure:
-    """A figure of ``rows`` axes over one x axis, in pixels; ``name`` is what a screen reader says."""
+    """Figure of ``rows`` axes over one x axis, size in pixels; ``name`` is for screen readers."""
     from matplotlib.figure import Figure
 
     figure = Figure((width / 72, height / 72), layout="constrained")
@@ -185,7 +185,7 @@ def new_figure(name: str, width: float, height: float, rows: int = 1) -> Figure:
 
 
 def add_legend(figure: Figure, columns: int) -> None:
-    """Below the axes, each label once; nothing where nothing has one."""
+    """Legend below the axes, each label once; none without labels."""
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -203,13 +203,13 @@ def add_legend(figure: Figure, columns: int) -> None:
 
 
 def set_tooltips(artist: Artist, *texts: str) -> None:
-    """Say ``texts`` when the artist, or each marker of a line in turn, is pointed at; an empty one says nothing."""
+    """Tooltip of the artist, or of each marker of a line in turn; empty texts give none."""
     if any(texts):
         artist.set_gid(json.dumps(texts))
 
 
 def get_tooltips(artist: Artist) -> list[str]:
-    """What :func:`tip` was given."""
+    """Inverse of :func:`set_tooltips`."""
     return list(json.loads(artist.get_gid() or "[]"))
 
 
@@ -218,8 +218,8 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def svg(figure: Figure) -> str:
-    """An SVG document that is the same each time. It refers to nothing, not even within itself, so that several stand
-    in one page; its colours are variables, which it defines by ``THEME`` where no page does."""
+    """Reproducible SVG document. It has no references, not even internal ones, so that several fit in one page; its
+    colours are CSS variables, which it defines by ``THEME`` outside of a page."""
     import matplotlib
     from matplotlib.text import Text
 
@@ -267,7 +267,7 @@ _VARIABLES = {light: f"var(--{name})" for name, light in COLOR.items()}
 
 
 def inline(figure: Figure) -> str:
-    """The SVG as an element of a page whose stylesheet has the variables."""
+    """SVG element for a page whose stylesheet defines the variables."""
     return re.sub(r' xmlns="[^"]*"|<style>.*?</style>', "", svg(figure))
 
 

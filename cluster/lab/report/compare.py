@@ -1,4 +1,4 @@
-"""Full computation against ours on the same windows of a clip, in one process, for a report."""
+"""Full computation against ours on the same windows of a clip, in one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cluster.vision.sampler import PatchSampler, overlay_image
 
 @dataclass(frozen=True, slots=True)
 class SampledClip:
-    """A clip after the codec processor: its samples, and what was found in it."""
+    """Samples of a clip after the codec processor, and its properties."""
 
     frames: tuple[SampledPicture, ...]
     fps: float
@@ -29,7 +29,7 @@ class SampledClip:
 
 
 def sample_clip(path: Path, geometry: PatchGeometry, options: CodecOptions, seconds: float) -> SampledClip:
-    """The first ``seconds`` of a clip, which starts again at its end, through the real front end.
+    """The first ``seconds`` of a looped clip through the live front end.
 
     Raises:
         SourceError: the file cannot be read.
@@ -61,10 +61,13 @@ def compare(
     whole: Sequence[FrameSample],
     on_window: Callable[[], None] = lambda: None,
 ) -> list[ComparedWindow]:
-    """Answer every window after the first whole one twice, right after each other: ours, and in full from nothing.
+    """Answer every window after the first whole one twice in turn: ours, and in full from scratch.
 
     Args:
-        pruned: the stream as our pruner leaves it; ``whole``: the same frames with every patch.
+        engine: answers both.
+        spec: of our stream.
+        pruned: frames as our pruner leaves them.
+        whole: the same frames unpruned.
         on_window: called after each compared window.
     """
     found: list[ComparedWindow] = []
@@ -93,12 +96,12 @@ def compare(
 
 
 def count_windows(spec: StreamSpec, seconds: float) -> int:
-    """Windows of ``seconds`` of video that are compared."""
+    """Number of windows compared in ``seconds`` of video."""
     return max(0, int((seconds - spec.window_s) / spec.stride_s + 1e-6))
 
 
 def picture_frames(frames: Sequence[tuple[FrameSample, SampledPicture]], count: int) -> tuple[SampleFrame, ...]:
-    """The first anchor and pruned frames evenly over the rest, each with its mask drawn over it."""
+    """The first anchor, and pruned frames evenly over the rest, each with its mask drawn over it."""
     anchors = [pair for pair in frames if pair[0].anchor][:1]
     others = [pair for pair in frames if not pair[0].anchor]
     wanted = min(count - len(anchors), len(others))
@@ -125,9 +128,9 @@ def _step(engine: NativeEngine, request: WindowRequest) -> tuple[list[Answer], C
 def answer_in_full(
     engine: NativeEngine, spec: StreamSpec, whole: Sequence[FrameSample], request: WindowRequest
 ) -> tuple[list[Answer], Cost]:
-    """The same window on a stream that has seen nothing before it: every frame through tower and language model.
+    """The same window on a fresh stream: every frame through tower and language model.
 
-    ``whole``: the frames with every patch. ``engine.stats`` is that window's afterwards.
+    ``whole``: unpruned frames. Afterwards ``engine.stats`` is that window's.
     """
     stream = f"{spec.stream} in full"
     engine.admit(replace(spec, stream=stream, refresh="all", refresh_budget=None, static_gate=False))

@@ -1,4 +1,4 @@
-"""Numbers as reports write them: for people, and for JSON."""
+"""Number formats of reports and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def compact(value: float) -> str:
 
 
 def seconds_text(value: float) -> str:
-    """``350 ms``, ``4.1 s``, or words for what never came."""
+    """``350 ms``, ``4.1 s``; ``never`` for infinity, a dash for NaN."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -42,7 +42,7 @@ def times_text(value: float | None) -> str:
 
 
 def finite(value: Any) -> Any:
-    """``value`` for JSON, which knows neither NaN nor infinity: both become null."""
+    """``value`` for JSON: NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What a report holds. ``report.json`` is these dataclasses; ``report.html`` shows the same numbers."""
+"""Data of the demo's report. ``report.json`` is these dataclasses; ``report.html`` shows the same numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.types import Question
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What windows cost: tokens through the language model, seconds on this machine, floating-point operations."""
+    """Cost of windows: tokens through the language model, seconds, floating-point operations."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -24,16 +24,16 @@ class Cost:
 
 
 def ratio(above: float, below: float) -> float | None:
-    """``above / below``; None when there is nothing to divide by."""
+    """``above / below``; None if ``below`` is 0."""
     return above / below if below else None
 
 
 @dataclass(frozen=True, slots=True)
 class LiveWindow:
-    """One window answered while the cluster ran. Times in seconds since the camera's first frame; scores by question.
+    """One window answered live. Times in seconds since the camera's first frame; scores by question.
 
-    ``computed`` counts tokens through the language model, questions included; 0 for a gated window. ``truth``: by
-    question, as far as it is known, see :mod:`cluster.lab.report.truth`.
+    ``computed``: tokens through the language model, with questions; 0 for a gated window. ``truth``: by question, where
+    known, see :mod:`cluster.lab.report.truth`.
     """
 
     start_s: float
@@ -49,8 +49,8 @@ class LiveWindow:
 
 @dataclass(frozen=True, slots=True)
 class ComparedWindow:
-    """The same window computed in full and our way, one after the other on the same machine. Times in seconds since the
-    clip's first sample; ``truth`` as in a live window."""
+    """The same window computed in full and our way, in turn on the same machine. Times in seconds since the clip's
+    first sample; ``truth`` as in ``LiveWindow``."""
 
     start_s: float
     end_s: float
@@ -64,7 +64,7 @@ class ComparedWindow:
 
 @dataclass(frozen=True, slots=True)
 class SampleFrame:
-    """One sampled frame with its keep-mask drawn over it. ``jpeg`` goes into the page, not into the JSON."""
+    """A sampled frame with its keep-mask drawn over it. ``jpeg`` is not part of the JSON."""
 
     time_s: float
     kept: float
@@ -74,10 +74,10 @@ class SampleFrame:
 
 @dataclass(frozen=True, slots=True)
 class CameraRecord:
-    """One camera: how it was fed, what it answered, what it cost, and what was lost on the way.
+    """One camera: source, answers, cost and losses.
 
-    ``compared``: windows after the first whole one, which has nothing to reuse and comes once in a camera's life.
-    ``live_events``, ``compared_events``: what happened meanwhile of what is asked for, in the times of each.
+    ``compared``: windows after the first whole one, which has nothing to reuse. ``live_events``, ``compared_events``:
+    true events of the questions, in the times of each.
     """
 
     name: str
@@ -103,30 +103,30 @@ class CameraRecord:
 
     @property
     def truth_known(self) -> bool:
-        """Whether anything is known of what the camera really saw."""
+        """Whether any window has a known truth."""
         return any(window.truth for window in self.live) or any(window.truth for window in self.compared)
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
-        """What an operator would have been told while the cluster ran."""
+        """Alerts raised live."""
         return tuple(alert for question in self.questions for alert in alerts(self.live, question))
 
     @property
     def live_truth(self) -> Tally:
-        """How many live answers are right."""
+        """Correct live answers."""
         return self.live_truth_of(*self.questions)
 
     def live_truth_of(self, *questions: Question) -> Tally:
-        """The same of some of its questions."""
+        """Correct live answers to some questions."""
         return tally(((window.scores, window.truth) for window in self.live), questions)
 
     def comparison_of(self, question: Question) -> Comparison:
-        """The comparison of one question's answers."""
+        """Comparison of one question's answers."""
         return Comparison.of(self.compared, [question])
 
     @property
     def gated(self) -> int:
-        """Live windows whose last answer stood."""
+        """Live windows that kept the previous answer."""
         return sum(window.gated for window in self.live)
 
     @property
@@ -136,9 +136,8 @@ class CameraRecord:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Totals over compared windows. ``agreeing`` of ``answers`` fall on the same side of their threshold;
-    ``score_difference`` is the sum of their scores' absolute differences; ``full_truth`` and ``our_truth`` count those
-    that are right."""
+    """Totals over compared windows. ``agreeing`` of ``answers`` are on the same side of their threshold;
+    ``score_difference``: sum of absolute score differences; ``full_truth``, ``our_truth``: correct answers."""
 
     windows: int
     full: Cost
@@ -151,7 +150,7 @@ class Comparison:
 
     @classmethod
     def of(cls, windows: Iterable[ComparedWindow], questions: Iterable[Question]) -> Comparison:
-        """Compare every answer to one of ``questions`` that both ways gave."""
+        """Compare the answers to ``questions`` that both ways gave."""
         questions = list(questions)
         thresholds = {question.id: question.threshold for question in questions}
         windows = list(windows)
@@ -191,7 +190,7 @@ class Comparison:
         return ratio(self.ours.tokens, self.full.tokens)
 
     def summary(self) -> dict[str, float | None]:
-        """The ratios, as the JSON names them."""
+        """Ratios by their JSON keys."""
         return {
             "speedup": self.speedup,
             "flops_ratio": self.flops_ratio,
@@ -205,7 +204,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run. ``created`` is local time in ISO 8601; ``settings`` and ``machine`` are shown as they are."""
+    """One run. ``created``: local time in ISO 8601; ``settings`` and ``machine`` are shown unchanged."""
 
     created: str
     command: str
@@ -224,7 +223,7 @@ class Report:
 
     @property
     def live_truth(self) -> Tally:
-        """How many live answers of all cameras are right."""
+        """Correct live answers of all cameras."""
         return sum((camera.live_truth for camera in self.cameras), Tally())
 
     @property
@@ -237,7 +236,7 @@ class Report:
 
     @property
     def live_missing(self) -> int:
-        """Windows dropped or lost while the cluster ran."""
+        """Windows dropped or lost live."""
         return sum(camera.windows_dropped + camera.windows_lost for camera in self.cameras)
 
     def to_json(self) -> str:

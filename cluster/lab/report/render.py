@@ -1,4 +1,4 @@
-"""From a report to ``report.html`` (one file, no requests to anywhere) and ``report.json``."""
+"""Renders a demo report as ``report.html`` (self-contained) and ``report.json``."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ _JUDGED = (
 
 
 def render(report: Report) -> str:
-    """The page."""
+    """The page as HTML."""
     return make_page(report).html()
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Write both files; returns the paths of the page and of the JSON.
+    """Write both files; returns the paths of HTML and JSON.
 
     Raises:
-        SightlineError: the folder cannot be written (full disk, permissions).
+        SightlineError: the folder cannot be written.
     """
     write_files(folder, {"report.html": render(report), "report.json": report.to_json() + "\n"})
     return folder / "report.html", folder / "report.json"
 
 
 def make_page(report: Report) -> Page:
-    """The report's headline, what both ways cost, what was true, each camera, and how it was measured."""
+    """Headline, costs, correctness, cameras, and method."""
     found = report.comparison
     told = found.our_truth.judged and not report.random_weights
     title = "What the cameras answered, and what it cost"
@@ -199,12 +199,12 @@ def _chips(camera: CameraRecord) -> list[Chip]:
 
 
 def saving_text(full: float, ours: float) -> str:
-    """``7.2×`` as much in full as ours; ``all of it`` when ours is nothing."""
+    """``7.2×`` as much in full as ours; ``all of it`` if ours is nothing."""
     if full and not ours:
         return "all of it"
     return times_text(ratio(full, ours))
 
 
 def tally_text(value: Tally) -> str:
-    """``18 of 20``; a dash where nothing was judged."""
+    """``18 of 20``; a dash if nothing was judged."""
     return f"{value.right} of {value.judged}" if value.judged else "–"

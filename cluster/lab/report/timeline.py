@@ -1,4 +1,4 @@
-"""The demo's charts: questions over time (scores, what would have been right, what happened, alerts), and tokens."""
+"""The demo's charts: scores, truth and alerts over time, and tokens per window."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH, ROW_HEIGHT, LEGEND_HEIGHT = 520, 132, 76
 _SAID: dict[Verdict, str] = {"right": "right", "wrong": "wrong", "open": "nobody can tell"}
 _JUDGED: dict[Verdict, str] = {"right": "right", "wrong": "wrong", "open": "not judged"}
 _COLORS: dict[Verdict, str] = {"right": COLOR["good"], "wrong": COLOR["bad"], "open": COLOR["soft"]}
-# Heights in the unit of scores: where events, flags, and what was not computed are drawn.
+# y positions of events, alerts and gated windows, in units of scores.
 _EVENT, _FLAG, _GATED = (1.08, 1.13), 1.22, (-0.08, -0.04)
 LIMITS = (-0.1, 1.32)
 
@@ -31,7 +31,7 @@ _Window = LiveWindow | ComparedWindow
 def live_timeline(
     windows: Sequence[LiveWindow], questions: Sequence[Question], events: Sequence[EventInterval]
 ) -> Figure:
-    """Answers to each question while the cluster ran; a point stands at the end of its window."""
+    """Scores of each question live, at the end of each window."""
     figure = _background(windows, questions, events, "Answers, live", f"Scores over {len(windows)} live windows")
     for axes, question in zip(figure.axes, questions, strict=True):
         for alert in alerts(windows, question):
@@ -48,7 +48,7 @@ def live_timeline(
 def compared_timeline(
     windows: Sequence[ComparedWindow], questions: Sequence[Question], events: Sequence[EventInterval]
 ) -> Figure:
-    """Answers to each question on the same windows, in full and ours."""
+    """Scores of each question on the same windows, in full and ours."""
     name = f"Scores over {len(windows)} windows, in full and ours"
     figure = _background(windows, questions, events, "The same clip, in full and ours", name)
     for axes, question in zip(figure.axes, questions, strict=True):
@@ -61,11 +61,11 @@ def compared_timeline(
 def _background(
     windows: Sequence[_Window], questions: Sequence[Question], events: Sequence[EventInterval], title: str, name: str
 ) -> Figure:
-    """What lies behind the scores: truth, threshold, what happened, and where nothing was computed."""
+    """Truth, threshold, events and gated windows, behind the scores."""
     ids = ", ".join(question.id for question in questions)
     figure = new_figure(f"{name}: {ids}", WIDTH, ROW_HEIGHT * len(questions) + LEGEND_HEIGHT, rows=len(questions))
     _title(figure, title)
-    # Each window speaks for the stretch since the one before ended; windows overlap too much to draw whole.
+    # A window is drawn from the previous one's end, as windows overlap.
     ends = [window.end_s for window in windows]
     stride = min((later - sooner for sooner, later in pairwise(ends)), default=ends[0] - windows[0].start_s)
     since = [max(windows[0].start_s, ends[0] - stride), *ends[:-1]]
@@ -109,7 +109,7 @@ def _interval_bar(
 def _score_line(
     axes: Axes, scores: Sequence[tuple[_Window, dict[str, float]]], question: Question, way: str, prefix: str
 ) -> None:
-    """One way's scores, with a mark per window by whether it is right."""
+    """Scores of one way, with a marker per window by verdict."""
     points = [(window, given[question.id]) for window, given in scores if question.id in given]
     color, dashes = (COLOR["line"], "-") if way == "ours" else (COLOR["whole"], "--")
     label = "score" if not prefix else prefix.rstrip(", ")
@@ -133,7 +133,7 @@ def _score_line(
 
 
 def tokens_per_window(windows: Sequence[LiveWindow]) -> Figure:
-    """Three nested bars per window: tokens with nothing pruned, kept by the pruner, computed by the language model."""
+    """Three nested bars per window: tokens unpruned, kept by the pruner, computed by the language model."""
     figure = new_figure(f"Tokens of {len(windows)} windows: full, kept, computed", WIDTH, 240)
     _title(figure, "Tokens per window, live")
     (axes,) = figure.axes

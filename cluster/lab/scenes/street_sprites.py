@@ -221,6 +221,8 @@ class _Canvas:
 
 @dataclass(frozen=True, slots=True)
 class PersonLook:
+    """Colours of a person."""
+
     coat: PixelColor
     trousers: PixelColor
     hair: PixelColor

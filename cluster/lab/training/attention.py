@@ -1,7 +1,7 @@
-"""Attention of a training forward: packed rows in blocks, each over a few stretches of keys.
+"""Attention of the training forward: packed rows in blocks, each over a few ranges of keys.
 
-A live window is never one causal sequence: reused tokens saw another window, questions do not see each other. Here that
-is an additive mask per block of rows. Blocks that keep to the keys they need cost a third of one dense mask.
+A live window is not one causal sequence: reused tokens saw other windows, and questions do not see each other. This is
+an additive mask per block of rows, at a third of the cost of one dense mask.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Rows are a multiple of this.
 ROWS = 512
 
 
@@ -29,17 +28,17 @@ def pad_rows(x: Tensor, rows: int) -> Tensor:
 
 
 def round_up_rows(count: int) -> int:
-    """A number of rows, at least ``count``, that comes again: products of a new shape compile a kernel first."""
+    """``count`` rounded up, so that shapes recur: each new shape compiles a kernel."""
     return -(-count // ROWS) * ROWS
 
 
 def linear(x: Tensor, layer: Any) -> Tensor:
-    """A linear layer in ``x``'s type."""
+    """Linear layer in ``x``'s type."""
     return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
 def fused_linear(x: Tensor, layers: Sequence[Any]) -> Tensor:
-    """Several linear layers of the same input as one product, outputs side by side."""
+    """Several linear layers of one input as one product, outputs concatenated."""
     weight = torch.cat([layer.weight for layer in layers]).to(x.dtype)
     biases = [layer.bias for layer in layers if layer.bias is not None]
     return F.linear(x, weight, torch.cat(biases).to(x.dtype) if biases else None)
@@ -52,7 +51,7 @@ def gated_mlp(x: Tensor, mlp: Any) -> Tensor:
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in halves; ``x [..., d]``, ``cos`` and ``sin [..., d]`` of its type."""
+    """Rotary embedding in halves; ``x [..., d]``, ``cos`` and ``sin [..., d]``."""
     low, high = x.chunk(2, dim=-1)
     return torch.addcmul(x * cos, torch.cat([-high, low], dim=-1), sin)
 
@@ -62,7 +61,7 @@ def tower_block(
 ) -> Tensor:
     """One block of the tower on packed patches ``[n, D]``, the first ``rows`` of them real; ``cos, sin [n, 1, 1, d]``.
 
-    ``pieces``: who attends to whom; only the runs where the rows lie in their order already.
+    ``pieces``: which rows attend to each other; only the runs if the rows are already in order.
     """
     attention = block.attn
     heads = attention.num_heads
@@ -77,8 +76,8 @@ def tower_block(
 
 
 def probe_attention(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
-    """What rows ``asking [a]`` look for in a decoder layer, and what all rows show: ``query [H, a, d]`` (scaled) and
-    ``key [Hkv, n, d]`` in float32. ``hidden [n, D]`` is the layer's input."""
+    """Queries of rows ``asking [a]`` and keys of all rows in a decoder layer: ``query [H, a, d]`` (scaled) and ``key
+    [Hkv, n, d]`` in float32. ``hidden [n, D]``: the layer's input."""
     attention = layer.self_attn
     size = attention.head_dim
     x = rms_norm(hidden, layer.input_layernorm)
@@ -111,8 +110,8 @@ BLOCK_ROWS = 192
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Rows ``[start, stop)`` and the stretches of rows whose keys they may see; ``bias [stop - start, keys]`` is 0 or
-    minus infinity, keys in the order of the stretches."""
+    """Rows ``[start, stop)`` and the row ranges of their keys; ``bias [stop - start, keys]``: 0 or minus infinity, keys
+    in the order of the ranges."""
 
     start: int
     stop: int
@@ -122,10 +121,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequences:
-    """Packed sequences that attend to themselves alone, sorted so that those of one length are neighbours.
+    """Packed sequences with attention within each, sorted by length.
 
-    * ``order`` ``[n]``: which row comes where; ``back``: its inverse
-    * ``runs``: (how many sequences, how long)
+    * ``order`` ``[n]``: permutation of the rows; ``back``: its inverse
+    * ``runs``: (number of sequences, length)
     """
 
     order: Tensor
@@ -134,7 +133,7 @@ class PackedSequences:
 
     @classmethod
     def of(cls, lengths: Tensor) -> PackedSequences:
-        """PackedSequences of these lengths ``[pieces]`` int64, packed one after the other."""
+        """Sequences of these ``lengths`` int64, packed one after the other."""
         starts = lengths.cumsum(0) - lengths
         runs, order = [], []
         for length in torch.unique(lengths).tolist():
@@ -153,9 +152,9 @@ def blocked_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequenc
     device, kind = query.device, query.dtype
     seen = torch.cat([torch.arange(a, b, device=device) for block in blocks for a, b in block.keys])
     if kind == torch.bfloat16:
-        # The system prompt's keys are in every block: the sums of their gradients would lose what is small.
+        # The system prompt's keys are in every block: bfloat16 sums of their gradients would lose precision.
         key, value = key.float(), value.float()
-    # One gather for all blocks: the gradient of a slice would fill and add a whole tensor.
+    # One gather for all blocks: a slice's gradient would allocate a whole tensor.
     sizes = [block.bias.shape[1] for block in blocks]
     keys, values = (torch.split(x.index_select(1, seen).to(kind), sizes, dim=1) for x in (key, value))
     queries = torch.split(query, [block.stop - block.start for block in blocks], dim=1)
@@ -171,7 +170,7 @@ def blocked_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequenc
 
 
 def packed_attention(qkv: Tensor, runs: Sequence[tuple[int, int]], scale: float) -> Tensor:
-    """``qkv [n, 3, h, d]``, packed in ``runs`` (how many sequences, how long) -> ``[n, h * d]``."""
+    """``qkv [n, 3, h, d]``, packed in ``runs`` (number of sequences, length) -> ``[n, h * d]``."""
     attended = []
     parts = torch.split(qkv, [count * length for count, length in runs])
     for part, (count, length) in zip(parts, runs, strict=True):

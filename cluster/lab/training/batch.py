@@ -1,4 +1,4 @@
-"""From examples, which are numpy and know no model, to what a forward takes."""
+"""Examples (numpy) to model inputs (tensors)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DenseLabels:
 
 
 def patch_batches(example: Example, grid: PatchGrid) -> list[PatchBatch]:
-    """An example's frames as the tower takes them; those of which nothing is left too."""
+    """Frames of an example as the tower's input, including empty ones."""
     return [PatchBatch(torch.from_numpy(f.patches), torch.from_numpy(f.cells), grid) for f in example.frames]
 
 
@@ -40,7 +40,7 @@ def dense_labels(examples: Sequence[Example], device: torch.device) -> DenseLabe
 
 
 def example_layout(model: TrainableModel, example: Example, grid: PatchGrid, *, taught: bool) -> SequenceLayout:
-    """An example's rows; ``taught``: memory answers are part of them, so that every word of them is learnt."""
+    """Layout of an example; ``taught``: includes the answers to memory questions, for teacher forcing."""
     end = model.tokenizer.eos_token_id
     asks = []
     for question in example.questions:

@@ -1,7 +1,7 @@
-"""Training examples from encoded scenes, through the live source, codec processor and pruners.
+"""Training examples from encoded scenes, through the production source, codec processor and pruners.
 
-Decoding a clip costs more than a training step on it, so what a pruner left of it is kept on disk: a few prunings of
-each clip, read again as often as the clip comes up, and cut and asked differently every time.
+Decoding a clip costs more than a training step, so a few prunings of each clip are cached on disk; segments and
+questions vary each time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cluster.types import MICROSECONDS, PatchGeometry
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
-# Prunings of one clip that are kept.
+# Cached prunings per clip.
 VARIANTS = 4
 _TEST = "test"
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedExamples:
-    """Number -> a stretch of one of the clips in ``folder``; what pruners leave of them is kept in ``cache``."""
+    """Number -> a segment of one of the clips in ``folder``; pruned frames are stored in ``cache``."""
 
     folder: str
     cache: str
@@ -53,7 +53,7 @@ class EncodedExamples:
         return sliding_window_example(scene, limit_tokens(frames), rng)
 
     def _frames(self, clip: Path, scene: Scene, variant: int) -> list[PrunedFrame]:
-        """The clip under its ``variant``-th pruning, from the cache or made now."""
+        """The clip under its ``variant``-th pruning, cached."""
         path = Path(self.cache) / f"{clip.stem}-{clip.stat().st_size}-{self.shape}-{self.seed}-{variant}.npz"
         if not path.is_file():
             rng = np.random.default_rng([self.seed, 4, scene.index, variant])
@@ -63,7 +63,7 @@ class EncodedExamples:
 
 @dataclass(frozen=True, slots=True)
 class LivePruning:
-    """A live pruning policy with its options, the codec's anchor interval, and a random loss on top."""
+    """A pruning policy with options, the codec's anchor interval, and additional random loss."""
 
     pruner: str
     options: dict[str, float]
@@ -72,8 +72,7 @@ class LivePruning:
 
 
 def sample_live_pruning(variant: int, rng: np.random.Generator) -> LivePruning:
-    """Of the variants of a clip one is complete, one CodecSight's; the others are the default policy, spread around its
-    default parameters."""
+    """Of a clip's variants one is complete, one is CodecSight's; the others vary the default policy's parameters."""
     interval = float(rng.choice([8.0, 4.0, 16.0], p=[0.7, 0.12, 0.18]))
     loss = float(rng.uniform(0.05, 0.3)) if rng.random() < 0.3 else 0.0
     if variant == 0:
@@ -85,10 +84,10 @@ def sample_live_pruning(variant: int, rng: np.random.Generator) -> LivePruning:
 
 
 def list_training_clips(folder: Path) -> list[Path]:
-    """Clips with their truth beside them, in order of names.
+    """Clips with ground truth, sorted by name.
 
     Raises:
-        ConfigError: there are none, or one is of the test split.
+        ConfigError: none, or one of the test split.
     """
     clips = sorted(path for path in folder.glob("*.mp4") if truth_path(path).is_file())
     if not clips:
@@ -100,10 +99,10 @@ def list_training_clips(folder: Path) -> list[Path]:
 
 
 def regenerate_scene(truth: SceneTruth) -> Scene:
-    """The scene a truth was written about.
+    """The scene that a truth describes.
 
     Raises:
-        ConfigError: this version of the generator no longer makes that scene.
+        ConfigError: this version of the generator makes another scene.
     """
     split: Any = truth.split
     scene = make_scene(split, truth.index, seconds=truth.seconds, event=truth.event)
@@ -143,7 +142,7 @@ def prune_clip(
 
 
 def write_frames(path: Path, frames: Sequence[PrunedFrame]) -> None:
-    """Keep frames in one file, which appears whole or not at all."""
+    """Store frames in one file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = [frame.labels for frame in frames]
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
@@ -162,7 +161,7 @@ def write_frames(path: Path, frames: Sequence[PrunedFrame]) -> None:
 
 
 def read_frames(path: Path) -> list[PrunedFrame]:
-    """What :func:`write_frames` kept."""
+    """Inverse of :func:`write_frames`."""
     with np.load(path) as kept:
         ends = np.cumsum(kept["counts"])[:-1]
         unit = len(kept["patches"]) // max(1, len(kept["cells"]))
@@ -177,7 +176,7 @@ def read_frames(path: Path) -> list[PrunedFrame]:
 
 
 def _stretch(frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[PrunedFrame]:
-    """From some complete frame on, as long as a window may be."""
+    """A segment from a random complete frame, at most as long as a window."""
     complete = [index for index, frame in enumerate(frames[: max(1, len(frames) - 8)]) if frame.complete]
     first = complete[int(rng.integers(len(complete)))]
     return limit_tokens(list(frames[first : first + int(rng.integers(12, 29))]))

@@ -1,4 +1,4 @@
-"""Examples made in other processes, in the order of their numbers, whatever the number of processes."""
+"""Examples made in other processes, in the order of their numbers for any number of processes."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from cluster.lab.training.pruning import picture_grid
 from cluster.lab.training.trainable_model import TrainableModel
 from cluster.types import PatchGrid
 
-# Examples that are kept: some hundred kilobytes each.
+# Capacity; an example takes some hundred kilobytes.
 _KEPT = 4096
-# As long as there are fewer, none is shown again: they would be learnt by heart.
+# Minimum number before examples are replayed, against overfitting.
 _FIRST = 64
 
 
 class ExampleSource(Protocol):
-    """Where new examples come from."""
+    """Source of new examples."""
 
     def next(self) -> Example: ...
 
 
 class ReplayBuffer:
-    """``next()`` gives a new example of ``source``, then ``again`` earlier ones drawn at random, and so on.
+    """``next()`` alternates one new example of ``source`` with ``again`` random earlier ones.
 
-    What it gives depends on the numbers of the examples and on ``seed`` alone.
+    Deterministic in the examples and ``seed``.
     """
 
     def __init__(self, source: ExampleSource, *, again: int, seed: int = 0) -> None:
@@ -51,7 +51,7 @@ class ReplayBuffer:
         self._turn = 0
 
     def next(self) -> Example:
-        """The next example, new or not."""
+        """The next example, new or replayed."""
         turn = self._turn
         self._turn += 1
         if turn % (self._again + 1) and len(self._kept) >= _FIRST:
@@ -67,9 +67,9 @@ class ReplayBuffer:
 
 @dataclass(frozen=True, slots=True)
 class FrozenTowerExamples:
-    """Number -> what ``make`` makes of it, seen by the tower whose weights lie in the file ``weights``.
+    """Number -> example of ``make``, encoded by the tower with the weights in the file ``weights``.
 
-    The tower is most of a step, and it runs in the process that renders: the trainer is left with a third of the work.
+    The tower is most of a step; running it in the rendering process leaves a third of the work to the trainer.
     """
 
     make: Callable[[int], Example]
@@ -81,14 +81,14 @@ class FrozenTowerExamples:
 
 
 def save_tower(model: TrainableModel, path: Path) -> None:
-    """Write the tower's weights to where :class:`FrozenTowerExamples` reads them."""
+    """Write the tower's weights for :class:`FrozenTowerExamples`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(model._visual.state_dict(), path)
 
 
 @torch.no_grad()
 def encode_example(model: TrainableModel, example: Example, grid: PatchGrid) -> Example:
-    """The example with its visual tokens and without its pixels."""
+    """The example with visual tokens in place of pixels."""
     tokens = model.encode_frames(patch_batches(example, grid))
     frames = tuple(replace(frame, patches=frame.patches[:0]) for frame in example.frames)
     return replace(example, frames=frames, visual_tokens=tokens.cpu().numpy().astype(np.float16))
@@ -102,16 +102,16 @@ def _tower(weights: str, shape: str) -> TrainableModel:
     return model
 
 
-# Examples that wait, per process: each is a few megabytes.
+# Queued examples per process, a few megabytes each.
 _DEPTH = 6
-_LOOK_S = 5.0
+_POLL_S = 5.0
 
 
 class ExampleLoader:
-    """``next()`` gives examples ``first, first + 1, …``. With no process of its own it makes them when asked.
+    """``next()`` gives examples ``first, first + 1, …``; without workers they are made on demand.
 
-    Process ``w`` of ``n`` makes every ``n``-th example and hands it over through a bounded queue of its own, so the
-    order is always the same. Use it as a context manager: leaving it ends the processes.
+    Worker ``w`` of ``n`` makes every ``n``-th example into a bounded queue of its own, so the order is fixed. A context
+    manager: leaving it ends the processes.
     """
 
     def __init__(self, make: Callable[[int], Example], *, workers: int, first: int = 0) -> None:
@@ -133,7 +133,7 @@ class ExampleLoader:
         """The next example.
 
         Raises:
-            SightlineError: making it failed, or the process that makes it is gone.
+            SightlineError: making it failed, or its worker died.
         """
         number = self._next
         self._next += 1
@@ -142,7 +142,7 @@ class ExampleLoader:
         which = (number - self._first) % len(self._processes)
         while True:
             try:
-                made = self._queues[which].get(timeout=_LOOK_S)
+                made = self._queues[which].get(timeout=_POLL_S)
             except queue.Empty:
                 if self._processes[which].is_alive():
                     continue
@@ -156,7 +156,7 @@ class ExampleLoader:
             return example
 
     def close(self) -> None:
-        """End the processes; harmless when repeated."""
+        """End the processes; idempotent."""
         for process in self._processes:
             process.terminate()
         for process, channel in zip(self._processes, self._queues, strict=True):
@@ -175,7 +175,7 @@ class ExampleLoader:
 
 
 def _work(make: Callable[[int], Example], number: int, step: int, channel: Any, parent: int) -> None:
-    # A trainer that was killed reads no more: what still lies in the queue must not keep this process.
+    # Do not block on a queue whose reader was killed.
     channel.cancel_join_thread()
     with contextlib.suppress(KeyboardInterrupt):
         while os.getppid() == parent:
@@ -185,6 +185,6 @@ def _work(make: Callable[[int], Example], number: int, step: int, channel: Any, 
                 made = traceback.format_exc()
             while os.getppid() == parent:
                 with contextlib.suppress(queue.Full):
-                    channel.put(made, timeout=_LOOK_S)
+                    channel.put(made, timeout=_POLL_S)
                     break
             number += step

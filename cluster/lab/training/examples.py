@@ -1,4 +1,4 @@
-"""Training examples, each made from its number alone: scene, cut, pruning, contexts and questions."""
+"""Training examples, each a deterministic function of its number: scene, segment, pruning, contexts and questions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from cluster.lab.training.pruning import (
 )
 from cluster.types import PatchGrid
 
-# Share of training scenes with none, one, two and three kinds of event. A model trained on scenes with one each told
-# wrong-way drivers in such with an AUC of 0.99, and with 0.86 where other things happened as well.
+# Share of training scenes with none, one, two and three kinds of event. A model trained on scenes with one each had an
+# AUC of 0.99 for wrong-way drivers on such, and 0.86 where other events happened too.
 _EVENTS = (0.13, 0.37, 0.34, 0.16)
-# A bag is the smallest thing that is asked for, a token or less, and what looks like one is everywhere: of six kinds it
-# is the one told worst, and comes first in so many more scenes than the others.
+# Bags are the smallest objects (a token or less) with the most look-alikes, and the kind answered worst: they come
+# first in this share of additional scenes.
 _SMALLEST, _MORE = "left_object", 0.12
-# What an actor does, and the event that is taken for. Scenes that show it are asked about that event every time.
+# State of an actor -> event it resembles. Scenes with that state are always asked about the event.
 _ALIKE = {
     "attended": "left_object",
     "furniture": "left_object",
@@ -43,19 +43,19 @@ _ALIKE = {
     "parked": "stopped_vehicle",
     "driving": "wrong_way",
 }
-# Kinds a window is asked about at least.
+# Minimum number of kinds asked about per window.
 _ASKED = 4
 _STRIDE = 4
 _WINDOW = 20
-# Share of windows nothing is pruned of. With a third, pruned windows were told worse than whole ones by 0.05 of F1.
+# Share of unpruned windows. With a third, F1 on pruned windows was 0.05 lower than on whole ones.
 _COMPLETE = 0.22
-# Tokens of one sequence, questions apart: bounds memory and the time of a step.
+# Visual tokens of one sequence: bounds memory and time of a step.
 _MOST_TOKENS = 1700
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleQuestion:
-    """A question on frames ``[opening, end)``. ``kind`` is an event or ``memory``; ``answer`` its word."""
+    """A question on frames ``[opening, end)``. ``kind``: an event or ``memory``; ``answer``: one word."""
 
     opening: int
     end: int
@@ -66,9 +66,9 @@ class ExampleQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """One sequence: its frames, the first frame each visual token sees (``context``), and questions.
+    """One sequence: frames, the first frame each visual token attends to (``context``), and questions.
 
-    ``seen`` ``[t, D]`` float16: visual tokens, where a tower that does not change has seen the frames already.
+    ``visual_tokens`` ``[t, D]`` float16, where a frozen tower has encoded the frames already.
     """
 
     scene: str
@@ -78,13 +78,13 @@ class Example:
     visual_tokens: np.ndarray[tuple[int, int], np.dtype[np.float16]] | None = None
 
 
-# Scenes that training draws from.
+# Number of training scenes.
 _SCENES = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class TowerExamples:
-    """Number -> single frames of one scene, some complete, most cut down to where something is."""
+    """Number -> single frames of one scene, some complete, most reduced to tokens near objects."""
 
     shape: str
     seed: int
@@ -111,7 +111,7 @@ class TowerExamples:
 
 @dataclass(frozen=True, slots=True)
 class WindowExamples:
-    """Number -> a stretch of one scene with questions at many instants."""
+    """Number -> a segment of one scene with questions at many instants."""
 
     shape: str
     seed: int
@@ -140,8 +140,8 @@ class WindowExamples:
 class ValidationExamples:
     """Number -> a whole scene of the validation split, every standing question in every window of 20 s.
 
-    Three of four show two kinds of event and one shows none: with one each, as they were, F1 of windows was 0.86 when
-    the same model had 0.78 on scenes as they come.
+    Three of four scenes show two kinds of event and one shows none, as F1 on scenes with one event each (0.86)
+    overestimated that on ordinary scenes (0.78).
     """
 
     shape: str
@@ -169,10 +169,10 @@ class ValidationExamples:
 
 
 def sample_scene(number: int, rng: np.random.Generator) -> Scene:
-    """A training scene: rare events come as often as common ones, alone and with others.
+    """A training scene; rare events are as frequent as common ones, alone and with others.
 
-    ``number`` says which kind comes first. Everything else is drawn, the place most of all: a scene of that index would
-    be the same street in every stage and in every run that goes on from another, whatever its seed.
+    ``number`` selects the first kind. Everything else is random, also the scene's index: else every stage and run would
+    see the same street.
     """
     count = int(rng.choice(len(_EVENTS), p=_EVENTS))
     first = _SMALLEST if rng.random() < _MORE else EVENT_KINDS[number % len(EVENT_KINDS)]
@@ -182,8 +182,8 @@ def sample_scene(number: int, rng: np.random.Generator) -> Scene:
 
 
 def window_openings(frames: Sequence[PrunedFrame], window: int) -> list[int]:
-    """For each frame, where the window of ``window`` frames that ends with it opens: the last complete frame at or
-    before its start."""
+    """For each frame, the opening of the window of ``window`` frames that ends with it: the last complete frame at or
+    before its nominal start."""
     complete = [index for index, frame in enumerate(frames) if frame.complete]
     return [max(c for c in complete if c <= max(0, end - window)) for end in range(1, len(frames) + 1)]
 
@@ -191,8 +191,8 @@ def window_openings(frames: Sequence[PrunedFrame], window: int) -> list[int]:
 def label(
     scene: Scene, kind: str, frames: Sequence[PrunedFrame], opening: int, end: int, window: int = _WINDOW
 ) -> bool | None:
-    """Whether frames ``[opening, end)`` show an event. None as well where only the frames before the window's own start
-    do: no model can know where between two complete frames that lies."""
+    """Whether frames ``[opening, end)`` show an event. None also if only frames before the nominal start do, which the
+    model cannot know."""
     close = frames[end - 1].time_s + 1.0
     told = window_label(scene.events, kind, frames[opening].time_s, close)
     nominal = window_label(scene.events, kind, frames[max(opening, end - window)].time_s, close)
@@ -206,9 +206,9 @@ def make_questions(
     rng: np.random.Generator,
     span: int = _WINDOW,
 ) -> tuple[ExampleQuestion, ...]:
-    """Questions about every four frames: the scene's own events, what other things in it are taken for, and others.
+    """Questions every four frames: about the scene's events, about events that other things resemble, and others.
 
-    ``windows``: for each frame, where its window opens; None for one window that grows from frame 0.
+    ``windows``: opening of each frame's window; None for one window that grows from frame 0.
     """
     questions: list[ExampleQuestion] = []
     alike = {_ALIKE[key.state] for actor in scene.actors for key in actor.keys if key.state in _ALIKE}
@@ -228,17 +228,17 @@ def make_questions(
 
 
 def growing_window_example(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> Example:
-    """A camera that has just begun: one window that grows from its first frame."""
+    """A camera that has just started: one window that grows from its first frame."""
     return Example(
         scene.name, tuple(frames), _contexts(frames, [0] * len(frames)), make_questions(scene, frames, None, rng)
     )
 
 
 def sliding_window_example(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> Example:
-    """A camera in its course: windows slide, what was computed under older ones is seen by newer ones."""
+    """A running camera: windows slide, and tokens computed in older windows are reused in newer ones."""
     span = _WINDOW if rng.random() < 0.6 else int(rng.integers(12, 33))
     windows = window_openings(frames, span)
-    # What a token saw depends on the window it was computed in, which ended up to a stride later than the token.
+    # A token's context depends on the window it was computed in, which ended up to a stride after it.
     context = _contexts(frames, window_openings(frames, int(rng.integers(12, 41)) if rng.random() < 0.5 else span))
     if rng.random() < 0.4:
         context = _refreshed(frames, context, rng)
@@ -249,11 +249,11 @@ def sliding_window_example(scene: Scene, frames: Sequence[PrunedFrame], rng: np.
 
 
 def _remembered(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[ExampleQuestion]:
-    """Questions about all that was seen, at two instants."""
+    """Questions about everything seen, at two instants."""
     questions: list[ExampleQuestion] = []
     for end in sorted({int(rng.integers(10, len(frames))), len(frames)} if len(frames) > 10 else {len(frames)}):
         asked = memory_questions(scene, frames[end - 1].time_s + 1.0)
-        # Yes as often as no, and numbers and words as often as both: most colours are not in a scene.
+        # Balanced between yes, no and other words: most colours are not in a scene.
         kinds = ["yes", "no", "word"]
         for kind in rng.choice(kinds, size=2, replace=False):
             fitting = [q for q in asked if q.answer == kind or (kind == "word" and q.answer not in kinds)]
@@ -264,14 +264,14 @@ def _remembered(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Gene
 
 
 def _contexts(frames: Sequence[PrunedFrame], first: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """``first`` seen frame of each frame -> of each token."""
+    """First attended frame of each frame -> of each token."""
     return np.repeat(np.array(first, np.int64), [len(frame.cells) for frame in frames])
 
 
 def _refreshed(
     frames: Sequence[PrunedFrame], context: np.ndarray[tuple[int], np.dtype[np.int64]], rng: np.random.Generator
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """As if a window had opened somewhere and a random part of its tokens had been computed anew there."""
+    """As if a window had opened at some frame and recomputed a random part of its tokens."""
     complete = [index for index, frame in enumerate(frames) if frame.complete]
     opening = complete[int(rng.integers(len(complete)))]
     frame_of = _contexts(frames, range(len(frames)))
@@ -280,7 +280,7 @@ def _refreshed(
 
 
 def _beginning(scene: Scene, times: Sequence[float], count: int, rng: np.random.Generator) -> int:
-    """First frame of a stretch of ``count``; mostly one that holds the beginning of an event."""
+    """First frame of a segment of ``count``; mostly one that includes the start of an event."""
     last = len(times) // 2 - count
     if last <= 0:
         return 0
@@ -292,13 +292,13 @@ def _beginning(scene: Scene, times: Sequence[float], count: int, rng: np.random.
 
 
 def limit_tokens(frames: list[PrunedFrame]) -> list[PrunedFrame]:
-    """As many of the first frames as a step can hold."""
+    """The first frames that fit into a step."""
     total = np.cumsum([len(frame.cells) for frame in frames])
     return frames[: max(1, int(np.searchsorted(total, _MOST_TOKENS, side="right")))]
 
 
 def _eventful(scene: Scene, times: Sequence[float], count: int, rng: np.random.Generator) -> list[int]:
-    """Frames of a scene, half of them while an event lasts."""
+    """Frames of a scene, half of them during an event."""
     every = range(len(times) // 2)
     during = [i for i in every if any(e.start_s <= times[2 * i] < e.end_s for e in scene.events)]
     some = [int(i) for i in rng.permutation(during)[: count // 2]]
@@ -307,7 +307,7 @@ def _eventful(scene: Scene, times: Sequence[float], count: int, rng: np.random.G
 
 
 def _thinned(frame: PrunedFrame, grid: PatchGrid, rng: np.random.Generator) -> PrunedFrame:
-    """Tokens that show something, their neighbours, and a few others: what a pruner leaves of a frame."""
+    """Tokens that show something, their neighbours, and a few others, like a pruner."""
     there = np.zeros((grid.group_rows + 2, grid.group_cols + 2), bool)
     there[1:-1, 1:-1] = frame.labels.covered.reshape(grid.group_rows, grid.group_cols)
     near = np.zeros((grid.group_rows, grid.group_cols), bool)

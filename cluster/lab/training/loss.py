@@ -1,4 +1,4 @@
-"""What each stage minimises."""
+"""Losses of the training stages."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from cluster.lab.training.sequence_layout import SequenceLayout
 from cluster.lab.training.trainable_model import TrainableModel
 from cluster.types import PatchGrid
 
-# Most labels are set at few tokens: a set one counts this many times as much.
+# Weight of set labels, which are rare.
 _DENSE_POSITIVE = 4.0
-# Background says little and is most of a complete frame.
+# Weight of background tokens, most of a complete frame.
 _BACKGROUND = 0.25
-# What is asked for in the end, among thirty labels that help to see it.
+# Weight of event labels among thirty auxiliary ones.
 _EVENT = 2.5
-# Velocities are some hundredths of the picture per second.
 _VELOCITY_SCALE = 0.1
 _VELOCITY_WEIGHT = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class DenseLoss:
-    """``total`` to minimise; ``found``: share of set labels that are given more than one half (recall), for the log."""
+    """``total`` to minimise; ``found``: recall of set labels at one half, for the log."""
 
     total: Tensor
     found: Tensor
 
 
 class DenseHead(nn.Module):
-    """Hidden states ``[t, D]`` of visual tokens -> what is there and how it moves."""
+    """Hidden states ``[t, D]`` of visual tokens -> labels and velocity."""
 
     emphasis: Tensor
 
@@ -51,13 +50,12 @@ class DenseHead(nn.Module):
         self.register_buffer("emphasis", emphasis, persistent=False)
 
     def forward(self, hidden: Tensor, dense: DenseLabels) -> DenseLoss:
-        """Loss on the labels of these tokens."""
         x = self.norm(hidden.float())
         logits = self.labels(x)
         weight = 1.0 + (_DENSE_POSITIVE - 1.0) * dense.hot
         weight = weight * torch.where(dense.covered, 1.0, _BACKGROUND)[:, None] * self.emphasis
         loss = (F.binary_cross_entropy_with_logits(logits, dense.hot, reduction="none") * weight).sum(1)
-        # Per covered token, so that an empty frame does not dilute a busy one; the constant keeps it of order one.
+        # Per covered token, so that an empty frame does not dilute a busy one; scaled to order one.
         total = loss.sum() / (_BACKGROUND * len(hidden) + dense.covered.sum()) / 4
         if bool(dense.covered.any()):
             wanted = dense.velocity[dense.covered] / _VELOCITY_SCALE
@@ -68,7 +66,7 @@ class DenseHead(nn.Module):
 
 
 class DenseHeads(nn.Module):
-    """One head on the tower's output, one on the middle and one on the end of the language model."""
+    """Heads on the tower's output, and on the middle and end of the language model."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -77,13 +75,13 @@ class DenseHeads(nn.Module):
         self.last = DenseHead(width)
 
 
-# An event's window is a third as frequent as one without.
+# Positive windows are a third as frequent as negative ones.
 _POSITIVE = 2.5
 _VOCABULARY_WEIGHT = 0.1
 _MEMORY_WEIGHT = 0.4
 _TOWER_WEIGHT = 0.2
 _DENSE_WEIGHT = 0.25
-# The dense losses are sums over dozens of labels: at equal weight they would drown the answers they are there for.
+# The dense losses are sums over dozens of labels and would outweigh the answers.
 _ANSWER_WEIGHT = 3.0
 _POINTING_WEIGHT = 0.5
 
@@ -98,9 +96,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Margins:
-    """Yes-against-no margins ``[n]`` of the standing questions of some sequences, and what was right.
+    """Yes-minus-no margins ``[n]`` of the standing questions of some sequences, and the truth.
 
-    * ``told`` ``[n]`` bool; ``kinds`` their events; ``sequence`` and ``end``: of which example, up to which frame
+    * ``told`` ``[n]`` bool; ``kinds``: their events; ``sequence`` and ``end``: index of the example, and end frame
     """
 
     values: Tensor
@@ -120,10 +118,10 @@ def tower_loss(model: TrainableModel, heads: DenseHeads, examples: Sequence[Exam
 def window_loss(
     model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid, *, train_tower: bool = True
 ) -> Loss:
-    """Answers to all questions, and dense labels on the way there."""
+    """Answers to all questions, and dense labels at three depths."""
     layouts = [example_layout(model, example, grid, taught=True) for example in examples]
     with torch.set_grad_enabled(train_tower):
-        seen = _encode_pass(model, examples, grid)
+        seen = _visual_tokens(model, examples, grid)
     asked = _asked(layouts, examples, model.device)
     reading = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
     dense = dense_labels(examples, model.device)
@@ -158,17 +156,17 @@ def window_loss(
 
 @torch.no_grad()
 def margins(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> Margins:
-    """How sure the model is of each standing question."""
+    """Margins of all standing questions."""
     layouts = [example_layout(model, example, grid, taught=False) for example in examples]
-    seen = _encode_pass(model, examples, grid)
+    seen = _visual_tokens(model, examples, grid)
     reading = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts)
     asked = _asked(layouts, examples, model.device)
     values = _margin(model, model.answer_logits(reading.last[asked.rows]))
     return Margins(values, asked.told, asked.kinds, asked.sequence, asked.end)
 
 
-def _encode_pass(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
-    """Visual tokens of all examples; those a tower has seen already as they are."""
+def _visual_tokens(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
+    """Visual tokens of all examples, encoded unless they are given."""
     ready = [example.visual_tokens for example in examples]
     if all(seen is None for seen in ready):
         return model.encode_frames([frame for example in examples for frame in patch_batches(example, grid)])
@@ -183,8 +181,8 @@ def _encode_pass(model: TrainableModel, examples: Sequence[Example], grid: Patch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
-    """The standing questions of some packed sequences: the row in which each one's answer begins (``rows [n]``), the
-    right answer (``told [n]``), its event, of which sequence it is, and the frames of its window."""
+    """Standing questions of some packed sequences: row that predicts each answer (``rows [n]``), right answer (``told
+    [n]``), event, sequence, and frames of the window."""
 
     rows: Tensor
     told: Tensor
@@ -225,7 +223,8 @@ def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], devic
 def _targets(
     asked: _Asked, layouts: Sequence[SequenceLayout], starts: Sequence[int], visual: Tensor, hot: Tensor
 ) -> PointingTargets:
-    """Where the questions should look; ``visual [t]``: the rows of all visual tokens, ``hot [t, labels]`` theirs."""
+    """Rows the questions should attend to; ``visual [t]``: rows of all visual tokens, ``hot [t, labels]``: their
+    labels."""
     device = hot.device
     total = starts[-1] + len(layouts[-1])
     row = torch.arange(total, device=device)
@@ -255,7 +254,7 @@ def _weight(told: Tensor) -> Tensor:
 
 
 def _answer_loss(model: TrainableModel, logits: Tensor, told: Tensor) -> tuple[Tensor, float]:
-    """Weighted cross-entropy of yes against no, and of the word itself; and the former alone, for the log."""
+    """Weighted cross-entropy of yes against no and of the word itself; and the former alone, for the log."""
     if not len(told):
         return logits.sum() * 0, 0.0
     weight = _weight(told)
@@ -272,7 +271,7 @@ def _memory_loss(
     starts: Sequence[int],
     examples: Sequence[Example],
 ) -> tuple[Tensor, float]:
-    """Cross-entropy of every token of the answers, and the share of first words that are right."""
+    """Cross-entropy of all answer tokens, and the share of right first words."""
     rows: list[int] = []
     words: list[int] = []
     first: list[int] = []

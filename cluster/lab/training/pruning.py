@@ -1,4 +1,4 @@
-"""Which tokens of a training sequence are kept: the live pruners with drawn parameters, and random losses on top."""
+"""Pruning of training sequences: the production pruners with random parameters, and random token loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def picture_grid(shape: Shape, patch: int = 14, merge: int = 2) -> PatchGrid:
 
 @dataclass(frozen=True, slots=True)
 class RenderedSample:
-    """One sampled picture ``[height, width, 3]`` uint8, when it was taken, and what is to be seen on it."""
+    """One sampled picture ``[height, width, 3]`` uint8, its time, and its visible objects."""
 
     second: float
     rgb: UInt8Array
@@ -39,10 +39,10 @@ class RenderedSample:
 
 @dataclass(frozen=True, slots=True)
 class ImageDegradation:
-    """What a camera and its encoder do to pictures, drawn once per scene.
+    """Random effect of a camera and encoder on pictures, one per scene.
 
     * ``gain``, ``gamma``: exposure; ``blur``: radius in pixels, 0 for none
-    * ``quality``: of JPEG, which stands in for the codec's loss; None for none
+    * ``quality``: JPEG quality, in place of the codec's loss; None for none
     """
 
     gain: float = 1.0
@@ -61,7 +61,7 @@ class ImageDegradation:
         )
 
     def apply(self, rgb: UInt8Array) -> UInt8Array:
-        """The picture as it would arrive, ``[height, width, 3]`` uint8."""
+        """``[height, width, 3]`` uint8 -> the same, degraded."""
         if self.gain != 1.0 or self.gamma != 1.0:
             levels = np.arange(256, dtype=np.float64) / 255
             rgb = np.clip(255 * self.gain * levels**self.gamma, 0, 255).astype(np.uint8)[rgb]
@@ -78,9 +78,9 @@ class ImageDegradation:
 
 
 def sample_times(seconds: float, fps: float, rng: np.random.Generator) -> list[float]:
-    """Seconds of the samples of a whole scene: an even pace from a random phase, rounded to a camera's own clock.
+    """Sample times of a whole scene: regular from a random phase, rounded to a camera's frame clock.
 
-    A camera of 12.5 pictures a second cannot be sampled at exactly every half second; some are exact.
+    A camera of 12.5 fps, for example, has no frame at exactly every half second.
     """
     phase = float(rng.uniform(0, 1 / fps))
     clock = float(rng.choice([10.0, 12.0, 12.5, 15.0, 20.0, 24.0, 25.0]))
@@ -91,7 +91,7 @@ def sample_times(seconds: float, fps: float, rng: np.random.Generator) -> list[f
 def render_samples(
     scene: Scene, shape: Shape, times: list[float], degradation: ImageDegradation
 ) -> list[RenderedSample]:
-    """Render a scene at these seconds, as its camera's pictures would arrive."""
+    """Render a scene at these seconds, degraded."""
     renderer = SceneRenderer(scene, shape.width, shape.height)
     fps = scene.camera.fps
     return [
@@ -105,9 +105,9 @@ def render_samples(
 def make_sampled_picture(
     index: int, sample: RenderedSample, before: UInt8Array | None, grid: PatchGrid, *, anchor: bool, fresh: bool
 ) -> tuple[SampledPicture, UInt8Array]:
-    """What a codec processor without motion vectors would hand on, and the luma to compare the next sample with.
+    """Output of a codec processor without motion vectors, and the luma for the next call.
 
-    ``before``: luma of the sample before, None for the first.
+    ``before``: luma of the previous sample, None for the first.
     """
     luma = to_luma(sample.rgb)
     still: FloatGrid = np.zeros((grid.rows, grid.cols), np.float32)
@@ -128,10 +128,10 @@ def to_luma(rgb: UInt8Array) -> UInt8Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrunedFrame:
-    """One frame of a sequence: kept tokens only.
+    """Kept tokens of one frame.
 
     * ``cells`` ``[t, 2]`` int64, ``patches`` ``[t * merge**2, T, 3, p, p]`` uint8 as in ``FrameSample``
-    * ``complete``: nothing was pruned, a window may open here
+    * ``complete``: nothing pruned, so a window may open here
     """
 
     time_s: float
@@ -143,11 +143,11 @@ class PrunedFrame:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """How one sequence is pruned.
+    """Pruning of one sequence.
 
     * ``pruner``: none, replenish or codecsight; ``margin``: grey levels a cell must change by
-    * ``anchor``: frames between complete ones, ``phase``: of the first after the sequence's own beginning
-    * ``loss``: share of the remaining tokens of a pruned frame that is dropped at random
+    * ``anchor``: frames between complete ones, ``phase``: index of the first after frame 0
+    * ``loss``: share of a pruned frame's remaining tokens dropped at random
     """
 
     pruner: str = "none"
@@ -177,7 +177,7 @@ class Pruning:
         return Replenish(margin=self.margin)
 
     def anchored(self, frame: int) -> bool:
-        """Whether the ``frame``-th of a sequence is complete by the clock."""
+        """Whether the ``frame``-th is a scheduled anchor."""
         return frame == 0 or frame % self.anchor == self.phase
 
 
@@ -188,7 +188,7 @@ def prune_samples(
     pruning: Pruning,
     rng: np.random.Generator,
 ) -> list[PrunedFrame]:
-    """Run a sequence's samples through the live sampler; the first frame is fresh and complete."""
+    """Run samples through the production sampler; the first frame is fresh and complete."""
     sampler = PatchSampler("training", pruning.make(), fps=2.0)
     frames: list[PrunedFrame] = []
     luma: UInt8Array | None = None
@@ -210,9 +210,9 @@ def make_pruned_frame(
     loss: float,
     rng: np.random.Generator,
 ) -> PrunedFrame:
-    """One frame as the sampler cut it, less the share ``loss`` of its tokens, with its labels.
+    """A sampler's frame with labels, less the share ``loss`` of its tokens.
 
-    ``pair``: second and objects of each of its samples.
+    ``pair``: time and objects of each of its samples.
     """
     grid = cut.grid
     groups: BoolGrid = any_in_group(cut.mask, grid.merge)

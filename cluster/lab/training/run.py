@@ -1,4 +1,4 @@
-"""A whole training run: stage after stage, each going on from the one before, then the export."""
+"""A training run: stage after stage, then the export."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from cluster.lab.training.trainable_model import TrainableModel, initialise_for_
 from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
 
-# Half of the paper's seconds between anchors: of the demo's 114 answers 107 are right in full, 106 ours with an anchor
-# every 4 s and 94 with one every 8 s, where a vehicle that stopped between two is soon forgotten.
+# Half of the paper's anchor interval: of the demo's 114 answers 107 are right in full, 106 ours with an anchor every
+# 4 s and 94 with one every 8 s, where a vehicle that stopped between two is soon forgotten.
 WINDOW_S, STRIDE_S, ANCHOR_INTERVAL_S = 20.0, 4.0, 4.0
-# What a smaller type of weights may change a score by.
+# Tolerated change of a score by 16-bit weights.
 _TOLERANCE = 1e-3
 
 
 def export(model: TrainableModel, shape: Shape, folder: Path, examples: Sequence[Example]) -> str:
-    """Write ``folder`` (config, weights, tokenizer, ``sightline.json``), replacing what is there; returns the weights'
-    type: half as large where no score of ``examples`` changes by more than a thousandth.
+    """Write ``folder`` (config, weights, tokenizer, ``sightline.json``), replacing it; returns the weights' type: 16
+    bits if no score of ``examples`` changes by more than a thousandth.
 
     Raises:
-        ModelError: the folder that was written does not load, or loads as something else.
+        ModelError: the written checkpoint does not load back identically.
     """
     kind = _export_dtype(model, shape, examples)
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    # A copy: what is cast there and back loses the rotary frequencies, which are no weights.
+    # A copy: casting back and forth would lose the rotary frequencies, which are buffers.
     deepcopy(model.model).to(kind).save_pretrained(fresh)
     model.tokenizer.save_pretrained(fresh)
     (fresh / "sightline.json").write_text(json.dumps(serving_settings(shape), indent=2) + "\n", encoding="utf-8")
@@ -55,7 +55,7 @@ def export(model: TrainableModel, shape: Shape, folder: Path, examples: Sequence
 
 
 def serving_settings(shape: Shape) -> dict[str, Any]:
-    """How the model wants to be asked; calibration and threshold are set when it has been evaluated."""
+    """Entries of ``sightline.json``; calibration and threshold are set by evaluation."""
     return {
         "window_s": WINDOW_S,
         "stride_s": STRIDE_S,
@@ -65,7 +65,7 @@ def serving_settings(shape: Shape) -> dict[str, Any]:
         "score_temperature": 1.0,
         "score_bias": 0.0,
         "questions": {kind: standing_question(kind) for kind in EVENT_KINDS},
-        # It was taught every question, those about the past as well, with the same words behind it.
+        # All training prompts end with it, also those about the past.
         "open_instruction": INSTRUCTION,
     }
 
@@ -101,26 +101,26 @@ def _check(folder: Path, shape: Shape, weights: dict[str, Tensor]) -> None:
 
 
 EXPORT = "export"
-"""Name of the last step, which trains nothing."""
+"""Name of the last step."""
 
 MODEL = "model"
-"""Folder of the exported checkpoint, inside of the run's."""
+"""Subfolder of the exported checkpoint."""
 
-# Scenes, far from the first steps' own, whose patches the embedding begins with.
+# First number and count of the scenes for initialisation, far from those of the first steps.
 _BEGINNING, _BEGINNING_SCENES = 50_000_000, 30
 
-# Validation scenes on which the export compares types of weights.
+# Validation scenes to compare types of weights.
 _EXPORT_SCENES = 6
 
 
 class TrainingListener(StageListener, Protocol):
-    """Who is told how a run goes."""
+    """Progress of a run."""
 
     def stage_started(self, stage: str, step: int) -> None:
-        """A stage begins, or goes on at ``step``."""
+        """A stage starts, or resumes at ``step``."""
 
     def exported(self, folder: Path, kind: str) -> None:
-        """The model lies in ``folder``, in weights of type ``kind``."""
+        """The model was written to ``folder`` in weights of type ``kind``."""
 
 
 def train(
@@ -133,15 +133,14 @@ def train(
     exported: bool = True,
     begin_with: Sequence[Path] = (),
 ) -> None:
-    """Run the stages of ``settings`` in their order, in ``folder``; then, if ``exported``, write the model there.
+    """Run the stages of ``settings`` in order in ``folder``; then, if ``exported``, write the model there.
 
-    ``begin_with``: an exported model to go on from, or several for the mean of their weights; the heads for dense
-    labels, which it lacks, are learnt anew.
-
-    Stages that are not asked for but lie in ``folder`` are taken over: each begins with the weights of the one before.
+    ``begin_with``: an exported model to start from, or several for the mean of their weights; the dense-label heads are
+    learnt anew. Stages that are not requested but have a checkpoint in ``folder`` are loaded: each stage starts from
+    the weights of the previous one.
 
     Raises:
-        ConfigError: an unknown stage, a device that is not there, or a checkpoint of another run.
+        ConfigError: an unknown stage, an unavailable device, or a checkpoint of another run.
     """
     if not torch.cuda.is_available() and settings.device.startswith("cuda"):
         raise ConfigError(f"device {settings.device!r} is not available here; use cpu")
@@ -179,11 +178,10 @@ def _examples(check: Callable[[int], Example], count: int) -> list[Example]:
 
 
 def load_mean_weights(folders: Sequence[Path], model: TrainableModel) -> None:
-    """Weights of an exported model, or the mean of several: two that went on from one another's weights with other
-    scenes stay in one basin, and their mean is often better than either (model soups, Wortsman et al. 2022).
+    """Load an exported model, or the mean of several (model soups, Wortsman et al. 2022).
 
     Raises:
-        ConfigError: there is none, or of another shape.
+        ConfigError: no model, or one of another shape.
     """
     mean: dict[str, torch.Tensor] = {}
     for folder in folders:
@@ -202,7 +200,7 @@ def load_mean_weights(folders: Sequence[Path], model: TrainableModel) -> None:
 
 
 def load_stage_weights(path: Path, settings: Settings, model: TrainableModel, heads: DenseHeads) -> None:
-    """Weights of a stage that was trained before, if it was; of one that is not done, its moving average."""
+    """Load an earlier stage's weights, if any; its moving average if it is unfinished."""
     progress = load_checkpoint(path, {"shape": settings.shape})
     if progress is not None:
         model.model.load_state_dict(progress.model if progress.done else progress.average)

@@ -1,10 +1,10 @@
-"""Where the tokens of a training sequence stand and what each of them sees: the engine's window, without an engine.
+"""Positions and attention of a training sequence, equal to the engine's windows.
 
-One sequence serves many windows. Its visual tokens stand in time order behind the system prompt, each seeing what it
-saw when it was computed: the tokens before it, back to the frame its window opened at. Questions branch off at many
-instants, and each sees the system prompt, the frames of its window and itself. Only relative positions matter to
-attention, so a question about frames from ``o`` stands ``o``'s time further on instead of everything before it
-moving back (:func:`cluster.engine.native.plan.plan_window` does the latter).
+One sequence serves many windows. Visual tokens follow the system prompt in time order; each attends to the tokens
+before it, back to the frame at which its window opened when it was computed. Questions branch off at many instants,
+each attending to the system prompt, the frames of its window and itself. Only relative positions matter, so a question
+about frames from ``o`` is moved on by ``o``'s time instead of moving its frames back (as
+:func:`cluster.engine.native.plan.plan_window` does).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cluster.types import PatchGrid
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceFrame:
-    """One frame as the layout needs it: when it was taken, and the cells ``[t, 2]`` of its kept tokens."""
+    """Time of a frame, and cells ``[t, 2]`` of its kept tokens."""
 
     time_s: float
     cells: IntArray
@@ -34,7 +34,7 @@ class SequenceFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceQuestion:
-    """A question on frames ``[opening, end)``: its tokens, and those of the answer it is taught (may be none)."""
+    """A question on frames ``[opening, end)``: its tokens, and those of the answer to learn (may be none)."""
 
     opening: int
     end: int
@@ -48,13 +48,12 @@ class SequenceQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceLayout:
-    """One sequence in rows: system prompt, visual tokens, questions grouped by window.
+    """Rows of one sequence: system prompt, visual tokens, questions grouped by window.
 
     * ``positions`` ``[3, rows]``
     * ``system`` and ``text``: token ids of the rows before and after the visual ones
-    * ``offsets`` ``[frames + 1]``: the visual rows before each frame
-    * ``asks``: the questions as they were laid out; ``starts``: the first row of each; ``order``: their indices among
-      those that were given
+    * ``offsets`` ``[frames + 1]``: visual rows before each frame
+    * ``asks``: questions in layout order; ``starts``: first row of each; ``order``: their original indices
     """
 
     positions: Tensor
@@ -78,12 +77,12 @@ class SequenceLayout:
 def lay_out_sequence(
     model: VisionLanguageModel, frames: Sequence[SequenceFrame], context: IntArray, asks: Sequence[SequenceQuestion]
 ) -> SequenceLayout:
-    """Rows of one sequence.
+    """Lay out one sequence.
 
-    ``context`` ``[visual tokens]``: for each token the first frame it sees (its window's opening when it was computed).
+    ``context`` ``[visual tokens]``: first frame each token attends to (its window's opening when it was computed).
 
     Raises:
-        ValueError: a context or a window lies outside of the frames, or after the token that has it.
+        ValueError: a context or window outside the frames, or a context after its token.
     """
     counts = [len(frame.cells) for frame in frames]
     offsets = np.concatenate(([0], np.cumsum(counts)))
@@ -116,7 +115,7 @@ def _positions(
     starts = []
     for ask in asks:
         count = len(ask.ids)
-        # As far from its window's frames as in a window of its own.
+        # The same distance to its frames as in a window of its own.
         own = _spans(frames[ask.opening : ask.end])
         following = model.window_positions(head, own).next
         before = _corner(model, head, _spans(frames[: ask.opening + 1])[-1]) - _corner(model, head, own[0])
@@ -135,7 +134,7 @@ def _spans(frames: Sequence[SequenceFrame]) -> list[FrameSpan]:
 
 
 def _corner(model: VisionLanguageModel, head: int, span: FrameSpan) -> Tensor:
-    """Position ``[3, 1]`` of a frame's first cell, whether or not it is kept."""
+    """Position ``[3, 1]`` of a frame's first cell, kept or not."""
     time, slot = torch.tensor([span.time_s], dtype=torch.float64), torch.tensor([span.slot])
     return model.token_positions(head, time, slot, torch.zeros(1, 2, dtype=torch.int64), span.grid)
 
@@ -149,9 +148,9 @@ def _system_block(head: int) -> Block:
 
 
 def _visual_blocks(head: int, offsets: IntArray, context: IntArray) -> list[Block]:
-    """A row sees the system prompt and, from its context on, all rows up to itself.
+    """A row attends to the system prompt and, from its context on, to all rows up to itself.
 
-    Blocks and the beginnings of their keys are multiples of ``BLOCK_ROWS``: shapes that come again.
+    Block and key starts are multiples of ``BLOCK_ROWS``, so that shapes recur.
     """
     blocks = []
     first_seen = torch.from_numpy(offsets[context])

@@ -1,4 +1,4 @@
-"""The stages of a training run: what each is shown, what it minimises, and how it is judged."""
+"""Training stages: examples, loss and validation of each."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ Bools = npt.NDArray[np.bool_]
 
 
 def auc(scores: Floats, told: Bools) -> float:
-    """Area under the ROC curve, ties counted half; NaN unless both answers occur."""
+    """Area under the ROC curve, ties counted half; NaN unless both classes occur."""
     positive, negative = int(told.sum()), int((~told).sum())
     if not positive or not negative:
         return float("nan")
-    unique, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    del unique
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return float((ranks[told].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
 def best_f1(scores: Floats, told: Bools) -> tuple[float, float]:
-    """The best F1 any threshold reaches, and that threshold (scores at or above it are positive)."""
+    """Best F1 over all thresholds, and its threshold (scores at or above it are positive)."""
     if not told.any():
         return float("nan"), float("nan")
     order = np.argsort(-scores, kind="stable")
     hits = np.cumsum(told[order])
     f1 = 2 * hits / (np.arange(1, len(scores) + 1) + told.sum())
-    # A threshold cannot part equal scores.
+    # A threshold cannot separate equal scores.
     last = np.append(np.diff(scores[order]) != 0, True)
     best = int(np.argmax(np.where(last, f1, -1.0)))
     return float(f1[best]), float(scores[order][best])
@@ -83,7 +82,7 @@ def validate_windows(model: TrainableModel, examples: Sequence[Example], grid: P
 def validate_tower(
     model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid
 ) -> dict[str, float]:
-    """AUC of each dense label over tokens, where it occurs at all; and their mean."""
+    """AUC of each occurring dense label over tokens, and their mean."""
     scores, told = [], []
     for example in examples:
         seen = model.encode_frames(patch_batches(example, grid))
@@ -104,15 +103,15 @@ def _mean(values: Iterable[float]) -> float:
 
 
 TRAINING_STAGES = ("tower", "language", "windows", "codec")
-"""In the order they run in; ``export`` follows."""
+"""In execution order; ``export`` follows."""
 
 
 FROZEN = "frozen-tower.pt"
-"""File with the tower of the stage ``language``, inside of the run's folder."""
+"""File in the run's folder with the tower for the stage ``language``."""
 
 
 CACHE = "recorded"
-"""Folder of what pruners left of encoded scenes, inside of the run's."""
+"""Subfolder of the run with pruned frames of encoded scenes."""
 
 
 LossFunction = Callable[[TrainableModel, DenseHeads, Sequence[Example]], Loss]
@@ -122,8 +121,8 @@ Validator = Callable[[TrainableModel, DenseHeads, Sequence[Example]], dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``make``: number -> training example, ``check``: number -> validation example; ``score`` names the metric that
-    tells the better of two models."""
+    """``make``: number -> training example, ``check``: number -> validation example; ``score``: metric that selects the
+    better model."""
 
     settings: StageSettings
     make: Callable[[int], Example]
@@ -134,8 +133,8 @@ class Stage:
 
 
 def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None, folder: Path = Path()) -> Stage:
-    """A stage by its name. ``recorded``: the folder of encoded scenes that ``codec`` is trained on; what pruners leave
-    of them is kept in ``folder``.
+    """A stage by name. ``recorded``: folder of encoded scenes for ``codec``; their pruned frames are cached in
+    ``folder``.
 
     Raises:
         ConfigError: no such stage, or ``codec`` without scenes.

@@ -1,4 +1,4 @@
-"""The model in training: the transformers modules of the served one, how they begin, gradients, packs."""
+"""The model in training: the served transformers modules with gradients, initialisation, packed forward."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, pr
 from cluster.models.presets import initialise
 from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL, lexicographic_order
 
-# The prompt's fixed parts: as one token each, a question costs its own words and two more.
+# Fixed parts of the prompt, one token each.
 PHRASES = (
     f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n",
     f"{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n",
@@ -48,12 +48,12 @@ _MEMORY = (
     ),
     *(f"{word} {word}" for word in (*NUMBERS, "person", "vehicle", *COLORS)),
 )
-# How often a text is shown: a word must be frequent to be merged whole before the vocabulary is full.
+# Repetitions of the texts, so that words are merged before the vocabulary is full.
 _WEIGHT = 20
 
 
 def demo_tokenizer() -> Any:
-    """The tokenizer, trained in memory in a moment; always the same."""
+    """Tokenizer trained in memory, deterministic."""
     standing = [text for kind in EVENT_KINDS for text in phrasings(kind)]
     return preset_tokenizer(
         (*SPECIAL_TOKENS, *PHRASES),
@@ -63,22 +63,21 @@ def demo_tokenizer() -> Any:
     )
 
 
-# Components much weaker than these carry a sensor's noise: they are not blown up to the size of the others.
+# Regularises weak components, which are sensor noise.
 _FLOOR = 0.02
 
 
 def initialise_for_training(model: TrainableModel, examples: Sequence[Example]) -> None:
-    """Prepare an untrained model on some examples: after 500 small steps its loss is a seventh lower for it."""
+    """Data-dependent initialisation; after 500 small steps the loss is a seventh lower with it."""
     _whiten_patch_embedding(model, examples)
     _quieten_blocks(model)
 
 
 @torch.no_grad()
 def _whiten_patch_embedding(model: TrainableModel, examples: Sequence[Example]) -> None:
-    """The leading principal components of the examples' patches, each scaled to the same variance.
+    """Sets the patch embedding to the leading principal components of the examples' patches, scaled to equal variance.
 
-    Drawn at random, every output of the embedding is little more than the patch's brightness: neighbouring pixels are
-    alike, and what tells a leg from a bag is a hundredth of the variance.
+    With random weights every output is little more than the patch's brightness, as neighbouring pixels are correlated.
     """
     patches = torch.cat([torch.from_numpy(frame.patches) for example in examples for frame in example.frames])
     pixels = model._pixel_values(patches.to(model.device)).float()
@@ -92,7 +91,7 @@ def _whiten_patch_embedding(model: TrainableModel, examples: Sequence[Example]) 
 
 @torch.no_grad()
 def _quieten_blocks(model: TrainableModel) -> None:
-    """Every block's last layers by one over the root of their number, so that the sum of all has unit scale."""
+    """Scales every block's output layers by one over the root of their number: the sum of all has unit scale."""
     for blocks in (model._visual.blocks, model.layers):
         gain = 1.0 / math.sqrt(2 * len(blocks))
         for name, parameter in nn.ModuleList(blocks).named_parameters():
@@ -100,15 +99,15 @@ def _quieten_blocks(model: TrainableModel) -> None:
                 parameter.mul_(gain)
 
 
-# Patches of one pass through the tower: on a CPU its activations should stay in the caches.
+# Patches per tower pass: on a CPU activations should fit into the caches.
 PATCHES_PER_PASS = {"cpu": 4224, "cuda": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceOutput:
-    """Hidden states ``[rows, D]`` of packed sequences, half way and at the end (normed); ``starts``: the
-    first row of each sequence; ``looks``: of each layer of the second half, queries ``[H, a, d]`` of the rows that were
-    asked for and keys ``[Hkv, rows, d]``."""
+    """Hidden states ``[rows, D]`` of packed sequences at half depth and at the end (normed); ``starts``: first row of
+    each sequence; ``looks``: for each layer of the second half, queries ``[H, a, d]`` of the probed rows and keys
+    ``[Hkv, rows, d]``."""
 
     middle: Tensor
     last: Tensor
@@ -117,7 +116,7 @@ class SequenceOutput:
 
 
 class TrainableModel(Qwen25VL):
-    """Qwen2.5-VL with gradients. Weights are ``float32``; ``compute`` is the type of activations and products."""
+    """Qwen2.5-VL with gradients. Weights are ``float32``; ``compute``: type of activations and products."""
 
     compute = torch.float32
 
@@ -125,9 +124,9 @@ class TrainableModel(Qwen25VL):
     def fresh(
         cls, shape: Shape, seed: int, device: str = "cpu", *, compute: torch.dtype | None = None
     ) -> TrainableModel:
-        """An untrained one. Its configuration and tokenizer are those it will be exported with.
+        """An untrained model with the configuration and tokenizer it is exported with.
 
-        ``compute``: bfloat16 where that is fast, unless told otherwise.
+        ``compute``: default is bfloat16 where it is fast.
         """
         model, _ = cls.untrained(shape.text, shape.vision)
         initialise(model, seed)
@@ -145,7 +144,7 @@ class TrainableModel(Qwen25VL):
         return trainable
 
     def encode_frames(self, frames: Sequence[PatchBatch]) -> Tensor:
-        """Visual tokens ``[t, D]`` of many frames, in order of frames and cells: :meth:`encode` with gradients."""
+        """Visual tokens ``[t, D]`` of frames, in order of frames and cells: :meth:`encode` with gradients."""
         limit = PATCHES_PER_PASS[self.device.type]
         parts: list[list[PatchBatch]] = []
         room = 0
@@ -160,7 +159,7 @@ class TrainableModel(Qwen25VL):
         return torch.cat([self._encode_pass(part) for part in parts])
 
     def _encode_pass(self, kept: Sequence[PatchBatch]) -> Tensor:
-        """One pass. Windows of one length lie together, so windowed layers need no reordering at all."""
+        """One pass. Windows of equal length are adjacent, so that windowed layers need no reordering."""
         merge, unit = self.geometry.merge, self.geometry.merge**2
         counts = torch.tensor([len(frame.cells) for frame in kept])
         cells = torch.cat([frame.cells for frame in kept])
@@ -191,11 +190,10 @@ class TrainableModel(Qwen25VL):
         return merged[: len(cells)][back].float()
 
     def _embed(self, patches: Tensor) -> Tensor:
-        """``[n, T * C * p * p]`` uint8 -> ``[n, D]``: normalisation is folded into the weights, so that the pixels are
-        passed over once."""
+        """``[n, T * C * p * p]`` uint8 -> ``[n, D]``; normalisation is folded into the weights."""
         projection = self._visual.patch_embed.proj.weight
         scale = torch.tensor([1 / (255 * std) for std in self.std], device=self.device).view(1, 3, 1, 1, 1)
-        # Around the middle grey, as bfloat16 is finest near zero.
+        # Centred on grey, as bfloat16 is most precise near zero.
         shift = torch.tensor([128 / 255 - mean for mean in self.mean], device=self.device) * 255
         weight = projection * scale
         bias = (weight * shift.view(1, 3, 1, 1, 1)).flatten(1).sum(1)
@@ -205,9 +203,9 @@ class TrainableModel(Qwen25VL):
     def forward_sequences(
         self, visual: Sequence[Tensor], layouts: Sequence[SequenceLayout], asking: Tensor | None = None
     ) -> SequenceOutput:
-        """Run sequences through the language model; ``visual[i]`` ``[t, D]``: the visual tokens of ``layouts[i]``.
+        """Run sequences through the language model; ``visual[i]`` ``[t, D]``: visual tokens of ``layouts[i]``.
 
-        ``asking`` ``[a]``: rows whose looks are wanted.
+        ``asking`` ``[a]``: rows whose attention is probed.
         """
         text = self._text_model
         parts: list[Tensor] = []
@@ -241,7 +239,7 @@ class TrainableModel(Qwen25VL):
         return F.linear(hidden.float(), self.model.lm_head.weight)
 
     def token_ids(self, text: str) -> list[int]:
-        """Token ids of a text as it stands."""
+        """Token ids of a text without special tokens."""
         return self._ids(text)
 
     @property
@@ -250,14 +248,14 @@ class TrainableModel(Qwen25VL):
 
 
 def _fast_bfloat16(device: str) -> bool:
-    """Whether products in bfloat16 are faster than in float32 here."""
+    """Whether bfloat16 products are faster than float32 on this device."""
     if device.startswith("cuda"):
         return bool(torch.cuda.is_bf16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()
 
 
 def _pack_by_frame(frame_of: Tensor, counts: Tensor, unit: int) -> PackedSequences:
-    """Groups that belong to frames ``[groups]`` (frame ``f`` has ``counts[f]``) -> their patches, brought together."""
+    """Groups of frames ``[groups]`` (frame ``f`` has ``counts[f]``) -> their patches, packed by frame."""
     lengths = counts[frame_of]
     groups = lexicographic_order(torch.stack([lengths, frame_of], dim=1))
     order = (groups[:, None] * unit + torch.arange(unit)).flatten()

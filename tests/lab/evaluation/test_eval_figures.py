@@ -160,7 +160,7 @@ def model():
 
 
 def test_thresholds_are_the_models_then_validations_then_a_half(model, results):
-    assert select_thresholds(model, ("fall",)) == ({"fall": 0.5}, "the default: nothing says better")
+    assert select_thresholds(model, ("fall",)) == ({"fall": 0.5}, "the default")
     chosen, origin = select_thresholds(model, ("fall",), results)
     assert 0.2 < chosen["fall"] < 0.9
     assert "validation" in origin

@@ -36,7 +36,7 @@ def test_stretches_lie_apart_and_nobody_is_there_in_between(seed, seconds, split
     ends = [0.0, *(episode.end_s for episode in footage.episodes)]
     starts = [*(episode.start_s for episode in footage.episodes), seconds]
     assert all(start - end >= 3.99 for end, start in zip(ends, starts, strict=True))
-    for at in footage.moments:
+    for at in footage.quiet_instants:
         assert not [actor for actor in visible(footage, at) if actor.kind != "bag"]
     assert all(0 <= key.t <= seconds for actor in footage.scene.actors for key in actor.keys)
     assert [actor.id for actor in footage.scene.actors] == list(range(len(footage.scene.actors)))
@@ -88,7 +88,7 @@ def test_a_picture_late_in_an_hour_shows_who_is_there(hour):
     (vehicle,) = [each for each in renderer.objects(at) if each.kind == "vehicle"]
     left, top, right, bottom = vehicle.box
     part = np.s_[int(top * 144) : int(bottom * 144), int(left * 256) : int(right * 256)]
-    empty = [renderer.picture(moment, 7).astype(int) for moment in hour.moments[3:5]]
+    empty = [renderer.picture(moment, 7).astype(int) for moment in hour.quiet_instants[3:5]]
     there = renderer.picture(at, 7).astype(int)
     # Light drifts by some per cent, and leaves sway.
     assert np.abs(empty[0] - empty[1]).mean() < 12
@@ -169,7 +169,7 @@ def test_wordings_are_those_that_were_taught():
 
 def test_footage_in_which_nothing_happens_is_refused():
     short = next(footage for seed in range(200) if not (footage := LongScene(60, seed, quiet_s=60)).episodes)
-    assert short.moments == (0.0, 60)
+    assert short.quiet_instants == (0.0, 60)
     with pytest.raises(ConfigError, match="holds none of them to ask about"):
         generate_questions(LongScene(60, short.seed, quiet_s=60), per_kind=1)
 

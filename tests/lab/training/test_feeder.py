@@ -41,7 +41,7 @@ def test_what_went_wrong_there_is_told_here() -> None:
 
 
 def test_a_process_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.lab.training.example_loader._LOOK_S", 0.2)
+    monkeypatch.setattr("cluster.lab.training.example_loader._POLL_S", 0.2)
     with ExampleLoader(TowerExamples("tiny", 0, frames=1), workers=1) as feeder:
         feeder.next()
         os.kill(feeder._processes[0].pid, signal.SIGKILL)

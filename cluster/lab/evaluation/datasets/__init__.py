@@ -1,7 +1,4 @@
-"""Labelled footage: one file per layout on disk, each with one entry in ``dataset_layouts``.
-
-What a directory of labelled footage is to the evaluator, whatever its layout on disk.
-"""
+"""Labelled videos: one file per directory layout, each registered in ``dataset_layouts``."""
 
 from __future__ import annotations
 
@@ -27,18 +24,17 @@ T = TypeVar("T")
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".ts"})
 
-# A container's stated length and the end of its last packet differ by rounding and by lost last frames; more than
-# this is missing video.
+# Tolerance between a container's stated length and the end of its last packet.
 _END_SLACK_S = 1.0
 
 
 class UnreadableVideoError(Exception):
-    """The file is no video that can be played to its end; the message says why."""
+    """The file cannot be played to its end; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """``fps`` is the mean frame rate; ``seconds`` the length of the video."""
+    """``fps``: mean frame rate; ``seconds``: length."""
 
     width: int
     height: int
@@ -50,7 +46,7 @@ def probe_video(path: Path) -> VideoFacts:
     """Open the file, decode its first picture and find its end.
 
     Raises:
-        UnreadableVideoError: missing, empty, not a video, no decodable picture, or cut off before its stated end.
+        UnreadableVideoError: missing, empty, not a video, no decodable picture, or truncated.
     """
     try:
         if path.stat().st_size == 0:
@@ -86,14 +82,14 @@ def _stated_seconds(container: InputContainer, stream: VideoStream) -> float | N
 
 
 def _last_packet_s(container: InputContainer, stream: VideoStream, near_s: float | None) -> float:
-    """Presentation time of the last packet, seconds. Reads from the last keyframe on where the end is known."""
+    """Presentation time of the last packet, seconds. Reads from the last keyframe if the end is known."""
     if near_s is not None:
         container.seek(int(near_s * av.time_base))
     else:
         container.seek(0)
     last = 0.0
     for packet in container.demux(stream):
-        # AVI knows no presentation times.
+        # AVI has no presentation times.
         stamp = packet.pts if packet.pts is not None else packet.dts
         if stamp is not None and packet.time_base is not None:
             last = max(last, float(stamp * packet.time_base))
@@ -104,10 +100,10 @@ def _last_packet_s(container: InputContainer, stream: VideoStream, near_s: float
 class LabelledVideo:
     """One video and its truth.
 
-    * ``events``: (kind, start, end), seconds from the video's first picture
-    * ``kinds``: what it can be judged on; a kind named here without an event did not happen
-    * ``strata``: names of the groups it is also reported in ("night", "noisy" …)
-    * ``motion``: mean motion by the data set's own measure, ``None`` where the evaluation is to measure it
+    * ``events``: (kind, start, end), seconds from the first picture
+    * ``kinds``: kinds it can be judged on; one without an event did not happen
+    * ``strata``: groups it is also reported in ("night", "noisy" …)
+    * ``motion``: mean motion by the data set's own measure, ``None`` to measure it
     """
 
     path: Path
@@ -120,19 +116,19 @@ class LabelledVideo:
 
 @dataclass(frozen=True, slots=True)
 class SkippedVideo:
-    """A video that is left out, and why, in one sentence."""
+    """A video that is left out, and the reason in one sentence."""
 
     path: Path
     reason: str
 
 
-# So many reasons are named in an error; the rest are counted.
+# Reasons named in an error; the rest are counted.
 _REASONS_TOLD = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Labelled videos, what was left out, and the question that asks for each kind of event (kind -> text)."""
+    """Labelled videos, skipped ones, and the question for each kind of event (kind -> text)."""
 
     layout: str
     directory: Path
@@ -142,7 +138,7 @@ class Dataset:
 
 
 DatasetReader = Callable[[Path, float], Dataset]
-"""Reads ``(directory, min_seconds)``; raises ``ConfigError`` when the directory is not of its layout at all."""
+"""Reads ``(directory, min_seconds)``; raises ``ConfigError`` if the directory has another layout."""
 
 dataset_layouts: Registry[DatasetReader] = Registry(
     "dataset layout",
@@ -158,12 +154,12 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
 
     Args:
         directory: holds videos and labels.
-        layout: how they lie in it, one of ``dataset_layouts``.
-        min_seconds: shorter videos are skipped; the evaluator's window length.
+        layout: one of ``dataset_layouts``.
+        min_seconds: shorter videos are skipped; the window length.
 
     Raises:
-        ConfigError: unknown layout, no such directory, one that is not of this layout, or nothing left of it; the
-            message then says what was skipped first and why.
+        ConfigError: unknown layout, no such directory, another layout, or no video left; the message names the first
+            skipped videos.
     """
     read = dataset_layouts.get(layout)
     folder = check_directory(directory)
@@ -174,7 +170,7 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
 
 
 def check_directory(directory: str | Path) -> Path:
-    """Raises ``ConfigError`` where it is no directory."""
+    """Raises ``ConfigError`` if it is not a directory."""
     folder = Path(directory)
     if not folder.is_dir():
         what = "is not a directory" if folder.exists() else "does not exist"
@@ -183,7 +179,7 @@ def check_directory(directory: str | Path) -> Path:
 
 
 def collect_or_skip(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple[list[T], list[SkippedVideo]]:
-    """What can be made of the ``parts`` (path, beginning of the reason, what makes it), and why the others cannot."""
+    """Results of the ``parts`` (path, prefix of the reason, factory), and those whose factory failed."""
     found: list[T] = []
     skipped: list[SkippedVideo] = []
     for path, where, make in parts:
@@ -195,7 +191,7 @@ def collect_or_skip(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple
 
 
 def probe_min_length(path: Path, min_seconds: float) -> VideoFacts:
-    """Raises ``UnreadableVideoError`` as well where it is shorter than that."""
+    """Like ``probe_video``, but raises ``UnreadableVideoError`` for shorter videos too."""
     facts = probe_video(path)
     if facts.seconds < min_seconds:
         raise UnreadableVideoError(f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
@@ -212,7 +208,7 @@ def format_reasons(skipped: Sequence[SkippedVideo]) -> str:
 
 
 def read_scenes(directory: Path, min_seconds: float) -> Dataset:
-    """Every clip in the directory; a scene's truth covers every kind of event, so each is judged on all."""
+    """All clips in the directory; the truth covers every kind of event, so each is judged on all."""
     clips = {path.stem: path for path in directory.glob("*.mp4")}
     paths = [clips.get(name, directory / f"{name}.mp4") for name in sorted(clips.keys() | set(_indexed(directory)))]
     videos, skipped = collect_or_skip((path, "", partial(_labelled, path, min_seconds)) for path in paths)
@@ -221,7 +217,7 @@ def read_scenes(directory: Path, min_seconds: float) -> Dataset:
 
 
 def _indexed(directory: Path) -> list[str]:
-    """Names in the index; without one, whatever lies there counts."""
+    """Names in the index; none without an index."""
     path = directory / INDEX
     if not path.exists():
         return []

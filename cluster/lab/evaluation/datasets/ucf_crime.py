@@ -1,8 +1,8 @@
-"""UCF-Crime as published, or a user's own footage laid out like it.
+"""UCF-Crime as published, or other videos in its layout.
 
-Folders named after the classes hold the videos, at any depth (the archives put ``Anomaly-Videos-Part-1/`` and the
-like above them); ``Anomaly_Test.txt`` and ``Temporal_Anomaly_Annotation_for_Testing_Videos.txt`` lie anywhere in the
-directory. The official test split is what is evaluated.
+Folders named after the classes hold the videos, at any depth (the archives add ``Anomaly-Videos-Part-1/`` etc. above
+them); ``Anomaly_Test.txt`` and ``Temporal_Anomaly_Annotation_for_Testing_Videos.txt`` are anywhere in the directory.
+The official test split is evaluated.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from cluster.lab.evaluation.datasets import (
     probe_min_length,
 )
 
-# CodecSight, section 2.1, gives the query for abuse; the other classes differ in the noun alone.
+# CodecSight, section 2.1, gives the query for abuse; the others differ in the noun.
 PROMPT = "Describe the frames and determine if they show any {what}. Start your response with ‘Yes’ or ‘No’"
 
-# Folder name as published -> what the prompt calls it.
+# Published folder name -> noun of the prompt.
 ANOMALY_CLASSES: dict[str, str] = {
     "Abuse": "abuse",
     "Arrest": "arrest",
@@ -53,7 +53,7 @@ _NORMAL_FOLDER = "normalvideos"
 
 
 def parse_class(name: str) -> str | None:
-    """The class a folder's or an annotation's name stands for; ``NORMAL`` for normal videos, ``None`` if unknown."""
+    """Class of a folder's or an annotation's name; ``NORMAL`` for normal videos, ``None`` if unknown."""
     letters = _LETTERS.sub("", name.casefold())
     if letters == NORMAL.casefold() or _NORMAL_FOLDER in letters:
         return NORMAL
@@ -61,7 +61,7 @@ def parse_class(name: str) -> str | None:
 
 
 def prompt(kind: str) -> str:
-    """The question for one of ``ANOMALY_CLASSES``."""
+    """Question for one of ``ANOMALY_CLASSES``."""
     return PROMPT.format(what=ANOMALY_CLASSES[kind])
 
 
@@ -70,18 +70,18 @@ SPLIT = "Anomaly_Test.txt"
 
 
 class VideoKey(NamedTuple):
-    """What names a video in every file of the dataset: its class (any normal folder is one) and file name."""
+    """Identity of a video in all files of the dataset: class (``NORMAL`` for any normal folder) and file name."""
 
     kind: str
     file: str
 
 
 Spans = tuple[tuple[int, int], ...]
-"""First and last frame of each event of one video; none for a normal one."""
+"""First and last frame of each event of one video."""
 
 
 def read_split(path: Path) -> tuple[list[VideoKey], list[SkippedVideo]]:
-    """The videos a split file lists, one ``Class/file.mp4`` per line, in its order and each once."""
+    """Videos of a split file, one ``Class/file.mp4`` per line, in order and without duplicates."""
     found, skipped = collect_or_skip(
         (path, f"line {number}: ", partial(_listed_video, line)) for number, line in _lines(path)
     )
@@ -98,7 +98,7 @@ def _listed_video(line: str) -> VideoKey:
 
 
 def read_annotations(path: Path) -> tuple[dict[VideoKey, Spans], list[SkippedVideo]]:
-    """The temporal annotation: ``file class start1 end1 start2 end2`` per line, frame numbers, -1 for none."""
+    """Temporal annotation: ``file class start1 end1 start2 end2`` per line, frame numbers, -1 for none."""
     found, skipped = collect_or_skip(
         (path, f"line {number}: ", partial(_annotation, line)) for number, line in _lines(path)
     )
@@ -124,15 +124,15 @@ def _annotation(line: str) -> tuple[VideoKey, Spans]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    # The published files mix line ends and carry a byte-order mark in some copies.
+    # The published files mix line endings, and some copies have a byte-order mark.
     text = path.read_text(encoding="utf-8-sig", errors="replace")
     return [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
 
 
 def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
-    """The official test split; without its list, the videos that the temporal annotation names.
+    """The official test split; without its list, the annotated videos.
 
-    A normal video is judged on every class, one of a class on that class alone, as the labels allow no more.
+    A normal video is judged on every class, others on their own class alone, as the labels say no more.
 
     Raises:
         ConfigError: neither list nor annotation in the directory, or no video with an event left.
@@ -176,7 +176,7 @@ def _find(directory: Path, name: str) -> Path | None:
 
 
 def _videos(directory: Path) -> tuple[dict[VideoKey, Path], list[SkippedVideo]]:
-    """Every video below, by what names it; a second copy of a name (as in the event folder) is left aside."""
+    """All videos below the directory; further copies of a name (as in the event folder) are ignored."""
     videos = [path for path in sorted(directory.rglob("*")) if path.suffix.casefold() in VIDEO_SUFFIXES]
     found, skipped = collect_or_skip((path, "", partial(_key_of, directory, path)) for path in videos if path.is_file())
     return dict(reversed(found)), skipped
@@ -202,7 +202,6 @@ def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float
     name = f"{key.kind}/{Path(key.file).stem}"
     if key.kind == NORMAL:
         return LabelledVideo(path, name, (), tuple(ANOMALY_CLASSES))
-    # Frame numbers in seconds of this file, cut at its end.
     timed = ((key.kind, first / facts.fps, min(last / facts.fps, facts.seconds)) for first, last in spans)
     events = tuple(event for event in timed if event[1] < event[2])
     if not events:

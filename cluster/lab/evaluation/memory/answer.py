@@ -1,8 +1,7 @@
-"""One recorded scene under one setting: its KV is put into a fresh memory, and its questions are asked of that alone.
+"""Answers to a recorded scene's questions under one setting, from a fresh memory that holds its KV.
 
-For each instant at which something is asked a memory is filled from the beginning under the cap that its share means at
-that instant. What the window held then is put into it too, after what had left, and everything is settled: the answers
-rest on the memory and on nothing beside it, and all of it is under the cap.
+For each instant of questions a memory is filled from the start, under the cap that the share means then. The window's
+KV is added too and everything is settled, so that answers rest on the memory alone and all of it is under the cap.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from cluster.types import MICROSECONDS, AskResult, AskSpec
 SPACES: tuple[Space, ...] = get_args(Space)
 SHORT_ANSWER, LONG_ANSWER = 8, 48
 
-# Tokens of each layer and head that stand for all of them where coverage is measured.
+# Tokens sampled per layer and head to measure coverage.
 _SAMPLED = 1024
-# The tier must never be what is short: its slabs hold cells of one size each, of some forty sizes, and what blocks take
-# is rounded up, single tokens to several times their size. Memory is reserved as it fills.
+# The tier must never be short: slabs hold cells of one of some forty sizes, and blocks are rounded up. Memory is
+# reserved as it fills.
 _ROUNDING = 8
 _SLABS = 256 * 2**20
 
@@ -42,8 +41,8 @@ _SLABS = 256 * 2**20
 class SceneAnswers:
     """All questions of one scene under one setting.
 
-    * ``coverage``: of the last instant; empty where nothing had to go
-    * ``incomplete``: answers for which some of the memory could not be had in time, or was lost
+    * ``coverage``: at the last instant; empty for an unbounded memory
+    * ``incomplete``: answers for which some of the memory was late or lost
     """
 
     answered: tuple[AnswerRecord, ...]
@@ -55,10 +54,10 @@ class SceneAnswers:
 
     @classmethod
     def from_json(cls, body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneAnswers:
-        """The inverse of ``to_json``; answers are judged anew, and reported as those of ``video``.
+        """Inverse of ``to_json``; answers are graded again, and reported as those of ``video``.
 
         Raises:
-            ValueError, KeyError, TypeError: it is something else, or of other questions.
+            ValueError, KeyError, TypeError: invalid, or of other questions.
         """
         found = []
         for number, (question, each) in enumerate(zip(questions, body["answered"], strict=True)):
@@ -77,13 +76,13 @@ class SceneAnswers:
 def answer_scene(
     engine: NativeEngine, recording: Recording, video: str, questions: Sequence[Question], setting: ShareSetting
 ) -> SceneAnswers:
-    """Fill memories with what was recorded and ask.
+    """Fill memories with the recording and ask.
 
     Args:
-        engine: of the model that the KV was computed with; its memories are replaced.
-        recording: with an instant for each time at which something is asked.
+        engine: of the model that computed the KV; its memories are replaced.
+        recording: has an instant for each time of a question.
         video: name to report the answers under.
-        questions: in the order in which they are reported.
+        questions: in the order of the report.
         setting: policies and share.
 
     Raises:
@@ -111,7 +110,7 @@ def answer_scene(
 
 
 def full_bytes(chunks: Sequence[KVChunk]) -> int:
-    """Bytes of all KV of these frames, and of the frame number and cell that a memory keeps with each token."""
+    """Bytes of all KV of these frames, with the frame number and cell stored per token."""
     return sum(
         chunk.key.nbytes + chunk.value.nbytes + 8 * chunk.tokens * chunk.key.shape[0] * chunk.key.shape[1]
         for chunk in chunks
@@ -119,7 +118,7 @@ def full_bytes(chunks: Sequence[KVChunk]) -> int:
 
 
 def open_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[MemoryBank, StreamMemory]:
-    """An empty memory for these frames, under the cap of ``setting``; it is the only thing in its bank's tier."""
+    """An empty memory for these frames, under the cap of ``setting``, alone in its bank's tier."""
     whole = full_bytes(chunks)
     room = _SLABS + _ROUNDING * whole
     bank = MemoryBank(TierStack([Arena(room, evicts=False)]))
@@ -128,10 +127,10 @@ def open_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[Memor
 
 
 def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetting) -> StreamMemory:
-    """A settled memory of these frames, which ``engine`` answers from."""
+    """A settled memory of these frames, attached to ``engine``."""
     bank, memory = open_memory(chunks, setting)
     for chunk in chunks:
-        # Not through the bank, which would begin anew where a policy fails.
+        # Not through the bank, which restarts a memory whose policy fails.
         memory.add_chunk(chunk)
     memory.settle()
     engine.memories = bank
@@ -141,7 +140,7 @@ def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetti
 def _ask(
     engine: NativeEngine, memory: StreamMemory, recording: Recording, video: str, number: int, question: Question
 ) -> tuple[AnswerRecord, bool]:
-    """The answer, and whether all that was wanted of the memory was to be had."""
+    """The answer, and whether all wanted blocks of the memory were available."""
     turns: list[tuple[str, str]] = []
     results: list[AskResult] = []
     times: list[float] = []
@@ -158,14 +157,14 @@ def _ask(
         try:
             run = engine.ask(ask)
         except NotReadyError:
-            # Asked before the first picture was complete: nothing can be said.
+            # Asked before the first frame was complete.
             turns.append((text, ""))
             continue
         while run.step() is not None:
             pass
         results.append(run.result)
         turns.append((text, run.result.text))
-        # Only evidence is looked for among them, and of a long past they are many.
+        # Needed for evidence recall only.
         for frame, count in run.retrieval.stats.tokens_by_frame.items() if question.evidence else ():
             middle = (memory.frame_time(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
             times += [middle] * count
@@ -188,21 +187,20 @@ def _ask(
 
 
 def _since(memory: StreamMemory, recording: Recording, question: Question) -> float | None:
-    """Seconds before the newest frame, for a question that says from when on it means in seconds of the footage."""
+    """``question.since_s`` in seconds before the newest frame."""
     if question.since_s is None or memory.newest is None:
         return None
     return max(0.0, (memory.newest - recording.begin) / MICROSECONDS - question.since_s)
 
 
 def _longest(question: Question, truth: str) -> int:
-    """Tokens an answer may have."""
+    """Token limit of an answer."""
     short = isinstance(question, MultipleChoice) or len(words(truth)) <= 1
     return SHORT_ANSWER if short else LONG_ANSWER
 
 
-# -- coverage -------------------------------------------------------------------------------------
 def _coverage(memory: StreamMemory, chunks: Sequence[KVChunk]) -> dict[Space, Coverage]:
-    """How far tokens spread evenly over all frames are from the nearest that is held; empty where a head holds none."""
+    """Distance of tokens sampled evenly over all frames to the nearest held one; empty if a head holds none."""
     key, value = (torch.cat([getattr(chunk, name) for chunk in chunks], dim=2) for name in ("key", "value"))
     picked = torch.linspace(0, key.shape[2] - 1, min(_SAMPLED, key.shape[2]), dtype=torch.float64).round().long()
     place = picked[None]
@@ -223,7 +221,7 @@ def _joined(parts: dict[Space, list[torch.Tensor]]) -> dict[Space, torch.Tensor]
 
 
 def load_head_tokens(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
-    """What a head holds, its frames in order; None where that is nothing."""
+    """Tokens held by a head in frame order; None without any."""
     table = memory.heads[layer][h].organiser.table
     loaded = memory.tiers.load([memory.key_of(layer, h, cluster) for cluster in range(len(table))])
     blocks = [each.block for each in loaded if each.block is not None]
@@ -237,6 +235,6 @@ def load_head_tokens(memory: StreamMemory, layer: int, h: int) -> LayerKV | None
 
 
 def pool_coverage(parts: Sequence[Coverage], furthest: float) -> Coverage:
-    """Coverage of several scenes as one, each counting alike, on a scale that other settings share."""
+    """Coverage of several scenes, equally weighted, on a scale shared with other settings."""
     together = torch.tensor([value for part in parts for value in part.percentiles])
     return make_coverage(together, furthest)

@@ -1,4 +1,4 @@
-"""Footage of any length with known truth: one camera and place, short episodes of life, and quiet in between."""
+"""Long footage with known truth: one camera, episodes of activity with quiet in between."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from cluster.lab.scenes.layouts import ASPECT, Layout, make_layout
 from cluster.lab.scenes.scene import CameraSettings, Scene, sample_camera, sample_conditions
 from cluster.lab.scenes.vocabulary import SPLITS, SceneEvent, Split
 
-# What people do. Nothing that is always there, and no vehicle: what is said of those must be certain. Nobody who runs
-# through either: one near the camera is gone before two seconds, and so was never "seen".
+# Distractors with people only; none that is permanent, and no runner, who may be visible for less than two seconds.
 _PEOPLE = ("crouch", "talk", "skirt_zone", "waits_with_bag")
-# So long does the slowest take to where something happens.
+# The slowest walk to the place of action.
 _WALK_IN_S = 16.0
-# Of a vehicle's centre, as in cluster.lab.scenes.questions: nearer to the edge it does not count as seen.
+# Margin within which an actor's centre is not visible, as in cluster.lab.scenes.questions.
 _EDGE = 0.02
 _STEP_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class VehiclePass:
-    """A vehicle of a colour that comes through, or stops on its lane for some seconds first."""
+    """A vehicle of a colour that passes, or stops on its lane for some seconds first."""
 
     color: str
     stops: bool = False
@@ -37,7 +36,7 @@ class VehiclePass:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Everything that moves between ``start_s`` and ``end_s``; before and after the place is empty."""
+    """All actors between ``start_s`` and ``end_s``; before and after the place is empty."""
 
     start_s: float
     end_s: float
@@ -45,7 +44,7 @@ class Episode:
     events: tuple[SceneEvent, ...]
 
     def moved(self, start_s: float, first_id: int) -> Episode:
-        """The same, beginning at ``start_s``, its actors numbered from ``first_id``."""
+        """The episode shifted to ``start_s``, its actors numbered from ``first_id``."""
         by = start_s - self.start_s
         actors = tuple(_later(actor, by, first_id) for actor in self.actors)
         events = tuple(
@@ -65,8 +64,8 @@ def write_episode(builder: SceneBuilder, drives: Sequence[VehiclePass], people: 
 
     Args:
         builder: of the place; its length does not matter.
-        drives: the vehicles, in order. No two are there at once, so none hides another or drives through it.
-        people: how many times somebody (or a pair, or a group) comes. With ``drives`` empty at least 1.
+        drives: vehicles in order. They never overlap, so none hides another.
+        people: number of passing persons or groups, at least 1 without ``drives``.
     """
     for _ in range(people):
         at = builder.uniform(0, 8)
@@ -82,7 +81,7 @@ def write_episode(builder: SceneBuilder, drives: Sequence[VehiclePass], people: 
 
 
 def visible_span(actor: Actor) -> tuple[float, float] | None:
-    """When an actor is in the picture, from first to last; None for one that never is."""
+    """First and last second at which an actor is visible; None if never."""
     first: float | None = None
     last = second = actor.keys[0].t
     while second <= actor.keys[-1].t:
@@ -95,7 +94,7 @@ def visible_span(actor: Actor) -> tuple[float, float] | None:
 
 
 def _drive(builder: SceneBuilder, drive: VehiclePass, at: float) -> float:
-    """Write one vehicle that enters at ``at``; when it is gone."""
+    """Write one vehicle that enters at ``at``; returns when it has left."""
     near = builder.chance(0.5)
     direction = 1 if near else -1
     speed = builder.uniform(0.28, 0.5)
@@ -125,33 +124,32 @@ def _later(actor: Actor, by: float, first_id: int) -> Actor:
     return replace(actor, id=actor.id + first_id, keys=keys, carries=carries)
 
 
-# Leads every seed, so that none meets a seed of an ordinary scene.
+# First part of every seed: disjoint from ordinary scenes.
 _SEED = 404
 _SHORTEST_S = 60.0
 _LEAST_QUIET_S = 4.0
-# Colours that come once or never; ordinary traffic has the others.
+# Number of rare colours, which come once or never.
 _RARE = 4
-# When those that come once do, as shares of the length: what is asked later lies in the past for long.
+# When the rare vehicles come, as shares of the length.
 _NEEDLES = (0.05, 0.6)
 
 
 @dataclass(frozen=True, eq=False)
 class LongScene:
-    """Long footage, written first and drawn picture by picture: nothing of its length lies in memory.
+    """Long footage, scripted first and rendered frame by frame in constant memory.
 
-    It is always a day scene of full contrast: what is said of colours must be certain.
+    Always daylight and full contrast, so that colours are certain.
 
     Args:
         seconds: length, at least 60.
-        seed: the same arguments give the same footage.
-        split: the layouts and camera settings to draw from; ``test`` has its own.
-        quiet_s: mean time without anybody between two episodes, at least 8.
-        needle_colors: vehicles that come once or never have colours of these (at least three); ordinary traffic has
-            the rest.
+        seed: same arguments, same footage.
+        split: layouts and camera settings to draw from; ``test`` has its own.
+        quiet_s: mean quiet time between two episodes, at least 8.
+        needle_colors: colours (at least three) of vehicles that come once or never; ordinary traffic has the others.
         camera: size, rate and encoder; None draws one of the split's.
 
     Raises:
-        ConfigError: an argument out of these bounds.
+        ConfigError: an argument out of bounds.
     """
 
     seconds: float
@@ -163,7 +161,7 @@ class LongScene:
 
     def __post_init__(self) -> None:
         if self.seconds < _SHORTEST_S:
-            raise ConfigError(f"footage with a past must last at least {_SHORTEST_S:.0f} s, not {self.seconds:g}")
+            raise ConfigError(f"long footage must last at least {_SHORTEST_S:.0f} s, not {self.seconds:g}")
         if self.seed < 0:
             raise ConfigError(f"a seed must be at least 0, not {self.seed}")
         if self.split not in SPLITS:
@@ -180,7 +178,7 @@ class LongScene:
 
     @cached_property
     def scene(self) -> Scene:
-        """What a renderer or encoder takes. An ordinary scene may have the same name: ``clip`` gives its own."""
+        """The scene for renderer or encoder. An ordinary scene may have the same name; use ``clip`` for paths."""
         look = self._chance(1)
         return Scene(
             split=self.split,
@@ -200,7 +198,7 @@ class LongScene:
 
     @cached_property
     def episodes(self) -> tuple[Episode, ...]:
-        """When there is life, in order; before, between and after there are at least four quiet seconds."""
+        """Episodes in order, with at least four quiet seconds before, between and after."""
         rng = self._chance(2)
         rare, common = self._palette(rng)
         first, second = np.sort(rng.uniform(*_NEEDLES, size=2)) * self.seconds
@@ -223,13 +221,13 @@ class LongScene:
             start, actors = episode.end_s + self._quiet(rng), actors + len(episode.actors)
 
     @cached_property
-    def moments(self) -> tuple[float, ...]:
-        """Instants at which nobody is there, ascending: 0, one after every episode but the last, and the end."""
+    def quiet_instants(self) -> tuple[float, ...]:
+        """Instants at which nobody is visible, ascending: 0, one after every episode but the last, and the end."""
         gaps = zip(self.episodes, self.episodes[1:], strict=False)
         return (0.0, *(round((here.end_s + there.start_s) / 2, 3) for here, there in gaps), self.seconds)
 
     def clip(self, folder: Path) -> SceneClip:
-        """The footage as a clip to encode with ``encode_missing_clips``: ``folder/past-test-000001.mp4``."""
+        """Clip for ``encode_missing_clips``: ``folder/past-test-000001.mp4``."""
         return SceneClip(self.scene, None, folder / f"past-{self.scene.name}.mp4")
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Questions about long footage whose answers are certain, in the wordings that the demo model was taught."""
+"""Questions with certain answers about long footage, in the wordings the demo model was trained on."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class OpenQuestion:
-    """A conversation of one or more ``turns`` and what is right for each.
+    """A conversation of one or more ``turns`` and the right answer to each.
 
-    ``kind``: what it is reported under. ``at_s``: when it is asked, seconds from the first picture. ``since_s``: what
-    was seen before does not count; None for all of it. ``evidence``: spans of time that the answers rest on; empty
-    where they are not known, or where the answer is that something never happened.
+    ``kind``: category of the report. ``at_s``: when it is asked, seconds from the first picture. ``since_s``: only
+    footage after this counts; None for all. ``evidence``: time spans that the answers rest on; empty if unknown or if
+    the answer is that something never happened.
 
     Raises:
         ConfigError: no turn, or not one answer for each.
@@ -45,10 +45,10 @@ class OpenQuestion:
 
 @dataclass(frozen=True, slots=True)
 class MultipleChoice:
-    """One question with options; ``answer`` is the index of the right one. The rest as in ``OpenQuestion``.
+    """One question with options; ``answer``: index of the right one. Other fields as in ``OpenQuestion``.
 
     Raises:
-        ConfigError: fewer than two options, more than there are letters for, or an answer that is none of them.
+        ConfigError: fewer than two options, more than letters, or an invalid answer.
     """
 
     kind: str
@@ -67,13 +67,13 @@ class MultipleChoice:
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """The one prompt: question, lettered options, and what form the answer is to have."""
+        """The one prompt: question, lettered options, and the format of the answer."""
         listed = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, self.options, strict=False))
         return (f"{self.text}\n{listed}\nAnswer with the option's letter from the given choices directly.",)
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The letter of the right option."""
+        """Letter of the right option."""
         return (LETTERS[self.answer],)
 
 
@@ -82,11 +82,11 @@ Question = OpenQuestion | MultipleChoice
 
 _SEED = 405
 _MOST = len(NUMBERS) - 1
-# The wordings about a vehicle's colour are learnt from those about this one, which is always asked for.
+# Wordings about colours are derived from those about this one, which is always asked for.
 _COLOR = "black"
 
 Asked = tuple[str, OpenQuestion]
-"""What a question has in common with those it is balanced against, and the question."""
+"""Wording, the unit of balancing, and question."""
 
 
 def generate_questions(
@@ -94,23 +94,23 @@ def generate_questions(
 ) -> list[OpenQuestion]:
     """Questions of four kinds, in the order in which they are asked.
 
-    * ``needle``: whether a vehicle of a colour was there, or stopped: one event somewhere in the past, or none
-    * ``counting``: how many people or vehicles since a moment, at most six of either
-    * ``order``: whether a person or a vehicle came first since a moment
+    * ``needle``: whether a vehicle of a colour passed, or stopped: one event somewhere in the past, or none
+    * ``counting``: how many people or vehicles since an instant, at most six of either
+    * ``order``: whether a person or a vehicle came first since an instant
     * ``multi-turn``: whether there was a vehicle of one colour, then whether one of a colour stopped
 
-    Of every wording of needle and order there are at every moment as many questions with the one answer as with the
-    other, of multi-turn as many with each pair of answers, so nobody gains by always saying the same or by knowing when
-    it is; counts are spread over the numbers that occur. All moments are quiet ones: nobody is half in the picture.
+    Balanced: at every instant each wording of needle and order has as many questions with either answer, and multi-turn
+    as many with each pair of answers, so that constant answers or knowing the time do not help; counts are spread over
+    the numbers that occur. Instants are quiet ones: nobody is partly visible.
 
     Args:
         footage: what is asked about.
-        per_kind: at most so many of each kind; fewer where the footage does not hold enough to balance them.
-        instants: at how many moments they are asked, spread over the footage, its end included.
-        seed: which of all the possible ones.
+        per_kind: maximum per kind; fewer if the footage cannot balance them.
+        instants: number of instants, spread over the footage, including its end.
+        seed: selects among all possible questions.
 
     Raises:
-        ConfigError: a number below 1, or footage in which nothing happens.
+        ConfigError: a number below 1, or footage without events.
     """
     if per_kind < 1 or instants < 1:
         raise ConfigError(f"{per_kind} questions of a kind at {instants} moments are none; both must be at least 1")
@@ -120,7 +120,7 @@ def generate_questions(
             "quiet between episodes of life holds none of them to ask about; make it longer or less quiet"
         )
     rng = np.random.default_rng([_SEED, footage.seed, seed])
-    moments = footage.moments
+    moments = footage.quiet_instants
     chosen = np.unique(np.linspace(len(moments) - 1, min(1, len(moments) - 1), instants).round().astype(int))
     found: list[OpenQuestion] = []
     for write, answers in _KINDS:
@@ -129,7 +129,7 @@ def generate_questions(
     return sorted(found, key=lambda question: question.at_s)
 
 
-# -- kinds: footage and the moments up to that of asking -> every question there is -------------------
+# -- kinds: footage and the quiet instants up to that of asking -> all possible questions ----------------
 def _needles(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
     at = moments[-1]
     for form, color, answer, evidence in _colored(footage, at):
@@ -153,7 +153,7 @@ def _counts(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
             continue
         kind = "vehicle" if "vehicle" in text else "person"
         evidence = _spans([actor for actor in there if actor.kind == kind])
-        # More than six are "six" to who was taught these words.
+        # The model's largest number is six.
         if len(evidence) <= _MOST:
             yield text, OpenQuestion("counting", (text,), (answer,), moments[-1], since, evidence)
 
@@ -173,11 +173,10 @@ _KINDS: tuple[tuple[Callable[[LongScene, Sequence[float]], Iterator[Asked]], int
 )
 
 
-# -- truth ----------------------------------------------------------------------------------------
 def _colored(footage: LongScene, at: float) -> Iterator[tuple[str, str, str, tuple[Span, ...]]]:
-    """Wording with a gap for the colour, colour, answer and evidence, where one event or none answers it."""
+    """Wording with a placeholder for the colour, colour, answer and evidence, where at most one event answers it."""
     vehicles = [actor for actor in _between(footage, 0.0, at) if actor.kind == "vehicle"]
-    forms = [text.replace(f" {_COLOR} ", " {} ") for text, _, _ in _taught(footage, [], at) if f" {_COLOR} " in text]
+    forms = [text.replace(f" {_COLOR} ", " {} ") for text, _ in _taught(footage, [], at) if f" {_COLOR} " in text]
     for form, color in product(forms, COLORS):
         matching = [actor for actor in vehicles if actor.color == color]
         if "stop" in form:
@@ -187,22 +186,22 @@ def _colored(footage: LongScene, at: float) -> Iterator[tuple[str, str, str, tup
 
 
 def _since(footage: LongScene, moments: Sequence[float]) -> Iterator[tuple[str, str, float | None, list[Actor]]]:
-    """Every taught wording without a colour, answered for what was between a moment and the last of ``moments``; with
-    that moment (None for the beginning) and who was there."""
+    """Every wording without a colour, with the answer for the time since an instant, the instant (None: start) and the
+    actors."""
     at = moments[-1]
     for since in reversed(moments[:-1]):
         there = _between(footage, since, at)
         kinds = [actor.kind for actor in there]
-        # Further back there are only more of both.
+        # Earlier instants only have more of both.
         if kinds.count("person") > _MOST and kinds.count("vehicle") > _MOST:
             return
-        for text, answer, _ in _taught(footage, there, at):
+        for text, answer in _taught(footage, there, at):
             if f" {_COLOR} " not in text:
                 yield text, answer, since or None, there
 
 
 def _between(footage: LongScene, since: float, at: float) -> list[Actor]:
-    """Who was there between two quiet moments."""
+    """Actors between two quiet instants."""
     return [
         actor
         for episode in footage.episodes
@@ -211,21 +210,20 @@ def _between(footage: LongScene, since: float, at: float) -> list[Actor]:
     ]
 
 
-def _taught(footage: LongScene, there: Sequence[Actor], at: float) -> Iterator[tuple[str, str, float]]:
+def _taught(footage: LongScene, there: Sequence[Actor], at: float) -> Iterator[tuple[str, str]]:
+    """(text, answer) of the trained memory questions for these actors."""
     for question in memory_questions(replace(footage.scene, actors=tuple(there)), at):
-        yield question.text, question.answer, question.at_s
+        yield question.text, question.answer
 
 
 def _spans(actors: Sequence[Actor]) -> tuple[Span, ...]:
-    """When each was in the picture, in order."""
+    """When each was visible, sorted."""
     return tuple(sorted(span for actor in actors if (span := visible_span(actor)) is not None))
 
 
-# -- choice ---------------------------------------------------------------------------------------
 def _balanced(asked: Sequence[Asked], count: int, answers: int | None, rng: np.random.Generator) -> list[OpenQuestion]:
-    """At most ``count`` of them, in rounds of one question of each answer to one wording. ``answers``: how many
-    different ones there must be in a round, whole rounds only, each of one moment; None for as many as there are, the
-    fullest first."""
+    """At most ``count`` questions, in rounds of one question per answer to one wording. ``answers``: distinct answers
+    of a round, only whole rounds, each of one instant; None for as many as there are, largest rounds first."""
     forms: dict[tuple[str, float], dict[tuple[str, ...], list[OpenQuestion]]] = defaultdict(lambda: defaultdict(list))
     for form, question in asked:
         moment = 0.0 if answers is None else question.at_s

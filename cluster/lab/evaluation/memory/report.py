@@ -1,4 +1,4 @@
-"""An evaluation of memory as figures and rows, and as JSON."""
+"""Report of an evaluation of memory: figures, rows, charts, JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def accuracy_table(report: MemoryReport) -> Table:
-    """Accuracy of every setting, all questions and by kind, and the drop from the baseline."""
+    """Accuracy of every setting, overall and by kind, and the drop from the baseline."""
     heads = ["setting", "questions", *report.kinds, *(["drop"] if report.baseline is not None else [])]
     rows = []
     for result in report.results:
@@ -44,7 +44,7 @@ def accuracy_table(report: MemoryReport) -> Table:
 
 
 def tables(report: MemoryReport) -> list[Table]:
-    """Accuracy; what was retrieved, and whether the answers rest on it; coverage, where it was measured; cost."""
+    """Accuracy; retrieval and evidence; coverage, where measured; cost."""
     retrieval, coverage, cost = [], [], []
     for result in report.results:
         name = result.setting.name
@@ -64,7 +64,7 @@ def tables(report: MemoryReport) -> list[Table]:
 
 
 def make_page(report: MemoryReport) -> Page:
-    """The report as every report is written."""
+    """Page of the report."""
     shown = Section(charts=memory_charts(report), tables=tables(report))
     sections = [shown, *remarks(report.notes, report.skipped)]
     return Page(report.title, facts=list(report.facts.items()), sections=sections)
@@ -80,10 +80,10 @@ _TTFT = Axis("time to the first word, s", low=0.0)
 
 
 def memory_charts(report: MemoryReport) -> dict[str, Figure]:
-    """File name (without suffix) -> figure; a curve that was not measured is left out.
+    """File name (without suffix) -> figure; curves that were not measured are left out.
 
     ``accuracy-budget``; ``coverage-joint``, ``coverage-key`` and ``coverage-value`` (CoRDS, figure 4: distribution of
-    the distance from every token to the nearest that was kept); ``ttft-history``.
+    the distance from every token to the nearest kept one); ``ttft-history``.
     """
     found = {
         "accuracy-budget": chart(
@@ -108,12 +108,12 @@ def memory_charts(report: MemoryReport) -> dict[str, Figure]:
 
 
 def _by_budget(results: Sequence[SettingResult]) -> list[Series]:
-    """One series for each combination of policies; without a bound a setting stands at what it held."""
+    """One series per combination of policies; unbounded settings are placed at what they held."""
     points: dict[str, list[Point]] = defaultdict(list)
     for result in results:
         setting, measured = result.setting, result.accuracy["all"]
         held = result.mean("held") if setting.budget is None else float(setting.budget)
-        # A logarithmic axis has no place for a memory that holds nothing.
+        # Zero has no place on a logarithmic axis.
         if held > 0:
             text = f"{setting.name}: {format_estimate(measured)}"
             name = f"{setting.compressor}/{setting.organiser}/{setting.retriever}"
@@ -151,9 +151,8 @@ _ASKED_ALONE = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """``results``: one for each setting. ``baseline``: the one that the others' drops are measured against, None for
-    none. ``facts``: what was evaluated, on what. ``skipped``: what the data set left out. ``headline``: the figures
-    that stand for all."""
+    """``results``: one per setting. ``baseline``: reference of the drops, None for none. ``facts``: model and data.
+    ``skipped``: left out by the data set. ``headline``: the main figures."""
 
     title: str
     results: tuple[SettingResult, ...]
@@ -166,18 +165,18 @@ class MemoryReport:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """``all``, then every kind of question that any setting was asked."""
+        """``all``, then every kind of question."""
         return tuple(dict.fromkeys(kind for result in self.results for kind in result.accuracy))
 
     @property
     def figures(self) -> dict[str, float]:
-        """The headline; accuracy and drop of each setting by name, where they are defined."""
+        """The headline; accuracy and drop of each setting, where defined."""
         found = {f"accuracy {each.setting.name}": each.accuracy["all"].value for each in self.results}
         found |= {f"drop {setting.name}": drop["all"].value for setting, drop in self.drops.items()}
         return self.headline | {name: value for name, value in found.items() if math.isfinite(value)}
 
     def to_json(self) -> str:
-        """The same object as every bench writes, and coverage, drops and what was skipped beside it."""
+        """The object every bench writes, with coverage, answers and skipped videos added."""
         notes = [*(f"{name}: {value}" for name, value in self.facts.items()), *self.notes]
         rows = [self._row(result) for result in self.results]
         body: dict[str, Any] = json.loads(BenchResult("memory", self.figures, rows, notes).to_json())
@@ -201,7 +200,7 @@ class MemoryReport:
 
 
 def chance(questions: Sequence[Question]) -> float:
-    """Mean credit of who knows the kind of a question and always gives that kind's commonest answer, turn by turn."""
+    """Mean credit of always giving the most common answer of the question's kind and turn."""
     said: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for question in questions:
         for turn, answer in enumerate(question.answers):
@@ -221,10 +220,10 @@ def make_report(
     facts: dict[str, str] | None = None,
     skipped: Sequence[SkippedVideo] = (),
 ) -> MemoryReport:
-    """Measure everything, against full KV where it is among the settings. ``skipped``: what was left out before.
+    """Compute the report, against full KV if it is among the settings. ``skipped``: videos left out before.
 
-    Headline: ``chance``; with full KV ``accuracy_full``; with ours at an eighth as well ``accuracy_drop_at_eighth``,
-    the paired difference of both.
+    Headline: ``chance``; with full KV ``accuracy_full``; with ours at 1/8 ``accuracy_drop_at_eighth``, their paired
+    difference.
     """
     settings = {result.setting: result for result in found.results}
     questions = [question for clip in found.footage for question in clip.questions]
@@ -262,11 +261,10 @@ def compare_settings(
     notes: Sequence[str] = (),
     skipped: Sequence[SkippedVideo] = (),
 ) -> MemoryReport:
-    """Measure everything there is to measure; see ``MemoryReport``.
+    """Report without headline.
 
     Raises:
-        ConfigError: no result, two of one setting, a baseline that was not measured, or settings that were asked
-            different questions.
+        ConfigError: no result, duplicate settings, a baseline without result, or settings with different questions.
     """
     by_setting = {result.setting: result for result in results}
     if not results or len(by_setting) < len(results):

@@ -1,7 +1,6 @@
-"""The evaluation of memory: footage times settings, in one process or several, resumable.
+"""The evaluation of memory: clips times settings, in one or several processes, resumable.
 
-Each clip is run through the model once (``recording.py``); what left its windows is kept on disk, and every setting is
-given the same (``answering.py``).
+Each clip runs through the model once (``recording.py``); every setting then gets the recorded KV (``answer.py``).
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from cluster.lab.evaluation.settings import WindowShape
 from cluster.lab.evaluation.worker_pool import ModelSpec, Progress, WorkerPool, all_skipped_error
 from cluster.models.base import VisionLanguageModel
 
-# What decides an answer besides the model, its engine and the setting.
+# Code that determines answers, besides model and engine.
 _CODE = (cluster.memory, recording, answer, results)
 _RECORDING_CODE = (cluster.memory.head_memory, recording)
 
 
 @dataclass(frozen=True, slots=True)
 class Footage:
-    """A video and what is asked about it; ``name`` is its own."""
+    """A video with a unique name, and questions about it."""
 
     name: str
     path: Path
@@ -55,20 +54,20 @@ class MemoryResults:
 
 @dataclass(frozen=True, slots=True)
 class _Clip:
-    """``recording``: where what left its windows lies."""
+    """``recording``: path of the recorded KV."""
 
     footage: Footage
     shape: WindowShape
     recording: Path
 
     def key(self, setting: ShareSetting) -> Key:
-        """Of its answers in the work file."""
+        """Cache key of its answers."""
         asked = str([(e.turns, e.answers, e.at_s, e.since_s, e.evidence) for e in self.footage.questions])
         spec = setting.spec(frames=10**6, full_bytes=10**12, room=10**12)
         return self.recording.stem, digest(asked, code_digest(_CODE)), f"{setting!r} {spec!r}"
 
     def read(self, body: dict[str, Any]) -> SceneAnswers:
-        """Its answers as they are kept."""
+        """Parse cached answers."""
         return SceneAnswers.from_json(body, self.footage.name, self.footage.questions)
 
 
@@ -86,16 +85,16 @@ def evaluate_memory(
 
     Args:
         footage: clips, each with at least one question.
-        model: loaded, or what to load; several processes need the latter.
-        settings: each once.
+        model: loaded, or a spec to load; several processes need a spec.
+        settings: without duplicates.
         shape: windows and sampling rate.
-        folder: for recordings and answers; what is there already, of the same clip, model and code, is not made again.
-        jobs: processes; each holds a model and takes its share of the cores.
-        on_progress: told of every step.
+        folder: for recordings and answers; existing ones of the same clip, model and code are reused.
+        jobs: number of processes.
+        on_progress: called after every step.
 
     Raises:
-        ConfigError: no footage, no settings, two of one name, or a setting that the model refuses.
-        SightlineError: nothing left of the footage, or the folder cannot be used.
+        ConfigError: no footage, no settings, duplicate names, or a setting that the model refuses.
+        SightlineError: all clips were skipped, or the folder cannot be used.
     """
     if not footage or not all(clip.questions for clip in footage):
         raise ConfigError("a memory is evaluated on at least one clip, and each needs a question about it")
@@ -144,7 +143,7 @@ def evaluate_memory(
 def _results(
     footage: Sequence[Footage], settings: Sequence[ShareSetting], runs: Mapping[tuple[str, ShareSetting], SceneAnswers]
 ) -> tuple[SettingResult, ...]:
-    """One for each setting; coverage of all on one scale, where every clip has it."""
+    """One per setting; coverage on a common scale, if every clip has it."""
     parts: dict[ShareSetting, dict[Space, list[Coverage]]] = {}
     for setting in settings:
         measured = [runs[clip.name, setting].coverage for clip in footage]
@@ -186,7 +185,7 @@ def _instants(clip: Footage) -> list[float]:
 
 
 def _record(engine: NativeEngine, clip: _Clip) -> str | None:
-    """Record a clip that is not recorded yet; why it cannot be, None where all is well."""
+    """Record a clip unless it is recorded; returns why it cannot be."""
     if _recording(clip.recording) is None:
         try:
             made = record(engine.model, clip.footage.path, clip.shape, _instants(clip.footage))

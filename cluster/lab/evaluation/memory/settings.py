@@ -15,17 +15,17 @@ from cluster.types import MemorySpec
 SHARES = (1 / 4, 1 / 8, 1 / 16)
 GRIDS = ("quick", "standard")
 
-# The defaults of the running system, wherever "ours" is said.
+# Production defaults: "ours".
 _OURS = MemorySpec()
-# What each organiser was published with; one that is not named here goes with our retriever.
+# Retriever that an organiser was published with; default: ours.
 _NATURAL = {"frames": "top_k", "tokens": "top_k", "resv": "wicsum", "mosaic": "two_stage"}
-# A memory of a minute is to be compressed as often as one of an hour: so many blocks fill it at least.
+# Blocks that fill a memory at least, so that short scenes are compressed as often as long ones.
 _BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySetting:
-    """Names of the policies, and tokens of a layer and head that may be held (None: no bound)."""
+    """Names of the policies, and tokens held per layer and head (None: unbounded)."""
 
     compressor: str
     organiser: str
@@ -41,12 +41,12 @@ class MemorySetting:
 
 @dataclass(frozen=True, slots=True)
 class ShareSetting(MemorySetting):
-    """A memory that may hold a ``share`` of the bytes of all KV there was when it is asked; ``budget`` is None, as the
-    same share is another number of tokens in every scene. ``everything``: questions read all that is held, instead of
-    what the retriever chooses by its defaults.
+    """A memory capped at a ``share`` of the bytes of all KV at the time of the question; ``budget`` is None, as a share
+    is another number of tokens in every scene. ``everything``: questions read all that is held instead of what the
+    retriever chooses.
 
     Raises:
-        ConfigError: an unknown policy, or a share that is none.
+        ConfigError: an unknown policy, or an invalid share.
     """
 
     share: float = 1.0
@@ -75,16 +75,15 @@ class ShareSetting(MemorySetting):
 
     @property
     def bounded(self) -> bool:
-        """Whether anything has to go."""
         return self.share < 1
 
     def spec(self, *, frames: int, full_bytes: int, room: int) -> MemorySpec:
-        """The memory of a scene.
+        """Memory specification for a scene.
 
         Args:
-            frames: how many there are to remember.
+            frames: number of frames to remember.
             full_bytes: of all their KV, frame numbers and cells.
-            room: bytes of the tier, which bound a memory that may hold everything.
+            room: bytes of the tier, the cap of an unbounded memory.
         """
         options: Mapping[str, Any] = {"share": 1.0} if self.everything else {}
         block = min(_OURS.block_frames, max(1, int(self.share * frames / _BLOCKS)))
@@ -99,22 +98,21 @@ class ShareSetting(MemorySetting):
 
 
 FULL = ShareSetting("none", "frames", "top_k", everything=True)
-"""Everything is held and read: what the model can answer at all. With nothing left out, how frames are grouped makes no
-difference, and whole frames are the cheapest."""
+"""Everything is held and read: the upper bound. Then the organiser does not matter, and whole frames are cheapest."""
 
 
 def ours(share: float) -> ShareSetting:
-    """The running system's defaults under a share."""
+    """The production defaults under a share."""
     return ShareSetting(_OURS.compressor, _OURS.organiser, _OURS.retriever, share=share)
 
 
 def memory_grid(name: str) -> list[ShareSetting]:
-    """The settings of a comparison, full first, each once.
+    """Settings of a comparison, full first, without duplicates.
 
-    * ``quick``: at an eighth every compressor under our organiser and retriever, and every organiser under our
-      compressor with the retriever it was published with; ours at all shares and with nothing thrown away
-    * ``standard``: every compressor, organiser and retriever at every share, and every organiser and retriever with
-      nothing thrown away
+    * ``quick``: at 1/8 every compressor with our organiser and retriever, and every organiser with our compressor and
+      the retriever it was published with; ours at all shares and unbounded
+    * ``standard``: every compressor, organiser and retriever at every share, and every organiser and retriever
+      unbounded
 
     Raises:
         ConfigError: another name.

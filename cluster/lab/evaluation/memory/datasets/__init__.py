@@ -1,7 +1,4 @@
-"""Published sets of questions about long videos: one file per layout, each with one entry in ``question_layouts``.
-
-What a directory of videos with questions about their past is to the evaluator, whatever its layout on disk.
-"""
+"""Published sets of questions about long videos: one reader per layout, registered in ``question_layouts``."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from cluster.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class VideoQuestions:
-    """One video and what is asked about it, in the order of asking."""
+    """One video and its questions in order of asking."""
 
     path: Path
     questions: tuple[Question, ...]
@@ -27,7 +24,7 @@ class VideoQuestions:
 
 @dataclass(frozen=True, slots=True)
 class QuestionDataset:
-    """Videos with questions, and what was left out and why."""
+    """Videos with questions, and skipped ones."""
 
     layout: str
     directory: Path
@@ -37,18 +34,18 @@ class QuestionDataset:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One annotation as a layout reads it: where the video must lie, and a function that makes the question once the
-    video's length in seconds is known; that raises ``ConfigError`` where the annotation makes no sense."""
+    """One annotation: path of the video, and a factory of the question given the video's length in seconds, which
+    raises ``ConfigError`` for an invalid annotation."""
 
     video: Path
     question: Callable[[float], Question]
 
 
 Annotation = tuple[Path, int, Callable[[], Entry]]
-"""File, number in it, and what reads it; that raises ``ConfigError`` where it is none."""
+"""File, record number, and parser, which raises ``ConfigError`` for an invalid record."""
 
 QuestionLayout = Callable[[Path], Iterator[Annotation | SkippedVideo]]
-"""Finds the annotations of a directory; raises ``ConfigError`` when it is not of the layout at all."""
+"""Finds the annotations of a directory; raises ``ConfigError`` if it has another layout."""
 
 question_layouts: Registry[QuestionLayout] = Registry(
     "layout of questions about the past",
@@ -57,15 +54,15 @@ question_layouts: Registry[QuestionLayout] = Registry(
 
 
 def load_question_dataset(directory: str | Path, layout: str) -> QuestionDataset:
-    """Read a directory of videos and questions about them.
+    """Read a directory of videos with questions.
 
     Args:
         directory: holds videos and annotations.
-        layout: how they lie in it, one of ``question_layouts``.
+        layout: one of ``question_layouts``.
 
     Raises:
-        ConfigError: unknown layout, no such directory, one that is not of this layout, or nothing left of it; the
-            message then says what was skipped first and why.
+        ConfigError: unknown layout, no such directory, another layout, or no video left; the message names the first
+            skipped ones.
     """
     read = question_layouts.get(layout)
     folder = check_directory(directory)
@@ -75,7 +72,7 @@ def load_question_dataset(directory: str | Path, layout: str) -> QuestionDataset
         (path, f"record {number}: ", entry)
         for path, number, entry in (each for each in annotations if not isinstance(each, SkippedVideo))
     )
-    # By video: one that cannot be played is left out once, not with every question.
+    # Per video, so that an unreadable one is skipped once.
     by_video: dict[Path, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_video[entry.video].append(entry)

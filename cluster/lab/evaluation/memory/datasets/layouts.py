@@ -1,19 +1,16 @@
-"""The layouts: which files hold annotations, and what one record of each says.
+"""Readers of published layouts.
 
-* MLVU (Zhou et al. 2024): ``json/1_plotQA.json`` and the like, videos in ``video/1_plotQA/``; the dev set. Each record:
-  ``video`` (a file name), ``question``, ``candidates``, ``answer`` (one of the candidates' texts), ``question_type``.
-  The tasks that are answered in whole sentences have no candidates and are skipped: the published measure of those is
-  another model's opinion.
-* RVS-Ego and RVS-Movie (VStream-QA, Zhang et al. 2024): questions asked while a video runs, answered in free words. As
-  ReKV keeps it: a list of videos, each with ``video_path`` (or ``video_id``) and ``conversations`` of ``question``,
-  ``answer``, ``start_time``, ``end_time``, and ``choices`` where there are options. As published: ``test_qa_*.json``, a
-  flat list of questions with ``video_id``, beside ``rvs_*.json``, which says where in the original video each clip
-  begins; times are then turned into the clip's own. A question is asked at ``end_time``, and what it is about lies
-  between ``start_time`` and that.
-* Video-MME (Fu et al. 2024): one table of questions, Parquet as published or the same as JSON, videos in ``data/``.
-  Each record: ``videoID`` (the file's name without suffix), ``question``, ``options`` (texts that begin with their
-  letter), ``answer`` (a letter), ``duration`` (short, medium, long), ``task_type``. The JSON of the official evaluation
-  nests the questions of a video under ``questions``.
+* MLVU (Zhou et al. 2024), dev set: ``json/1_plotQA.json`` etc., videos in ``video/1_plotQA/``. Fields: ``video`` (file
+  name), ``question``, ``candidates``, ``answer`` (text of a candidate), ``question_type``. Generation tasks have no
+  candidates and are skipped: they are graded by another model.
+* RVS-Ego and RVS-Movie (VStream-QA, Zhang et al. 2024): questions asked while a video runs, answered in free words.
+  ReKV's form: a list of videos with ``video_path`` (or ``video_id``) and ``conversations`` of ``question``, ``answer``,
+  ``start_time``, ``end_time``, and optional ``choices``. Published form: ``test_qa_*.json``, a flat list of questions
+  with ``video_id``, beside ``rvs_*.json`` with each clip's offset in the original video, which is subtracted. A
+  question is asked at ``end_time``; its evidence starts at ``start_time``.
+* Video-MME (Fu et al. 2024): one table of questions, Parquet or JSON, videos in ``data/``. Fields: ``videoID`` (file
+  name without suffix), ``question``, ``options`` (texts with their letter), ``answer`` (a letter), ``duration`` (short,
+  medium, long), ``task_type``. The official evaluation's JSON nests questions under ``questions``.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from cluster.lab.evaluation.memory.datasets.records import Record, read_records,
 from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, OpenQuestion, Question
 
 _TIMED_KINDS = ("answer_type", "question_type", "task")
-# Containers round their length; a question this close behind the end is one at the end.
+# Tolerance for questions after a container's rounded end.
 _SLACK_S = 2.0
 _LETTERED = re.compile(r"^\(?([A-J])[.):]\s*")
 _YOUTUBE = re.compile(r"(?:v=|youtu\.be/)([\w-]{11})")
@@ -38,7 +35,7 @@ _FOLDERS = ("data", "video", "videos", ".")
 
 
 def _choice(kind: str, record: Record, field: str) -> Callable[..., MultipleChoice]:
-    """A question whose answer is the text of one of its options."""
+    """A question whose answer is the text of an option."""
     options, answer = texts(record, field), text(record, "answer")
     if options.count(answer) != 1:
         raise ConfigError(f"the answer {answer!r} is not one of the {field}")
@@ -46,7 +43,7 @@ def _choice(kind: str, record: Record, field: str) -> Callable[..., MultipleChoi
 
 
 def _first_there(folders: list[Path], names: list[Path], default: Path) -> Path:
-    """Where the file of one of these names lies, in any container, or where it would."""
+    """First existing file with one of these names, in any container, else ``default``."""
     for name in names:
         suffixes = [""] if name.suffix.casefold() in VIDEO_SUFFIXES else sorted(VIDEO_SUFFIXES)
         for folder in folders:
@@ -58,7 +55,7 @@ def _first_there(folders: list[Path], names: list[Path], default: Path) -> Path:
 
 
 def _asked_at_the_end(video: Path, question: Callable[..., MultipleChoice]) -> Entry:
-    # Options that make no sense are told before the video is looked for.
+    # Validates the options before the video is searched.
     question(0.0)
     return Entry(video, question)
 
@@ -80,7 +77,7 @@ def read_mlvu(directory: Path) -> Iterator[Annotation | SkippedVideo]:
 
 def _mlvu(root: Path, annotation: Path, record: Record) -> Entry:
     name, kind = text(record, "video"), text(record, "question_type")
-    # Some copies name the folder in the record as well.
+    # Some copies include the folder in the record.
     video = root / "video" / name if "/" in name else root / "video" / annotation.stem / name
     return _asked_at_the_end(video, _choice(kind, record, "candidates"))
 
@@ -100,7 +97,7 @@ def read_rvs(directory: Path) -> Iterator[Annotation]:
         raise ConfigError(f"{directory} is not in RVS's layout: no *.json in it holds questions about videos")
     for path, number, record in asked:
         turns = record.get("conversations", [record])
-        # The flat form alone counts from the beginning of the original video.
+        # Only the flat form counts from the start of the original video.
         begins = 0.0 if "conversations" in record else clips.get(str(record.get("video_id")), 0.0)
         whole = isinstance(turns, list) and any(name in record for name in ("video_path", "video_id"))
         for turn in turns if whole else [None]:
@@ -110,7 +107,7 @@ def read_rvs(directory: Path) -> Iterator[Annotation]:
 def _rvs(directory: Path, annotation: Path, record: Record, turn: object, begins: float) -> Entry:
     named = Path(text(record, "video_path", "video_id"))
     folders = [directory, annotation.parent, annotation.parent / "videos", directory / "videos"]
-    # A stated path is that of another machine's checkout: its last part is what counts.
+    # The path is of another checkout: only its last part counts.
     video = _first_there(folders, [named, Path(named.name)], annotation.parent / "videos" / named.name)
     if not isinstance(turn, dict):
         raise ConfigError(f"{turn!r} is no question")
@@ -134,8 +131,8 @@ def _timed(make: Callable[..., Question], start: float, end: float, length: floa
 
 # -- Video-MME ------------------------------------------------------------------------------------
 def read_videomme(directory: Path) -> Iterator[Annotation | SkippedVideo]:
-    """Every question, asked at the end of its video and reported under the video's class of length."""
-    # JSON first: it takes no further package.
+    """Every question, asked at the end of its video, reported by the video's length class."""
+    # JSON first: it needs no extra package.
     patterns = ("*.json", "videomme/*.json", "*.parquet", "videomme/*.parquet")
     tables = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
     if not tables:
@@ -163,7 +160,7 @@ def _videomme(directory: Path, record: Record) -> Entry:
     if len(letter) != 1 or letter not in LETTERS[: len(options)]:
         raise ConfigError(f"the answer {record['answer']!r} is not the letter of one of {len(options)} options")
     question = partial(MultipleChoice, kind, text(record, "question"), options, LETTERS.index(letter))
-    # Files are named after the YouTube id, which the nested form has in its address alone.
+    # Files are named by YouTube id, which the nested form has only in its URL.
     address = _YOUTUBE.search(str(record.get("url", "")))
     names = [text(record, "videoID")] if "videoID" in record else []
     names += [address.group(1)] if address else []

@@ -1,4 +1,4 @@
-"""Annotation files as lists of records, from JSON or Parquet, and their fields."""
+"""Annotation files as lists of records, from JSON or Parquet, and access to their fields."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ Record = dict[str, Any]
 
 
 def read_records(path: Path) -> list[Record]:
-    """Every record of an annotation file: a JSON list of objects (or an object with one list in it), or a Parquet
-    table.
+    """All records of an annotation file: a JSON list of objects (or an object with one list in it), or a Parquet table.
 
     Raises:
-        ConfigError: unreadable, neither of these, or Parquet without pyarrow to read it.
+        ConfigError: unreadable, another format, or Parquet without pyarrow.
     """
     if path.suffix == ".parquet":
         return _parquet(path)
@@ -36,7 +35,7 @@ def read_records(path: Path) -> list[Record]:
 
 def _parquet(path: Path) -> list[Record]:
     try:
-        # Not everybody has it: nothing else here needs it.
+        # Optional dependency.
         from pyarrow import ArrowException, parquet  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise ConfigError(
@@ -50,10 +49,10 @@ def _parquet(path: Path) -> list[Record]:
 
 
 def text(record: Record, *names: str) -> str:
-    """The first of these fields, as text.
+    """First of these fields that exists, as text.
 
     Raises:
-        ConfigError: none is there, or it is empty or no text.
+        ConfigError: missing, empty or not text.
     """
     for name in names:
         if name in record:
@@ -65,10 +64,10 @@ def text(record: Record, *names: str) -> str:
 
 
 def texts(record: Record, *names: str) -> tuple[str, ...]:
-    """The first of these fields, as a list of texts.
+    """First of these fields that exists, as a list of texts.
 
     Raises:
-        ConfigError: none is there, or it is no list of texts.
+        ConfigError: missing, or not a list of texts.
     """
     for name in names:
         if name in record:
@@ -83,7 +82,7 @@ def seconds(record: Record, name: str) -> float:
     """A field in seconds.
 
     Raises:
-        ConfigError: it is not there or no number.
+        ConfigError: missing, or not a number.
     """
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
