@@ -221,14 +221,14 @@ class Calibration:
         return 0.0 if any(each.violates for each in self.bins) else 1.0
 
 
-def calibrate(scores: Floats, labels: Bools, *, bins: int = BINS, fewest: int = FEWEST) -> Calibration:
+def calibrate(scores: Floats, labels: Bools) -> Calibration:
     """Bin windows by score ``[n]`` against ``labels`` ``[n]``: whether the window shows the event.
 
     ``ece``: mean distance of score and rate over bins, weighted by windows.
     """
-    place = np.clip((scores * bins).astype(np.int64), 0, bins - 1)
-    counts = np.bincount(place, minlength=bins)
-    groups = _merged(counts.tolist(), fewest)
+    place = np.clip((scores * BINS).astype(np.int64), 0, BINS - 1)
+    counts = np.bincount(place, minlength=BINS)
+    groups = _merged(counts.tolist())
     sizes = np.array([counts[a:b].sum() for a, b in groups], dtype=np.float64)
     within = [(place >= a) & (place < b) for a, b in groups]
     rates = np.array([labels[mask].mean() if mask.any() else 0.0 for mask in within])
@@ -236,7 +236,7 @@ def calibrate(scores: Floats, labels: Bools, *, bins: int = BINS, fewest: int = 
     expected = isotonic(rates, sizes) if len(groups) else rates
     low, high = wilson(rates, sizes) if len(groups) else (rates, rates)
     found = tuple(
-        Bin(a / bins, b / bins, int(sizes[i]), *(float(each[i]) for each in (means, rates, expected, low, high)))
+        Bin(a / BINS, b / BINS, int(sizes[i]), *(float(each[i]) for each in (means, rates, expected, low, high)))
         for i, (a, b) in enumerate(groups)
     )
     ece = float((np.abs(rates - means) * sizes).sum() / sizes.sum()) if len(groups) else float("nan")
@@ -262,14 +262,14 @@ def wilson(rates: Floats, sizes: Floats) -> tuple[Floats, Floats]:
     return np.where(rates <= 0, 0.0, centre - half), np.where(rates >= 1, 1.0, centre + half)
 
 
-def _merged(counts: list[int], fewest: int) -> list[tuple[int, int]]:
-    """Ranges ``[a, b)`` of neighbouring bins with at least ``fewest`` each, from low scores up; a remainder joins the
+def _merged(counts: list[int]) -> list[tuple[int, int]]:
+    """Ranges ``[a, b)`` of neighbouring bins with at least ``FEWEST`` each, from low scores up; a remainder joins the
     last range. Empty if all bins together have too few."""
     groups: list[tuple[int, int]] = []
     begin = total = 0
     for index, count in enumerate(counts):
         total += count
-        if total >= fewest:
+        if total >= FEWEST:
             groups.append((begin, index + 1))
             begin, total = index + 1, 0
     if groups:

@@ -7,7 +7,7 @@ score: the maximum over all runs of that many windows of the run's smallest scor
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,27 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.lab.evaluation.datasets import LabelledVideo
-from cluster.lab.scenes.vocabulary import EVENT_KINDS, SceneEvent, window_label
-
-# For kinds of other data sets: seconds of an event, or share of a shorter one, that a window must hold.
-_NEEDED_S = 3.0
-_NEEDED_SHARE = 0.7
+from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 
 
 def window_truth(video: LabelledVideo, kind: str, start_s: float, end_s: float) -> bool | None:
     """Whether window ``[start_s, end_s)`` shows the event; ``None`` if too little of it lies in the window."""
-    if kind in EVENT_KINDS:
-        events = [SceneEvent(name, start, end, ()) for name, start, end in video.events]
-        return window_label(events, kind, start_s, end_s)
-    told: bool | None = False
-    for name, start, end in video.events:
-        overlap = min(end_s, end) - max(start_s, start)
-        if name != kind or overlap <= 0:
-            continue
-        if overlap >= min(_NEEDED_S, _NEEDED_SHARE * (end - start)):
-            return True
-        told = None
-    return told
+    events = [SceneEvent(name, start, end, ()) for name, start, end in video.events]
+    return window_label(events, kind, start_s, end_s)
 
 
 Floats = npt.NDArray[np.float64]
@@ -44,8 +30,8 @@ Bools = npt.NDArray[np.bool_]
 CONSECUTIVE = 2
 RESAMPLES = 2000
 LEVEL = 0.95
-# Fewer videos get no confidence interval.
-_FEWEST_VIDEOS = 3
+# Fewer units get no confidence interval.
+_FEWEST_UNITS = 3
 
 
 def video_score(scores: Sequence[float] | Floats, consecutive: int = CONSECUTIVE) -> float:
@@ -142,18 +128,29 @@ def mean_over_kinds(values: Floats) -> Floats:
 
 
 @functools.lru_cache(maxsize=32)
-def _resamples(videos: int, count: int, seed: int) -> Floats:
-    """Bootstrap weights ``[count, videos]``, the same for every setting, so that differences are paired."""
-    draws = np.random.default_rng(seed).multinomial(videos, np.full(videos, 1 / videos), size=count)
+def bootstrap_weights(units: int, resamples: int = RESAMPLES) -> Floats | None:
+    """Bootstrap weights ``[resamples, units]``, None with too few units.
+
+    The same for every setting, so that differences are paired.
+    """
+    if units < _FEWEST_UNITS or not resamples:
+        return None
+    draws = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=resamples)
     return draws.astype(np.float64)
 
 
-def percentile_interval(values: Floats, level: float = LEVEL) -> Interval:
-    """Middle ``level`` of resampled values ``[b]``, ignoring ``nan``."""
+def estimate(statistic: Callable[[Any], Floats], sample: Any, resampled: Any) -> Estimate:
+    """``statistic`` ``[b]`` of the sample, with its interval over resamplings (None: no interval)."""
+    spread = Interval(np.nan, np.nan) if resampled is None else percentile_interval(statistic(resampled))
+    return Estimate(float(statistic(sample)[0]), spread)
+
+
+def percentile_interval(values: Floats) -> Interval:
+    """Middle ``LEVEL`` of resampled values ``[b]``, ignoring ``nan``."""
     known = values[~np.isnan(values)]
     if not len(known):
         return Interval(np.nan, np.nan)
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(high))
 
 
@@ -180,15 +177,13 @@ class Accuracy:
         return min(known) if known else float("nan")
 
 
-def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Accuracy:
+def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES) -> Accuracy:
     """Measure decisions, with bootstrap intervals over videos."""
-    once, many = decisions.counts(), None
-    if len(decisions) >= _FEWEST_VIDEOS and resamples:
-        many = decisions.counts(_resamples(len(decisions), resamples, seed))
+    once, weights = decisions.counts(), bootstrap_weights(len(decisions), resamples)
+    many = None if weights is None else decisions.counts(weights)
 
-    def measured(take: Any) -> Estimate:
-        spread = percentile_interval(take(many)) if many is not None else Interval(np.nan, np.nan)
-        return Estimate(float(take(once)[0]), spread)
+    def measured(statistic: Any) -> Estimate:
+        return estimate(statistic, once, many)
 
     return Accuracy(
         videos=len(decisions),
@@ -207,24 +202,24 @@ def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES, seed: int = 0)
     )
 
 
-def f1_drop(full: Decisions, other: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
+def f1_drop(full: Decisions, other: Decisions) -> Estimate:
     """Mean F1 of ``full`` minus that of ``other`` on the same videos, with a paired interval."""
-    return _paired(full, other, lambda counts: mean_over_kinds(counts.f1()), resamples, seed)
+    return _paired(full, other, lambda counts: mean_over_kinds(counts.f1()))
 
 
-def recall_drop(full: Decisions, other: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
+def recall_drop(full: Decisions, other: Decisions) -> Estimate:
     """Pooled recall of ``full`` minus that of ``other``, likewise."""
-    return _paired(full, other, lambda counts: counts.pooled().recall()[:, 0], resamples, seed)
+    return _paired(full, other, lambda counts: counts.pooled().recall()[:, 0])
 
 
-def _paired(full: Decisions, other: Decisions, take: Any, resamples: int, seed: int) -> Estimate:
+def _paired(full: Decisions, other: Decisions, statistic: Callable[[Counts], Floats]) -> Estimate:
     if len(full) != len(other):
         raise ValueError(f"differences are of the same videos, not of {len(full)} and {len(other)}")
-    value = float((take(full.counts()) - take(other.counts()))[0])
-    if len(full) < _FEWEST_VIDEOS or not resamples:
-        return Estimate(value, Interval(np.nan, np.nan))
-    weights = _resamples(len(full), resamples, seed)
-    return Estimate(value, percentile_interval(take(full.counts(weights)) - take(other.counts(weights))))
+
+    def difference(weights: Floats | None) -> Floats:
+        return statistic(full.counts(weights)) - statistic(other.counts(weights))
+
+    return estimate(difference, None, bootstrap_weights(len(full)))
 
 
 def terciles(motion: Sequence[float]) -> tuple[Bools, Bools, Bools]:

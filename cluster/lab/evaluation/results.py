@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -144,16 +144,15 @@ class Results:
         limits = np.array([thresholds[kind] for kind in self.kinds])
         return Decisions(self.kinds, self.truth, self.scores(setting) >= limits, self.judged)
 
-    def window_scores(self, setting: Setting, kinds: Iterable[str] | None = None) -> tuple[Floats, Bools]:
+    def window_scores(self, setting: Setting) -> tuple[Floats, Bools]:
         """Scores and truth of all windows and kinds with known truth, each ``[n]``."""
-        wanted = set(self.kinds if kinds is None else kinds)
         scores: list[float] = []
         labels: list[bool] = []
         for video in self.videos:
             run = self.run(video, setting)
             for window in run.windows:
                 for kind, score in zip(run.kinds, window.scores, strict=True):
-                    label = window_truth(video, kind, window.start_s, window.end_s) if kind in wanted else None
+                    label = window_truth(video, kind, window.start_s, window.end_s)
                     if label is not None:
                         scores.append(score)
                         labels.append(label)

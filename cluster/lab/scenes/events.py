@@ -50,14 +50,14 @@ class SceneBuilder:
         self.actors.append(actor)
         return actor
 
-    def pavement_y(self, *, avoid_zone: bool = True) -> float:
-        """Random y on a pavement; by default one whose path meets no marked zone."""
+    def pavement_y(self) -> float:
+        """Random y on a pavement whose path meets no marked zone."""
         bands = self.layout.pavements()
         zone = self.layout.zone
         for _ in range(30):
             low, high = bands[int(self.rng.integers(len(bands)))]
             y = self.uniform(low, high)
-            if not avoid_zone or not zone.y0 - 0.05 < y < zone.y1 + 0.05:
+            if not zone.y0 - 0.05 < y < zone.y1 + 0.05:
                 return y
         return zone.y1 + 0.055 if zone.y1 + 0.055 < 1.0 else zone.y0 - 0.055
 

@@ -22,7 +22,8 @@ STATES = (*PERSON_STATES, *VEHICLE_STATES, *BAG_STATES)
 
 OBJECT_KINDS = ("person", "vehicle", "bag")
 
-# Seconds of an event that a window must hold to be positive.
+# Seconds of an event that a window must hold to be positive, the default for kinds of other data sets.
+_DEFAULT_NEEDED_S = 3.0
 _NEEDED_S = {
     "fall": 3.0,
     "fight": 3.0,
@@ -56,7 +57,7 @@ def window_label(events: Iterable[SceneEvent], kind: str, start_s: float, end_s:
         overlap = min(end_s, event.end_s) - max(start_s, event.start_s)
         if overlap <= 0 and not (kind == "left_object" and event.start_s < start_s):
             continue
-        needed = min(_NEEDED_S[kind], 0.7 * (event.end_s - event.start_s))
+        needed = min(_NEEDED_S.get(kind, _DEFAULT_NEEDED_S), 0.7 * (event.end_s - event.start_s))
         unseen = kind == "left_object" and event.start_s < start_s + 2.0
         if overlap >= needed and not unseen:
             return True

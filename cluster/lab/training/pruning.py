@@ -20,12 +20,12 @@ from cluster.vision.pruners.keep_all import KeepAll
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
 
-_TEMPORAL = 2
+_PATCH, _MERGE, _TEMPORAL = 14, 2, 2
 
 
-def picture_grid(shape: Shape, patch: int = 14, merge: int = 2) -> PatchGrid:
+def picture_grid(shape: Shape) -> PatchGrid:
     """The patch grid of a shape's pictures."""
-    return PatchGrid(shape.height // patch, shape.width // patch, patch, merge, _TEMPORAL)
+    return PatchGrid(shape.height // _PATCH, shape.width // _PATCH, _PATCH, _MERGE, _TEMPORAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,5 +200,5 @@ def test_questions_need_an_answer_for_each_turn_and_a_right_option():
     choice = MultipleChoice("plot", "Which?", ("this", "that"), 1, 1.0)
     assert choice.turns[0].splitlines()[:3] == ["Which?", "A. this", "B. that"]
     assert choice.answers == ("B",)
-    with pytest.raises(ConfigError, match="both must be at least 1"):
+    with pytest.raises(ConfigError, match="questions of a kind must be at least 1, not 0"):
         generate_questions(LongScene(60, 0), per_kind=0)

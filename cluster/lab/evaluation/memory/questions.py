@@ -82,6 +82,8 @@ Question = OpenQuestion | MultipleChoice
 
 _SEED = 405
 _MOST = len(NUMBERS) - 1
+# Instants of asking, spread over the footage, including its end.
+_INSTANTS = 4
 # Wordings about colours are derived from those about this one, which is always asked for.
 _COLOR = "black"
 
@@ -89,9 +91,7 @@ Asked = tuple[str, OpenQuestion]
 """Wording, the unit of balancing, and question."""
 
 
-def generate_questions(
-    footage: LongScene, *, per_kind: int = 8, instants: int = 4, seed: int = 0
-) -> list[OpenQuestion]:
+def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) -> list[OpenQuestion]:
     """Questions of four kinds, in the order in which they are asked.
 
     * ``needle``: whether a vehicle of a colour passed, or stopped: one event somewhere in the past, or none
@@ -106,14 +106,13 @@ def generate_questions(
     Args:
         footage: what is asked about.
         per_kind: maximum per kind; fewer if the footage cannot balance them.
-        instants: number of instants, spread over the footage, including its end.
         seed: selects among all possible questions.
 
     Raises:
-        ConfigError: a number below 1, or footage without events.
+        ConfigError: ``per_kind`` below 1, or footage without events.
     """
-    if per_kind < 1 or instants < 1:
-        raise ConfigError(f"{per_kind} questions of a kind at {instants} moments are none; both must be at least 1")
+    if per_kind < 1:
+        raise ConfigError(f"the number of questions of a kind must be at least 1, not {per_kind}")
     if not footage.episodes:
         raise ConfigError(
             f"footage of {footage.seconds:g} s with {footage.quiet_s:g} s of "
@@ -121,7 +120,7 @@ def generate_questions(
         )
     rng = np.random.default_rng([_SEED, footage.seed, seed])
     moments = footage.quiet_instants
-    chosen = np.unique(np.linspace(len(moments) - 1, min(1, len(moments) - 1), instants).round().astype(int))
+    chosen = np.unique(np.linspace(len(moments) - 1, min(1, len(moments) - 1), _INSTANTS).round().astype(int))
     found: list[OpenQuestion] = []
     for write, answers in _KINDS:
         asked = [question for place in chosen for question in write(footage, moments[: int(place) + 1])]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, Question
-from cluster.lab.evaluation.metrics import RESAMPLES, Estimate, Floats, Interval, percentile_interval
+from cluster.lab.evaluation.metrics import RESAMPLES, Estimate, Floats, bootstrap_weights, estimate
 from cluster.lab.scenes.questions import NUMBERS
 from cluster.memory.head_memory import LayerKV
 
@@ -51,7 +51,6 @@ _LEADING = re.compile(r"^\W*(?:([B-HJ])(?=[\s.):,]|$)|([AI])(?=\s*$|[.):,]))", r
 _STATED = re.compile(r"\b(?:answer|option)(?:\s+is)?\s*:?\s*\(?(?:([B-HJ])\b|([AI])\b(?!\s+\w))", re.IGNORECASE)
 # From this number of videos on, videos are resampled, as questions about one video are not independent.
 _ENOUGH_VIDEOS = 10
-_FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +117,18 @@ def credit(question: Question, said: Sequence[str]) -> float:
     return sum(_right(ours, truth) for ours, truth in zip(said, question.answers, strict=True)) / len(said)
 
 
-def accuracy_by_kind(
-    judged: Sequence[GradedAnswer], *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Estimate]:
+def accuracy_by_kind(judged: Sequence[GradedAnswer], *, resamples: int = RESAMPLES) -> dict[str, Estimate]:
     """Mean credit over all questions (``all``) and by kind, with bootstrap intervals.
 
     Resamples videos if there are at least ten, else questions, which ignores their dependence: the interval is then too
     narrow.
     """
-    weights = _draws(judged, resamples, seed)
+    weights = _draws(judged, resamples)
     credits = np.array([each.credit for each in judged], dtype=np.float64)
-    return {kind: _measured(_mean(credits, rows), weights) for kind, rows in _kinds(judged).items()}
+    return {kind: estimate(_mean(credits, rows), *weights) for kind, rows in _kinds(judged).items()}
 
 
-def accuracy_drop(
-    full: Sequence[GradedAnswer], other: Sequence[GradedAnswer], *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Estimate]:
+def accuracy_drop(full: Sequence[GradedAnswer], other: Sequence[GradedAnswer]) -> dict[str, Estimate]:
     """Mean credit of ``full`` minus that of ``other`` on the same questions, over all and by kind, with paired
     intervals.
 
@@ -142,9 +137,9 @@ def accuracy_drop(
     """
     if [(each.video, each.number, each.kind) for each in full] != [(e.video, e.number, e.kind) for e in other]:
         raise ValueError("a drop is between two settings on the same questions in the same order")
-    weights = _draws(full, resamples, seed)
+    weights = _draws(full, RESAMPLES)
     lost = np.array([ours.credit - theirs.credit for ours, theirs in zip(full, other, strict=True)], dtype=np.float64)
-    return {kind: _measured(_mean(lost, rows), weights) for kind, rows in _kinds(full).items()}
+    return {kind: estimate(_mean(lost, rows), *weights) for kind, rows in _kinds(full).items()}
 
 
 def _right(said: str, truth: str) -> float:
@@ -174,20 +169,12 @@ def _mean(values: Floats, rows: Floats) -> Callable[[Floats], Floats]:
     return mean
 
 
-def _measured(mean: Callable[[Floats], Floats], weights: tuple[Floats, Floats | None]) -> Estimate:
-    once, many = weights
-    spread = Interval(np.nan, np.nan) if many is None else percentile_interval(mean(many))
-    return Estimate(float(mean(once)[0]), spread)
-
-
-def _draws(judged: Sequence[GradedAnswer], resamples: int, seed: int) -> tuple[Floats, Floats | None]:
+def _draws(judged: Sequence[GradedAnswer], resamples: int) -> tuple[Floats, Floats | None]:
     """Weights of the questions: ``[1, n]`` ones, and ``[b, n]`` resampled, None with too few to resample."""
     videos = sorted({each.video for each in judged})
     by_video = len(videos) >= _ENOUGH_VIDEOS
     unit = np.array([videos.index(each.video) if by_video else row for row, each in enumerate(judged)], dtype=np.int64)
     units = len(videos) if by_video else len(judged)
     once = np.ones((1, len(judged)))
-    if units < _FEWEST or not resamples:
-        return once, None
-    drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=resamples)
-    return once, drawn.astype(np.float64)[:, unit]
+    drawn = bootstrap_weights(units, resamples)
+    return once, None if drawn is None else drawn[:, unit]
