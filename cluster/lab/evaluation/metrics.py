@@ -57,6 +57,10 @@ class Estimate(NamedTuple):
     value: float
     interval: Interval
 
+    def row(self, name: str) -> dict[str, float]:
+        """``name``, ``name_low`` and ``name_high`` for a flat row."""
+        return {name: self.value, f"{name}_low": self.interval.low, f"{name}_high": self.interval.high}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decisions:

@@ -261,28 +261,38 @@ class EvaluationReport:
 
     def to_json(self) -> str:
         """The object every bench writes, with intervals, breakdowns, calibration and skipped videos added."""
-        notes = [*(f"{name}: {value}" for name, value in self.facts.items()), *self.figures.notes]
-        rows = [line.row for line in self.lines]
-        body: dict[str, Any] = json.loads(BenchResult("accuracy", self.figures.values, rows, notes).to_json())
-        body["intervals"] = {name: list(each.interval) for name, each in self.figures.measured.items()}
-        body["chosen"] = {limit: setting.name for limit, setting in self.figures.chosen.items()}
-        body["thresholds"] = self.thresholds
-        body["by_kind"] = {line.setting.name: _kinds(line.accuracy) for line in self.lines}
-        body["groups"] = {
-            group: {name: _short(each) for name, each in settings.items()} for group, settings in self.groups.items()
+        figures, calibration = self.figures, self.figures.calibration
+        more = {
+            "intervals": {name: list(each.interval) for name, each in figures.measured.items()},
+            "chosen": {limit: setting.name for limit, setting in figures.chosen.items()},
+            "thresholds": self.thresholds,
+            "by_kind": {line.setting.name: _kinds(line.accuracy) for line in self.lines},
+            "groups": {
+                group: {name: _short(each) for name, each in settings.items()}
+                for group, settings in self.groups.items()
+            },
+            "calibration": {
+                "windows": calibration.windows,
+                "expected_error": calibration.ece,
+                "bins": [
+                    {"low": b.low, "high": b.high, "windows": b.windows, "score": b.score, "rate": b.rate}
+                    | {"interval": [b.ci_low, b.ci_high]}
+                    for b in calibration.bins
+                ],
+            },
         }
-        calibration = self.figures.calibration
-        body["calibration"] = {
-            "windows": calibration.windows,
-            "expected_error": calibration.ece,
-            "bins": [
-                {"low": b.low, "high": b.high, "windows": b.windows, "score": b.score, "rate": b.rate}
-                | {"interval": [b.ci_low, b.ci_high]}
-                for b in calibration.bins
-            ],
-        }
-        body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in self.skipped]
-        return json.dumps(finite(body), indent=2, allow_nan=False)
+        result = BenchResult("accuracy", figures.values, [line.row for line in self.lines], figures.notes)
+        return report_json(result, self.facts, self.skipped, more)
+
+
+def report_json(
+    result: BenchResult, facts: Mapping[str, str], skipped: Sequence[SkippedVideo], more: Mapping[str, Any]
+) -> str:
+    """JSON of a bench result, with facts among its notes, ``more`` entries and skipped videos; NaN becomes null."""
+    body = json.loads(result.to_json()) | more
+    body["notes"] = [*(f"{name}: {value}" for name, value in facts.items()), *result.notes]
+    body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in skipped]
+    return json.dumps(finite(body), indent=2, allow_nan=False)
 
 
 def make_report(
@@ -319,7 +329,7 @@ def _line(results: Results, setting: Setting, thresholds: Thresholds) -> Setting
     whole, computed = results.mean(results.full, "computed"), results.mean(setting, "computed")
     row: Row = {
         "setting": setting.name,
-        **_f1_row(found.f1),
+        **found.f1.row("f1"),
         "precision": found.precision.value,
         "recall": found.recall.value,
         "f1_worst": found.worst,
@@ -362,13 +372,9 @@ def format_estimate(measured: Estimate) -> str:
     return format_number(measured.value) + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
 
 
-def _f1_row(measured: Estimate) -> dict[str, float]:
-    return {"f1": measured.value, "f1_low": measured.interval.low, "f1_high": measured.interval.high}
-
-
 def _kinds(found: Accuracy) -> dict[str, dict[str, float]]:
     return {
-        kind: _f1_row(each) | {"precision": found.precision_by_kind[kind], "recall": found.recall_by_kind[kind]}
+        kind: each.row("f1") | {"precision": found.precision_by_kind[kind], "recall": found.recall_by_kind[kind]}
         for kind, each in found.by_kind.items()
     }
 
@@ -377,7 +383,7 @@ def _short(found: Accuracy) -> dict[str, float]:
     return {
         "videos": found.videos,
         "events": found.events,
-        **_f1_row(found.f1),
+        **found.f1.row("f1"),
         "pooled_f1": found.pooled_f1.value,
         "recall": found.pooled_recall.value,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from cluster.errors import ConfigError
@@ -65,10 +65,7 @@ class Setting:
             "options": dict(sorted(self.options)),
             "refresh": self.refresh,
             "budget": self.budget,
-            "window_s": self.shape.window_s,
-            "stride_s": self.shape.stride_s,
-            "fps": self.shape.fps,
-            "anchor_interval_s": self.shape.anchor_interval_s,
+            **asdict(self.shape),
             "recompute": self.recompute,
         }
         return json.dumps(identity, separators=(",", ":"))

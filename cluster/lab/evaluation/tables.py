@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cluster.lab.evaluation.charts import charts
 from cluster.lab.evaluation.datasets import SkippedVideo
@@ -81,11 +81,13 @@ def tables(report: EvaluationReport) -> list[Table]:
 def make_page(report: EvaluationReport) -> Page:
     """Page of the report."""
     shown = Section(charts=charts(report), tables=tables(report))
-    sections = [shown, *remarks(report.figures.notes, report.skipped)]
-    return Page(report.title, facts=list(report.facts.items()), sections=sections)
+    return report_page(report.title, report.facts, shown, report.figures.notes, report.skipped)
 
 
-def remarks(notes: Sequence[str], skipped: Sequence[SkippedVideo]) -> list[Section]:
-    """Sections of notes and skipped videos, unless empty."""
+def report_page(
+    title: str, facts: Mapping[str, str], shown: Section, notes: Sequence[str], skipped: Sequence[SkippedVideo]
+) -> Page:
+    """Page with notes and skipped videos, unless there are none."""
     items = {"Notes": notes, "Skipped": [f"`{each.path.name}`: {each.reason}" for each in skipped]}
-    return [Section(title, items=texts) for title, texts in items.items() if texts]
+    remarks = [Section(name, items=texts) for name, texts in items.items() if texts]
+    return Page(title, facts=list(facts.items()), sections=[shown, *remarks])

@@ -50,6 +50,11 @@ class SceneBuilder:
         self.actors.append(actor)
         return actor
 
+    def add_bag(self, keys: list[Keyframe], **more: object) -> Actor:
+        """Append a bag of random form and colour."""
+        form, color = self.rng.choice(["case", "box", "sack"]), self.rng.choice(["black", "red", "blue", "yellow"])
+        return self.add_actor("bag", keys, form=str(form), color=str(color), **more)
+
     def pavement_y(self) -> float:
         """Random y on a pavement whose path meets no marked zone."""
         bands = self.layout.pavements()
@@ -174,17 +179,13 @@ def waits_with_bag(builder: SceneBuilder, at: float) -> None:
     keys += [Keyframe(up - 0.8, x, y, "crouching"), *builder.walk_out(x, y, up, direction, speed)]
     builder.add_actor("person", keys, carries=(keys[0].t, down))
     bag_x = x + 0.12 * builder.layout.person_height(y) * direction
-    builder.add_actor("bag", [Keyframe(down, bag_x, y, "attended"), Keyframe(up, bag_x, y, "attended")],
-               form=str(builder.rng.choice(["case", "box", "sack"])),
-               color=str(builder.rng.choice(["black", "red", "blue", "yellow"])))  # fmt: skip
+    builder.add_bag([Keyframe(down, bag_x, y, "attended"), Keyframe(up, bag_x, y, "attended")])
 
 
 def standing_bag(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always there
     """A box or bin that is there throughout."""
     x, y = builder.pavement_spot(margin=0.15)
-    builder.add_actor("bag", [Keyframe(-1.0, x, y, "furniture"), Keyframe(builder.seconds + 1, x, y, "furniture")],
-               form=str(builder.rng.choice(["case", "box", "sack"])),
-               color=str(builder.rng.choice(["black", "red", "blue", "yellow"])))  # fmt: skip
+    builder.add_bag([Keyframe(-1.0, x, y, "furniture"), Keyframe(builder.seconds + 1, x, y, "furniture")])
 
 
 def sitter(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always there
@@ -316,10 +317,8 @@ def left_object(builder: SceneBuilder, at: float) -> None:
     keys += [Keyframe(down, x, y, "standing"), *builder.walk_out(x, y, at, direction, speed)]
     owner = _event_person(builder, keys, 0, carries=(keys[0].t, down))
     bag_x = x + 0.12 * builder.layout.person_height(y) * direction
-    bag = builder.add_actor("bag", [Keyframe(down, bag_x, y, "attended"), Keyframe(at, bag_x, y, "left"),
-                             Keyframe(builder.seconds + 1, bag_x, y, "left")],
-                     form=str(builder.rng.choice(["case", "box", "sack"])), contrast=builder.contrast,
-                     color=str(builder.rng.choice(["black", "red", "blue", "yellow"])))  # fmt: skip
+    keys = [Keyframe(down, bag_x, y, "attended"), Keyframe(at, bag_x, y, "left")]
+    bag = builder.add_bag([*keys, Keyframe(builder.seconds + 1, bag_x, y, "left")], contrast=builder.contrast)
     _event(builder, "left_object", at, builder.seconds, [owner, bag])
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,19 +31,13 @@ _KEPT = 4096
 _FIRST = 64
 
 
-class ExampleSource(Protocol):
-    """Source of new examples."""
-
-    def next(self) -> Example: ...
-
-
 class ReplayBuffer:
     """``next()`` alternates one new example of ``source`` with ``again`` random earlier ones.
 
     Deterministic in the examples and ``seed``.
     """
 
-    def __init__(self, source: ExampleSource, *, again: int, seed: int = 0) -> None:
+    def __init__(self, source: ExampleLoader, *, again: int, seed: int = 0) -> None:
         self._source = source
         self._again = again
         self._rng = np.random.default_rng([seed, 17])

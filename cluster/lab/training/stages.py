@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -105,10 +106,8 @@ def _mean(values: Iterable[float]) -> float:
 TRAINING_STAGES = ("tower", "language", "windows", "codec")
 """In execution order; ``export`` follows."""
 
-
 FROZEN = "frozen-tower.pt"
 """File in the run's folder with the tower for the stage ``language``."""
-
 
 CACHE = "recorded"
 """Subfolder of the run with pruned frames of encoded scenes."""
@@ -143,40 +142,22 @@ def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None, 
     shape, seed = settings.shape, settings.seed
     check = ValidationExamples(shape)
 
-    def windows(model: TrainableModel, heads: DenseHeads, examples: Sequence[Example]) -> Loss:
-        return window_loss(model, heads, examples, grid, train_tower=stage.train_tower)
-
-    def judge_windows(model: TrainableModel, heads: DenseHeads, examples: Sequence[Example]) -> dict[str, float]:
-        del heads
-        return validate_windows(model, examples, grid)
-
+    make: Callable[[int], Example]
     if stage.name == "tower":
-        return Stage(
-            stage,
-            TowerExamples(shape, seed),
-            check,
-            lambda model, heads, examples: tower_loss(model, heads, examples, grid),
-            lambda model, heads, examples: validate_tower(model, heads, examples, grid),
-            "auc",
-        )
+        tower = partial(tower_loss, grid=grid), partial(validate_tower, grid=grid)
+        return Stage(stage, TowerExamples(shape, seed), check, *tower, "auc")
     if stage.name == "language":
-        seen = FrozenTowerExamples(WindowExamples(shape, seed), str(folder / FROZEN), shape)
-        return Stage(stage, seen, check, windows, judge_windows, "f1")
-    if stage.name == "windows":
-        return Stage(stage, WindowExamples(shape, seed), check, windows, judge_windows, "f1")
-    if stage.name == "codec":
+        make = FrozenTowerExamples(WindowExamples(shape, seed), str(folder / FROZEN), shape)
+    elif stage.name == "windows":
+        make = WindowExamples(shape, seed)
+    elif stage.name == "codec":
         if recorded is None:
             raise ConfigError("the codec stage is trained on encoded scenes; name their folder with --codec-scenes DIR")
         from cluster.lab.training.encoded_examples import EncodedExamples, list_training_clips
 
         list_training_clips(recorded)
-
-        return Stage(
-            stage,
-            EncodedExamples(str(recorded), str(folder / CACHE), shape, seed),
-            check,
-            windows,
-            judge_windows,
-            "f1",
-        )
-    raise ConfigError(f"unknown stage {stage.name!r}; there are: {', '.join(TRAINING_STAGES)}, export")
+        make = EncodedExamples(str(recorded), str(folder / CACHE), shape, seed)
+    else:
+        raise ConfigError(f"unknown stage {stage.name!r}; there are: {', '.join(TRAINING_STAGES)}, export")
+    loss = partial(window_loss, grid=grid, train_tower=stage.train_tower)
+    return Stage(stage, make, check, loss, lambda model, _, examples: validate_windows(model, examples, grid), "f1")

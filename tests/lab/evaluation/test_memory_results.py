@@ -37,7 +37,6 @@ def result(setting, said, *, coverage=None, at=(12.0, 31.0, 90.0, 90.0)):
             question,
             [word],
             ttft_s=0.1 * (number + 1),
-            history_s=question.at_s,
             retrieved=100.0,
             held=400.0,
             bytes_moved=1000 * number,

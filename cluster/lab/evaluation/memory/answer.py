@@ -175,7 +175,6 @@ def _ask(
         question,
         [said for _, said in turns],
         ttft_s=sum(each.first_token_s for each in results) / asked,
-        history_s=question.at_s,
         retrieved=sum(each.tokens_read for each in results) / asked / heads,
         held=sum(each.tokens_held for each in results) / asked / heads,
         bytes_moved=sum(each.bytes_read for each in results),
@@ -213,11 +212,8 @@ def _coverage(memory: StreamMemory, chunks: Sequence[KVChunk]) -> dict[Space, Co
             whole = LayerKV(key[layer, h, picked][None], value[layer, h, picked][None], place, place)
             for space in SPACES:
                 distances[space].append(nearest_distances(whole, held, space))
-    return {space: make_coverage(found, float(found.max())) for space, found in _joined(distances).items()}
-
-
-def _joined(parts: dict[Space, list[torch.Tensor]]) -> dict[Space, torch.Tensor]:
-    return {space: torch.cat([part.flatten() for part in some]) for space, some in parts.items() if some}
+    joined = {space: torch.cat([part.flatten() for part in parts]) for space, parts in distances.items() if parts}
+    return {space: make_coverage(found, float(found.max())) for space, found in joined.items()}
 
 
 def load_head_tokens(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -18,10 +17,9 @@ from cluster.lab.evaluation.memory.run import MemoryResults
 from cluster.lab.evaluation.memory.score import Space, credit
 from cluster.lab.evaluation.memory.settings import FULL, MemorySetting, ours
 from cluster.lab.evaluation.metrics import Estimate
-from cluster.lab.evaluation.report import format_estimate, format_number
-from cluster.lab.evaluation.tables import remarks
+from cluster.lab.evaluation.report import format_estimate, format_number, report_json
+from cluster.lab.evaluation.tables import report_page
 from cluster.lab.report.charts import Axis, Point, Series, chart
-from cluster.lab.report.number_format import finite
 from cluster.lab.report.page import Page, Section, Table
 from cluster.models.base import VisionLanguageModel
 
@@ -66,8 +64,7 @@ def tables(report: MemoryReport) -> list[Table]:
 def make_page(report: MemoryReport) -> Page:
     """Page of the report."""
     shown = Section(charts=memory_charts(report), tables=tables(report))
-    sections = [shown, *remarks(report.notes, report.skipped)]
-    return Page(report.title, facts=list(report.facts.items()), sections=sections)
+    return report_page(report.title, report.facts, shown, report.notes, report.skipped)
 
 
 def _or_dash(value: float, form: str) -> str:
@@ -177,25 +174,21 @@ class MemoryReport:
 
     def to_json(self) -> str:
         """The object every bench writes, with coverage, answers and skipped videos added."""
-        notes = [*(f"{name}: {value}" for name, value in self.facts.items()), *self.notes]
+        more = {
+            "baseline": None if self.baseline is None else self.baseline.setting.name,
+            "coverage": {
+                each.setting.name: {space: asdict(coverage) for space, coverage in each.coverage.items()}
+                for each in self.results
+            },
+            "questions": {each.setting.name: [asdict(question) for question in each.answered] for each in self.results},
+        }
         rows = [self._row(result) for result in self.results]
-        body: dict[str, Any] = json.loads(BenchResult("memory", self.figures, rows, notes).to_json())
-        body["baseline"] = None if self.baseline is None else self.baseline.setting.name
-        body["coverage"] = {
-            each.setting.name: {space: asdict(coverage) for space, coverage in each.coverage.items()}
-            for each in self.results
-        }
-        body["questions"] = {
-            each.setting.name: [asdict(question) for question in each.answered] for each in self.results
-        }
-        body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in self.skipped]
-        return json.dumps(finite(body), indent=2, allow_nan=False)
+        return report_json(BenchResult("memory", self.figures, rows, list(self.notes)), self.facts, self.skipped, more)
 
     def _row(self, result: SettingResult) -> dict[str, Any]:
         row = result.row()
         for kind, measured in self.drops.get(result.setting, {}).items():
-            row[f"drop_{kind}"] = measured.value
-            row[f"drop_{kind}_low"], row[f"drop_{kind}_high"] = measured.interval
+            row |= measured.row(f"drop_{kind}")
         return row
 
 

@@ -115,8 +115,7 @@ class SettingResult:
         """Flat row of the table."""
         found: dict[str, Any] = {**asdict(self.setting), "questions": len(self.answered)}
         for kind, measured in self.accuracy.items():
-            found[f"accuracy_{kind}"] = measured.value
-            found[f"accuracy_{kind}_low"], found[f"accuracy_{kind}_high"] = measured.interval
+            found |= measured.row(f"accuracy_{kind}")
         for space, coverage in self.coverage.items():
             found[f"coverage_{space}"] = coverage.area
         return found | {
@@ -137,27 +136,15 @@ def grade_answer(
     said: Sequence[str],
     *,
     ttft_s: float,
-    history_s: float,
     retrieved: float,
     held: float,
     bytes_moved: int,
     bytes_held: int,
     retrieved_at: Sequence[float] | None = None,
 ) -> AnswerRecord:
-    """Grade one conversation; numbers as in ``AnswerRecord``.
+    """Grade one conversation: ``said`` has one answer per turn, numbers are as in ``AnswerRecord``.
 
-    Args:
-        video: name.
-        number: of the question within the video.
-        question: what was asked.
-        said: one answer per turn.
-        ttft_s: seconds to the first token.
-        history_s: seconds of footage before the question.
-        retrieved: tokens.
-        held: tokens.
-        bytes_moved: over all turns.
-        bytes_held: when asked.
-        retrieved_at: seconds of the frame of every retrieved token, of all layers and heads; None if unknown.
+    ``retrieved_at``: seconds of the frame of every retrieved token, of all layers and heads; None if unknown.
 
     Raises:
         ValueError: not one answer per turn.
@@ -165,7 +152,7 @@ def grade_answer(
     judged = GradedAnswer(video, number, question.kind, credit(question, said))
     known = retrieved_at is not None and bool(question.evidence)
     recall = evidence_recall(retrieved_at or (), question.evidence) if known else None
-    return AnswerRecord(judged, tuple(said), ttft_s, history_s, retrieved, held, bytes_moved, bytes_held, recall)
+    return AnswerRecord(judged, tuple(said), ttft_s, question.at_s, retrieved, held, bytes_moved, bytes_held, recall)
 
 
 def evidence_recall(retrieved_at: Sequence[float], evidence: Sequence[Span]) -> EvidenceRecall:
