@@ -78,9 +78,9 @@ def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
     design = np.stack([margins, np.ones_like(margins)], axis=1)
     weights = np.array([1.0, math.log((positive + 1) / (negative + 1))])
     for _ in range(_STEPS):
-        told = sigmoid(design @ weights)
-        gradient = design.T @ (told - targets)
-        curvature = (design * (told * (1 - told))[:, None]).T @ design + 1e-9 * np.eye(2)
+        predicted = sigmoid(design @ weights)
+        gradient = design.T @ (predicted - targets)
+        curvature = (design * (predicted * (1 - predicted))[:, None]).T @ design + 1e-9 * np.eye(2)
         step = np.linalg.solve(curvature, gradient)
         # Full Newton steps overshoot where the likelihood is flat.
         step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))

@@ -31,7 +31,7 @@ _SWEEPS = {
 }
 
 
-def charts(report: EvaluationReport) -> dict[str, Figure]:
+def make_charts(report: EvaluationReport) -> dict[str, Figure]:
     """File name (without suffix) -> figure; curves that were not measured are left out."""
 
     def priced(title: str, axis: str, price: Callable[[SettingRow], float]) -> Figure:

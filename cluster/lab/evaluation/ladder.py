@@ -72,8 +72,8 @@ def build_ladder(results: Mapping[str, Any]) -> Ladder:
             measured += 1
         rungs.append(_rung(step, kept, f1, source))
     rungs.append(Rung("shed", shed=True, f1=0.0, source="no answer"))
-    told = "; ".join(note for note in results["notes"] if note.startswith(("videos:", "window:", "decision:")))
-    return Ladder(tuple(rungs), f"sightline eval ladder, {measured} of {len(LADDER)} rungs measured: {told}")
+    conditions = "; ".join(note for note in results["notes"] if note.startswith(("videos:", "window:", "decision:")))
+    return Ladder(tuple(rungs), f"sightline eval ladder, {measured} of {len(LADDER)} rungs measured: {conditions}")
 
 
 def _row(rows: Mapping[str, Any], rung: str) -> Mapping[str, Any] | None:

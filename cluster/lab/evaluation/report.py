@@ -56,13 +56,13 @@ def select_thresholds(
     on validation results; else 0.5.
     """
     own = {kind: model.settings.threshold_of(kind) for kind in kinds}
-    told = {kind: value for kind, value in own.items() if value is not None}
-    if len(told) == len(kinds):
-        return told, "the model's own"
+    known = {kind: value for kind, value in own.items() if value is not None}
+    if len(known) == len(kinds):
+        return known, "the model's own"
     if validation is not None and (validation.truth & validation.judged).any():
         chosen, _ = choose_threshold(validation.scores(validation.full), validation.truth, validation.judged)
-        return {kind: told.get(kind, chosen) for kind in kinds}, "chosen on the validation scenes"
-    return {kind: told.get(kind, DEFAULT_THRESHOLD) for kind in kinds}, "the default"
+        return {kind: known.get(kind, chosen) for kind in kinds}, "chosen on the validation scenes"
+    return {kind: known.get(kind, DEFAULT_THRESHOLD) for kind in kinds}, "the default"
 
 
 # Name in figures -> share of full computation's prefill FLOPs.

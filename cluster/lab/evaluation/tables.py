@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cluster.lab.evaluation.charts import charts
+from cluster.lab.evaluation.charts import make_charts
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.report import EvaluationReport, format_bound, format_estimate, format_number, within_bound
 from cluster.lab.report.page import Page, Section, Table
@@ -14,11 +14,11 @@ def figure_table(report: EvaluationReport) -> Table:
     """Every figure with interval and target."""
     rows = []
     for name, value in report.figures.values.items():
-        told = within_bound(name, value)
+        within = within_bound(name, value)
         measured = report.figures.measured.get(name)
         shown = format_number(value) if measured is None else format_estimate(measured)
         rows.append(
-            (name, shown, "" if told is None else format_bound(name), {True: "yes", False: "no", None: ""}[told])
+            (name, shown, "" if within is None else format_bound(name), {True: "yes", False: "no", None: ""}[within])
         )
     missed = frozenset(place for place, row in enumerate(rows) if row[-1] == "no")
     return Table("Figures", ("figure", "value [95 %]", "must reach", "reached"), rows, missed)
@@ -80,7 +80,7 @@ def tables(report: EvaluationReport) -> list[Table]:
 
 def make_page(report: EvaluationReport) -> Page:
     """Page of the report."""
-    shown = Section(charts=charts(report), tables=tables(report))
+    shown = Section(charts=make_charts(report), tables=tables(report))
     return report_page(report.title, report.facts, shown, report.figures.notes, report.skipped)
 
 

@@ -231,10 +231,10 @@ def svg(figure: Figure) -> str:
     root = ElementTree.fromstring(drawn.getvalue())
     shapes = {each.get("id"): each.get("d", "") for each in root.iter(f"{_SVG}path")}
     for element in list(root.iter()):
-        told = element.attrib.pop("id", "")
-        if told.startswith("["):
+        tooltips = element.attrib.pop("id", "")
+        if tooltips.startswith("["):
             marks = list(element.iter(f"{_SVG}use")) or [element]
-            for mark, text in zip(marks, json.loads(told), strict=True):
+            for mark, text in zip(marks, json.loads(tooltips), strict=True):
                 if text:
                     ElementTree.SubElement(mark, "title").text = text
         for child in element.findall(f"{_SVG}defs"):

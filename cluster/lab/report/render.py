@@ -52,11 +52,11 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
 def make_page(report: Report) -> Page:
     """Headline, costs, correctness, cameras, and method."""
     found = report.comparison
-    told = found.our_truth.judged and not report.random_weights
+    judged = found.our_truth.judged and not report.random_weights
     title = "What the cameras answered, and what it cost"
     if found.speedup:
         title = f"{times_text(found.speedup)} faster than computing every window in full"
-        title += f", and {percent_text(found.our_truth.share)} of the answers right" if told else ""
+        title += f", and {percent_text(found.our_truth.share)} of the answers right" if judged else ""
     sections = [Section("Both ways, camera by camera", tables=[_cost_table(report)])]
     if found.our_truth.judged or report.live_truth.judged:
         sections.append(Section("What was true, and what was answered", _JUDGED, tables=[_truth_table(report)]))

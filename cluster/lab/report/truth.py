@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from cluster.types import Question
+
+if TYPE_CHECKING:
+    from cluster.lab.report.records import LiveWindow
 
 # CodecSight's rule: consecutive positive windows for an alert.
 ALERT_AFTER = 2
@@ -16,17 +19,6 @@ Truth = Mapping[str, bool | None]
 truth are missing."""
 
 Verdict = Literal["right", "wrong", "open"]
-
-
-class Scored(Protocol):
-    """A window with its answers and their truth."""
-
-    @property
-    def end_s(self) -> float: ...
-    @property
-    def truth(self) -> Truth: ...
-    @property
-    def scores(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +75,16 @@ class Alert:
     verdict: Verdict
 
 
-def alerts(windows: Sequence[Scored], question: Question) -> tuple[Alert, ...]:
+def alerts(windows: Sequence[LiveWindow], question: Question) -> tuple[Alert, ...]:
     """Alerts of one question, one per run of positive windows; unanswered windows do not end a run."""
     found: list[Alert] = []
-    run: list[Scored] = []
+    run: list[LiveWindow] = []
     for window in windows:
         if question.id not in window.scores:
             continue
         run = [*run, window] if window.scores[question.id] >= question.threshold else []
         if len(run) == ALERT_AFTER:
-            told = [each.truth.get(question.id) for each in run]
-            judged: Verdict = "right" if True in told else "open" if None in told else "wrong"
+            truths = [each.truth.get(question.id) for each in run]
+            judged: Verdict = "right" if True in truths else "open" if None in truths else "wrong"
             found.append(Alert(question.id, window.end_s, judged))
     return tuple(found)

@@ -50,7 +50,7 @@ def window_label(events: Iterable[SceneEvent], kind: str, start_s: float, end_s:
     None if undecidable: too little of the event lies in the window, or (for a left object) the window opens after the
     object was put down and shows only a bag.
     """
-    told: bool | None = False
+    label: bool | None = False
     for event in events:
         if event.kind != kind:
             continue
@@ -61,5 +61,5 @@ def window_label(events: Iterable[SceneEvent], kind: str, start_s: float, end_s:
         unseen = kind == "left_object" and event.start_s < start_s + 2.0
         if overlap >= needed and not unseen:
             return True
-        told = None
-    return told
+        label = None
+    return label

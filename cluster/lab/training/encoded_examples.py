@@ -49,7 +49,7 @@ class EncodedExamples:
         scene = regenerate_scene(truth)
         frames = self._frames(clip, scene, int(rng.integers(VARIANTS)))
         if all(frame.complete for frame in frames) or rng.random() < 0.35:
-            return growing_window_example(scene, _stretch(frames, rng), rng)
+            return growing_window_example(scene, _segment(frames, rng), rng)
         return sliding_window_example(scene, limit_tokens(frames), rng)
 
     def _frames(self, clip: Path, scene: Scene, variant: int) -> list[PrunedFrame]:
@@ -175,7 +175,7 @@ def read_frames(path: Path) -> list[PrunedFrame]:
         ]
 
 
-def _stretch(frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[PrunedFrame]:
+def _segment(frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[PrunedFrame]:
     """A segment from a random complete frame, at most as long as a window."""
     complete = [index for index, frame in enumerate(frames[: max(1, len(frames) - 8)]) if frame.complete]
     first = complete[int(rng.integers(len(complete)))]

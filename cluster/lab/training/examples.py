@@ -160,10 +160,10 @@ class ValidationExamples:
         frames = prune_samples(samples, scene.events, picture_grid(shape), pruning, rng)
         windows = window_openings(frames, _WINDOW)
         questions = [
-            ExampleQuestion(opening, end, kind, standing_question(kind), "yes" if told else "no")
+            ExampleQuestion(opening, end, kind, standing_question(kind), "yes" if shown else "no")
             for end in range(_STRIDE, len(frames) + 1, _STRIDE)
             for kind in EVENT_KINDS
-            if (told := label(scene, kind, frames, opening := windows[end - 1], end)) is not None
+            if (shown := label(scene, kind, frames, opening := windows[end - 1], end)) is not None
         ]
         return Example(scene.name, tuple(frames), _contexts(frames, windows), tuple(questions))
 
@@ -194,9 +194,9 @@ def label(
     """Whether frames ``[opening, end)`` show an event. None also if only frames before the nominal start do, which the
     model cannot know."""
     close = frames[end - 1].time_s + 1.0
-    told = window_label(scene.events, kind, frames[opening].time_s, close)
+    shown = window_label(scene.events, kind, frames[opening].time_s, close)
     nominal = window_label(scene.events, kind, frames[max(opening, end - window)].time_s, close)
-    return told if told == nominal else None
+    return shown if shown == nominal else None
 
 
 def make_questions(
@@ -219,11 +219,11 @@ def make_questions(
         more = min(len(others), max(1, _ASKED - len(sure)))
         kinds = [*sorted(sure), *(str(kind) for kind in rng.choice(others, size=more, replace=False))]
         for kind in kinds:
-            told = label(scene, kind, frames, opening, end, len(frames) if windows is None else span)
-            if told is not None:
+            shown = label(scene, kind, frames, opening, end, len(frames) if windows is None else span)
+            if shown is not None:
                 wording = phrasings(kind)
                 text = wording[0] if rng.random() < 0.4 else wording[int(rng.integers(len(wording)))]
-                questions.append(ExampleQuestion(opening, end, kind, text, "yes" if told else "no"))
+                questions.append(ExampleQuestion(opening, end, kind, text, "yes" if shown else "no"))
     return tuple(questions)
 
 

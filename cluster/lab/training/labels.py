@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cluster.lab.scenes.actors import COLORS
+from cluster.lab.scenes.render import SceneObject
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, OBJECT_KINDS, STATES, SceneEvent
 from cluster.types import PatchGrid
 
@@ -22,12 +22,12 @@ _TAUGHT_KEY_HEADS = 1
 @dataclass(frozen=True, slots=True, eq=False)
 class PointingTargets:
     """For ``a`` questions and ``n`` rows: ``window`` and ``event`` ``[a, n]`` bool, rows in the question's window and
-    those that show its event; ``system`` ``[a, n]`` bool: rows of the system prompt; ``told`` ``[a]``: right answer."""
+    those that show its event; ``system`` ``[a, n]`` bool: rows of the system prompt; ``truth`` ``[a]``: the answers."""
 
     window: Tensor
     event: Tensor
     system: Tensor
-    told: Tensor
+    truth: Tensor
 
 
 def pointing_loss(looks: Sequence[tuple[Tensor, Tensor]], targets: PointingTargets, weight: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def pointing_loss(looks: Sequence[tuple[Tensor, Tensor]], targets: PointingTarge
 
     Questions whose event was pruned away have no target and do not count.
     """
-    right = torch.where(targets.told[:, None], targets.event, targets.system)
+    right = torch.where(targets.truth[:, None], targets.event, targets.system)
     counted = weight * right.any(1)
     open_rows = targets.window | targets.system
     # Finite, so that questions without a target row give no NaN.
@@ -58,35 +58,13 @@ LABELS = (
 )
 """Columns of :attr:`TokenLabels.hot`."""
 
-COVERAGE = 0.2
+MIN_COVERAGE = 0.2
 """Minimum overlap, as a share of the token or of a smaller object, to label the token."""
 
 _COLUMN = {label: column for column, label in enumerate(LABELS)}
 
 
-class VisibleObject(Protocol):
-    """An object as the renderer describes it: shares of the picture, and shares per second."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def box(self) -> tuple[float, float, float, float]: ...
-
-    @property
-    def velocity(self) -> tuple[float, float]: ...
-
-    @property
-    def colour(self) -> str: ...
-
-
-LabelledInstant = tuple[float, Sequence[VisibleObject]]
+LabelledInstant = tuple[float, Sequence[SceneObject]]
 """Time, and the objects visible then."""
 
 
@@ -138,7 +116,7 @@ def token_labels(instants: Sequence[LabelledInstant], events: Sequence[SceneEven
     for second, objects in instants:
         for seen in objects:
             share = coverage(seen.box, rows, cols).ravel()
-            here = share >= COVERAGE
+            here = share >= MIN_COVERAGE
             # As a share of the token: a small object covers little of it.
             share = share * min(1.0, (seen.box[2] - seen.box[0]) * cols * (seen.box[3] - seen.box[1]) * rows)
             if not here.any():

@@ -98,11 +98,11 @@ class Loss:
 class Margins:
     """Yes-minus-no margins ``[n]`` of the standing questions of some sequences, and the truth.
 
-    * ``told`` ``[n]`` bool; ``kinds``: their events; ``sequence`` and ``end``: index of the example, and end frame
+    * ``truth`` ``[n]`` bool; ``kinds``: their events; ``sequence`` and ``end``: index of the example, and end frame
     """
 
     values: Tensor
-    told: Tensor
+    truth: Tensor
     kinds: tuple[str, ...]
     sequence: tuple[int, ...]
     end: tuple[int, ...]
@@ -128,11 +128,11 @@ def window_loss(
     rows = _visual_rows(layouts, reading.starts, model.device)
     middle = heads.middle(reading.middle[rows], dense)
     last = heads.last(reading.last[rows], dense)
-    answered, yes_no = _answer_loss(model, model.answer_logits(reading.last[asked.rows]), asked.told)
-    pointed = asked.told.new_zeros((), dtype=torch.float32)
+    answered, yes_no = _answer_loss(model, model.answer_logits(reading.last[asked.rows]), asked.truth)
+    pointed = asked.truth.new_zeros((), dtype=torch.float32)
     if len(asked.kinds):
         targets = _targets(asked, layouts, reading.starts, rows, dense.hot)
-        pointed = pointing_loss(reading.looks, targets, _weight(asked.told))
+        pointed = pointing_loss(reading.looks, targets, _weight(asked.truth))
     memory, recalled = _memory_loss(model, reading.last, layouts, reading.starts, examples)
     total = (
         _ANSWER_WEIGHT * answered
@@ -162,7 +162,7 @@ def margins(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid)
     reading = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts)
     asked = _asked(layouts, examples, model.device)
     values = _margin(model, model.answer_logits(reading.last[asked.rows]))
-    return Margins(values, asked.told, asked.kinds, asked.sequence, asked.end)
+    return Margins(values, asked.truth, asked.kinds, asked.sequence, asked.end)
 
 
 def _visual_tokens(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
@@ -181,11 +181,11 @@ def _visual_tokens(model: TrainableModel, examples: Sequence[Example], grid: Pat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
-    """Standing questions of some packed sequences: row that predicts each answer (``rows [n]``), right answer (``told
+    """Standing questions of some packed sequences: row that predicts each answer (``rows [n]``), right answer (``truth
     [n]``), event, sequence, and frames of the window."""
 
     rows: Tensor
-    told: Tensor
+    truth: Tensor
     kinds: tuple[str, ...]
     sequence: tuple[int, ...]
     opening: tuple[int, ...]
@@ -212,7 +212,7 @@ def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], devic
         start += len(layout)
     return _Asked(
         rows=torch.tensor(rows, dtype=torch.int64, device=device),
-        told=torch.tensor([each.answer == "yes" for each in questions], dtype=torch.bool, device=device),
+        truth=torch.tensor([each.answer == "yes" for each in questions], dtype=torch.bool, device=device),
         kinds=tuple(each.kind for each in questions),
         sequence=tuple(sequence),
         opening=tuple(each.opening for each in questions),
@@ -241,7 +241,7 @@ def _targets(
     columns = [LABELS.index(f"event:{kind}") for kind in EVENT_KINDS]
     shows[:, visual] = hot[:, columns].T > 0
     kind = torch.tensor([EVENT_KINDS.index(kind) for kind in asked.kinds], device=device)
-    return PointingTargets(window, window & shows[kind], (row >= begin) & (row < begin + length), asked.told)
+    return PointingTargets(window, window & shows[kind], (row >= begin) & (row < begin + length), asked.truth)
 
 
 def _margin(model: TrainableModel, logits: Tensor) -> Tensor:
@@ -249,18 +249,18 @@ def _margin(model: TrainableModel, logits: Tensor) -> Tensor:
     return logits[:, yes].logsumexp(1) - logits[:, no].logsumexp(1)
 
 
-def _weight(told: Tensor) -> Tensor:
-    return 1.0 + (_POSITIVE - 1.0) * told.float()
+def _weight(truth: Tensor) -> Tensor:
+    return 1.0 + (_POSITIVE - 1.0) * truth.float()
 
 
-def _answer_loss(model: TrainableModel, logits: Tensor, told: Tensor) -> tuple[Tensor, float]:
+def _answer_loss(model: TrainableModel, logits: Tensor, truth: Tensor) -> tuple[Tensor, float]:
     """Weighted cross-entropy of yes against no and of the word itself; and the former alone, for the log."""
-    if not len(told):
+    if not len(truth):
         return logits.sum() * 0, 0.0
-    weight = _weight(told)
-    each = F.binary_cross_entropy_with_logits(_margin(model, logits), told.float(), reduction="none")
+    weight = _weight(truth)
+    each = F.binary_cross_entropy_with_logits(_margin(model, logits), truth.float(), reduction="none")
     yes_no = (each * weight).sum() / weight.sum()
-    words = torch.where(told, model.token_ids("yes")[0], model.token_ids("no")[0])
+    words = torch.where(truth, model.token_ids("yes")[0], model.token_ids("no")[0])
     return yes_no + _VOCABULARY_WEIGHT * F.cross_entropy(logits, words), float(yes_no.detach())
 
 

@@ -29,23 +29,23 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
-def auc(scores: Floats, told: Bools) -> float:
+def auc(scores: Floats, truth: Bools) -> float:
     """Area under the ROC curve, ties counted half; NaN unless both classes occur."""
-    positive, negative = int(told.sum()), int((~told).sum())
+    positive, negative = int(truth.sum()), int((~truth).sum())
     if not positive or not negative:
         return float("nan")
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return float((ranks[told].sum() - positive * (positive + 1) / 2) / (positive * negative))
+    return float((ranks[truth].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def best_f1(scores: Floats, told: Bools) -> tuple[float, float]:
+def best_f1(scores: Floats, truth: Bools) -> tuple[float, float]:
     """Best F1 over all thresholds, and its threshold (scores at or above it are positive)."""
-    if not told.any():
+    if not truth.any():
         return float("nan"), float("nan")
     order = np.argsort(-scores, kind="stable")
-    hits = np.cumsum(told[order])
-    f1 = 2 * hits / (np.arange(1, len(scores) + 1) + told.sum())
+    hits = np.cumsum(truth[order])
+    f1 = 2 * hits / (np.arange(1, len(scores) + 1) + truth.sum())
     # A threshold cannot separate equal scores.
     last = np.append(np.diff(scores[order]) != 0, True)
     best = int(np.argmax(np.where(last, f1, -1.0)))
@@ -55,24 +55,24 @@ def best_f1(scores: Floats, told: Bools) -> tuple[float, float]:
 def validate_windows(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> dict[str, float]:
     """Per event: AUC and best F1 over windows, best F1 over videos (two positive windows in a row); and their means."""
     scores: dict[str, list[float]] = defaultdict(list)
-    told: dict[str, list[bool]] = defaultdict(list)
+    truth: dict[str, list[bool]] = defaultdict(list)
     videos: dict[str, list[float]] = defaultdict(list)
     shown: dict[str, list[bool]] = defaultdict(list)
     for example in examples:
         found = margins(model, [example], grid)
-        values, right = found.values.cpu().numpy().astype(np.float64), found.told.cpu().numpy()
+        values, right = found.values.cpu().numpy().astype(np.float64), found.truth.cpu().numpy()
         kinds = np.array(found.kinds)
         for kind in EVENT_KINDS:
             here = kinds == kind
             if here.any():
                 scores[kind] += values[here].tolist()
-                told[kind] += right[here].tolist()
+                truth[kind] += right[here].tolist()
                 videos[kind].append(video_score(values[here], min(CONSECUTIVE, int(here.sum()))))
                 shown[kind].append(bool(right[here].any()))
     metrics: dict[str, float] = {}
     for kind in EVENT_KINDS:
-        metrics[f"auc:{kind}"] = auc(np.array(scores[kind]), np.array(told[kind], bool))
-        metrics[f"f1:{kind}"] = best_f1(np.array(scores[kind]), np.array(told[kind], bool))[0]
+        metrics[f"auc:{kind}"] = auc(np.array(scores[kind]), np.array(truth[kind], bool))
+        metrics[f"f1:{kind}"] = best_f1(np.array(scores[kind]), np.array(truth[kind], bool))[0]
         metrics[f"video_f1:{kind}"] = best_f1(np.array(videos[kind]), np.array(shown[kind], bool))[0]
     for name in ("auc", "f1", "video_f1"):
         metrics[name] = _mean(metrics[f"{name}:{kind}"] for kind in EVENT_KINDS)
@@ -84,16 +84,16 @@ def validate_tower(
     model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid
 ) -> dict[str, float]:
     """AUC of each occurring dense label over tokens, and their mean."""
-    scores, told = [], []
+    scores, truth = [], []
     for example in examples:
         seen = model.encode_frames(patch_batches(example, grid))
         scores.append(heads.tower.labels(heads.tower.norm(seen)).cpu().numpy())
-        told.append(dense_labels([example], model.device).hot.cpu().numpy() > 0)
-    all_scores, all_told = np.concatenate(scores).astype(np.float64), np.concatenate(told)
+        truth.append(dense_labels([example], model.device).hot.cpu().numpy() > 0)
+    all_scores, all_truth = np.concatenate(scores).astype(np.float64), np.concatenate(truth)
     metrics = {
-        f"auc:{label}": auc(all_scores[:, column], all_told[:, column])
+        f"auc:{label}": auc(all_scores[:, column], all_truth[:, column])
         for column, label in enumerate(LABELS)
-        if all_told[:, column].any()
+        if all_truth[:, column].any()
     }
     return {**metrics, "auc": _mean(metrics.values())}
 

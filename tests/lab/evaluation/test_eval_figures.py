@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import ModelError
-from cluster.lab.evaluation.charts import charts
+from cluster.lab.evaluation.charts import make_charts
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.metrics import window_truth
 from cluster.lab.evaluation.report import (
@@ -232,7 +232,7 @@ def test_markdown_has_every_table(report):
 
 
 def test_charts_are_documents_of_their_own(report, tmp_path):
-    drawn = charts(report)
+    drawn = make_charts(report)
     assert {"f1-tokens", "f1-flops", "calibration", "f1-motion", "f1-stride", "flops-stride"} == drawn.keys()
     for figure in drawn.values():
         assert ET.fromstring(svg(figure)).tag.endswith("svg")
@@ -260,7 +260,7 @@ def test_the_page_stands_alone(report, tmp_path):
     text = make_page(report).html()
     assert "tiny &amp; random" in text
     assert "bad &lt;video&gt;.mp4" in text
-    assert text.count("<svg") == len(charts(report))
+    assert text.count("<svg") == len(make_charts(report))
     assert not any(word in text for word in ("src=", "href=", "@import", "url(", "http"))
     written = write_page(make_page(report), tmp_path / "out", "accuracy", report.to_json())
     names = {path.name for path in written.parent.iterdir()}

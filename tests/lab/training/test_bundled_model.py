@@ -28,8 +28,8 @@ def test_its_yes_means_something() -> None:
     load_mean_weights([FOLDER], model)
     make = ValidationExamples("demo")
     found = [margins(model, [make(number)], picture_grid(shape)) for number in range(6)]
-    values, told = torch.cat([each.values for each in found]), torch.cat([each.told for each in found])
-    assert auc(values.numpy().astype(np.float64), told.numpy()) > 0.85
+    values, truth = torch.cat([each.values for each in found]), torch.cat([each.truth for each in found])
+    assert auc(values.numpy().astype(np.float64), truth.numpy()) > 0.85
 
 
 def test_it_says_how_it_wants_to_be_asked() -> None:

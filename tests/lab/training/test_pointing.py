@@ -21,15 +21,15 @@ def looks(scores: list[float]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.ones(1, 1, 1), torch.tensor(scores).view(1, -1, 1))]
 
 
-def targets(told: bool, event: torch.Tensor = EVENT) -> PointingTargets:
-    return PointingTargets(WINDOW, event, SYSTEM, torch.tensor([told]))
+def targets(truth: bool, event: torch.Tensor = EVENT) -> PointingTargets:
+    return PointingTargets(WINDOW, event, SYSTEM, torch.tensor([truth]))
 
 
-@pytest.mark.parametrize(("told", "row"), [(True, 2), (False, 0)])
-def test_the_loss_is_the_logarithm_of_the_attention_on_the_right_row(told: bool, row: int) -> None:
+@pytest.mark.parametrize(("truth", "row"), [(True, 2), (False, 0)])
+def test_the_loss_is_the_logarithm_of_the_attention_on_the_right_row(truth: bool, row: int) -> None:
     scores = [0.3, -1.0, 2.0, 0.5]
     share = math.exp(scores[row]) / sum(map(math.exp, scores))
-    loss = pointing_loss(looks(scores), targets(told), torch.ones(1))
+    loss = pointing_loss(looks(scores), targets(truth), torch.ones(1))
     assert float(loss) == pytest.approx(-math.log(share))
 
 

@@ -123,7 +123,7 @@ class SkippedVideo:
 
 
 # Reasons named in an error; the rest are counted.
-_REASONS_TOLD = 3
+_MAX_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +202,9 @@ def format_reasons(skipped: Sequence[SkippedVideo]) -> str:
     """The first few reasons in one line."""
     if not skipped:
         return "it holds no video of this layout"
-    told = "; ".join(f"{each.path.name}: {each.reason}" for each in skipped[:_REASONS_TOLD])
-    more = len(skipped) - _REASONS_TOLD
-    return f"{told}; and {more} more" if more > 0 else told
+    named = "; ".join(f"{each.path.name}: {each.reason}" for each in skipped[:_MAX_REASONS])
+    more = len(skipped) - _MAX_REASONS
+    return f"{named}; and {more} more" if more > 0 else named
 
 
 def read_scenes(directory: Path, min_seconds: float) -> Dataset:

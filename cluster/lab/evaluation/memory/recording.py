@@ -124,16 +124,16 @@ def record(model: VisionLanguageModel, path: Path, shape: WindowShape, instants:
         SourceError: the video cannot be read to its end.
         SightlineError: no window was computed.
     """
-    tape = _Tape(model, shape, sorted(set(instants)))
+    recorder = _StreamRecorder(model, shape, sorted(set(instants)))
     sampler = PatchSampler("footage", make_pruner(PRUNER, {}), shape.fps)
     processor = CodecProcessor(model.geometry, CodecOptions(fps=shape.fps, anchor_interval_s=shape.anchor_interval_s))
     for frame in video_samples(path, processor):
-        tape.feed(sampler.feed(frame))
-    tape.feed(sampler.flush())
-    return tape.finish(path)
+        recorder.feed(sampler.feed(frame))
+    recorder.feed(sampler.flush())
+    return recorder.finish(path)
 
 
-class _Collector(MemoryBank):
+class _ChunkCollector(MemoryBank):
     """Collects the chunks that leave each stream's window."""
 
     def __init__(self) -> None:
@@ -144,11 +144,11 @@ class _Collector(MemoryBank):
         self.taken.setdefault(chunk.stream, []).append(chunk)
 
 
-class _Tape:
+class _StreamRecorder:
     """One engine stream, and copies of it that end at the instants of questions."""
 
     def __init__(self, model: VisionLanguageModel, shape: WindowShape, instants: list[float]) -> None:
-        self._collector = _Collector()
+        self._collector = _ChunkCollector()
         self._engine = NativeEngine(model, memories=self._collector)
         self._frame_s = model.geometry.temporal / shape.fps
         self._spec = StreamSpec(

@@ -54,27 +54,28 @@ def text(record: Record, *names: str) -> str:
     Raises:
         ConfigError: missing, empty or not text.
     """
-    for name in names:
-        if name in record:
-            value = record[name]
-            if isinstance(value, str) and value.strip():
-                return value.strip()
-            raise ConfigError(f"{name} is {value!r} and must be text")
-    raise ConfigError(f"it has no {' or '.join(names)}")
+    name, value = _first(record, names)
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    raise ConfigError(f"{name} is {value!r} and must be text")
 
 
-def texts(record: Record, *names: str) -> tuple[str, ...]:
-    """First of these fields that exists, as a list of texts.
+def texts(record: Record, name: str) -> tuple[str, ...]:
+    """A field as a list of texts.
 
     Raises:
         ConfigError: missing, or not a list of texts.
     """
+    _, value = _first(record, (name,))
+    if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
+        return tuple(each.strip() for each in value)
+    raise ConfigError(f"{name} is {value!r} and must be a list of texts")
+
+
+def _first(record: Record, names: tuple[str, ...]) -> tuple[str, Any]:
     for name in names:
         if name in record:
-            value = record[name]
-            if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
-                return tuple(each.strip() for each in value)
-            raise ConfigError(f"{name} is {value!r} and must be a list of texts")
+            return name, record[name]
     raise ConfigError(f"it has no {' or '.join(names)}")
 
 
