@@ -57,20 +57,25 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def tower_block(
-    hidden: Tensor, rows: int, block: Any, cos: Tensor, sin: Tensor, pieces: PackedSequences | Sequence[tuple[int, int]]
+    hidden: Tensor,
+    rows: int,
+    block: Any,
+    cos: Tensor,
+    sin: Tensor,
+    packing: PackedSequences | Sequence[tuple[int, int]],
 ) -> Tensor:
     """One block of the tower on packed patches ``[n, D]``, the first ``rows`` of them real; ``cos, sin [n, 1, 1, d]``.
 
-    ``pieces``: which rows attend to each other; only the runs if the rows are already in order.
+    ``packing``: which rows attend to each other; only the runs if the rows are already in order.
     """
     attention = block.attn
     heads = attention.num_heads
     qkv = linear(rms_norm(hidden, block.norm1), attention.qkv).view(len(hidden), 3, heads, -1)
     turned = torch.cat([apply_rotary(qkv[:, :2], cos, sin), qkv[:, 2:]], dim=1)[:rows]
-    if isinstance(pieces, PackedSequences):
-        attended = packed_attention(turned[pieces.order], pieces.runs, attention.scaling)[pieces.back]
+    if isinstance(packing, PackedSequences):
+        attended = packed_attention(turned[packing.order], packing.runs, attention.scaling)[packing.back]
     else:
-        attended = packed_attention(turned, pieces, attention.scaling)
+        attended = packed_attention(turned, packing, attention.scaling)
     hidden = hidden + linear(pad_rows(attended, len(hidden)), attention.proj)
     return hidden + gated_mlp(rms_norm(hidden, block.norm2), block.mlp)
 

@@ -30,8 +30,8 @@ class PointingTargets:
     truth: Tensor
 
 
-def pointing_loss(looks: Sequence[tuple[Tensor, Tensor]], targets: PointingTargets, weight: Tensor) -> Tensor:
-    """Mean of ``-log`` of the attention on the target rows; ``looks`` as in ``SequenceOutput``, ``weight [a]``.
+def pointing_loss(probes: Sequence[tuple[Tensor, Tensor]], targets: PointingTargets, weight: Tensor) -> Tensor:
+    """Mean of ``-log`` of the attention on the target rows; ``probes`` as in ``SequenceOutput``, ``weight [a]``.
 
     Questions whose event was pruned away have no target and do not count.
     """
@@ -40,14 +40,14 @@ def pointing_loss(looks: Sequence[tuple[Tensor, Tensor]], targets: PointingTarge
     open_rows = targets.window | targets.system
     # Finite, so that questions without a target row give no NaN.
     total = weight.new_zeros(())
-    for query, key in looks:
+    for query, key in probes:
         taught = query.shape[0] // key.shape[0] * _TAUGHT_KEY_HEADS
         heads = key[:_TAUGHT_KEY_HEADS].repeat_interleave(taught // _TAUGHT_KEY_HEADS, dim=0)
         scores = torch.bmm(query[:taught], heads[:, : right.shape[1]].mT)
         among = scores.masked_fill(~open_rows, -1e4).logsumexp(-1)
         there = scores.masked_fill(~right, -1e4).logsumexp(-1)
         total = total + ((among - there).mean(0) * counted).sum() / counted.sum().clamp(min=1e-6)
-    return total / max(1, len(looks))
+    return total / max(1, len(probes))
 
 
 LABELS = (

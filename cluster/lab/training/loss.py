@@ -95,16 +95,15 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Margins:
-    """Yes-minus-no margins ``[n]`` of the standing questions of some sequences, and the truth.
+class PackedQuestions:
+    """Standing questions of some packed sequences: row that predicts each answer (``rows [n]``), right answer (``truth
+    [n]``), event, sequence, and frames of the window."""
 
-    * ``truth`` ``[n]`` bool; ``kinds``: their events; ``sequence`` and ``end``: index of the example, and end frame
-    """
-
-    values: Tensor
+    rows: Tensor
     truth: Tensor
     kinds: tuple[str, ...]
     sequence: tuple[int, ...]
+    opening: tuple[int, ...]
     end: tuple[int, ...]
 
 
@@ -123,17 +122,17 @@ def window_loss(
     with torch.set_grad_enabled(train_tower):
         seen = _visual_tokens(model, examples, grid)
     asked = _asked(layouts, examples, model.device)
-    reading = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
+    output = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
     dense = dense_labels(examples, model.device)
-    rows = _visual_rows(layouts, reading.starts, model.device)
-    middle = heads.middle(reading.middle[rows], dense)
-    last = heads.last(reading.last[rows], dense)
-    answered, yes_no = _answer_loss(model, model.answer_logits(reading.last[asked.rows]), asked.truth)
+    rows = _visual_rows(layouts, output.starts, model.device)
+    middle = heads.middle(output.middle[rows], dense)
+    last = heads.last(output.last[rows], dense)
+    answered, yes_no = _answer_loss(model, model.answer_logits(output.last[asked.rows]), asked.truth)
     pointed = asked.truth.new_zeros((), dtype=torch.float32)
     if len(asked.kinds):
-        targets = _targets(asked, layouts, reading.starts, rows, dense.hot)
-        pointed = pointing_loss(reading.looks, targets, _weight(asked.truth))
-    memory, recalled = _memory_loss(model, reading.last, layouts, reading.starts, examples)
+        targets = _targets(asked, layouts, output.starts, rows, dense.hot)
+        pointed = pointing_loss(output.probes, targets, _weight(asked.truth))
+    memory, recalled = _memory_loss(model, output.last, layouts, output.starts, examples)
     total = (
         _ANSWER_WEIGHT * answered
         + _POINTING_WEIGHT * pointed
@@ -155,14 +154,13 @@ def window_loss(
 
 
 @torch.no_grad()
-def margins(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> Margins:
-    """Margins of all standing questions."""
+def margins(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> tuple[Tensor, PackedQuestions]:
+    """Yes-minus-no margins ``[n]`` of all standing questions, and the questions."""
     layouts = [example_layout(model, example, grid, taught=False) for example in examples]
     seen = _visual_tokens(model, examples, grid)
-    reading = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts)
+    output = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts)
     asked = _asked(layouts, examples, model.device)
-    values = _margin(model, model.answer_logits(reading.last[asked.rows]))
-    return Margins(values, asked.truth, asked.kinds, asked.sequence, asked.end)
+    return _margin(model, model.answer_logits(output.last[asked.rows])), asked
 
 
 def _visual_tokens(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
@@ -179,19 +177,6 @@ def _visual_tokens(model: TrainableModel, examples: Sequence[Example], grid: Pat
     return torch.cat(parts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """Standing questions of some packed sequences: row that predicts each answer (``rows [n]``), right answer (``truth
-    [n]``), event, sequence, and frames of the window."""
-
-    rows: Tensor
-    truth: Tensor
-    kinds: tuple[str, ...]
-    sequence: tuple[int, ...]
-    opening: tuple[int, ...]
-    end: tuple[int, ...]
-
-
 def _visual_rows(layouts: Sequence[SequenceLayout], starts: Sequence[int], device: torch.device) -> Tensor:
     parts = [
         torch.arange(start + len(layout.system), start + len(layout.system) + layout.visual)
@@ -200,7 +185,7 @@ def _visual_rows(layouts: Sequence[SequenceLayout], starts: Sequence[int], devic
     return torch.cat(parts).to(device)
 
 
-def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], device: torch.device) -> _Asked:
+def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], device: torch.device) -> PackedQuestions:
     rows, questions, sequence = [], [], []
     start = 0
     for number, (layout, example) in enumerate(zip(layouts, examples, strict=True)):
@@ -210,7 +195,7 @@ def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], devic
                 questions.append(example.questions[index])
                 sequence.append(number)
         start += len(layout)
-    return _Asked(
+    return PackedQuestions(
         rows=torch.tensor(rows, dtype=torch.int64, device=device),
         truth=torch.tensor([each.answer == "yes" for each in questions], dtype=torch.bool, device=device),
         kinds=tuple(each.kind for each in questions),
@@ -221,7 +206,7 @@ def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], devic
 
 
 def _targets(
-    asked: _Asked, layouts: Sequence[SequenceLayout], starts: Sequence[int], visual: Tensor, hot: Tensor
+    asked: PackedQuestions, layouts: Sequence[SequenceLayout], starts: Sequence[int], visual: Tensor, hot: Tensor
 ) -> PointingTargets:
     """Rows the questions should attend to; ``visual [t]``: rows of all visual tokens, ``hot [t, labels]``: their
     labels."""

@@ -89,7 +89,7 @@ def _export_dtype(model: TrainableModel, shape: Shape, examples: Sequence[Exampl
 
 def _scores(model: TrainableModel, shape: Shape, examples: Sequence[Example]) -> Tensor:
     grid = picture_grid(shape)
-    return torch.cat([margins(model, [example], grid).values for example in examples]).sigmoid()
+    return torch.cat([margins(model, [example], grid)[0] for example in examples]).sigmoid()
 
 
 def _check(folder: Path, shape: Shape, weights: dict[str, Tensor]) -> None:

@@ -59,9 +59,9 @@ def validate_windows(model: TrainableModel, examples: Sequence[Example], grid: P
     videos: dict[str, list[float]] = defaultdict(list)
     shown: dict[str, list[bool]] = defaultdict(list)
     for example in examples:
-        found = margins(model, [example], grid)
-        values, right = found.values.cpu().numpy().astype(np.float64), found.truth.cpu().numpy()
-        kinds = np.array(found.kinds)
+        found, asked = margins(model, [example], grid)
+        values, right = found.cpu().numpy().astype(np.float64), asked.truth.cpu().numpy()
+        kinds = np.array(asked.kinds)
         for kind in EVENT_KINDS:
             here = kinds == kind
             if here.any():

@@ -106,13 +106,13 @@ PATCHES_PER_PASS = {"cpu": 4224, "cuda": 1 << 30}
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceOutput:
     """Hidden states ``[rows, D]`` of packed sequences at half depth and at the end (normed); ``starts``: first row of
-    each sequence; ``looks``: for each layer of the second half, queries ``[H, a, d]`` of the probed rows and keys
+    each sequence; ``probes``: for each layer of the second half, queries ``[H, a, d]`` of the probed rows and keys
     ``[Hkv, rows, d]``."""
 
     middle: Tensor
     last: Tensor
     starts: tuple[int, ...]
-    looks: tuple[tuple[Tensor, Tensor], ...] = ()
+    probes: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 class TrainableModel(Qwen25VL):
@@ -225,14 +225,14 @@ class TrainableModel(Qwen25VL):
         positions = torch.cat([layout.positions for layout in layouts], dim=1)
         cos, sin = (x.to(self.compute) for x in self.rotary(F.pad(positions, (0, filled - row))))
         middle = hidden
-        looked = []
+        probed = []
         for index, layer in enumerate(self.layers):
             if asking is not None and index >= len(self.layers) // 2:
-                looked.append(probe_attention(hidden, layer, cos, sin, asking))
+                probed.append(probe_attention(hidden, layer, cos, sin, asking))
             hidden = decoder_layer(hidden, layer, cos, sin, blocks)
             if index + 1 == len(self.layers) // 2:
                 middle = hidden
-        return SequenceOutput(middle, rms_norm(hidden, text.norm), tuple(starts), tuple(looked))
+        return SequenceOutput(middle, rms_norm(hidden, text.norm), tuple(starts), tuple(probed))
 
     def answer_logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[n, vocab]`` of normed hidden states ``[n, D]``."""

@@ -62,10 +62,9 @@ def trained_scores(
         for end, opening in windows.items()
         for kind in EVENT_KINDS
     )
-    found = margins(model, [Example("x", tuple(frames), context, questions)], grid)
+    margin, asked = margins(model, [Example("x", tuple(frames), context, questions)], grid)
     return {
-        (end, kind): float(value)
-        for end, kind, value in zip(found.end, found.kinds, found.values.sigmoid(), strict=True)
+        (end, kind): float(value) for end, kind, value in zip(asked.end, asked.kinds, margin.sigmoid(), strict=True)
     }
 
 

@@ -26,7 +26,6 @@ class VideoQuestions:
 class QuestionDataset:
     """Videos with questions, and skipped ones."""
 
-    layout: str
     directory: Path
     videos: tuple[VideoQuestions, ...]
     skipped: tuple[SkippedVideo, ...] = ()
@@ -91,4 +90,4 @@ def load_question_dataset(directory: str | Path, layout: str) -> QuestionDataset
             videos.append(VideoQuestions(path, tuple(sorted(questions, key=lambda each: each.at_s))))
     if not videos:
         raise ConfigError(f"nothing left to ask about in {folder}: {format_reasons(skipped)}")
-    return QuestionDataset(layout, folder, tuple(videos), tuple(skipped))
+    return QuestionDataset(folder, tuple(videos), tuple(skipped))
