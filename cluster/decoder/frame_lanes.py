@@ -111,6 +111,8 @@ class Lane:
     found: int | None = None
     before: tuple[int, int, int] = NO_WINDOWS
     hand_over: HandOver | None = None
+    # Start of the first frame of a dropped queue, on the camera's clock, until the camera is told.
+    cut: int | None = None
 
     @property
     def settled(self) -> tuple[int, int, int]:
@@ -131,6 +133,7 @@ class Lane:
         queue = self.queue if move is None else move.held
         if len(queue) >= most:
             self.dropped += len(queue)
+            self.cut = queue[0].pts
             queue.clear()
             self.wants_fresh = True
         if not self.wants(sample):
@@ -139,6 +142,11 @@ class Lane:
         self.wants_fresh = False
         queue.append(message)
         return "queued" if move is None else "held"
+
+    def cut_queue(self) -> None:
+        """Note that the queued frames will never be sent."""
+        if self.queue:
+            self.cut = self.queue[0].pts
 
     def reset(self) -> int:
         """Drop queued and in-flight frames; returns how many."""

@@ -97,6 +97,7 @@ class FrameSender:
                 if old := self._links.get(lane.address):
                     old.closes.append(frames_pb2.StreamClose(camera=camera))
                     self._wake(old)
+                lane.cut_queue()
                 lane.reset()
                 lane.spec, lane.address, lane.windows, lane.before = spec, address, NO_WINDOWS, NO_WINDOWS
             elif lane.spec != spec:
@@ -130,6 +131,25 @@ class FrameSender:
             elif taken == "queued" and (link := self._links.get(lane.address)):
                 self._ready(sample.stream, link)
             return taken != "dropped"
+
+    def drop_queue(self, camera: str) -> None:
+        """Drop the frames not yet sent of a camera whose replica is gone."""
+        with self._lock:
+            if (lane := self._lanes.get(camera)) is not None and lane.hand_over is None:
+                lane.cut_queue()
+                lane.dropped += len(lane.queue)
+                lane.queue.clear()
+                lane.wants_fresh = True
+
+    def take_cut(self, camera: str) -> int | None:
+        """Start of the first frame of a queue dropped since the last call, on the camera's clock: it and what followed
+        it were never sent. ``None`` where no queue was dropped."""
+        with self._lock:
+            lane = self._lanes.get(camera)
+            if lane is None:
+                return None
+            cut, lane.cut = lane.cut, None
+            return cut
 
     def close(self, camera: str, *, flush: bool = False) -> None:
         """Remove a camera; ``flush``: after its queue is sent, and with its last window answered."""
@@ -265,6 +285,8 @@ class FrameSender:
                     lane.hand_over.done.set()
                     continue
                 # Frames queued for a replica that was never reached can still be sent.
+                if link.connected:
+                    lane.cut_queue()
                 frames = lane.reset() if link.connected else 0
                 lost.append(LostCamera(camera, link.address, frames, reason))
                 if lane.closing is not None and link.connected:

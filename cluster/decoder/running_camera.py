@@ -4,7 +4,6 @@ here."""
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 import uuid
@@ -31,11 +30,11 @@ from cluster.decoder.pipeline import (
     pipeline_settings,
     stream_spec_at,
 )
-from cluster.decoder.windows_in_flight import WindowsInFlight
+from cluster.decoder.windows_in_flight import UnsentWindows, WindowsInFlight
 from cluster.errors import CapacityError, NotReadyError
 from cluster.tracing import Spans
 from cluster.tracing.spans import CameraTrace, FrameTimes
-from cluster.types import MICROSECONDS, CameraStateName, FrameSample, PatchGeometry, StreamSpec
+from cluster.types import CameraStateName, FrameSample, PatchGeometry, StreamSpec
 from cluster.types.cameras import Priority
 from cluster.types.reports import CameraReport, Totals
 
@@ -46,8 +45,6 @@ ASKED = frozenset({"name", "priority", "window", "memory", "questions"})
 """Settings that change at runtime because they do not affect the pictures."""
 RING_IDLE_S = 600.0
 """Seconds without packets after which the ring is cleared: no clip could use them."""
-CUT_US = 10 * MICROSECONDS
-"""Longest gap between two keyframes, microseconds, that can be the decoder's own skipping."""
 PATIENT_FRAMES = 8
 """In-flight frames of a patient camera; a file would fill any queue, and what is in flight is lost with a replica."""
 
@@ -87,9 +84,8 @@ class RunningCamera:
         self._config = config
         self._lock = threading.Lock()
         self._in_flight = WindowsInFlight(self.spec.stride_s)
-        self._dropping_since: int | None = None
-        self._dropping_for = ""
-        self._lost = self._dropped = 0
+        self._unsent = UnsentWindows()
+        self._lost = 0
         self._moves = False
         self._begun = False
         self._found: int | None = None
@@ -159,8 +155,11 @@ class RunningCamera:
             return
         with self._lock:
             self._read_acknowledged()
+        if address is None:
+            self._sender.drop_queue(self.settings.name)
         handed = address is not None and self._sender.assign(self.spec, address, hand_over=hand_over)
         with self._lock:
+            self._count_cut()
             if self.address is not None and not handed:
                 self._count_lost(self._in_flight.count_lost())
             self._moves = handed
@@ -271,11 +270,12 @@ class RunningCamera:
             self._wait_for_room()
         unwanted = "shed" if self.rung.shed else "decoder_slow" if self._behind and not self.spec.patient else ""
         with self._lock:
-            if self._dropping_since is not None:
-                # Count during shedding, not only at its end: it may last for hours.
-                self._count_dropped(sample)
-            if self._dropped:
-                sample = replace(sample, windows_dropped=self._dropped)
+            self._count_cut()
+            # Count during shedding, not only at its end: it may last for hours.
+            if dropped := self._unsent.count(sample, self.spec.stride_s):
+                metrics.drop_window(self._unsent.reason, dropped)
+            if self._unsent.windows:
+                sample = replace(sample, windows_dropped=self._unsent.windows)
             if sample.fresh and not self._begun:
                 # The replica may hold the window of another decoder's frames and decides whether it continues.
                 sample = replace(sample, fresh=False, gap=True)
@@ -285,45 +285,31 @@ class RunningCamera:
         taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample)
         reason = unwanted or ("replica_slow" if self.address else "no_replica")
         with self._lock:
+            cut = self._sender.take_cut(sample.stream)
+            if cut is not None:
+                self._in_flight.truncate(cut)
             if taken:
                 moved = self._moves and sample.random_access
                 self._in_flight.add_frame(sample, moved=moved)
                 self._moves = self._moves and not moved
-                self._dropping_since = None
+                self._unsent.end()
             else:
-                self._dropping_for = reason
-                if self._dropping_since is None:
-                    self._dropping_since = self._uncounted_since(sample)
+                self._unsent.begin(self._in_flight.uncounted_since(sample, cut), reason)
         if not taken:
             metrics.frames_dropped.labels(reason).inc()
             raise CapacityError(f"camera {self.settings.name!r} sends no frames now: {reason}")
         metrics.frames_sent.inc()
 
-    def _uncounted_since(self, sample: FrameSample) -> int:
-        """Where dropped windows are counted from when ``sample`` is the first unsent one: the end of the window that
-        the replica has begun, which it answers although frames are missing."""
-        since = self._in_flight.last_window_end
-        stride = round(self.spec.stride_s * MICROSECONDS)
-        # Longer than two windows, or negative: the clock jumped, or video never came, which the replica counts.
-        return since if since is not None and -stride <= sample.pts - since <= 2 * stride + CUT_US else sample.pts
+    def _count_cut(self) -> None:
+        """Count windows of which all frames were dropped from the queue as dropped, not as in flight."""
+        cut = self._sender.take_cut(self.settings.name)
+        if cut is not None:
+            self._in_flight.truncate(cut)
+            self._unsent.begin(self._in_flight.last_window_end, "no_replica")
 
     def _frame_times(self) -> FrameTimes:
         pipeline, waited_s = self._pipeline, self._source.waited_s if isinstance(self._source, PushSource) else 0.0
         return FrameTimes(pipeline.taken_s - waited_s, pipeline.taken_s, pipeline.decoded_s)
-
-    def _count_dropped(self, sample: FrameSample) -> None:
-        """Count whole windows within a period of dropped frames; the replica counts the rest of a gap."""
-        assert self._dropping_since is not None
-        stride = round(self.spec.stride_s * MICROSECONDS)
-        # A frame belongs to the window that covers most of it, as at the replica.
-        dropped = math.floor((sample.pts + sample.duration // 8 - self._dropping_since) / stride)
-        if dropped < -1:
-            # The camera's clock was set back: earlier times are meaningless.
-            self._dropping_since = sample.pts
-        elif dropped > 0:
-            self._dropping_since += dropped * stride
-            self._dropped += dropped
-            metrics.drop_window(self._dropping_for, dropped)
 
     def _wait_for_room(self) -> None:
         """Hold a file back until the replica has capacity or is back."""
@@ -388,7 +374,7 @@ class RunningCamera:
     def _counts(self, status: PipelineStatus) -> dict[str, int]:
         self._totals.update("pipeline", _counts(status))
         with self._lock:
-            return self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._dropped}
+            return self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._unsent.windows}
 
     def _ring_shortage(self) -> str:
         """Why the camera's clips begin late; empty when they do not. Logged once, with figures."""

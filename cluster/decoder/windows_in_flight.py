@@ -1,4 +1,4 @@
-"""Number of a camera's windows in flight, as its decoder knows it: they are lost when the replica dies."""
+"""A camera's windows in flight, which are lost when the replica dies, and those of which no frame was sent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from cluster.types import MICROSECONDS, FrameSample
 
 _ROUNDING = 0.02
 """Tolerance, as a share of a stride, for cameras' rounded clocks."""
+_KEYFRAMES_US = 10 * MICROSECONDS
+"""Longest gap between two keyframes, microseconds, that can be the decoder's own skipping."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,11 @@ class WindowsInFlight:
                 self._origin += round(passed * stride)
         self._end = sample.end
 
+    def truncate(self, pts: int) -> None:
+        """Frames from ``pts`` on were dropped after all and never reached the replica."""
+        if self._origin is not None and pts < self._end:
+            self._end = max(pts, self._origin)
+
     def take_over(self, settled: int) -> None:
         """Start from the replica's count of settled windows, made of another decoder's frames."""
         self._before = settled
@@ -72,6 +79,20 @@ class WindowsInFlight:
         if self._origin is None:
             return None
         return self._origin + round(math.ceil(self._strides() - _ROUNDING) * self.stride_s * MICROSECONDS)
+
+    def uncounted_since(self, sample: FrameSample, cut: int | None) -> int:
+        """Where unsent windows are counted from when ``sample`` is the first unsent frame: the end of the window that
+        the replica has begun, which it answers although frames are missing.
+
+        Args:
+            sample: the frame.
+            cut: start of a queue that was dropped before it; ``None`` where there is none.
+        """
+        since = self.last_window_end
+        stride = round(self.stride_s * MICROSECONDS)
+        # Longer than two windows, or negative: the clock jumped, or video never came, which the replica counts.
+        most = 2 * stride + _KEYFRAMES_US + (sample.pts - cut if cut is not None else 0)
+        return since if since is not None and -stride <= sample.pts - since <= most else sample.pts
 
     def count(self) -> int:
         """Windows begun and neither answered nor dropped."""
@@ -106,3 +127,41 @@ class WindowsInFlight:
         if self._origin is None:
             return 0.0
         return (self._end - self._origin) / (self.stride_s * MICROSECONDS)
+
+
+@dataclass(slots=True)
+class UnsentWindows:
+    """Whole windows within periods of unsent frames; the replica counts the rest of a gap.
+
+    ``windows``: in total; ``reason``: why the newest period's frames are not sent.
+    """
+
+    windows: int = 0
+    reason: str = ""
+    _since: int | None = None
+
+    def begin(self, since: int | None, reason: str) -> None:
+        """Nothing is sent from ``since`` on, for ``reason``; in such a period, only the reason changes."""
+        self.reason = reason
+        if self._since is None:
+            self._since = since
+
+    def end(self) -> None:
+        """A frame was sent."""
+        self._since = None
+
+    def count(self, sample: FrameSample, stride_s: float) -> int:
+        """Count up to this frame; returns how many windows that adds."""
+        if self._since is None:
+            return 0
+        stride = round(stride_s * MICROSECONDS)
+        # A frame belongs to the window that covers most of it, as at the replica.
+        windows = math.floor((sample.pts + sample.duration // 8 - self._since) / stride)
+        if windows < -1:
+            # The camera's clock was set back: earlier times are meaningless.
+            self._since = sample.pts
+        if windows <= 0:
+            return 0
+        self._since += windows * stride
+        self.windows += windows
+        return windows

@@ -189,8 +189,10 @@ def test_metrics_of_every_process_are_on_one_page(cluster: Cluster, client) -> N
 
 
 def test_killed_replica_comes_back_and_only_windows_in_flight_are_lost(
-    cluster: Cluster, client, answers: Answers
+    cluster: Cluster, client, answers: Answers, agent
 ) -> None:
+    for camera in (*PULLED, "dock"):
+        answers.wait_for_more(camera, 1)
     before = cluster.readiness().replicas["replica-0"]
     os.kill(before.pid, signal.SIGKILL)
     until("a new replica", lambda: cluster.readiness().replicas.get("replica-0", before).pid != before.pid)

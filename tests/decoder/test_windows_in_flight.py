@@ -198,3 +198,16 @@ def test_windows_of_another_decoder_make_no_loss_good() -> None:
     send(counter, 40, 48)
     counter.set_settled(0)
     assert counter.count_lost() == 1
+
+
+def test_frames_dropped_from_the_queue_are_not_in_flight() -> None:
+    counter = WindowsInFlight(8)
+    send(counter, 100, 140)
+    assert counter.count() == 5
+    counter.truncate(113 * SECOND)
+    assert (counter.count(), counter.last_window_end) == (2, 116 * SECOND)
+    # What follows the hole: windows 3 and 4 have no frame that reached the replica.
+    counter.add_frame(sample(141, gap=True))
+    assert counter.count() == 3
+    counter.truncate(90 * SECOND)
+    assert counter.count() == 2, "frames before the newest gap stay"

@@ -23,7 +23,7 @@ STRIDE_S = 2.0
 
 
 class Free:
-    """StepRunner that take no time."""
+    """StepRunner that takes no time."""
 
     spread = 0.0
 
@@ -154,5 +154,63 @@ def test_a_replica_that_dies(bench, replica) -> None:
         bench.push(9)
         settle(bench, other)
         assert silent(bench, [replica, other], max(answer.end for answer in other.answers) / MICROSECONDS) == 0
+    finally:
+        assert other.worker.stop(WAIT_S)
+
+
+@pytest.mark.parametrize("told_of_death", [True, False])
+def test_a_replica_whose_death_is_noticed_late(bench, replica, told_of_death) -> None:
+    """Frames that wait for a lost connection are no windows in flight."""
+    bench.camera.route(bench.replica(replica))
+    bench.push(7)
+    settle(bench, replica)
+    before = bench.camera.report().counts["windows_lost"]
+    bench.loop.run(bench._servers.pop().stop(0.0), WAIT_S)
+    until("the loss to be noticed", lambda: bench._lost)
+    # More than the queue holds, twice over.
+    bench.push(80)
+    if told_of_death:
+        bench.camera.route(None)
+        bench.push(5)
+    other = Replica()
+    try:
+        bench.camera.route(bench.replica(other))
+        bench.push(9)
+        settle(bench, other)
+        assert silent(bench, [replica, other], max(answer.end for answer in other.answers) / MICROSECONDS) == 0
+        counts = bench.camera.report().counts
+        assert 1 <= counts["windows_lost"] - before <= 3
+        assert counts["windows_dropped"] >= 38
+    finally:
+        assert other.worker.stop(WAIT_S)
+
+
+def test_a_slow_replica_that_dies_later_has_its_lost_windows_counted_once(bench, replica) -> None:
+    bench.camera.route(bench.replica(replica))
+    bench.push(7)
+    settle(bench, replica)
+    frames = replica.on_frame
+    released = asyncio.Event()
+
+    async def blocked(sample, arrived_s) -> None:
+        await released.wait()
+        await frames(sample, arrived_s)
+
+    replica.on_frame = blocked
+    bench.push(100)
+    bench.loop.loop.call_soon_threadsafe(released.set)
+    settle(bench, replica)
+    bench.push(8)
+    settle(bench, replica)
+    before = bench.camera.report().counts["windows_lost"]
+    other = Replica()
+    try:
+        bench.camera.route(None)
+        bench.push(2)
+        bench.camera.route(bench.replica(other))
+        bench.push(9)
+        settle(bench, other)
+        assert silent(bench, [replica, other], max(answer.end for answer in other.answers) / MICROSECONDS) == 0
+        assert bench.camera.report().counts["windows_lost"] - before <= 3
     finally:
         assert other.worker.stop(WAIT_S)
