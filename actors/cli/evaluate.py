@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cluster.lab.evaluation.results import Results
     from cluster.lab.evaluation.settings import Setting, WindowShape
     from cluster.lab.evaluation.worker_pool import ModelSpec, Progress
-    from cluster.lab.report.page import Table
+    from cluster.lab.report.page import Page, Table
     from cluster.models.base import VisionLanguageModel
     from cluster.models.settings import ModelSettings
 
@@ -109,27 +109,17 @@ def accuracy(
 
     $ sightline eval accuracy --dataset UCF_Crimes --layout ucf-crime --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
-    from actors.cli.output import check_writable
     from cluster.errors import ConfigError
 
     if scenes is not None and dataset is not None:
         raise ConfigError("give --scenes or --dataset, not both")
     if jobs is not None and jobs < 1:
         raise ConfigError(f"the number of processes must be at least 1, not {jobs}")
-    check_writable(out)
-    if json_file is not None:
-        check_writable(json_file.parent)
-    from cluster.models.catalog import check_model
-
-    check_model(model)
-    if "/" not in model or Path(model).is_dir():
-        # Nothing is downloaded; a progress bar per process for reading a small file would break up ours.
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    _check_run(model, out, json_file)
     from cluster.lab.evaluation.report import check_questions, make_report, select_thresholds
     from cluster.lab.evaluation.settings import make_grid
     from cluster.lab.evaluation.tables import figure_table, make_page, setting_table
     from cluster.lab.evaluation.worker_pool import ModelSpec
-    from cluster.lab.report.page import write_page
 
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
@@ -153,9 +143,7 @@ def accuracy(
     thresholds, origin = select_thresholds(loaded, results.kinds, chosen_on)
     facts = _facts(model, found, results, shape, thresholds, origin, workers, chosen_on)
     report = make_report("Accuracy", results, thresholds, validation=chosen_on, skipped=found.skipped, facts=facts)
-    written = write_page(make_page(report), out, "accuracy", report.to_json())
-    if json_file is not None:
-        json_file.write_text(report.to_json() + "\n", encoding="utf-8")
+    written = _write(make_page(report), report.to_json(), out, "accuracy", json_file)
     show([setting_table(report), figure_table(report)], report.figures.notes, report.skipped, written)
 
 
@@ -230,6 +218,20 @@ def _shape(
     return shape
 
 
+def _check_run(model: str, out: Path, json_file: Path | None) -> None:
+    """Raises ``ConfigError`` for an unknown model or a place that cannot be written."""
+    from actors.cli.output import check_writable
+    from cluster.models.catalog import check_model
+
+    check_writable(out)
+    if json_file is not None:
+        check_writable(json_file.parent)
+    check_model(model)
+    if "/" not in model or Path(model).is_dir():
+        # Nothing is downloaded, and Hugging Face's progress bars would break up ours.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
 def _default_jobs(device: str) -> int:
     return min(len(os.sched_getaffinity(0)), MOST_JOBS) if device == "cpu" else 1
 
@@ -268,10 +270,6 @@ def _evaluated(
 
     videos = len(found.videos)
     with _Bar(f"{what} {videos} videos under {len({each.key for each in settings})} settings", 1) as bar:
-
-        def tell(progress: Progress) -> None:
-            bar.at(progress.done, progress.total, progress.now)
-
         return evaluate(
             found.videos,
             loaded if jobs == 1 else spec,
@@ -280,7 +278,7 @@ def _evaluated(
             consecutive=consecutive,
             jobs=jobs,
             work=work,
-            on_progress=tell,
+            on_progress=bar.tell,
         )
 
 
@@ -300,13 +298,31 @@ def _facts(
     return {
         "model": model,
         "videos": f"{len(results.videos)} of layout {found.layout}, {events} events of {len(results.kinds)} kinds",
-        "window": f"{shape.window_s:g} s every {shape.stride_s:g} s, {shape.fps:g} samples a second, "
-        f"anchors every {shape.anchor_interval_s:g} s",
+        "window": _window_text(shape),
         "decision": f"a video is positive after {results.consecutive} positive windows in a row",
         "threshold": f"{told} ({origin})",
         "chosen on": "these videos" if validation is None else f"{len(validation.videos)} validation videos",
-        "latency": f"measured with {jobs} process{'es' if jobs > 1 else ''} side by side on this machine",
+        "latency": _latency_text(jobs),
     }
+
+
+def _window_text(shape: WindowShape) -> str:
+    rate = f"{shape.fps:g} samples a second, anchors every {shape.anchor_interval_s:g} s"
+    return f"{shape.window_s:g} s every {shape.stride_s:g} s, {rate}"
+
+
+def _latency_text(jobs: int) -> str:
+    return f"measured with {jobs} process{'es' if jobs > 1 else ''} side by side on this machine"
+
+
+def _write(page: Page, json: str, out: Path, stem: str, json_file: Path | None) -> Path:
+    """Write the report to ``out``, and its JSON to ``json_file``; returns the page's path."""
+    from cluster.lab.report.page import write_page
+
+    written = write_page(page, out, stem, json)
+    if json_file is not None:
+        json_file.write_text(json + "\n", encoding="utf-8")
+    return written
 
 
 def show(tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[SkippedVideo], page: Path) -> None:
@@ -348,6 +364,10 @@ class _Bar:
     def step(self, now: str) -> None:
         """Advance by one."""
         self.at(self._done + 1, self._total, now)
+
+    def tell(self, progress: Progress) -> None:
+        """Show the progress of an evaluation."""
+        self.at(progress.done, progress.total, progress.now)
 
     def at(self, done: int, total: int, now: str) -> None:
         """Set the progress."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cluster.lab.evaluation.memory.run import Footage, MemoryResults
     from cluster.lab.evaluation.memory.settings import ShareSetting
     from cluster.lab.evaluation.settings import WindowShape
-    from cluster.lab.evaluation.worker_pool import ModelSpec, Progress
+    from cluster.lab.evaluation.worker_pool import ModelSpec
     from cluster.models.base import VisionLanguageModel
 
 # Scenes made by default: number, length, and questions of each kind per scene.
@@ -59,8 +59,7 @@ def memory(
 
     $ sightline eval memory --dataset MLVU --layout mlvu --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
-    from actors.cli.evaluate import _default_jobs, _shape
-    from actors.cli.output import check_writable
+    from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _shape, _window_text, _write
     from cluster.errors import ConfigError
 
     made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind}
@@ -70,19 +69,10 @@ def memory(
     for name, number in (("scenes", scenes), ("processes", jobs), ("questions of a kind", per_kind)):
         if number is not None and number < 1:
             raise ConfigError(f"the number of {name} must be at least 1, not {number}")
-    check_writable(out)
-    if json_file is not None:
-        check_writable(json_file.parent)
-    from cluster.models.catalog import check_model
-
-    check_model(model)
-    if "/" not in model or Path(model).is_dir():
-        # Nothing is downloaded; a progress bar per process for reading a small file would break up ours.
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    _check_run(model, out, json_file)
     from cluster.lab.evaluation.memory.report import make_page, make_report
     from cluster.lab.evaluation.memory.settings import memory_grid
     from cluster.lab.evaluation.worker_pool import ModelSpec
-    from cluster.lab.report.page import write_page
 
     compared = memory_grid(settings)
     spec = ModelSpec(model, device, dtype)
@@ -102,15 +92,11 @@ def memory(
     facts = {
         "model": model,
         "footage": f"{origin}, {sum(len(clip.questions) for clip in found.footage)} questions",
-        "window": f"{shape.window_s:g} s every {shape.stride_s:g} s, {shape.fps:g} samples a second, "
-        f"anchors every {shape.anchor_interval_s:g} s",
-        "latency": f"measured with {workers} process{'es' if workers > 1 else ''} side by side on this machine",
+        "window": _window_text(shape),
+        "latency": _latency_text(workers),
     }
     report = make_report("Memory", found, loaded, facts=facts, skipped=skipped)
-    written = write_page(make_page(report), out, "memory", report.to_json())
-    if json_file is not None:
-        json_file.write_text(report.to_json() + "\n", encoding="utf-8")
-    _print(report, written)
+    _print(report, _write(make_page(report), report.to_json(), out, "memory", json_file))
 
 
 def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
@@ -153,12 +139,8 @@ def _evaluated(
     from cluster.lab.evaluation.memory.run import evaluate_memory
 
     with _Bar(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:
-
-        def tell(progress: Progress) -> None:
-            bar.at(progress.done, progress.total, progress.now)
-
         model = loaded if jobs == 1 else spec
-        return evaluate_memory(footage, model, settings, shape, out, jobs=jobs, on_progress=tell)
+        return evaluate_memory(footage, model, settings, shape, out, jobs=jobs, on_progress=bar.tell)
 
 
 def _print(report: MemoryReport, page: Path) -> None:
