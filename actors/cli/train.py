@@ -163,10 +163,10 @@ def demo_model(
             settings,
             out,
             screen,
-            recorded=codec_scenes,
+            encoded_scenes=codec_scenes,
             resume=resume,
-            exported=EXPORT in chosen,
-            begin_with=begin_with or (),
+            export_model=EXPORT in chosen,
+            initial_models=begin_with or (),
         )
 
 

@@ -46,7 +46,7 @@ def fit_calibration(results: Results, settings: ModelSettings) -> CalibrationFit
     """
     scores, truth = results.window_scores(results.full)
     if truth.all() or not truth.any():
-        raise ConfigError("a score cannot be fitted on windows that are all positive or all negative; give more scenes")
+        raise ConfigError("all windows are positive or all are negative; use more scenes")
     old_temperature, old_bias = settings.score_temperature or 1.0, settings.score_bias or 0.0
     margins = (logit(scores) - old_bias) * old_temperature
     slope, bias = platt(margins, truth)
@@ -125,7 +125,7 @@ def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float
         ValueError: no judged video has an event.
     """
     if not (truth & judged).any():
-        raise ValueError("a threshold cannot be chosen on videos without any event")
+        raise ValueError("no video has an event to choose a threshold on")
     logits = logit(scores)
     edges = np.unique(np.concatenate((logits[judged & np.isfinite(scores)], logit(np.array([0.0, 1.0])))))
     # All thresholds between neighbouring scores are equivalent.

@@ -54,7 +54,7 @@ def build_ladder(results: Mapping[str, Any]) -> Ladder:
     whole = _row(rows, "full")
     if whole is None or not whole["f1"]:
         raise ConfigError(
-            "the results lack full quality, or it was never right; evaluate the ladder's rungs with: "
+            "the results lack full quality, or its F1 is 0; evaluate the ladder's rungs with: "
             "sightline eval accuracy --settings ladder --json FILE"
         )
     rungs = [Rung("full", source=f"measured: F1 {_f1(whole)}")]
@@ -65,7 +65,7 @@ def build_ladder(results: Mapping[str, Any]) -> Ladder:
         if row is None:
             upper, guess = guesses[above.name], guesses[step.name]
             f1, kept = rungs[-1].f1 * guess.f1 / upper.f1, rungs[-1].kept * guess.kept / upper.kept
-            source = "derived: not measured; it is guessed to lose as much as in the default ladder"
+            source = "derived: not measured, assumed to lose as much as in the default ladder"
         else:
             f1, kept = min(rungs[-1].f1, float(row["f1"]) / float(whole["f1"])), _share(row) / _share(whole)
             source = f"measured: F1 {_f1(row)} of {_f1(whole)}"

@@ -218,7 +218,7 @@ def recall_drop(full: Decisions, other: Decisions) -> Estimate:
 
 def _paired(full: Decisions, other: Decisions, statistic: Callable[[Counts], Floats]) -> Estimate:
     if len(full) != len(other):
-        raise ValueError(f"differences are of the same videos, not of {len(full)} and {len(other)}")
+        raise ValueError(f"paired differences need the same videos, not {len(full)} and {len(other)}")
 
     def difference(weights: Floats | None) -> Floats:
         return statistic(full.counts(weights)) - statistic(other.counts(weights))

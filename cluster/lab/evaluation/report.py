@@ -199,7 +199,7 @@ def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds) -
 def _put(found: Figures, name: str, value: Estimate | float) -> None:
     number = value.value if isinstance(value, Estimate) else value
     if math.isnan(number):
-        found.notes.append(f"{name}: there is too little to tell")
+        found.notes.append(f"{name}: too few videos")
         return
     found.values[name] = float(number)
     if isinstance(value, Estimate):

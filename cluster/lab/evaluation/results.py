@@ -120,7 +120,7 @@ class Results:
         for setting in self.settings:
             if setting.role == "full" and setting.sweep is None:
                 return setting
-        raise ConfigError("the settings lack full computation, which the others are measured against")
+        raise ConfigError("the settings lack full computation, the reference")
 
     def run(self, video: LabelledVideo, setting: Setting) -> VideoRun:
         return self.runs[video.name, setting.key]

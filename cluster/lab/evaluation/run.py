@@ -62,7 +62,7 @@ def evaluate(
     if not videos:
         raise ConfigError("there are no videos to evaluate")
     if len({video.name for video in videos}) < len(videos):
-        raise ConfigError("two videos have one name; results go by it")
+        raise ConfigError("video names must be unique")
     runs: dict[tuple[str, str], VideoRun] = {}
     failed: dict[str, SkippedVideo] = {}
     with ResultCache(work) as file, WorkerPool(model, jobs) as workers:

@@ -90,8 +90,8 @@ class WorkerPool:
                 yield futures[future], future.result()
         except BrokenProcessPool:
             raise SightlineError(
-                "a process of the evaluation died, most likely for want of memory; "
-                "run it again with fewer --jobs: it goes on where it was"
+                "a process of the evaluation died, most likely for lack of memory; "
+                "run it again with fewer --jobs: it resumes"
             ) from None
 
 
@@ -114,6 +114,4 @@ def _work(work: Callable[[NativeEngine, T], R], task: T) -> R:
 def all_skipped_error(what: str, given: int, skipped: Mapping[str, SkippedVideo]) -> SightlineError:
     """Error for an evaluation of which every video was skipped."""
     first = next(iter(skipped.values()))
-    return SightlineError(
-        f"nothing is left of {given} {what}; the first, {first.path.name}, was skipped: {first.reason}"
-    )
+    return SightlineError(f"all {given} {what} were skipped; the first, {first.path.name}: {first.reason}")

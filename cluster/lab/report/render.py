@@ -13,9 +13,9 @@ from cluster.lab.report.timeline import compared_timeline, live_timeline, tokens
 from cluster.lab.report.truth import Tally
 
 _UNTRAINED = (
-    "The model {} is randomly initialised: its answers mean nothing yet. Tokens, time and operations do, for they "
-    "depend on the model's shape and on the video. Scores of an untrained model lie near the threshold, so whether the "
-    "two ways agree is shown but says little."
+    "The model {} is randomly initialised: its answers mean nothing yet. Tokens, time and operations are valid: they "
+    "depend on the model's shape and the video. Scores of an untrained model are near the threshold, so agreement is "
+    "shown but says little."
 )
 _METHOD = (
     "**In full**: every patch of every frame through the vision tower and every token through the language model, for "

@@ -164,9 +164,7 @@ def encode_missing_clips(
             for path in finished:
                 on_clip(path)
     except BrokenProcessPool:
-        raise SightlineError(
-            "a process that made clips died, perhaps for want of memory; run it again to go on"
-        ) from None
+        raise SightlineError("a rendering process died, perhaps for lack of memory; run it again to resume") from None
     except OSError as error:
         # FFmpeg's errors are OSErrors too.
         raise SightlineError(f"cannot write scenes to {folder}: {error.strerror or error}") from None

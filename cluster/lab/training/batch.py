@@ -39,12 +39,12 @@ def dense_labels(examples: Sequence[Example], device: torch.device) -> DenseLabe
     )
 
 
-def example_layout(model: TrainableModel, example: Example, grid: PatchGrid, *, taught: bool) -> SequenceLayout:
-    """Layout of an example; ``taught``: includes the answers to memory questions, for teacher forcing."""
+def example_layout(model: TrainableModel, example: Example, grid: PatchGrid, *, with_answers: bool) -> SequenceLayout:
+    """Layout of an example; ``with_answers``: includes the answers to memory questions, for teacher forcing."""
     end = model.tokenizer.eos_token_id
     asks = []
     for question in example.questions:
-        answer = model.token_ids(question.answer) if taught and question.kind == "memory" else []
+        answer = model.token_ids(question.answer) if with_answers and question.kind == "memory" else []
         asks.append(
             SequenceQuestion(
                 question.opening, question.end, model.question_ids(question.text), [*answer, end] if answer else ()

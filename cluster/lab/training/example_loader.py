@@ -140,8 +140,8 @@ class ExampleLoader:
                 if self._processes[which].is_alive():
                     continue
                 raise SightlineError(
-                    f"the process that renders scenes ended with code {self._processes[which].exitcode}; "
-                    "start again to go on from the last checkpoint"
+                    f"a rendering process ended with code {self._processes[which].exitcode}; "
+                    "start again to resume from the last checkpoint"
                 ) from None
             if isinstance(made, str):
                 raise SightlineError(f"example {number} could not be made:\n{made}")

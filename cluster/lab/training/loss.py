@@ -118,7 +118,7 @@ def window_loss(
     model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid, *, train_tower: bool = True
 ) -> Loss:
     """Answers to all questions, and dense labels at three depths."""
-    layouts = [example_layout(model, example, grid, taught=True) for example in examples]
+    layouts = [example_layout(model, example, grid, with_answers=True) for example in examples]
     with torch.set_grad_enabled(train_tower):
         seen = _visual_tokens(model, examples, grid)
     asked = _asked(layouts, examples, model.device)
@@ -156,7 +156,7 @@ def window_loss(
 @torch.no_grad()
 def margins(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> tuple[Tensor, PackedQuestions]:
     """Yes-minus-no margins ``[n]`` of all standing questions, and the questions."""
-    layouts = [example_layout(model, example, grid, taught=False) for example in examples]
+    layouts = [example_layout(model, example, grid, with_answers=False) for example in examples]
     seen = _visual_tokens(model, examples, grid)
     output = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts)
     asked = _asked(layouts, examples, model.device)

@@ -128,16 +128,16 @@ def train(
     folder: Path,
     listener: TrainingListener,
     *,
-    recorded: Path | None = None,
+    encoded_scenes: Path | None = None,
     resume: bool = True,
-    exported: bool = True,
-    begin_with: Sequence[Path] = (),
+    export_model: bool = True,
+    initial_models: Sequence[Path] = (),
 ) -> None:
-    """Run the stages of ``settings`` in order in ``folder``; then, if ``exported``, write the model there.
+    """Run the stages of ``settings`` in order in ``folder``; then, if ``export_model``, write the model there.
 
-    ``begin_with``: an exported model to start from, or several for the mean of their weights; the dense-label heads are
-    learnt anew. Stages that are not requested but have a checkpoint in ``folder`` are loaded: each stage starts from
-    the weights of the previous one.
+    ``initial_models``: an exported model to start from, or several for the mean of their weights; the dense-label heads
+    start anew. Stages that are not requested but have a checkpoint in ``folder`` are loaded: each stage starts from the
+    weights of the previous one.
 
     Raises:
         ConfigError: an unknown stage, an unavailable device, or a checkpoint of another run.
@@ -148,9 +148,9 @@ def train(
     torch.manual_seed(settings.seed)
     model = TrainableModel.fresh(settings.model, settings.seed, settings.device)
     heads = DenseHeads(model.text_config.hidden_size).to(settings.device)
-    wanted = {stage.name: make_stage(settings, stage, recorded, folder) for stage in settings.stages}
-    if begin_with:
-        load_mean_weights(begin_with, model)
+    wanted = {stage.name: make_stage(settings, stage, encoded_scenes, folder) for stage in settings.stages}
+    if initial_models:
+        load_mean_weights(initial_models, model)
     elif TRAINING_STAGES[0] in wanted and not (resume and (folder / f"{TRAINING_STAGES[0]}.pt").is_file()):
         make = wanted[TRAINING_STAGES[0]].make
         initialise_for_training(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
@@ -168,7 +168,7 @@ def train(
         if not run.done:
             listener.stage_started(name, run.step)
             run.run(listener, validation=lambda: _examples(check, settings.validation_scenes))
-    if exported:
+    if export_model:
         kind = export(model, settings.model, folder / MODEL, _examples(check, _EXPORT_SCENES))
         listener.exported(folder / MODEL, kind)
 

@@ -131,8 +131,8 @@ class Stage:
     score: str
 
 
-def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None, folder: Path = Path()) -> Stage:
-    """A stage by name. ``recorded``: folder of encoded scenes for ``codec``; their pruned frames are cached in
+def make_stage(settings: Settings, stage: StageSettings, encoded_scenes: Path | None, folder: Path = Path()) -> Stage:
+    """A stage by name. ``encoded_scenes``: folder of encoded scenes for ``codec``; their pruned frames are cached in
     ``folder``.
 
     Raises:
@@ -151,12 +151,12 @@ def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None, 
     elif stage.name == "windows":
         make = WindowExamples(shape, seed)
     elif stage.name == "codec":
-        if recorded is None:
+        if encoded_scenes is None:
             raise ConfigError("the codec stage is trained on encoded scenes; name their folder with --codec-scenes DIR")
         from cluster.lab.training.encoded_examples import EncodedExamples, list_training_clips
 
-        list_training_clips(recorded)
-        make = EncodedExamples(str(recorded), str(folder / CACHE), shape, seed)
+        list_training_clips(encoded_scenes)
+        make = EncodedExamples(str(encoded_scenes), str(folder / CACHE), shape, seed)
     else:
         raise ConfigError(f"unknown stage {stage.name!r}; there are: {', '.join(TRAINING_STAGES)}, export")
     loss = partial(window_loss, grid=grid, train_tower=stage.train_tower)

@@ -167,7 +167,7 @@ def test_rvs_as_rekv_keeps_it(tmp_path, clip):
     assert (chosen.at_s, chosen.answer) == (3.5, 0)
     assert len(dataset.skipped) == 8
     for told in (
-        "behind the video's end",
+        "is after the video's end",
         "not an interval",
         "'shot_0012'",
         "no answer",
@@ -210,5 +210,5 @@ def test_annotations_that_are_none_are_named(tmp_path, body):
 
 def test_nothing_left_says_why(tmp_path):
     write(tmp_path / "json/1_plotQA.json", [plot(video=f"{i}.mp4") for i in range(5)])
-    with pytest.raises(ConfigError, match=r"nothing left to ask about .* 0.mp4: not on disk.*; and 2 more"):
+    with pytest.raises(ConfigError, match=r"no questions left in .* 0.mp4: not on disk.*; and 2 more"):
         load_question_dataset(tmp_path, "mlvu")

@@ -170,7 +170,7 @@ def test_wordings_are_those_that_were_taught():
 def test_footage_in_which_nothing_happens_is_refused():
     short = next(footage for seed in range(200) if not (footage := LongScene(60, seed, quiet_s=60)).episodes)
     assert short.quiet_instants == (0.0, 60)
-    with pytest.raises(ConfigError, match="holds none of them to ask about"):
+    with pytest.raises(ConfigError, match="holds no episode; make it longer"):
         generate_questions(LongScene(60, short.seed, quiet_s=60), per_kind=1)
 
 

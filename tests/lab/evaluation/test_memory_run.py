@@ -311,7 +311,7 @@ def test_answers_do_not_depend_on_processes_and_unreadable_clips_are_left_out(cl
     assert told[-1].done == told[-1].total
     assert {each.path.name for each in several.skipped} == {"broken.mp4", "gone.mp4"}
     assert [each.name for each in several.footage] == ["street"]
-    with pytest.raises(SightlineError, match="nothing is left of 1 clips; the first, broken"):
+    with pytest.raises(SightlineError, match="all 1 clips were skipped; the first, broken"):
         evaluated(footage[1:2], tiny_engine.model, tmp_path / "none")
 
 
@@ -320,7 +320,7 @@ def test_what_cannot_be_evaluated_is_refused(clip, tiny_engine, tmp_path):
     for wrong in ([], [replace(footage, questions=())]):
         with pytest.raises(ConfigError, match="at least one clip"):
             evaluated(wrong, tiny_engine.model, tmp_path)
-    with pytest.raises(ConfigError, match="no name twice"):
+    with pytest.raises(ConfigError, match="names of settings and clips must be unique"):
         evaluated([footage, footage], tiny_engine.model, tmp_path)
     with pytest.raises(ConfigError, match="give a ModelSpec"):
         evaluated([footage], tiny_engine.model, tmp_path, jobs=2)

@@ -20,7 +20,7 @@ def random(*shape: int, seed: int) -> Tensor:
 def test_blocks_are_dense_attention_under_their_mask(
     trainable: TrainableModel, examples: list[Example], grid: PatchGrid
 ) -> None:
-    layout = example_layout(trainable, examples[2], grid, taught=True)
+    layout = example_layout(trainable, examples[2], grid, with_answers=True)
     rows = len(layout)
     q, k, v = random(4, rows, 8, seed=1), random(2, rows, 8, seed=2), random(2, rows, 8, seed=3)
     mask = torch.full((rows, rows), float("-inf"), dtype=torch.double)
@@ -75,7 +75,7 @@ def test_the_tower_in_training_is_the_served_one(
 def test_every_weight_of_the_model_gets_a_gradient(
     trainable: TrainableModel, examples: list[Example], grid: PatchGrid
 ) -> None:
-    layout = example_layout(trainable, examples[0], grid, taught=True)
+    layout = example_layout(trainable, examples[0], grid, with_answers=True)
     seen = trainable.encode_frames(patch_batches(examples[0], grid))
     reading = trainable.forward_sequences([seen], [layout])
     trainable.answer_logits(reading.last).square().mean().backward()
@@ -89,7 +89,7 @@ def test_gradients_are_those_of_differences(
 ) -> None:
     """Through norms, rotary, both attentions and the merger at once: a step along the gradient changes the loss by
     its square."""
-    layout = example_layout(trainable, examples[1], grid, taught=True)
+    layout = example_layout(trainable, examples[1], grid, with_answers=True)
     frames = patch_batches(examples[1], grid)
 
     def loss() -> Tensor:

@@ -165,7 +165,7 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
     folder = check_directory(directory)
     dataset = read(folder, min_seconds)
     if not dataset.videos:
-        raise ConfigError(f"nothing left to evaluate in {folder}: {format_reasons(dataset.skipped)}")
+        raise ConfigError(f"no videos left in {folder}: {format_reasons(dataset.skipped)}")
     return dataset
 
 
@@ -224,7 +224,7 @@ def _indexed(directory: Path) -> list[str]:
     try:
         return [str(clip["name"]) for clip in json.loads(path.read_text(encoding="utf-8"))["clips"]]
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{path} is not an index of scenes; remove it to use the clips as they lie there") from None
+        raise ConfigError(f"{path} is not an index of scenes; remove it to use all clips of the directory") from None
 
 
 def _labelled(path: Path, min_seconds: float) -> LabelledVideo:

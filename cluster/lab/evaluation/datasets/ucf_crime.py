@@ -205,5 +205,5 @@ def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float
     timed = ((key.kind, first / facts.fps, min(last / facts.fps, facts.seconds)) for first, last in spans)
     events = tuple(event for event in timed if event[1] < event[2])
     if not events:
-        raise ConfigError(f"its events lie behind its end at {facts.seconds:.1f} s")
+        raise ConfigError(f"its events are after its end at {facts.seconds:.1f} s")
     return LabelledVideo(path, name, events, (key.kind,))

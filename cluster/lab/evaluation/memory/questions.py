@@ -116,7 +116,7 @@ def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) 
     if not footage.episodes:
         raise ConfigError(
             f"footage of {footage.seconds:g} s with {footage.quiet_s:g} s of "
-            "quiet between episodes of life holds none of them to ask about; make it longer or less quiet"
+            "quiet between episodes holds no episode; make it longer or less quiet"
         )
     rng = np.random.default_rng([_SEED, footage.seed, seed])
     moments = footage.quiet_instants
@@ -175,7 +175,9 @@ _KINDS: tuple[tuple[Callable[[LongScene, Sequence[float]], Iterator[Asked]], int
 def _colored(footage: LongScene, at: float) -> Iterator[tuple[str, str, str, tuple[Span, ...]]]:
     """Wording with a placeholder for the colour, colour, answer and evidence, where at most one event answers it."""
     vehicles = [actor for actor in _between(footage, 0.0, at) if actor.kind == "vehicle"]
-    forms = [text.replace(f" {_COLOR} ", " {} ") for text, _ in _taught(footage, [], at) if f" {_COLOR} " in text]
+    forms = [
+        text.replace(f" {_COLOR} ", " {} ") for text, _ in _trained_questions(footage, [], at) if f" {_COLOR} " in text
+    ]
     for form, color in product(forms, COLORS):
         matching = [actor for actor in vehicles if actor.color == color]
         if "stop" in form:
@@ -194,7 +196,7 @@ def _since(footage: LongScene, moments: Sequence[float]) -> Iterator[tuple[str, 
         # Earlier instants only have more of both.
         if kinds.count("person") > _MOST and kinds.count("vehicle") > _MOST:
             return
-        for text, answer in _taught(footage, there, at):
+        for text, answer in _trained_questions(footage, there, at):
             if f" {_COLOR} " not in text:
                 yield text, answer, since or None, there
 
@@ -209,7 +211,7 @@ def _between(footage: LongScene, since: float, at: float) -> list[Actor]:
     ]
 
 
-def _taught(footage: LongScene, there: Sequence[Actor], at: float) -> Iterator[tuple[str, str]]:
+def _trained_questions(footage: LongScene, there: Sequence[Actor], at: float) -> Iterator[tuple[str, str]]:
     """(text, answer) of the trained memory questions for these actors."""
     for question in memory_questions(replace(footage.scene, actors=tuple(there)), at):
         yield question.text, question.answer

@@ -181,7 +181,7 @@ class _StreamRecorder:
             self._ask_here()
         left = self._collector.taken.get(self._spec.stream, [])
         if self._begin is None or not any(instant.left or instant.window for instant in self._instants):
-            raise SightlineError(f"nothing was seen of {path} before any of its questions is asked")
+            raise SightlineError(f"no window of {path} was computed before its questions")
         return Recording(self._begin, self._frame_s, tuple(left), tuple(self._instants))
 
     def _ask_here(self) -> None:

@@ -141,8 +141,8 @@ def _by_history(results: Sequence[SettingResult]) -> list[Series]:
 
 
 _ASKED_ALONE = (
-    "each question is asked of the memory alone, after what the window held was put into it as well, so that nothing "
-    "stands beside the share; shares are of the bytes of all KV at the instant of the question"
+    "questions are answered from the memory alone, which includes the window's KV; shares are relative to the bytes "
+    "of all KV at the time of the question"
 )
 
 
@@ -223,7 +223,7 @@ def make_report(
     headline = {"chance": chance(questions)}
     notes = [_ASKED_ALONE]
     if model.settings.open_instruction is None:
-        notes.append("the model's sightline.json has no open_instruction: it was not taught to answer free questions")
+        notes.append("the model's sightline.json has no open_instruction: it was not trained to answer free questions")
     baseline = FULL if FULL in settings else None
     left_out = (*skipped, *found.skipped)
     report = compare_settings(title, found.results, baseline=baseline, facts=facts, skipped=left_out)
@@ -234,14 +234,14 @@ def make_report(
         if math.isnan(low) or low <= headline["chance"]:
             notes.insert(
                 0,
-                f"full KV answers {format_estimate(full)} rightly and always giving a kind's commonest answer "
-                f"{headline['chance']:.3f}: this model is not clearly above chance here, so a small drop says nothing",
+                f"full KV answers {format_estimate(full)} rightly and always giving the most common answer "
+                f"{headline['chance']:.3f}: the model is not clearly above chance, so a small drop means nothing",
             )
     drop = report.drops.get(ours(1 / 8))
     if drop is not None:
         headline["accuracy_drop_at_eighth"] = drop["all"].value
     if found.incomplete:
-        notes.append(f"{found.incomplete} answers were given without all they wanted of the memory, in time or at all")
+        notes.append(f"{found.incomplete} answers are incomplete: some blocks of the memory were late or lost")
     return replace(report, notes=tuple(notes), headline=headline)
 
 

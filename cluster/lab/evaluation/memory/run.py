@@ -97,9 +97,9 @@ def evaluate_memory(
         SightlineError: all clips were skipped, or the folder cannot be used.
     """
     if not footage or not all(clip.questions for clip in footage):
-        raise ConfigError("a memory is evaluated on at least one clip, and each needs a question about it")
+        raise ConfigError("at least one clip is needed, each with at least one question")
     if not settings or len(set(settings)) < len(settings) or len({clip.name for clip in footage}) < len(footage):
-        raise ConfigError("settings and clips go by their names: give at least one setting, and no name twice")
+        raise ConfigError("at least one setting is needed, and names of settings and clips must be unique")
     skipped: dict[str, SkippedVideo] = {}
     runs: dict[tuple[str, ShareSetting], SceneAnswers] = {}
     with WorkerPool(model, jobs) as workers, ResultCache(folder / "work.jsonl") as file:

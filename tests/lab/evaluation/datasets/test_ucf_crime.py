@@ -105,7 +105,7 @@ def test_a_video_without_annotation_is_skipped(ucf, annotation_file):
 
 def test_events_behind_the_end(ucf, annotation_file):
     annotation_file.write_text(annotation_file.read_text().replace("165  240", "1650  2400"))
-    assert skipped(load(ucf))["Abuse028_x264.mp4"].startswith("its events lie behind its end at 10.")
+    assert skipped(load(ucf))["Abuse028_x264.mp4"].startswith("its events are after its end at 10.")
 
 
 def test_a_missing_annotation_file_leaves_nothing_to_measure(ucf, annotation_file):

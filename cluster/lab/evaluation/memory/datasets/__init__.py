@@ -89,5 +89,5 @@ def load_question_dataset(directory: str | Path, layout: str) -> QuestionDataset
         if questions:
             videos.append(VideoQuestions(path, tuple(sorted(questions, key=lambda each: each.at_s))))
     if not videos:
-        raise ConfigError(f"nothing left to ask about in {folder}: {format_reasons(skipped)}")
+        raise ConfigError(f"no questions left in {folder}: {format_reasons(skipped)}")
     return QuestionDataset(folder, tuple(videos), tuple(skipped))

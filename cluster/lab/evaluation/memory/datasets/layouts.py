@@ -124,7 +124,7 @@ def _rvs(directory: Path, annotation: Path, record: Record, turn: object, begins
 
 def _timed(make: Callable[..., Question], start: float, end: float, length: float) -> Question:
     if end > length + _SLACK_S:
-        raise ConfigError(f"a question at {end:g} s lies behind the video's end at {length:.1f} s")
+        raise ConfigError(f"a question at {end:g} s is after the video's end at {length:.1f} s")
     at = min(end, length)
     return make(at_s=at, evidence=((start, at),) if start < at else ())
 
