@@ -10,11 +10,11 @@ from pathlib import Path
 from cluster.codec import FileSource
 from cluster.codec.source import StreamHeader
 from cluster.errors import ConfigError, SourceError
-from cluster.lab.clips.make import CLIP_KINDS, make_clip
+from cluster.lab.scenes.street_clips import CLIP_KINDS, make_clip
 from cluster.types import MICROSECONDS, EncodedPacket
 
 MADE = {"busy": "street", "quiet": "night", "noisy": "noisy"}
-"""What kinds of footage are made, and as which kind of clip (:data:`cluster.lab.clips.make.CLIP_KINDS`)."""
+"""What kinds of footage are made, and as which kind of clip (:data:`cluster.lab.scenes.street_clips.CLIP_KINDS`)."""
 
 MADE_SECONDS = 24.0
 
@@ -109,7 +109,7 @@ def make_footage(
     crf: int | None = None,
 ) -> Footage:
     """Draw and encode one of the ``MADE`` kinds; the same arguments give the same footage. ``crf``: see
-    :func:`~cluster.lab.clips.make.make_clip`.
+    :func:`~cluster.lab.scenes.street_clips.make_clip`.
 
     Raises:
         ConfigError: unknown kind, or a rate or size that makes no video.

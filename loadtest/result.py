@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.lab.bench.window_accounting import CameraBooks, Slot, alert_times, percentile, within
-from cluster.lab.report.text import seconds_text
+from cluster.lab.report.number_format import seconds_text
 from loadtest.fleet import Camera, Sent
 from loadtest.machine import MachineUse
 

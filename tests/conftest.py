@@ -52,7 +52,7 @@ def until_fixture() -> Any:
 @pytest.fixture(scope="session")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 s of a street, 160x96."""
-    from cluster.lab.clips import make_clip
+    from cluster.lab.scenes.street_clips import make_clip
 
     path = tmp_path_factory.mktemp("clips") / "street.mp4"
     make_clip("street", path, seconds=24, size=(160, 96))

@@ -14,11 +14,11 @@ from actors.cli.evaluate_memory import memory
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cluster.lab.evaluation.datasets import Dataset, Skipped
-    from cluster.lab.evaluation.policies import Setting, WindowShape
+    from cluster.lab.evaluation.datasets import Dataset, SkippedVideo
     from cluster.lab.evaluation.results import Results
-    from cluster.lab.evaluation.work import ModelSpec, Progress
-    from cluster.lab.report.page import Table
+    from cluster.lab.evaluation.settings import Setting, WindowShape
+    from cluster.lab.evaluation.worker_pool import ModelSpec, Progress
+    from cluster.lab.report.page import Page, Table
     from cluster.models.base import VisionLanguageModel
     from cluster.models.settings import ModelSettings
 
@@ -39,14 +39,14 @@ def ladder(
     from actors.cli.output import console
     from cluster.control.ladder import FILE
     from cluster.errors import ConfigError
-    from cluster.lab.evaluation.policies import ladder_of, read_results
+    from cluster.lab.evaluation.ladder import build_ladder, read_accuracy_results
     from cluster.lab.report.page import Table
     from cluster.models.catalog import locate
 
     place = out or Path(locate(model)) / FILE
     if not place.parent.is_dir():
         raise ConfigError(f"there is no folder {place.parent}; name the folder of the checkpoint, or --out FILE")
-    found = ladder_of(read_results(results))
+    found = build_ladder(read_accuracy_results(results))
     found.save(place)
     screen = console()
     heads, rows = ("rung", "prune", "refresh", "stride", "fps", "kept", "F1 kept", "source"), []
@@ -109,32 +109,22 @@ def accuracy(
 
     $ sightline eval accuracy --dataset UCF_Crimes --layout ucf-crime --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
-    from actors.cli.output import check_writable
     from cluster.errors import ConfigError
 
     if scenes is not None and dataset is not None:
         raise ConfigError("give --scenes or --dataset, not both")
     if jobs is not None and jobs < 1:
         raise ConfigError(f"the number of processes must be at least 1, not {jobs}")
-    check_writable(out)
-    if json_file is not None:
-        check_writable(json_file.parent)
-    from cluster.models.catalog import check_model
-
-    check_model(model)
-    if "/" not in model or Path(model).is_dir():
-        # Nothing is downloaded; a progress bar per process for reading a small file would break up ours.
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from cluster.lab.evaluation.policies import grid
-    from cluster.lab.evaluation.report import check_questions, make_report, thresholds_of
-    from cluster.lab.evaluation.work import ModelSpec
-    from cluster.lab.evaluation.write import figure_table, page, setting_table
-    from cluster.lab.report.page import write_page
+    _check_run(model, out, json_file)
+    from cluster.lab.evaluation.report import check_questions, make_report, select_thresholds
+    from cluster.lab.evaluation.settings import make_grid
+    from cluster.lab.evaluation.tables import figure_table, make_page, setting_table
+    from cluster.lab.evaluation.worker_pool import ModelSpec
 
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
     shape = _shape(loaded.settings, layout if dataset else "scenes", window, stride, fps, anchor_interval)
-    compared = grid(settings or ("quick" if quick else "standard"), shape)
+    compared = make_grid(settings or ("quick" if quick else "standard"), shape)
     if dataset is None:
         from cluster.lab.scenes.questions import standing_question
         from cluster.lab.scenes.vocabulary import EVENT_KINDS
@@ -150,12 +140,10 @@ def accuracy(
         held = _dataset(validation, layout if dataset else "scenes", shape, consecutive)
         chosen_on = _evaluated("validation", held, spec, loaded, compared, workers, work, consecutive)
     results = _evaluated("evaluating", found, spec, loaded, compared, workers, work, consecutive)
-    thresholds, origin = thresholds_of(loaded, results.kinds, chosen_on)
+    thresholds, origin = select_thresholds(loaded, results.kinds, chosen_on)
     facts = _facts(model, found, results, shape, thresholds, origin, workers, chosen_on)
     report = make_report("Accuracy", results, thresholds, validation=chosen_on, skipped=found.skipped, facts=facts)
-    written = write_page(page(report), out, "accuracy", report.to_json())
-    if json_file is not None:
-        json_file.write_text(report.to_json() + "\n", encoding="utf-8")
+    written = _write(make_page(report), report.to_json(), out, "accuracy", json_file)
     show([setting_table(report), figure_table(report)], report.figures.notes, report.skipped, written)
 
 
@@ -174,10 +162,10 @@ def calibrate(
     $ sightline eval calibrate out/train/model --scenes out/validation
     """
     from actors.cli.output import check_writable, console
-    from cluster.lab.evaluation.calibration import fit, write_fit
-    from cluster.lab.evaluation.policies import full
+    from cluster.lab.evaluation.calibration import fit_calibration, write_calibration
     from cluster.lab.evaluation.report import check_questions
-    from cluster.lab.evaluation.work import ModelSpec
+    from cluster.lab.evaluation.settings import full_computation
+    from cluster.lab.evaluation.worker_pool import ModelSpec
     from cluster.models.catalog import check_model
     from cluster.models.settings import ModelSettings
 
@@ -191,9 +179,9 @@ def calibrate(
     check_questions(loaded, str(model), found.questions)
     workers = jobs or _default_jobs(device)
     work = out / "work.jsonl"
-    results = _evaluated("calibrating", found, spec, loaded, [full(shape)], workers, work, 2)
-    fitted = fit(results, known)
-    write_fit(model, fitted)
+    results = _evaluated("calibrating", found, spec, loaded, [full_computation(shape)], workers, work, 2)
+    fitted = fit_calibration(results, known)
+    write_calibration(model, fitted)
     console().print(
         f"temperature {fitted.score_temperature:.3f}, bias {fitted.score_bias:.3f}, threshold {fitted.threshold:.3f}: "
         f"F1 {fitted.f1:.3f} on {len(results.videos)} validation videos; written to {model}",
@@ -215,7 +203,7 @@ def _shape(
 ) -> WindowShape:
     """The requested window, else the model's training window, else CodecSight's for footage and the demo's for scenes;
     the default stride is a fifth of the window."""
-    from cluster.lab.evaluation.policies import WindowShape
+    from cluster.lab.evaluation.settings import WindowShape
 
     default = WindowShape()
     length = window or known.window_s or (default.window_s if layout == "scenes" else 40.0)
@@ -228,6 +216,20 @@ def _shape(
     )
     shape.check()
     return shape
+
+
+def _check_run(model: str, out: Path, json_file: Path | None) -> None:
+    """Raises ``ConfigError`` for an unknown model or a place that cannot be written."""
+    from actors.cli.output import check_writable
+    from cluster.models.catalog import check_model
+
+    check_writable(out)
+    if json_file is not None:
+        check_writable(json_file.parent)
+    check_model(model)
+    if "/" not in model or Path(model).is_dir():
+        # Nothing is downloaded, and Hugging Face's progress bars would break up ours.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def _default_jobs(device: str) -> int:
@@ -268,10 +270,6 @@ def _evaluated(
 
     videos = len(found.videos)
     with _Bar(f"{what} {videos} videos under {len({each.key for each in settings})} settings", 1) as bar:
-
-        def tell(progress: Progress) -> None:
-            bar.at(progress.done, progress.total, progress.now)
-
         return evaluate(
             found.videos,
             loaded if jobs == 1 else spec,
@@ -280,7 +278,7 @@ def _evaluated(
             consecutive=consecutive,
             jobs=jobs,
             work=work,
-            on_progress=tell,
+            on_progress=bar.tell,
         )
 
 
@@ -300,16 +298,34 @@ def _facts(
     return {
         "model": model,
         "videos": f"{len(results.videos)} of layout {found.layout}, {events} events of {len(results.kinds)} kinds",
-        "window": f"{shape.window_s:g} s every {shape.stride_s:g} s, {shape.fps:g} samples a second, "
-        f"anchors every {shape.anchor_interval_s:g} s",
+        "window": _window_text(shape),
         "decision": f"a video is positive after {results.consecutive} positive windows in a row",
         "threshold": f"{told} ({origin})",
         "chosen on": "these videos" if validation is None else f"{len(validation.videos)} validation videos",
-        "latency": f"measured with {jobs} process{'es' if jobs > 1 else ''} side by side on this machine",
+        "latency": _latency_text(jobs),
     }
 
 
-def show(tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[Skipped], page: Path) -> None:
+def _window_text(shape: WindowShape) -> str:
+    rate = f"{shape.fps:g} samples a second, anchors every {shape.anchor_interval_s:g} s"
+    return f"{shape.window_s:g} s every {shape.stride_s:g} s, {rate}"
+
+
+def _latency_text(jobs: int) -> str:
+    return f"measured with {jobs} process{'es' if jobs > 1 else ''} side by side on this machine"
+
+
+def _write(page: Page, json: str, out: Path, stem: str, json_file: Path | None) -> Path:
+    """Write the report to ``out``, and its JSON to ``json_file``; returns the page's path."""
+    from cluster.lab.report.page import write_page
+
+    written = write_page(page, out, stem, json)
+    if json_file is not None:
+        json_file.write_text(json + "\n", encoding="utf-8")
+    return written
+
+
+def show(tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[SkippedVideo], page: Path) -> None:
     """Print an evaluation, and where it was written."""
     from actors.cli.output import console
 
@@ -348,6 +364,10 @@ class _Bar:
     def step(self, now: str) -> None:
         """Advance by one."""
         self.at(self._done + 1, self._total, now)
+
+    def tell(self, progress: Progress) -> None:
+        """Show the progress of an evaluation."""
+        self.at(progress.done, progress.total, progress.now)
 
     def at(self, done: int, total: int, now: str) -> None:
         """Set the progress."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from cluster.lab.evaluation.datasets import Skipped
-    from cluster.lab.evaluation.memory.answering import ShareSetting
+    from cluster.lab.evaluation.datasets import SkippedVideo
     from cluster.lab.evaluation.memory.report import MemoryReport
     from cluster.lab.evaluation.memory.run import Footage, MemoryResults
-    from cluster.lab.evaluation.policies import WindowShape
-    from cluster.lab.evaluation.work import ModelSpec, Progress
+    from cluster.lab.evaluation.memory.settings import ShareSetting
+    from cluster.lab.evaluation.settings import WindowShape
+    from cluster.lab.evaluation.worker_pool import ModelSpec
     from cluster.models.base import VisionLanguageModel
 
 # Scenes made by default: number, length, and questions of each kind per scene.
@@ -59,8 +59,7 @@ def memory(
 
     $ sightline eval memory --dataset MLVU --layout mlvu --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
-    from actors.cli.evaluate import _default_jobs, _shape
-    from actors.cli.output import check_writable
+    from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _shape, _window_text, _write
     from cluster.errors import ConfigError
 
     made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind}
@@ -70,26 +69,17 @@ def memory(
     for name, number in (("scenes", scenes), ("processes", jobs), ("questions of a kind", per_kind)):
         if number is not None and number < 1:
             raise ConfigError(f"the number of {name} must be at least 1, not {number}")
-    check_writable(out)
-    if json_file is not None:
-        check_writable(json_file.parent)
-    from cluster.models.catalog import check_model
-
-    check_model(model)
-    if "/" not in model or Path(model).is_dir():
-        # Nothing is downloaded; a progress bar per process for reading a small file would break up ours.
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from cluster.lab.evaluation.memory.answering import memory_grid
-    from cluster.lab.evaluation.memory.report import page, summarise
-    from cluster.lab.evaluation.work import ModelSpec
-    from cluster.lab.report.page import write_page
+    _check_run(model, out, json_file)
+    from cluster.lab.evaluation.memory.report import make_page, make_report
+    from cluster.lab.evaluation.memory.settings import memory_grid
+    from cluster.lab.evaluation.worker_pool import ModelSpec
 
     compared = memory_grid(settings)
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
     shape = _shape(loaded.settings, "scenes", window, stride, fps, anchor_interval)
     workers = jobs or _default_jobs(device)
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedVideo, ...] = ()
     if dataset is None:
         count, length = scenes or (QUICK_SCENES if quick else SCENES), seconds or (QUICK_SECONDS if quick else SECONDS)
         asked = per_kind or (QUICK_PER_KIND if quick else PER_KIND)
@@ -102,39 +92,35 @@ def memory(
     facts = {
         "model": model,
         "footage": f"{origin}, {sum(len(clip.questions) for clip in found.footage)} questions",
-        "window": f"{shape.window_s:g} s every {shape.stride_s:g} s, {shape.fps:g} samples a second, "
-        f"anchors every {shape.anchor_interval_s:g} s",
-        "latency": f"measured with {workers} process{'es' if workers > 1 else ''} side by side on this machine",
+        "window": _window_text(shape),
+        "latency": _latency_text(workers),
     }
-    report = summarise("Memory", found, loaded, facts=facts, skipped=skipped)
-    written = write_page(page(report), out, "memory", report.to_json())
-    if json_file is not None:
-        json_file.write_text(report.to_json() + "\n", encoding="utf-8")
-    _print(report, written)
+    report = make_report("Memory", found, loaded, facts=facts, skipped=skipped)
+    _print(report, _write(make_page(report), report.to_json(), out, "memory", json_file))
 
 
 def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
     """Long test scenes, made once and kept."""
     from actors.cli.evaluate import _Bar
-    from cluster.lab.evaluation.memory.asking import past_questions
-    from cluster.lab.evaluation.memory.past import LongScene
+    from cluster.lab.evaluation.memory.long_scene import LongScene
+    from cluster.lab.evaluation.memory.questions import generate_questions
     from cluster.lab.evaluation.memory.run import Footage
-    from cluster.lab.scenes.clips import make_clips
+    from cluster.lab.scenes.encode import encode_missing_clips
 
     quiet_s = min(QUIET_S, max(LEAST_QUIET_S, seconds * QUIET_SHARE))
     long = [LongScene(seconds, seed + number, quiet_s=quiet_s) for number in range(count)]
-    questions = [tuple(past_questions(scene, per_kind=per_kind)) for scene in long]
+    questions = [tuple(generate_questions(scene, per_kind=per_kind)) for scene in long]
     clips = [scene.clip(folder) for scene in long]
     with _Bar("making scenes", count) as bar:
-        make_clips(clips, folder, jobs=jobs, on_clip=lambda path: bar.step(path.name))
+        encode_missing_clips(clips, folder, jobs=jobs, on_clip=lambda path: bar.step(path.name))
     return [Footage(clip.path.stem, clip.path, asked) for clip, asked in zip(clips, questions, strict=True)]
 
 
-def _of_dataset(folder: Path, layout: str) -> tuple[list[Footage], tuple[Skipped, ...]]:
-    from cluster.lab.evaluation.memory.loaders import load_past_dataset
+def _of_dataset(folder: Path, layout: str) -> tuple[list[Footage], tuple[SkippedVideo, ...]]:
+    from cluster.lab.evaluation.memory.datasets import load_question_dataset
     from cluster.lab.evaluation.memory.run import Footage
 
-    found = load_past_dataset(folder, layout)
+    found = load_question_dataset(folder, layout)
     # Two folders of a data set may hold videos of one name.
     named = [(os.path.relpath(video.path, found.directory), video) for video in found.videos]
     return [Footage(name, video.path, video.questions) for name, video in named], found.skipped
@@ -153,12 +139,8 @@ def _evaluated(
     from cluster.lab.evaluation.memory.run import evaluate_memory
 
     with _Bar(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:
-
-        def tell(progress: Progress) -> None:
-            bar.at(progress.done, progress.total, progress.now)
-
         model = loaded if jobs == 1 else spec
-        return evaluate_memory(footage, model, settings, shape, out, jobs=jobs, on_progress=tell)
+        return evaluate_memory(footage, model, settings, shape, out, jobs=jobs, on_progress=bar.tell)
 
 
 def _print(report: MemoryReport, page: Path) -> None:

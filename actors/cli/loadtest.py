@@ -372,13 +372,13 @@ class _Progress:
         self.phase(f"trying {streams} streams ({phase})")
 
     def tried(self, result: Try, measurement: Measurement) -> None:
-        from cluster.lab.report.text import seconds_text
+        from cluster.lab.report.number_format import seconds_text
 
         word = "kept up" if result.stable else f"did not keep up: {result.note}"
         self.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
 
     def tick(self, tick: Tick) -> None:
-        from cluster.lab.report.text import seconds_text
+        from cluster.lab.report.number_format import seconds_text
 
         text = (
             f"{self._phase}: {tick.at_s:.0f} s, {tick.streams} streams, {tick.answers} answers a second, "

@@ -18,7 +18,7 @@ _JUDGED = ("auc", "f1", "video_f1")
 
 
 class TrainingScreen:
-    """Implements ``cluster.lab.training.run.Audience``; everything goes to standard error."""
+    """Implements ``cluster.lab.training.run.TrainingListener``; everything goes to standard error."""
 
     def __init__(self) -> None:
         self._console = console(stderr=True)
@@ -45,7 +45,7 @@ class TrainingScreen:
     ) -> None:
         self._progress.stop()
 
-    def begins(self, stage: str, step: int) -> None:
+    def stage_started(self, stage: str, step: int) -> None:
         self._task = self._progress.add_task(stage, total=1.0, losses="")
         self._console.print(f"[bold]{stage}[/bold]: " + (f"goes on at step {step}" if step else "begins"))
 
@@ -130,12 +130,12 @@ def demo_model(
     """
     from cluster.lab.training.config import Settings, StageSettings
     from cluster.lab.training.run import EXPORT, train
-    from cluster.lab.training.stages import TRAINED
+    from cluster.lab.training.stages import TRAINING_STAGES
 
-    chosen = stage or [*(name for name in TRAINED if name != "codec" or codec_scenes), EXPORT]
+    chosen = stage or [*(name for name in TRAINING_STAGES if name != "codec" or codec_scenes), EXPORT]
     defaults = _CUDA if device.startswith("cuda") else _CPU
     times = _minutes(minutes, {name: each for name, (each, _) in defaults.items()})
-    _check_stages(chosen, (*TRAINED, EXPORT))
+    _check_stages(chosen, (*TRAINING_STAGES, EXPORT))
     settings = Settings(
         shape=preset,
         seed=seed,
@@ -154,7 +154,7 @@ def demo_model(
                 replays=_REPLAYS.get(name, 0),
                 optimizer=optimizer,
             )
-            for name in TRAINED
+            for name in TRAINING_STAGES
             if name in chosen
         ),
     )
@@ -163,10 +163,10 @@ def demo_model(
             settings,
             out,
             screen,
-            recorded=codec_scenes,
+            encoded_scenes=codec_scenes,
             resume=resume,
-            exported=EXPORT in chosen,
-            begin_with=begin_with or (),
+            export_model=EXPORT in chosen,
+            initial_models=begin_with or (),
         )
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cluster.lab.report.charts import Axis, Point, Series, chart
+from cluster.lab.report.number_format import seconds_text
 from cluster.lab.report.page import Page, Section, Table
-from cluster.lab.report.text import seconds_text
 from cluster.types.cameras import Priority
 from loadtest.city.against import Compared
 from loadtest.city.mix import Spell

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cluster.lab.bench.harness import machine
+from cluster.lab.report.number_format import finite
 from cluster.lab.report.page import Page, Section
-from cluster.lab.report.text import finite
 from loadtest.profile import Profile
 from loadtest.report import charts, tables
 from loadtest.result import FaultResult, Measurement, Tick

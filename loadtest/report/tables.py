@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cluster.lab.report.number_format import compact, seconds_text
 from cluster.lab.report.page import Table
-from cluster.lab.report.text import compact, seconds_text
 from loadtest.result import FaultResult, Measurement
 from loadtest.run import RunResult, SearchResult
 

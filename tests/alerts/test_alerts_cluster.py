@@ -23,7 +23,7 @@ from actors.runtime import Cluster
 from cluster.client import GatewayClient
 from cluster.config import load_config
 from cluster.errors import UnavailableError, UnknownCameraError
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 

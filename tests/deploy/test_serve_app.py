@@ -21,7 +21,7 @@ from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
 from actors.serve_app import processes, replicas
 from cluster.client import GatewayClient
 from cluster.errors import ConfigError
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 
 PLAIN = {"security": {"allow_plain_inside": True}}
 FAST = {"source_options": {"loop": True, "realtime": True, "speed": 4}}

@@ -8,7 +8,7 @@ import av
 import pytest
 
 from cluster.errors import ConfigError, SourceError
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 from loadtest.footage import gather, make_footage, read_footage
 from loadtest.profile import Profile, load_profile, packets, profile_names, script
 

@@ -12,7 +12,7 @@ from toy_cluster import config, profile
 
 from cluster.errors import SightlineError
 from cluster.lab.bench.window_accounting import CameraBooks
-from cluster.lab.report.charts import svg, tips
+from cluster.lab.report.charts import get_tooltips, svg
 from cluster.lab.report.page import write_files
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
@@ -178,7 +178,7 @@ def test_every_chart_shades_what_a_fault_cost() -> None:
         # From second 60 for 9.6 s, and from second 90 to the end at 120: it never healed.
         spans = [(bar.get_x(), bar.get_width()) for bar in shades(figure)]
         assert spans == [(60, pytest.approx(9.6)), (90, pytest.approx(30))]
-        assert [tips(bar) for bar in shades(figure)] == [
+        assert [get_tooltips(bar) for bar in shades(figure)] == [
             ["kill-replica: replica-1; on time again after 9.6 s"],
             ["freeze-decoder: replica-1; not on time again"],
         ]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from street_footage import make_all_clips
 
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
-from cluster.lab.clips import make_demo_clips
 from cluster.types import ChangeGrid, PatchGeometry, PatchGrid, SampledPicture, UInt8Array
 
 QWEN = PatchGeometry(patch=14, merge=2, temporal=2)
@@ -47,7 +47,7 @@ def make_frame(grid: PatchGrid) -> FrameMaker:
 
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_demo_clips(tmp_path_factory.mktemp("clips"))
+    return make_all_clips(tmp_path_factory.mktemp("clips"))
 
 
 @pytest.fixture(scope="session")

@@ -145,7 +145,7 @@ def test_force_anchor_reaches_the_next_frame(clips):
 
 
 def test_an_odd_last_sample_is_completed(tmp_path):
-    from cluster.lab.clips import make_clip
+    from cluster.lab.scenes.street_clips import make_clip
 
     make_clip("street", tmp_path / "odd.mp4", seconds=2.4, size=(320, 180))
     sink = Collector()

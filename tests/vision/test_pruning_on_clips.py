@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from cluster.lab.clips import ClipTruth, truth_path
+from cluster.lab.scenes.street_clips import ClipTruth
+from cluster.lab.scenes.truth import truth_path
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 

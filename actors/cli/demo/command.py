@@ -14,7 +14,7 @@ from actors.cli.options import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cluster.lab.report.model import Report
+    from cluster.lab.report.records import Report
 
 ROOM_BYTES = 32 * 2**20
 # Seconds on two cores of making clips, starting, loading and measuring, without the live part.
@@ -126,8 +126,8 @@ def _summary(console: Console, report: Report) -> None:
     from rich import box
     from rich.table import Table
 
+    from cluster.lab.report.number_format import compact, seconds_text, times_text
     from cluster.lab.report.render import saving_text, tally_text
-    from cluster.lab.report.text import compact, seconds_text, times_text
 
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title="In full and ours, on the same windows", title_justify="left"

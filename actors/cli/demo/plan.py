@@ -178,9 +178,8 @@ def make_clips(folder: Path, on_clip: Callable[[], None] = lambda: None) -> dict
     Raises:
         SightlineError: they cannot be written, or a process died.
     """
-    from cluster.lab.scenes.clips import Clip
-    from cluster.lab.scenes.clips import make_clips as make
+    from cluster.lab.scenes.encode import SceneClip, encode_missing_clips
 
-    clips = [Clip(camera.scene(), camera.event, folder / f"{camera.name}.mp4") for camera in CAMERAS]
-    make(clips, folder, jobs=min(len(clips), os.cpu_count() or 1), on_clip=lambda _: on_clip())
+    clips = [SceneClip(camera.scene(), camera.event, folder / f"{camera.name}.mp4") for camera in CAMERAS]
+    encode_missing_clips(clips, folder, jobs=min(len(clips), os.cpu_count() or 1), on_clip=lambda _: on_clip())
     return {camera.name: clip.path for camera, clip in zip(CAMERAS, clips, strict=True)}

@@ -156,7 +156,7 @@ def watch_cluster(folder: Path, seconds: float) -> tuple[list[dict[str, Any]], i
 
 def _configuration(folder: Path, redis: str | None) -> Any:
     from cluster.config import load_config
-    from cluster.lab.clips import make_clip
+    from cluster.lab.scenes.street_clips import make_clip
 
     clip = folder / "street.mp4"
     make_clip("street", clip, seconds=24, size=(160, 96))

@@ -39,7 +39,7 @@ def add_clip_arguments(parser: argparse.ArgumentParser, *, model: str, window: f
 
 def made_clips(directory: Path) -> list[Path]:
     """Two made clips: a street, and the same with a noisy sensor."""
-    from cluster.lab.clips import make_clip
+    from cluster.lab.scenes.street_clips import make_clip
 
     made = [directory / "street.mp4", directory / "noisy.mp4"]
     for path in made:

@@ -19,7 +19,7 @@ from cluster.codec.file import FileSource
 from cluster.errors import SightlineError
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.processes import Process, used
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.wire.push import PushAgent, PushOptions
 
 KINDS = ("street", "night")

@@ -30,7 +30,7 @@ from cluster.lab.bench.frames import (
     span_seconds,
 )
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.report.measure import answer_in_full
+from cluster.lab.report.compare import answer_in_full
 from cluster.models import load_model
 from cluster.registry import refresh_policies
 from cluster.types import MICROSECONDS, Answer, FrameSample, Question, StreamSpec, WindowRequest

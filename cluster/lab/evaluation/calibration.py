@@ -1,4 +1,4 @@
-"""Scores as probabilities: the logistic scale, event rates, thresholds; fitted on validation videos."""
+"""Calibration of scores and choice of thresholds, fitted on validation videos."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from cluster.lab.evaluation.results import Results
 from cluster.models.settings import FILE, ModelSettings
 
 _STEPS = 60
-# Videos that must show a kind of event before it gets a threshold of its own.
+# Positive videos that a kind needs for its own threshold.
 _FEWEST = 8
-# Slopes outside of this are no calibration: the score is noise, or turned round.
+# Outside these the score is noise or inverted.
 _TEMPERATURES = (0.05, 50.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """What is written: see ``ModelSettings``. ``f1`` is full computation's on the videos it was fitted on, with the one
-    threshold; ``thresholds`` has the kinds that enough of those videos show."""
+class CalibrationFit:
+    """Fitted values of ``ModelSettings``. ``f1``: of full computation on the fitted videos with the common threshold;
+    ``thresholds``: kinds with enough positive videos."""
 
     score_temperature: float
     score_bias: float
@@ -34,18 +34,19 @@ class Fit:
     thresholds: Mapping[str, float] = field(default_factory=dict)
 
 
-def fit(results: Results, settings: ModelSettings) -> Fit:
-    """Temperature and bias by Platt scaling on all windows of full computation, then the threshold on videos.
+def fit_calibration(results: Results, settings: ModelSettings) -> CalibrationFit:
+    """Temperature and bias by Platt scaling on all windows of full computation, then thresholds on videos.
 
     Args:
-        settings: those the results were computed under; their scaling is undone first.
+        results: of the validation videos.
+        settings: those the results were computed with; their scaling is undone first.
 
     Raises:
-        ConfigError: no window of one of the two classes, or scores that do not rise with the truth.
+        ConfigError: all windows positive or all negative, or scores that do not rise with the truth.
     """
     scores, truth = results.window_scores(results.full)
     if truth.all() or not truth.any():
-        raise ConfigError("a score cannot be fitted on windows that are all positive or all negative; give more scenes")
+        raise ConfigError("all windows are positive or all are negative; use more scenes")
     old_temperature, old_bias = settings.score_temperature or 1.0, settings.score_bias or 0.0
     margins = (logit(scores) - old_bias) * old_temperature
     slope, bias = platt(margins, truth)
@@ -58,28 +59,30 @@ def fit(results: Results, settings: ModelSettings) -> Fit:
     often = (results.truth & results.judged).sum(0) >= _FEWEST
     own = choose_thresholds(results.kinds, videos, results.truth, results.judged)
     kinds = {
-        kind: halfway(threshold, own[kind][0]) for kind, enough in zip(results.kinds, often, strict=True) if enough
+        kind: mean_in_logits(threshold, own[kind][0])
+        for kind, enough in zip(results.kinds, often, strict=True)
+        if enough
     }
-    return Fit(1 / slope, bias, threshold, f1, kinds)
+    return CalibrationFit(1 / slope, bias, threshold, f1, kinds)
 
 
-def halfway(common: float, own: float) -> float:
-    """Between two thresholds, in logits: a kind's own, chosen on a dozen videos that show it, is half chance."""
+def mean_in_logits(common: float, own: float) -> float:
+    """Mean of two thresholds in logits: shrinks a kind's noisy own threshold towards the common one."""
     return float(sigmoid(logit(np.array([common, own])).mean()))
 
 
 def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
-    """``(a, b)`` that make ``sigmoid(a * margin + b)`` most likely (Platt 1999, with his smoothed targets)."""
+    """``(a, b)`` of the maximum-likelihood ``sigmoid(a * margin + b)`` (Platt 1999, with smoothed targets)."""
     positive, negative = int(truth.sum()), int((~truth).sum())
     targets = np.where(truth, (positive + 1) / (positive + 2), 1 / (negative + 2))
     design = np.stack([margins, np.ones_like(margins)], axis=1)
     weights = np.array([1.0, math.log((positive + 1) / (negative + 1))])
     for _ in range(_STEPS):
-        told = sigmoid(design @ weights)
-        gradient = design.T @ (told - targets)
-        curvature = (design * (told * (1 - told))[:, None]).T @ design + 1e-9 * np.eye(2)
+        predicted = sigmoid(design @ weights)
+        gradient = design.T @ (predicted - targets)
+        curvature = (design * (predicted * (1 - predicted))[:, None]).T @ design + 1e-9 * np.eye(2)
         step = np.linalg.solve(curvature, gradient)
-        # A full Newton step overshoots where the curve is flat.
+        # Full Newton steps overshoot where the likelihood is flat.
         step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
         weights -= step
         if float(np.abs(step).max()) < 1e-9:
@@ -87,11 +90,11 @@ def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
     return float(weights[0]), float(weights[1])
 
 
-def write_fit(folder: Path, found: Fit) -> None:
-    """Set the fitted entries of the checkpoint's ``sightline.json``; the others stay.
+def write_calibration(folder: Path, found: CalibrationFit) -> None:
+    """Set the fitted entries of the checkpoint's ``sightline.json``, keeping the others.
 
     Raises:
-        ModelError: the folder is no checkpoint with such a file.
+        ModelError: the folder has no such file.
     """
     path = folder / FILE
     if not path.is_file():
@@ -109,23 +112,23 @@ def write_fit(folder: Path, found: Fit) -> None:
 
 
 def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float, float]:
-    """One threshold for all kinds: (threshold, the mean F1 over kinds it gives).
+    """One threshold for all kinds: (threshold, its mean F1 over kinds).
 
-    The middle, in logits, of the widest stretch of thresholds with the best F1: the choice that a small change of the
-    scores upsets least.
+    The middle, in logits, of the widest interval of thresholds with the best F1, as the most robust to changed scores.
 
     Args:
         scores: video scores ``[v, k]``, ``-inf`` for a video that can never be positive.
-        truth: ``[v, k]``; judged: where it is known, ``[v, k]``.
+        truth: ``[v, k]``.
+        judged: where the truth is known, ``[v, k]``.
 
     Raises:
         ValueError: no judged video has an event.
     """
     if not (truth & judged).any():
-        raise ValueError("a threshold cannot be chosen on videos without any event")
+        raise ValueError("no video has an event to choose a threshold on")
     logits = logit(scores)
     edges = np.unique(np.concatenate((logits[judged & np.isfinite(scores)], logit(np.array([0.0, 1.0])))))
-    # Between two neighbouring scores every threshold decides alike.
+    # All thresholds between neighbouring scores are equivalent.
     middles = (edges[1:] + edges[:-1]) / 2
     if not len(middles):
         middles = edges
@@ -142,7 +145,7 @@ def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float
 def choose_thresholds(
     kinds: tuple[str, ...], scores: Floats, truth: Bools, judged: Bools
 ) -> dict[str, tuple[float, float]]:
-    """A threshold for each kind by itself: kind -> (threshold, F1); kinds without an event are left out."""
+    """A threshold per kind: kind -> (threshold, F1); kinds without an event are left out."""
     chosen: dict[str, tuple[float, float]] = {}
     for column, kind in enumerate(kinds):
         part = slice(column, column + 1)
@@ -152,7 +155,7 @@ def choose_thresholds(
 
 
 def _widest(best: Bools, edges: Floats) -> tuple[int, int]:
-    """First and last edge of the widest run of neighbouring best stretches; stretch ``i`` is ``edges[i : i + 2]``."""
+    """First and last edge of the widest run of best intervals; interval ``i`` is ``edges[i : i + 2]``."""
     bounds = np.flatnonzero(np.diff(np.concatenate(([0], best.astype(np.int8), [0]))))
     runs = [(int(a), min(int(b), len(edges) - 1)) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
     return max(runs, key=lambda run: edges[run[1]] - edges[run[0]])
@@ -162,27 +165,27 @@ _EDGE = 1e-6
 
 
 def logit(scores: Floats) -> Floats:
-    """``log(p / (1 - p))``, finite for scores of 0 and 1; what is minus infinity (never positive) stays so."""
+    """``log(p / (1 - p))``, finite for scores of 0 and 1; keeps minus infinity."""
     clipped = np.clip(scores, _EDGE, 1 - _EDGE)
     logits: Floats = np.where(np.isneginf(scores), -np.inf, np.log(clipped) - np.log1p(-clipped))
     return logits
 
 
 def sigmoid(values: Floats) -> Floats:
-    """The inverse of :func:`logit`."""
+    """Inverse of :func:`logit`."""
     return 1 / (1 + np.exp(-values))
 
 
 BINS = 10
 FEWEST = 20
-# Of a normal distribution: 95 % lie within this many deviations.
+# 97.5 % quantile of the normal distribution.
 _Z = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Windows with ``low <= score < high`` (the last bin takes 1 too); ``expected``: the rate that isotonic regression
-    gives the bin; ``ci_low, ci_high``: Wilson's 95 % interval of ``rate``."""
+    """Windows with ``low <= score < high`` (the last bin includes 1); ``expected``: rate from isotonic regression;
+    ``ci_low, ci_high``: Wilson's 95 % interval of ``rate``."""
 
     low: float
     high: float
@@ -200,13 +203,11 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The event rate over the score.
+    """Event rate by score, and expected calibration error ``ece``.
 
-    ``monotone``: 1 or 0, or ``nan`` with fewer than two bins. Ten bins of equal width; neighbours are merged until each
-    holds at least ``FEWEST`` windows. The rates' isotonic regression (weighted by windows) is what they would be if
-    the score were monotone in the event rate; a bin whose isotonic rate lies outside its own binomial 95 % interval is
-    a violation, and one violation makes it 0. Windows overlap and so are not independent, which makes the intervals
-    too narrow and the test stricter than it says.
+    ``monotone``: 1 or 0, ``nan`` with fewer than two bins. Ten bins of equal width, neighbours merged until each holds
+    ``FEWEST`` windows; 0 if the isotonic rate of any bin (weighted by windows) lies outside its binomial 95 % interval.
+    Windows overlap and are not independent, so intervals are too narrow and the test is stricter than nominal.
     """
 
     bins: tuple[Bin, ...]
@@ -220,14 +221,14 @@ class Calibration:
         return 0.0 if any(each.violates for each in self.bins) else 1.0
 
 
-def calibrate(scores: Floats, labels: Bools, *, bins: int = BINS, fewest: int = FEWEST) -> Calibration:
-    """Bin windows by score ``[n]`` against ``labels`` ``[n]``: whether the event was in the window.
+def calibrate(scores: Floats, labels: Bools) -> Calibration:
+    """Bin windows by score ``[n]`` against ``labels`` ``[n]``: whether the window shows the event.
 
-    ``ece``: expected calibration error, the mean distance of score and rate over bins, weighted by windows.
+    ``ece``: mean distance of score and rate over bins, weighted by windows.
     """
-    place = np.clip((scores * bins).astype(np.int64), 0, bins - 1)
-    counts = np.bincount(place, minlength=bins)
-    groups = _merged(counts.tolist(), fewest)
+    place = np.clip((scores * BINS).astype(np.int64), 0, BINS - 1)
+    counts = np.bincount(place, minlength=BINS)
+    groups = _merged(counts.tolist())
     sizes = np.array([counts[a:b].sum() for a, b in groups], dtype=np.float64)
     within = [(place >= a) & (place < b) for a, b in groups]
     rates = np.array([labels[mask].mean() if mask.any() else 0.0 for mask in within])
@@ -235,7 +236,7 @@ def calibrate(scores: Floats, labels: Bools, *, bins: int = BINS, fewest: int = 
     expected = isotonic(rates, sizes) if len(groups) else rates
     low, high = wilson(rates, sizes) if len(groups) else (rates, rates)
     found = tuple(
-        Bin(a / bins, b / bins, int(sizes[i]), *(float(each[i]) for each in (means, rates, expected, low, high)))
+        Bin(a / BINS, b / BINS, int(sizes[i]), *(float(each[i]) for each in (means, rates, expected, low, high)))
         for i, (a, b) in enumerate(groups)
     )
     ece = float((np.abs(rates - means) * sizes).sum() / sizes.sum()) if len(groups) else float("nan")
@@ -243,7 +244,7 @@ def calibrate(scores: Floats, labels: Bools, *, bins: int = BINS, fewest: int = 
 
 
 def isotonic(values: Floats, weights: Floats) -> Floats:
-    """The non-decreasing sequence nearest to ``values`` in weighted squares (pool adjacent violators)."""
+    """Non-decreasing sequence nearest to ``values`` in weighted squares (pool adjacent violators)."""
     blocks: list[tuple[float, float, int]] = []
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         blocks.append((value, weight, 1))
@@ -254,21 +255,21 @@ def isotonic(values: Floats, weights: Floats) -> Floats:
 
 
 def wilson(rates: Floats, sizes: Floats) -> tuple[Floats, Floats]:
-    """Wilson's 95 % interval of shares ``rates`` out of ``sizes``."""
+    """Wilson's 95 % interval of ``rates`` out of ``sizes``."""
     centre = (rates + _Z**2 / (2 * sizes)) / (1 + _Z**2 / sizes)
     half = _Z / (1 + _Z**2 / sizes) * np.sqrt(rates * (1 - rates) / sizes + _Z**2 / (4 * sizes**2))
-    # At 0 and 1 the exact bound is 0 and 1, which rounding misses by a hair.
+    # Exact at 0 and 1 despite rounding.
     return np.where(rates <= 0, 0.0, centre - half), np.where(rates >= 1, 1.0, centre + half)
 
 
-def _merged(counts: list[int], fewest: int) -> list[tuple[int, int]]:
-    """Ranges ``[a, b)`` of neighbouring bins with at least ``fewest`` each, from low scores up; a rest too small joins
-    the last range. Nothing when all together are too few."""
+def _merged(counts: list[int]) -> list[tuple[int, int]]:
+    """Ranges ``[a, b)`` of neighbouring bins with at least ``FEWEST`` each, from low scores up; a remainder joins the
+    last range. Empty if all bins together have too few."""
     groups: list[tuple[int, int]] = []
     begin = total = 0
     for index, count in enumerate(counts):
         total += count
-        if total >= fewest:
+        if total >= FEWEST:
             groups.append((begin, index + 1))
             begin, total = index + 1, 0
     if groups:

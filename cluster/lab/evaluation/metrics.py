@@ -1,13 +1,13 @@
-"""Truth of videos and windows, and video-level F1 by CodecSight's rule with intervals over videos.
+"""Truth of videos and windows, and video-level F1 by CodecSight's rule with bootstrap intervals over videos.
 
-A video is positive when ``consecutive`` windows in a row are (two, as published). That is a threshold on one number,
-the video's score: the largest, over all stretches of that many windows, of the stretch's smallest score.
+A video is positive if ``consecutive`` windows in a row are (two, as published). This is a threshold on the video's
+score: the maximum over all runs of that many windows of the run's smallest score.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,32 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.lab.evaluation.datasets import LabelledVideo
-from cluster.lab.scenes.vocabulary import EVENT_KINDS, SceneEvent, window_label
-
-# Of footage whose kinds are not ours: seconds of an event, or the share of a shorter one, that a window must hold.
-_NEEDED_S = 3.0
-_NEEDED_SHARE = 0.7
-
-
-def has_event(video: LabelledVideo, kind: str) -> bool:
-    """Whether the video holds an event of this kind."""
-    return any(event[0] == kind for event in video.events)
+from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 
 
 def window_truth(video: LabelledVideo, kind: str, start_s: float, end_s: float) -> bool | None:
-    """Whether the window ``[start_s, end_s)`` shows the event; ``None`` where too little of it lies in the window."""
-    if kind in EVENT_KINDS:
-        events = [SceneEvent(name, start, end, ()) for name, start, end in video.events]
-        return window_label(events, kind, start_s, end_s)
-    told: bool | None = False
-    for name, start, end in video.events:
-        overlap = min(end_s, end) - max(start_s, start)
-        if name != kind or overlap <= 0:
-            continue
-        if overlap >= min(_NEEDED_S, _NEEDED_SHARE * (end - start)):
-            return True
-        told = None
-    return told
+    """Whether window ``[start_s, end_s)`` shows the event; ``None`` if too little of it lies in the window."""
+    events = [SceneEvent(name, start, end, ()) for name, start, end in video.events]
+    return window_label(events, kind, start_s, end_s)
 
 
 Floats = npt.NDArray[np.float64]
@@ -49,12 +30,12 @@ Bools = npt.NDArray[np.bool_]
 CONSECUTIVE = 2
 RESAMPLES = 2000
 LEVEL = 0.95
-# A confidence interval needs enough different samples; below this many videos none is given.
-_FEWEST_VIDEOS = 3
+# Fewer units get no confidence interval.
+_FEWEST_UNITS = 3
 
 
 def video_score(scores: Sequence[float] | Floats, consecutive: int = CONSECUTIVE) -> float:
-    """The largest threshold at which the video is still positive; ``-inf`` with fewer windows than the rule needs."""
+    """Largest threshold at which the video is positive; ``-inf`` with fewer windows than the rule needs."""
     if consecutive < 1:
         raise ValueError(f"a video is positive after at least one window, not {consecutive}")
     windows = np.asarray(scores, dtype=np.float64)
@@ -64,22 +45,26 @@ def video_score(scores: Sequence[float] | Floats, consecutive: int = CONSECUTIVE
 
 
 class Interval(NamedTuple):
-    """A confidence interval, both ends ``nan`` where there is too little to tell."""
+    """A confidence interval; ``nan`` with too few samples."""
 
     low: float
     high: float
 
 
-class Measured(NamedTuple):
-    """A share and its confidence interval; ``nan`` where it is undefined."""
+class Estimate(NamedTuple):
+    """A value and its confidence interval; ``nan`` where undefined."""
 
     value: float
     interval: Interval
 
+    def row(self, name: str) -> dict[str, float]:
+        """``name``, ``name_low`` and ``name_high`` for a flat row."""
+        return {name: self.value, f"{name}_low": self.interval.low, f"{name}_high": self.interval.high}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decisions:
-    """What was decided on ``v`` videos and ``k`` kinds of event, beside what is true.
+    """Decisions on ``v`` videos and ``k`` kinds, with the truth.
 
     * ``truth``, ``positive`` ``[v, k]`` bool; ``judged`` ``[v, k]`` bool: where the truth is known
     """
@@ -89,8 +74,8 @@ class Decisions:
     positive: Bools
     judged: Bools
 
-    def of(self, videos: Bools) -> Decisions:
-        """The same on some of the videos, ``[v]`` bool."""
+    def subset(self, videos: Bools) -> Decisions:
+        """Decisions on some of the videos, ``[v]`` bool."""
         return Decisions(self.kinds, self.truth[videos], self.positive[videos], self.judged[videos])
 
     def __len__(self) -> int:
@@ -104,7 +89,7 @@ class Decisions:
     def counts(self, weights: Floats | None = None) -> Counts:
         """True positives, false positives and false negatives per kind, each ``[b, k]``.
 
-        ``weights`` ``[b, v]``: how often each video counts, ``None`` for once each (``b = 1``).
+        ``weights`` ``[b, v]``: bootstrap weights of the videos, ``None`` for ones (``b = 1``).
         """
         weigh = np.ones((1, len(self))) if weights is None else weights
         hit, miss = self.truth & self.judged, ~self.truth & self.judged
@@ -113,8 +98,8 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """``tp, fp, fn`` ``[b, k]`` of ``b`` resamplings and ``k`` kinds. A kind without any event is ``nan`` in all three
-    measures; with events but no positive video its precision and F1 are 0."""
+    """``tp, fp, fn`` ``[b, k]`` of ``b`` resamplings and ``k`` kinds. All measures of a kind without events are
+    ``nan``; with events but no positive video, precision and F1 are 0."""
 
     tp: Floats
     fp: Floats
@@ -130,7 +115,7 @@ class Counts:
         return np.where(self._events, 2 * self.tp / np.maximum(2 * self.tp + self.fp + self.fn, 1), np.nan)
 
     def pooled(self) -> Counts:
-        """All kinds as one, ``[b, 1]``."""
+        """Summed over kinds, ``[b, 1]``."""
         return Counts(*(each.sum(axis=1, keepdims=True) for each in (self.tp, self.fp, self.fn)))
 
     @property
@@ -140,60 +125,69 @@ class Counts:
 
 
 def mean_over_kinds(values: Floats) -> Floats:
-    """``[b, k]`` -> ``[b]``, over the kinds that are defined; ``nan`` where none is."""
+    """``[b, k]`` -> ``[b]``: mean over kinds that are not ``nan``."""
     known = ~np.isnan(values)
     total = np.where(known, values, 0.0).sum(axis=1)
     return np.where(known.any(axis=1), total / np.maximum(known.sum(axis=1), 1), np.nan)
 
 
 @functools.lru_cache(maxsize=32)
-def _resamples(videos: int, count: int, seed: int) -> Floats:
-    """How often each video is drawn, ``[count, videos]``: the same for every setting, so differences are paired."""
-    draws = np.random.default_rng(seed).multinomial(videos, np.full(videos, 1 / videos), size=count)
+def bootstrap_weights(units: int, resamples: int = RESAMPLES) -> Floats | None:
+    """Bootstrap weights ``[resamples, units]``, None with too few units.
+
+    The same for every setting, so that differences are paired.
+    """
+    if units < _FEWEST_UNITS or not resamples:
+        return None
+    draws = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=resamples)
     return draws.astype(np.float64)
 
 
-def interval(values: Floats, level: float = LEVEL) -> Interval:
-    """The middle ``level`` of resampled values ``[b]``; those undefined in a resampling are left out."""
+def estimate(statistic: Callable[[Any], Floats], sample: Any, resampled: Any) -> Estimate:
+    """``statistic`` ``[b]`` of the sample, with its interval over resamplings (None: no interval)."""
+    spread = Interval(np.nan, np.nan) if resampled is None else percentile_interval(statistic(resampled))
+    return Estimate(float(statistic(sample)[0]), spread)
+
+
+def percentile_interval(values: Floats) -> Interval:
+    """Middle ``LEVEL`` of resampled values ``[b]``, ignoring ``nan``."""
     known = values[~np.isnan(values)]
     if not len(known):
         return Interval(np.nan, np.nan)
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(high))
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     """Measures of one setting on some videos. ``f1``, ``precision``, ``recall``: means over kinds; ``by_kind``: F1 of
-    each; ``pooled_f1``, ``pooled_recall``: all kinds counted together, which small strata need."""
+    each; ``pooled_f1``, ``pooled_recall``: all kinds counted together, for small strata."""
 
     videos: int
     events: int
-    f1: Measured
-    precision: Measured
-    recall: Measured
-    by_kind: dict[str, Measured]
+    f1: Estimate
+    precision: Estimate
+    recall: Estimate
+    by_kind: dict[str, Estimate]
     precision_by_kind: dict[str, float]
     recall_by_kind: dict[str, float]
-    pooled_f1: Measured
-    pooled_recall: Measured
+    pooled_f1: Estimate
+    pooled_recall: Estimate
 
     @property
     def worst(self) -> float:
-        """F1 of the kind it is lowest for."""
+        """Lowest F1 over kinds."""
         known = [each.value for each in self.by_kind.values() if not np.isnan(each.value)]
         return min(known) if known else float("nan")
 
 
-def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Accuracy:
+def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES) -> Accuracy:
     """Measure decisions, with bootstrap intervals over videos."""
-    once, many = decisions.counts(), None
-    if len(decisions) >= _FEWEST_VIDEOS and resamples:
-        many = decisions.counts(_resamples(len(decisions), resamples, seed))
+    once, weights = decisions.counts(), bootstrap_weights(len(decisions), resamples)
+    many = None if weights is None else decisions.counts(weights)
 
-    def measured(take: Any) -> Measured:
-        spread = interval(take(many)) if many is not None else Interval(np.nan, np.nan)
-        return Measured(float(take(once)[0]), spread)
+    def measured(statistic: Any) -> Estimate:
+        return estimate(statistic, once, many)
 
     return Accuracy(
         videos=len(decisions),
@@ -212,24 +206,24 @@ def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES, seed: int = 0)
     )
 
 
-def f1_drop(full: Decisions, other: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Measured:
-    """Mean F1 of ``full`` minus that of ``other`` on the same videos; the interval is of the paired difference."""
-    return _paired(full, other, lambda counts: mean_over_kinds(counts.f1()), resamples, seed)
+def f1_drop(full: Decisions, other: Decisions) -> Estimate:
+    """Mean F1 of ``full`` minus that of ``other`` on the same videos, with a paired interval."""
+    return _paired(full, other, lambda counts: mean_over_kinds(counts.f1()))
 
 
-def recall_drop(full: Decisions, other: Decisions, *, resamples: int = RESAMPLES, seed: int = 0) -> Measured:
-    """Recall over all kinds together of ``full`` minus that of ``other``, likewise."""
-    return _paired(full, other, lambda counts: counts.pooled().recall()[:, 0], resamples, seed)
+def recall_drop(full: Decisions, other: Decisions) -> Estimate:
+    """Pooled recall of ``full`` minus that of ``other``, likewise."""
+    return _paired(full, other, lambda counts: counts.pooled().recall()[:, 0])
 
 
-def _paired(full: Decisions, other: Decisions, take: Any, resamples: int, seed: int) -> Measured:
+def _paired(full: Decisions, other: Decisions, statistic: Callable[[Counts], Floats]) -> Estimate:
     if len(full) != len(other):
-        raise ValueError(f"differences are of the same videos, not of {len(full)} and {len(other)}")
-    value = float((take(full.counts()) - take(other.counts()))[0])
-    if len(full) < _FEWEST_VIDEOS or not resamples:
-        return Measured(value, Interval(np.nan, np.nan))
-    weights = _resamples(len(full), resamples, seed)
-    return Measured(value, interval(take(full.counts(weights)) - take(other.counts(weights))))
+        raise ValueError(f"paired differences need the same videos, not {len(full)} and {len(other)}")
+
+    def difference(weights: Floats | None) -> Floats:
+        return statistic(full.counts(weights)) - statistic(other.counts(weights))
+
+    return estimate(difference, None, bootstrap_weights(len(full)))
 
 
 def terciles(motion: Sequence[float]) -> tuple[Bools, Bools, Bools]:

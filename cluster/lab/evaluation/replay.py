@@ -1,7 +1,6 @@
-"""One video through the live code path, once, under many settings: source, codec, pruner, engine.
+"""One pass of a video through the live code path (source, codec, pruner, engine) under many settings.
 
-The video is decoded as it would be from a camera; its samples go to one patch sampler per pruning policy and from there
-to one stream of the engine per setting. Nothing of a video is kept but what windows still hold.
+Samples go to one patch sampler per pruning policy, and from there to one engine stream per setting.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.engine.window.windows import opening_index, window_time
 from cluster.lab.evaluation.datasets import LabelledVideo
-from cluster.lab.evaluation.policies import Setting
 from cluster.lab.evaluation.results import VideoRun, WindowResult
+from cluster.lab.evaluation.settings import Setting
 from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.types import MICROSECONDS, FrameSample, PatchGrid, Question, SampledPicture, StreamSpec, WindowRequest
 from cluster.vision import make_pruner
@@ -27,10 +26,10 @@ from cluster.vision.sampler import PatchSampler
 
 
 def video_samples(path: Path, processor: CodecProcessor) -> Iterator[SampledPicture]:
-    """A video's samples, decoded as it would be from a camera.
+    """Samples of a video, decoded like a camera's.
 
     Raises:
-        SourceError: it cannot be read to its end.
+        SourceError: the video cannot be read to its end.
     """
     source = FileSource(path)
     try:
@@ -47,13 +46,15 @@ def replay(
 ) -> dict[str, VideoRun]:
     """Answer every window of a video under each setting; setting's key -> run.
 
-    Only whole windows count: until then a window grows, and full computation of it says little. The engine steps them
-    all the same, so that the first whole one finds what it would find live; full computation, which reuses nothing,
-    passes over them.
+    Only whole windows are recorded: shorter ones at the start say little about full computation. The engine still steps
+    through them, so that the first whole window finds the live state; full computation, which reuses nothing, skips
+    them.
 
     Args:
-        settings: of one sampling rate and anchor interval, as the codec has to be run anew for another.
-        questions: kind of event -> text; those of ``video.kinds`` are asked, all in each window.
+        engine: its model answers; streams are removed afterwards.
+        video: read once.
+        settings: of one sampling rate and anchor interval.
+        questions: kind of event -> text; those of ``video.kinds`` are asked in each window.
 
     Raises:
         SourceError: the video cannot be read to its end.
@@ -64,35 +65,39 @@ def replay(
     ((fps, interval),) = shapes
     asked = tuple(Question(kind, questions[kind]) for kind in video.kinds)
     processor = CodecProcessor(engine.geometry, CodecOptions(fps=fps, anchor_interval_s=interval))
-    lanes = _lanes(engine, settings, asked, fps)
-    motion = _Motion()
+    branches = _pruner_streams(engine, settings, asked, fps)
+    motion = _MotionSum()
     try:
         for frame in video_samples(video.path, processor):
             motion.add(frame)
-            for lane in lanes:
-                lane.feed(frame)
-        for lane in lanes:
-            lane.finish()
+            for branch in branches:
+                branch.feed(frame)
+        for branch in branches:
+            branch.finish()
     finally:
-        for lane in lanes:
-            for viewer in lane.viewers:
-                engine.evict(viewer.spec.stream)
+        for branch in branches:
+            for stream in branch.streams:
+                engine.evict(stream.spec.stream)
     heights = fps / processor.stats.height if processor.stats.height else 0.0
     moved, changed = motion.means()
     speed = None if processor.stats.cue == "luma" else moved * heights
     return {
-        viewer.setting.key: VideoRun(video.kinds, tuple(viewer.windows), speed, changed)
-        for lane in lanes
-        for viewer in lane.viewers
+        stream.setting.key: VideoRun(video.kinds, tuple(stream.windows), speed, changed)
+        for branch in branches
+        for stream in branch.streams
     }
 
 
-def _lanes(engine: NativeEngine, settings: Sequence[Setting], asked: tuple[Question, ...], fps: float) -> list[_Lane]:
-    lanes: dict[tuple[str, tuple[tuple[str, float], ...]], _Lane] = {}
+def _pruner_streams(
+    engine: NativeEngine, settings: Sequence[Setting], asked: tuple[Question, ...], fps: float
+) -> list[_PrunerStreams]:
+    branches: dict[tuple[str, tuple[tuple[str, float], ...]], _PrunerStreams] = {}
     for number, setting in enumerate({setting.key: setting for setting in settings}.values()):
         policy = (setting.pruner, setting.options)
-        if policy not in lanes:
-            lanes[policy] = _Lane(PatchSampler("video", make_pruner(setting.pruner, dict(setting.options)), fps))
+        if policy not in branches:
+            branches[policy] = _PrunerStreams(
+                PatchSampler("video", make_pruner(setting.pruner, dict(setting.options)), fps)
+            )
         spec = StreamSpec(
             stream=f"setting {number}",
             questions=asked,
@@ -104,13 +109,13 @@ def _lanes(engine: NativeEngine, settings: Sequence[Setting], asked: tuple[Quest
             patient=True,
         )
         engine.admit(spec)
-        lanes[policy].viewers.append(_Viewer(engine, setting, spec))
-    return list(lanes.values())
+        branches[policy].streams.append(_SettingStream(engine, setting, spec))
+    return list(branches.values())
 
 
 @dataclass(slots=True)
-class _Motion:
-    """Motion vectors and change of a video, summed over its samples."""
+class _MotionSum:
+    """Motion and luma change of a video, summed over its samples."""
 
     moved: float = 0.0
     changed: float = 0.0
@@ -123,35 +128,35 @@ class _Motion:
             self.samples += 1
 
     def means(self) -> tuple[float, float]:
-        """Native pixels between two samples, and grey levels."""
+        """Motion in native pixels per sample, luma change in grey levels."""
         count = max(1, self.samples)
         return self.moved / count, self.changed / count
 
 
 @dataclass(slots=True)
-class _Lane:
-    """One pruning policy, and the settings that see what it leaves."""
+class _PrunerStreams:
+    """One pruning policy and the settings that share its samples."""
 
     sampler: PatchSampler
-    viewers: list[_Viewer] = field(default_factory=list)
+    streams: list[_SettingStream] = field(default_factory=list)
 
     def feed(self, frame: SampledPicture) -> None:
         self._send(self.sampler.feed(frame))
 
     def finish(self) -> None:
         self._send(self.sampler.flush())
-        for viewer in self.viewers:
-            viewer.finish()
+        for stream in self.streams:
+            stream.finish()
 
     def _send(self, sample: FrameSample | None) -> None:
         if sample is not None:
-            for viewer in self.viewers:
-                viewer.push(sample)
+            for stream in self.streams:
+                stream.push(sample)
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """A frame without its patches: enough to say which windows hold it and what encoding it takes."""
+class _FrameInfo:
+    """A frame without its patches."""
 
     pts: int
     duration: int
@@ -159,33 +164,33 @@ class _Placed:
     grid: PatchGrid
 
 
-class _Viewer:
-    """One setting on one stream of the engine."""
+class _SettingStream:
+    """One setting on one engine stream."""
 
     def __init__(self, engine: NativeEngine, setting: Setting, spec: StreamSpec) -> None:
         self.engine = engine
         self.setting = setting
         self.spec = spec
         self.windows: list[WindowResult] = []
-        # Of the video, and of the stretch since the stream last began afresh; microseconds.
+        # Start of the video, and of the stream since its last restart; microseconds.
         self._begin: int | None = None
         self._origin = 0
-        self._frames: list[_Placed] = []
+        self._frames: list[_FrameInfo] = []
         self._tower: dict[PatchGrid, int] = {}
 
     def push(self, sample: FrameSample) -> None:
-        """Take a frame and answer the windows it closes."""
+        """Push a frame and answer the windows it completes."""
         if self._begin is None:
             self._begin = sample.pts
         if sample.fresh:
             self._origin = sample.pts
             self._frames.clear()
         if self.setting.recompute:
-            self._frames.append(_Placed(sample.pts, sample.duration, sample.complete, sample.grid))
+            self._frames.append(_FrameInfo(sample.pts, sample.duration, sample.complete, sample.grid))
         self._answer(self.engine.push(replace(sample, stream=self.spec.stream)))
 
     def finish(self) -> None:
-        """The video ended: answer the window its end cuts short, as the live system does."""
+        """End of the video: answer the last, shortened window, as the live system does."""
         if self._begin is not None:
             self._answer(self.engine.flush(self.spec.stream))
 
@@ -207,8 +212,8 @@ class _Viewer:
         (stats,) = self.engine.stats.windows
         tokens, tower_flops = stats.tokens, stats.tower_flops
         if self.setting.recompute:
-            tower_flops, visual = self._whole_tower(request)
-            # What the tower would have taken for all frames, at the rate it took for the new ones.
+            tower_flops, visual = self._full_tower_cost(request)
+            # Scale the tower's time from the new frames to all frames.
             latency_s += stats.timing.vision_s * (visual / tokens.encoded - 1) if tokens.encoded else 0.0
         return WindowResult(
             start_s=(request.start - self._begin) / MICROSECONDS,
@@ -224,13 +229,13 @@ class _Viewer:
             latency_s=latency_s,
         )
 
-    def _whole_tower(self, request: WindowRequest) -> tuple[int, int]:
-        """FLOPs and visual tokens of the tower for every frame of the window.
+    def _full_tower_cost(self, request: WindowRequest) -> tuple[int, int]:
+        """FLOPs and visual tokens of the vision tower for every frame of the window.
 
-        Full computation encodes each frame anew in every window that holds it. The same frame gives the same tokens,
-        so the engine's cached ones are used, and what encoding them again would have cost is counted.
+        Full computation encodes each frame again in every window. The results are identical, so the engine's cached
+        tokens are used and only the cost is counted.
         """
-        # Windows to come open no earlier.
+        # Later windows open no earlier.
         self._frames = self._frames[opening_index(self._frames, request.start) :]
         frames = [frame for frame in self._frames if window_time(frame) < request.end]
         for grid in {frame.grid for frame in frames} - self._tower.keys():
@@ -239,8 +244,8 @@ class _Viewer:
 
 
 def complete_frame_flops(model: VisionLanguageModel, grid: PatchGrid) -> int:
-    """The tower's FLOPs for one frame of which nothing is pruned."""
+    """Tower FLOPs of one unpruned frame."""
     cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
-    # Counted by its cells; the pixels may be missing.
+    # tower_flops counts cells and reads no pixels.
     pixels = torch.empty(grid.rows * grid.cols, 0, dtype=torch.uint8)
     return model.tower_flops([PatchBatch(pixels, cells, grid)])

@@ -1,4 +1,4 @@
-"""An evaluation as tables: the rows and breakdowns that JSON, Markdown and the page are made from."""
+"""Figures, rows and breakdowns of an evaluation, from which JSON, Markdown and HTML are made."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from cluster.errors import ModelError
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.evaluation.calibration import Calibration, calibrate, choose_threshold
-from cluster.lab.evaluation.datasets import Skipped
-from cluster.lab.evaluation.metrics import Accuracy, Bools, Measured, accuracy, f1_drop, recall_drop
-from cluster.lab.evaluation.policies import Setting
+from cluster.lab.evaluation.datasets import SkippedVideo
+from cluster.lab.evaluation.metrics import Accuracy, Bools, Estimate, accuracy, f1_drop, recall_drop
 from cluster.lab.evaluation.results import Results, Thresholds
-from cluster.lab.report.text import finite
+from cluster.lab.evaluation.settings import Setting
+from cluster.lab.report.number_format import finite
 from cluster.models.base import VisionLanguageModel
 
 DEFAULT_THRESHOLD = 0.5
 
 
 def check_questions(model: VisionLanguageModel, name: str, questions: Mapping[str, str]) -> None:
-    """Refuse a checkpoint that was taught other questions than the evaluator asks.
+    """Refuse a checkpoint trained on other questions than the evaluation asks.
 
     Raises:
-        ModelError: its ``sightline.json`` lacks a kind of event or words it otherwise, or its tokenizer cannot write a
-            question.
+        ModelError: its ``sightline.json`` lacks a kind of event or words it differently, or its tokenizer cannot encode
+            a question.
     """
     known = model.settings.questions
     if not known:
@@ -47,54 +47,53 @@ def check_questions(model: VisionLanguageModel, name: str, questions: Mapping[st
             )
 
 
-def thresholds_of(
+def select_thresholds(
     model: VisionLanguageModel, kinds: tuple[str, ...], validation: Results | None = None
 ) -> tuple[dict[str, float], str]:
-    """The threshold of every kind, and in words where it comes from.
+    """Threshold of every kind, and a description of their origin.
 
-    The model's own where it has one, so that what is measured is what an operator gets; else the one chosen for full
-    computation on validation results; else 0.5.
+    The model's own if it has them, so that production's operating point is measured; else chosen for full computation
+    on validation results; else 0.5.
     """
     own = {kind: model.settings.threshold_of(kind) for kind in kinds}
-    told = {kind: value for kind, value in own.items() if value is not None}
-    if len(told) == len(kinds):
-        return told, "the model's own"
+    known = {kind: value for kind, value in own.items() if value is not None}
+    if len(known) == len(kinds):
+        return known, "the model's own"
     if validation is not None and (validation.truth & validation.judged).any():
         chosen, _ = choose_threshold(validation.scores(validation.full), validation.truth, validation.judged)
-        return {kind: told.get(kind, chosen) for kind in kinds}, "chosen on the validation scenes"
-    return {kind: told.get(kind, DEFAULT_THRESHOLD) for kind in kinds}, "the default: nothing says better"
+        return {kind: known.get(kind, chosen) for kind in kinds}, "chosen on the validation scenes"
+    return {kind: known.get(kind, DEFAULT_THRESHOLD) for kind in kinds}, "the default"
 
 
-# Shares of full computation's prefill FLOPs, and the names that figures at them bear.
+# Name in figures -> share of full computation's prefill FLOPs.
 LIMITS = {"15": 0.15, "8": 0.08}
 _STRATA = (
     ("f1_drop_noisy", ("noisy",), f1_drop),
     ("f1_drop_night", ("night",), f1_drop),
     ("recall_drop_low_contrast", ("low_contrast", "slow"), recall_drop),
 )
-# An F1 this much below another is not below it: rounding.
+# Tolerance for equal F1.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """``values``: figure -> number. ``measured``: those of them with an interval. ``chosen``: limit -> the setting that
-    stands for ours there. ``notes``: how they came about, and why one is missing."""
+    """``values``: figure -> number. ``measured``: figures with an interval. ``chosen``: FLOPs limit -> setting of ours
+    used for it. ``notes``: how figures were obtained, or why one is missing."""
 
     values: dict[str, float]
-    measured: dict[str, Measured]
+    measured: dict[str, Estimate]
     chosen: dict[str, Setting]
     calibration: Calibration
     notes: list[str] = field(default_factory=list)
 
 
-def figures(test: Results, thresholds: Thresholds, validation: Results | None = None) -> Figures:
+def compute_figures(test: Results, thresholds: Thresholds, validation: Results | None = None) -> Figures:
     """All figures.
 
-    One setting of ours for all scenes stands for each price: of those whose share of full computation's FLOPs is within
-    it (a count that needs no labels), the one with the best F1 on ``validation``. Without validation results it is
-    chosen on the test results themselves, and a note says so. Of settings that are equally good, the one whose scores
-    are nearest to full computation's.
+    For each FLOPs limit one setting of ours stands for all scenes: of those within the limit (which needs no labels)
+    the one with the best F1 on ``validation``. Without validation results it is chosen on the test results, and a note
+    says so. Ties go to the setting whose scores are nearest to full computation's.
     """
     found = Figures({}, {}, {}, calibrate(*test.window_scores(test.full)))
     whole = test.decisions(test.full, thresholds)
@@ -102,7 +101,7 @@ def figures(test: Results, thresholds: Thresholds, validation: Results | None = 
     _put(found, "f1_full", exact.f1)
     _put(found, "f1_full_min", exact.worst)
     for name, limit in LIMITS.items():
-        setting = choose(test, thresholds, limit, validation)
+        setting = choose_setting(test, thresholds, limit, validation)
         if setting is None:
             found.notes.append(f"f1_drop_at_{name}: no setting of ours stays within {limit:.0%} of full's FLOPs")
             continue
@@ -115,7 +114,7 @@ def figures(test: Results, thresholds: Thresholds, validation: Results | None = 
         for name, strata, drop in _STRATA:
             some = test.stratum(*strata)
             if (test.truth[some] & test.judged[some]).any():
-                _put(found, name, drop(whole.of(some), ours.of(some)))
+                _put(found, name, drop(whole.subset(some), ours.subset(some)))
             else:
                 found.notes.append(f"{name}: no video of {' or '.join(strata)} has an event")
     _put(found, "calibration_monotone", found.calibration.monotone)
@@ -124,28 +123,30 @@ def figures(test: Results, thresholds: Thresholds, validation: Results | None = 
     return found
 
 
-def choose(test: Results, thresholds: Thresholds, limit: float, validation: Results | None = None) -> Setting | None:
-    """The setting of ours for this share of full computation's FLOPs; see ``figures``."""
+def choose_setting(
+    test: Results, thresholds: Thresholds, limit: float, validation: Results | None = None
+) -> Setting | None:
+    """The setting of ours for a share of full computation's FLOPs; see ``compute_figures``."""
     judge = validation or test
-    affordable = [setting for setting in comparable(test) if test.flops_share(setting) <= limit]
+    affordable = [setting for setting in comparable_settings(test) if test.flops_share(setting) <= limit]
     return max(affordable, key=lambda setting: _merit(judge, setting, thresholds), default=None)
 
 
-def comparable(results: Results) -> list[Setting]:
-    """Settings of ours that answer the same windows as full computation; one of each key."""
+def comparable_settings(results: Results) -> list[Setting]:
+    """Settings of ours that answer the same windows as full computation, one per key."""
     shape = results.full.shape
     found: dict[str, Setting] = {}
     for setting in results.settings:
         cut = setting.shape
         alike = (cut.window_s, cut.stride_s, cut.fps) == (shape.window_s, shape.stride_s, shape.fps)
         if setting.role == "ours" and alike:
-            # A point of a curve may be a setting of the table too; the table's comes first.
+            # A sweep point may also be a setting of the table, which comes first.
             found.setdefault(setting.key, setting)
     return list(found.values())
 
 
 def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of points ``(price, F1)`` those where the best F1 at or below a price rises."""
+    """Pareto frontier of ``(price, F1)`` points: those where the best F1 up to a price rises."""
     best: list[tuple[float, float]] = []
     for price, f1 in sorted(points, key=lambda point: (point[0], -point[1])):
         if not math.isnan(f1) and (not best or f1 > best[-1][1]):
@@ -153,12 +154,11 @@ def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
     return best
 
 
-def flops_for(points: Sequence[tuple[float, float]], wanted: float) -> float:
-    """FLOPs at which the frontier of ``(flops, F1)`` points reaches an F1; ``nan`` where it never does.
+def flops_at_f1(points: Sequence[tuple[float, float]], wanted: float) -> float:
+    """FLOPs at which the frontier of ``(flops, F1)`` points reaches an F1; ``nan`` if never.
 
-    Between the points where it rises lie straight lines: between two settings there is always one (a budget, a margin)
-    that costs and gives something in between. Below the cheapest point nothing is known, so that one's price is the
-    least.
+    Interpolated linearly: a budget or margin between two settings gives a point in between. Below the cheapest point
+    its price is returned.
     """
     best = frontier(points)
     for index, (flops, f1) in enumerate(best):
@@ -181,7 +181,7 @@ def _merit(results: Results, setting: Setting, thresholds: Thresholds) -> tuple[
 
 def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds) -> None:
     published = next((each for each in test.settings if each.role == "codecsight" and each.sweep is None), None)
-    ours = comparable(test)
+    ours = comparable_settings(test)
     if published is None or not ours:
         found.notes.append("flops_vs_codecsight: the settings lack the published rule or ours")
         return
@@ -189,24 +189,24 @@ def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds) -
     points = [(test.flops_share(setting), _f1(test, setting, thresholds)) for setting in ours]
     _put(found, "f1_codecsight", wanted)
     _put(found, "flops_share_codecsight", test.flops_share(published))
-    needed = flops_for(points, wanted)
+    needed = flops_at_f1(points, wanted)
     if math.isnan(needed):
         found.notes.append(f"flops_vs_codecsight: no setting of ours reaches the published rule's F1 of {wanted:.3f}")
     else:
         _put(found, "flops_vs_codecsight", needed / test.flops_share(published))
 
 
-def _put(found: Figures, name: str, value: Measured | float) -> None:
-    number = value.value if isinstance(value, Measured) else value
+def _put(found: Figures, name: str, value: Estimate | float) -> None:
+    number = value.value if isinstance(value, Estimate) else value
     if math.isnan(number):
-        found.notes.append(f"{name}: there is too little to tell")
+        found.notes.append(f"{name}: too few videos")
         return
     found.values[name] = float(number)
-    if isinstance(value, Measured):
+    if isinstance(value, Estimate):
         found.measured[name] = value
 
 
-# What a figure must reach where the project has set itself a bound: (least, most).
+# The project's targets: (least, most).
 BOUNDS: dict[str, tuple[float, float]] = {
     "f1_full": (0.90, math.inf),
     "f1_full_min": (0.80, math.inf),
@@ -223,8 +223,8 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One setting: what it costs and how right it is."""
+class SettingRow:
+    """Cost and accuracy of one setting."""
 
     setting: Setting
     accuracy: Accuracy
@@ -235,54 +235,64 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """``lines``: the table, then every point of the sweeps. ``groups``: name of a group of videos -> setting's name ->
-    accuracy, of full computation, the published rule and ours as chosen."""
+    """``lines``: settings, then every point of the sweeps. ``groups``: group of videos -> setting's name -> accuracy,
+    for full computation, CodecSight and the chosen settings of ours."""
 
     title: str
     figures: Figures
-    lines: tuple[Line, ...]
+    lines: tuple[SettingRow, ...]
     groups: dict[str, dict[str, Accuracy]]
     thresholds: dict[str, float]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedVideo, ...]
     facts: dict[str, str] = field(default_factory=dict)
 
     @property
-    def table(self) -> list[Line]:
-        """Without the points of sweeps."""
+    def table(self) -> list[SettingRow]:
+        """Lines that are not points of a sweep."""
         return [line for line in self.lines if line.setting.sweep is None]
 
     @property
-    def compared(self) -> list[Line]:
-        """Full computation, the published rule, and ours as chosen for each price; one line each."""
+    def compared(self) -> list[SettingRow]:
+        """Full computation, CodecSight, and the chosen setting of ours for each limit."""
         lines = {line.setting.key: line for line in self.table if line.setting.role in ("full", "codecsight")}
         for setting in self.figures.chosen.values():
             lines.setdefault(setting.key, next(line for line in self.lines if line.setting.key == setting.key))
         return list(lines.values())
 
     def to_json(self) -> str:
-        """The same object as every bench writes, and what belongs to this one beside it."""
-        notes = [*(f"{name}: {value}" for name, value in self.facts.items()), *self.figures.notes]
-        rows = [line.row for line in self.lines]
-        body: dict[str, Any] = json.loads(BenchResult("accuracy", self.figures.values, rows, notes).to_json())
-        body["intervals"] = {name: list(each.interval) for name, each in self.figures.measured.items()}
-        body["chosen"] = {limit: setting.name for limit, setting in self.figures.chosen.items()}
-        body["thresholds"] = self.thresholds
-        body["by_kind"] = {line.setting.name: _kinds(line.accuracy) for line in self.lines}
-        body["groups"] = {
-            group: {name: _short(each) for name, each in settings.items()} for group, settings in self.groups.items()
+        """The object every bench writes, with intervals, breakdowns, calibration and skipped videos added."""
+        figures, calibration = self.figures, self.figures.calibration
+        more = {
+            "intervals": {name: list(each.interval) for name, each in figures.measured.items()},
+            "chosen": {limit: setting.name for limit, setting in figures.chosen.items()},
+            "thresholds": self.thresholds,
+            "by_kind": {line.setting.name: _kinds(line.accuracy) for line in self.lines},
+            "groups": {
+                group: {name: _short(each) for name, each in settings.items()}
+                for group, settings in self.groups.items()
+            },
+            "calibration": {
+                "windows": calibration.windows,
+                "expected_error": calibration.ece,
+                "bins": [
+                    {"low": b.low, "high": b.high, "windows": b.windows, "score": b.score, "rate": b.rate}
+                    | {"interval": [b.ci_low, b.ci_high]}
+                    for b in calibration.bins
+                ],
+            },
         }
-        calibration = self.figures.calibration
-        body["calibration"] = {
-            "windows": calibration.windows,
-            "expected_error": calibration.ece,
-            "bins": [
-                {"low": b.low, "high": b.high, "windows": b.windows, "score": b.score, "rate": b.rate}
-                | {"interval": [b.ci_low, b.ci_high]}
-                for b in calibration.bins
-            ],
-        }
-        body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in self.skipped]
-        return json.dumps(finite(body), indent=2, allow_nan=False)
+        result = BenchResult("accuracy", figures.values, [line.row for line in self.lines], figures.notes)
+        return report_json(result, self.facts, self.skipped, more)
+
+
+def report_json(
+    result: BenchResult, facts: Mapping[str, str], skipped: Sequence[SkippedVideo], more: Mapping[str, Any]
+) -> str:
+    """JSON of a bench result, with facts among its notes, ``more`` entries and skipped videos; NaN becomes null."""
+    body = json.loads(result.to_json()) | more
+    body["notes"] = [*(f"{name}: {value}" for name, value in facts.items()), *result.notes]
+    body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in skipped]
+    return json.dumps(finite(body), indent=2, allow_nan=False)
 
 
 def make_report(
@@ -291,11 +301,11 @@ def make_report(
     thresholds: Thresholds,
     *,
     validation: Results | None = None,
-    skipped: Sequence[Skipped] = (),
+    skipped: Sequence[SkippedVideo] = (),
     facts: dict[str, str] | None = None,
 ) -> EvaluationReport:
-    """Measure everything there is to measure. ``skipped``: what the data set left out before."""
-    found = figures(results, thresholds, validation)
+    """Compute the report. ``skipped``: videos left out by the data set."""
+    found = compute_figures(results, thresholds, validation)
     lines = tuple(_line(results, setting, thresholds) for setting in results.settings)
     report = EvaluationReport(
         title, found, lines, {}, dict(thresholds), (*skipped, *results.skipped), dict(facts or {})
@@ -307,19 +317,19 @@ def make_report(
     for name, videos in groups:
         if videos.any():
             report.groups[name] = {
-                line.setting.name: accuracy(results.decisions(line.setting, thresholds).of(videos))
+                line.setting.name: accuracy(results.decisions(line.setting, thresholds).subset(videos))
                 for line in report.compared
             }
     return report
 
 
-def _line(results: Results, setting: Setting, thresholds: Thresholds) -> Line:
+def _line(results: Results, setting: Setting, thresholds: Thresholds) -> SettingRow:
     found = accuracy(results.decisions(setting, thresholds))
     share = results.flops_share(setting)
     whole, computed = results.mean(results.full, "computed"), results.mean(setting, "computed")
     row: Row = {
         "setting": setting.name,
-        **_f1_row(found.f1),
+        **found.f1.row("f1"),
         "precision": found.precision.value,
         "recall": found.recall.value,
         "f1_worst": found.worst,
@@ -334,41 +344,37 @@ def _line(results: Results, setting: Setting, thresholds: Thresholds) -> Line:
         "disagreement": results.disagreement(setting),
     }
     rounded = {key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()}
-    return Line(setting, found, share, computed / whole if whole else math.nan, rounded)
+    return SettingRow(setting, found, share, computed / whole if whole else math.nan, rounded)
 
 
-def reached(name: str, value: float) -> bool | None:
-    """Whether a figure is within its bound; ``None`` where it has none."""
+def within_bound(name: str, value: float) -> bool | None:
+    """Whether a figure is within its bound; ``None`` without one."""
     if name not in BOUNDS:
         return None
     low, high = BOUNDS[name]
     return low - 1e-9 <= value <= high + 1e-9
 
 
-def bound_text(name: str) -> str:
+def format_bound(name: str) -> str:
     """``≥ 0.9``."""
     low, high = BOUNDS[name]
     return f"≤ {high:g}" if math.isinf(low) else f"≥ {low:g}"
 
 
-def number(value: float) -> str:
-    """Three decimals, or a dash for what is undefined."""
+def format_number(value: float) -> str:
+    """Three decimals; a dash for NaN."""
     return "–" if math.isnan(value) else f"{value:.3f}"
 
 
-def measured_text(measured: Measured) -> str:
+def format_estimate(measured: Estimate) -> str:
     """``0.913 [0.88, 0.94]``."""
     low, high = measured.interval
-    return number(measured.value) + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
-
-
-def _f1_row(measured: Measured) -> dict[str, float]:
-    return {"f1": measured.value, "f1_low": measured.interval.low, "f1_high": measured.interval.high}
+    return format_number(measured.value) + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
 
 
 def _kinds(found: Accuracy) -> dict[str, dict[str, float]]:
     return {
-        kind: _f1_row(each) | {"precision": found.precision_by_kind[kind], "recall": found.recall_by_kind[kind]}
+        kind: each.row("f1") | {"precision": found.precision_by_kind[kind], "recall": found.recall_by_kind[kind]}
         for kind, each in found.by_kind.items()
     }
 
@@ -377,7 +383,7 @@ def _short(found: Accuracy) -> dict[str, float]:
     return {
         "videos": found.videos,
         "events": found.events,
-        **_f1_row(found.f1),
+        **found.f1.row("f1"),
         "pooled_f1": found.pooled_f1.value,
         "recall": found.pooled_recall.value,
     }

@@ -1,8 +1,8 @@
-"""What an evaluation found: every window of every video under every setting, and what follows from it."""
+"""Results of an evaluation: every window of every video under every setting."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,24 +10,23 @@ from typing import Any
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets import LabelledVideo, Skipped
+from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
 from cluster.lab.evaluation.metrics import (
     CONSECUTIVE,
     Bools,
     Decisions,
     Floats,
-    has_event,
     terciles,
     video_score,
     window_truth,
 )
-from cluster.lab.evaluation.policies import Setting
+from cluster.lab.evaluation.settings import Setting
 
 
 @dataclass(frozen=True, slots=True)
 class WindowResult:
     """One window. Times in seconds from the video's first picture; ``scores`` in the order of the run's kinds; tokens
-    as in ``TokenCount``; FLOPs of the prefill, questions included; ``latency_s`` from last frame in to answer."""
+    as in ``TokenCount``; prefill FLOPs with questions; ``latency_s`` from last frame to answer."""
 
     start_s: float
     end_s: float
@@ -53,10 +52,10 @@ class WindowResult:
 
 @dataclass(frozen=True, slots=True)
 class VideoRun:
-    """One video under one setting: its whole windows, and how much moved in it.
+    """One video under one setting: its whole windows, and its motion.
 
-    ``motion``: picture heights a second that vectors moved by, mean over cells and samples, ``None`` where the codec
-    exports none; ``change``: grey levels, likewise.
+    ``motion``: picture heights per second of motion vectors, mean over cells and samples, ``None`` if the codec exports
+    none; ``change``: mean luma change in grey levels.
     """
 
     kinds: tuple[str, ...]
@@ -70,12 +69,12 @@ class VideoRun:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> VideoRun:
-        """Raises ``KeyError, TypeError, ValueError`` for anything else than ``to_json`` gave."""
+        """Raises ``KeyError, TypeError, ValueError`` for invalid JSON."""
         windows = tuple(WindowResult(a, b, tuple(scores), *rest) for a, b, scores, *rest in body["windows"])
         return cls(tuple(body["kinds"]), windows, body["motion"], float(body["change"]))
 
     def scores(self, kind: str) -> list[float]:
-        """Of one kind, window by window."""
+        """Scores of one kind, per window."""
         column = self.kinds.index(kind)
         return [window.scores[column] for window in self.windows]
 
@@ -85,51 +84,53 @@ Thresholds = Mapping[str, float]
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """``runs``: (video's name, setting's key) -> run. Arrays over videos follow ``videos``, over kinds ``kinds``."""
+    """``runs``: (video's name, setting's key) -> run. Arrays over videos and kinds follow ``videos`` and ``kinds``."""
 
     videos: tuple[LabelledVideo, ...]
     settings: tuple[Setting, ...]
     runs: Mapping[tuple[str, str], VideoRun] = field(repr=False)
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedVideo, ...] = ()
     consecutive: int = CONSECUTIVE
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Every kind that some video is judged on, in order of appearance."""
+        """Kinds that any video is judged on, in order of appearance."""
         return tuple(dict.fromkeys(kind for video in self.videos for kind in video.kinds))
 
     @cached_property
     def truth(self) -> Bools:
         """``[v, k]``."""
-        return np.array([[has_event(video, kind) for kind in self.kinds] for video in self.videos], dtype=np.bool_)
+        return np.array(
+            [[any(name == kind for name, *_ in video.events) for kind in self.kinds] for video in self.videos],
+            dtype=np.bool_,
+        )
 
     @cached_property
     def judged(self) -> Bools:
-        """``[v, k]``: where the truth is known."""
+        """``[v, k]``: whether the truth is known."""
         return np.array([[kind in video.kinds for kind in self.kinds] for video in self.videos], dtype=np.bool_)
 
     @property
     def full(self) -> Setting:
-        """Full computation, what everything is measured against.
+        """Full computation, the reference.
 
         Raises:
-            ConfigError: it was not among the settings.
+            ConfigError: it is not among the settings.
         """
         for setting in self.settings:
             if setting.role == "full" and setting.sweep is None:
                 return setting
-        raise ConfigError("the settings lack full computation, which the others are measured against")
+        raise ConfigError("the settings lack full computation, the reference")
 
     def run(self, video: LabelledVideo, setting: Setting) -> VideoRun:
         return self.runs[video.name, setting.key]
 
-    def of(self, videos: Sequence[LabelledVideo]) -> Results:
+    def subset(self, videos: Sequence[LabelledVideo]) -> Results:
         """The same of some videos."""
         return Results(tuple(videos), self.settings, self.runs, (), self.consecutive)
 
-    # -- accuracy -------------------------------------------------------------------------------
     def scores(self, setting: Setting) -> Floats:
-        """Video scores ``[v, k]``; ``-inf`` where a video is not judged on a kind."""
+        """Video scores ``[v, k]``; ``-inf`` for kinds a video is not judged on."""
         found = np.full((len(self.videos), len(self.kinds)), -np.inf)
         for row, video in enumerate(self.videos):
             run = self.run(video, setting)
@@ -139,27 +140,26 @@ class Results:
         return found
 
     def decisions(self, setting: Setting, thresholds: Thresholds) -> Decisions:
-        """What the setting decides on every video."""
+        """Decisions of the setting on every video."""
         limits = np.array([thresholds[kind] for kind in self.kinds])
         return Decisions(self.kinds, self.truth, self.scores(setting) >= limits, self.judged)
 
-    def window_scores(self, setting: Setting, kinds: Iterable[str] | None = None) -> tuple[Floats, Bools]:
-        """Scores and truth of all windows and kinds whose truth is clear, each ``[n]``."""
-        wanted = set(self.kinds if kinds is None else kinds)
+    def window_scores(self, setting: Setting) -> tuple[Floats, Bools]:
+        """Scores and truth of all windows and kinds with known truth, each ``[n]``."""
         scores: list[float] = []
         labels: list[bool] = []
         for video in self.videos:
             run = self.run(video, setting)
             for window in run.windows:
                 for kind, score in zip(run.kinds, window.scores, strict=True):
-                    label = window_truth(video, kind, window.start_s, window.end_s) if kind in wanted else None
+                    label = window_truth(video, kind, window.start_s, window.end_s)
                     if label is not None:
                         scores.append(score)
                         labels.append(label)
         return np.array(scores, dtype=np.float64), np.array(labels, dtype=np.bool_)
 
     def disagreement(self, setting: Setting) -> float:
-        """Mean absolute difference of a window's score to full computation's; ``nan`` for another stride."""
+        """Mean absolute difference of window scores to full computation; ``nan`` for another stride."""
         if setting.shape.stride_s != self.full.shape.stride_s:
             return float("nan")
         differences = [
@@ -170,9 +170,8 @@ class Results:
         ]
         return float(np.mean(differences)) if differences else float("nan")
 
-    # -- cost -----------------------------------------------------------------------------------
     def flops_share(self, setting: Setting) -> float:
-        """Prefill FLOPs of a window over those of full computation's, mean over windows of all videos."""
+        """Mean over all windows of prefill FLOPs relative to the video's mean under full computation."""
         shares: list[float] = []
         for video in self.videos:
             whole = [window.flops for window in self.run(video, self.full).windows]
@@ -181,11 +180,10 @@ class Results:
         return float(np.mean(shares)) if shares else float("nan")
 
     def mean(self, setting: Setting, name: str) -> float:
-        """Mean over all windows of one of ``WindowResult``'s numbers."""
+        """Mean over all windows of a ``WindowResult`` field."""
         values = [getattr(window, name) for video in self.videos for window in self.run(video, setting).windows]
         return float(np.mean(values)) if values else float("nan")
 
-    # -- groups of videos -----------------------------------------------------------------------
     def stratum(self, *names: str) -> Bools:
         """Videos in any of these strata, ``[v]``."""
         return np.array([not video.strata.isdisjoint(names) for video in self.videos], dtype=np.bool_)
@@ -196,7 +194,7 @@ class Results:
 
     @cached_property
     def motion_levels(self) -> tuple[Bools, Bools, Bools]:
-        """Low, medium and high third by motion: the data set's own measure, else the codec's vectors, else change."""
+        """Low, medium and high third by motion: the data set's own measure, else motion vectors, else luma change."""
         runs = [self.run(video, self.full) for video in self.videos]
         own = [video.motion for video in self.videos]
         vectors = [run.motion for run in runs]

@@ -1,4 +1,4 @@
-"""The evaluation itself: videos times settings, in one process or several, resumable."""
+"""The evaluation: videos times settings, in one or several processes, resumable."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SourceError
-from cluster.lab.evaluation.datasets import LabelledVideo, Skipped
+from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
 from cluster.lab.evaluation.metrics import CONSECUTIVE
-from cluster.lab.evaluation.policies import Setting, full
 from cluster.lab.evaluation.replay import replay
+from cluster.lab.evaluation.result_cache import ResultCache, model_digest, video_digest
 from cluster.lab.evaluation.results import Results, VideoRun
-from cluster.lab.evaluation.work import ModelSpec, Progress, Workers, WorkFile, model_digest, nothing_left, video_digest
+from cluster.lab.evaluation.settings import Setting, full_computation
+from cluster.lab.evaluation.worker_pool import ModelSpec, Progress, WorkerPool, all_skipped_error
 from cluster.models.base import VisionLanguageModel
 
 
@@ -38,19 +39,21 @@ def evaluate(
     work: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Results:
-    """Every video under every setting, through the live code path.
+    """Run every video under every setting through the live code path.
 
     Args:
-        model: loaded, or what to load; several processes need the latter.
-        settings: full computation is added if it is not among them, in the shape of the first.
+        videos: names are unique.
+        model: loaded, or a spec to load; several processes need a spec.
+        settings: full computation is added if missing, in the shape of the first.
         questions: kind of event -> text, for every kind that a video is judged on.
         consecutive: positive windows in a row that make a video positive.
-        jobs: processes; each holds a model and takes its share of the cores.
-        work: JSONL file that finished videos are appended to, and read from at the start.
+        jobs: number of processes.
+        work: JSON Lines file of finished videos, read at the start and appended to.
+        on_progress: called after every step.
 
     Raises:
         ConfigError: no videos, no settings, a kind without a question, or a setting the engine refuses.
-        SightlineError: nothing left of the videos, or the work file cannot be written.
+        SightlineError: all videos were skipped, or the work file cannot be written.
     """
     settings = _with_full(settings)
     lacking = sorted({kind for video in videos for kind in video.kinds} - set(questions))
@@ -59,10 +62,10 @@ def evaluate(
     if not videos:
         raise ConfigError("there are no videos to evaluate")
     if len({video.name for video in videos}) < len(videos):
-        raise ConfigError("two videos have one name; results go by it")
+        raise ConfigError("video names must be unique")
     runs: dict[tuple[str, str], VideoRun] = {}
-    failed: dict[str, Skipped] = {}
-    with WorkFile(work) as file, Workers(model, jobs) as workers:
+    failed: dict[str, SkippedVideo] = {}
+    with ResultCache(work) as file, WorkerPool(model, jobs) as workers:
         digest = model_digest(workers.engine, questions)
         passes = _passes(videos, settings, digest, file, runs, failed)
         total = sum(len(each.settings) for each in passes) + len(runs)
@@ -71,7 +74,7 @@ def evaluate(
         for each, found in workers.do(functools.partial(_answer, dict(questions)), passes):
             done += len(each.settings)
             if isinstance(found, str):
-                failed.setdefault(each.video.name, Skipped(each.video.path, found))
+                failed.setdefault(each.video.name, SkippedVideo(each.video.path, found))
             else:
                 for key, run in found.items():
                     file.add((each.digest, digest, key), run.to_json())
@@ -84,7 +87,7 @@ def _with_full(settings: Sequence[Setting]) -> tuple[Setting, ...]:
     if not settings:
         raise ConfigError("there are no settings to evaluate")
     if not any(setting.role == "full" and setting.sweep is None for setting in settings):
-        settings = [full(settings[0].shape), *settings]
+        settings = [full_computation(settings[0].shape), *settings]
     return tuple(settings)
 
 
@@ -92,17 +95,17 @@ def _passes(
     videos: Sequence[LabelledVideo],
     settings: Sequence[Setting],
     model: str,
-    file: WorkFile,
+    file: ResultCache,
     runs: dict[tuple[str, str], VideoRun],
-    failed: dict[str, Skipped],
+    failed: dict[str, SkippedVideo],
 ) -> list[_Pass]:
-    """What is left to do: per video one pass for each sampling rate and anchor interval; ``runs`` gets what is done."""
+    """Remaining work: per video one pass for each sampling rate and anchor interval; ``runs`` gets cached results."""
     found: list[_Pass] = []
     for video in videos:
         try:
             digest = video_digest(video.path)
         except OSError as error:
-            failed[video.name] = Skipped(video.path, f"cannot be read: {error.strerror or error}")
+            failed[video.name] = SkippedVideo(video.path, f"cannot be read: {error.strerror or error}")
             continue
         passes: dict[tuple[float, float], dict[str, Setting]] = {}
         for setting in settings:
@@ -117,7 +120,7 @@ def _passes(
 
 
 def _answer(questions: Mapping[str, str], engine: NativeEngine, each: _Pass) -> dict[str, VideoRun] | str:
-    """The runs of a pass, or why the video cannot be read."""
+    """Runs of a pass, or why the video cannot be read."""
     try:
         return replay(engine, each.video, each.settings, questions)
     except SourceError as error:
@@ -128,7 +131,7 @@ def _results(
     videos: Sequence[LabelledVideo],
     settings: tuple[Setting, ...],
     runs: dict[tuple[str, str], VideoRun],
-    failed: dict[str, Skipped],
+    failed: dict[str, SkippedVideo],
     consecutive: int,
 ) -> Results:
     kept: list[LabelledVideo] = []
@@ -139,9 +142,9 @@ def _results(
         count = len(runs[video.name, whole.key].windows)
         if count < consecutive:
             reason = f"too short: {count} whole windows of {whole.shape.window_s:g} s, {consecutive} are needed"
-            failed[video.name] = Skipped(video.path, reason)
+            failed[video.name] = SkippedVideo(video.path, reason)
         else:
             kept.append(video)
     if not kept:
-        raise nothing_left("videos", len(videos), failed)
+        raise all_skipped_error("videos", len(videos), failed)
     return Results(tuple(kept), settings, runs, tuple(failed.values()), consecutive)

@@ -1,6 +1,6 @@
 """Charts as matplotlib figures, and as SVG that follows the page's light or dark theme.
 
-matplotlib is loaded when the first chart is drawn: most commands draw none.
+matplotlib is imported when the first chart is drawn.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours by role, light and dark: variables of the page's stylesheet. Figures are drawn in the light ones, which are
-# told from each other by their values, so that each belongs to one role.
+# Colours by role, light and dark: CSS variables of the page. Figures are drawn in the light ones and mapped back to
+# variables by value, so each value belongs to one role.
 THEME = {
     "page": ("#f4f5f7", "#0e1318"),
     "card": ("#ffffff", "#171e25"),
@@ -41,15 +41,15 @@ THEME = {
 }
 COLOR = {name: light for name, (light, _) in THEME.items()}
 
-# Series: Tableau's colours that stay apart for the colour-blind, on white and on black.
-COLOURS = ("#1170aa", "#fc7d0b", "#57606c", "#5fa2ce", "#c85200", "#7b848f", "#a3acb9", "#a3cce9")
+# Tableau's colour-blind palette, for white and black backgrounds.
+SERIES_COLORS = ("#1170aa", "#fc7d0b", "#57606c", "#5fa2ce", "#c85200", "#7b848f", "#a3acb9", "#a3cce9")
 
 WIDTH, HEIGHT, LEGEND_ROW = 620, 340, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """``low, high``: its confidence interval, ``nan`` without one; ``text``: what it says when pointed at."""
+    """``low, high``: confidence interval, ``nan`` without one; ``text``: tooltip."""
 
     x: float
     y: float
@@ -60,20 +60,20 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one name; ``joined`` by a line in the order of x, ``marked`` by a shape each. ``colour``: a place in
-    ``COLOURS``, ``None`` for the next."""
+    """Named points; ``joined`` by a line in the order of x, with markers if ``marked``. ``color``: index in
+    ``SERIES_COLORS``, ``None`` for the next."""
 
     name: str
     points: Sequence[Point]
     joined: bool = True
     marked: bool = True
-    colour: int | None = None
+    color: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of the x axis that is shaded behind the lines, such as a fault's; an infinite end is the chart's.
-    ``name`` is written at its top, and ``text`` is shown when pointed at."""
+    """A shaded range of the x axis, such as a fault's; infinite ends are clipped. ``name`` is written at its top,
+    ``text`` is its tooltip."""
 
     low: float
     high: float
@@ -83,7 +83,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """``log``: base ten. ``percent``: labels are shares. ``low``, ``high``: limits, by default the data's."""
+    """``log``: base ten. ``percent``: labels in percent. ``low``, ``high``: limits, by default the data's."""
 
     title: str
     log: bool = False
@@ -92,11 +92,11 @@ class Axis:
     high: float | None = None
 
     def label(self, value: float) -> str:
-        """The text beside a tick."""
+        """Label of a tick."""
         return f"{100 * value:.3g} %" if self.percent else f"{value:.4g}"
 
     def apply(self, axes: Axes, name: str) -> None:
-        """Set up the ``x`` or ``y`` axis of ``axes``, whose data are drawn."""
+        """Set up the ``x`` or ``y`` axis of ``axes`` after its data are drawn."""
         axis = getattr(axes, f"{name}axis")
         limits = (self.low, self.high)
         low, high = getattr(axes.dataLim, f"interval{name}")
@@ -111,22 +111,27 @@ class Axis:
 
 
 def chart(title: str, series: Sequence[Series], x: Axis, y: Axis, spans: Sequence[Span] = ()) -> Figure:
-    """A figure of these series. Points that are not numbers leave gaps; series without any other are left out."""
+    """Figure of these series. Non-finite points leave gaps; series without finite points are left out."""
     shown = [each for each in series if any(math.isfinite(p.x) and math.isfinite(p.y) for p in each.points)]
     columns = 3 if all(len(each.name) <= 26 for each in shown) else 2
-    figure = blank(title, WIDTH, HEIGHT + LEGEND_ROW * max(0, math.ceil(len(shown) / columns) - 1))
+    figure = new_figure(title, WIDTH, HEIGHT + LEGEND_ROW * max(0, math.ceil(len(shown) / columns) - 1))
     (axes,) = figure.axes
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=COLOR["ink"], pad=20 if spans else 10)
     axes.margins(x=0.02 if any(each.marked for each in shown) else 0)
     for number, each in enumerate(shown):
-        _draw(axes, each, COLOURS[(number if each.colour is None else each.colour) % len(COLOURS)], "os"[number % 2])
+        _draw(
+            axes,
+            each,
+            SERIES_COLORS[(number if each.color is None else each.color) % len(SERIES_COLORS)],
+            "os"[number % 2],
+        )
     x.apply(axes, "x")
     y.apply(axes, "y")
     first, last = axes.get_xlim()
     for span in spans:
         low, high = max(span.low, first), min(span.high, last)
         if low <= high:
-            tip(axes.axvspan(low, high, color=COLOURS[4], alpha=0.13, linewidth=1), span.text)
+            set_tooltips(axes.axvspan(low, high, color=SERIES_COLORS[4], alpha=0.13, linewidth=1), span.text)
             up = axes.get_xaxis_transform()
             axes.text(low, 1.01, span.name, transform=up, fontsize=11, color=COLOR["soft"])
     add_legend(figure, columns)
@@ -151,7 +156,7 @@ def _draw(axes: Axes, series: Series, color: str, marker: str) -> None:
         markersize=7,
     )
     if series.marked:
-        tip(line, *(point.text for point in points))
+        set_tooltips(line, *(point.text for point in points))
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -163,8 +168,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [place for place in places if first <= place <= last]
 
 
-def blank(name: str, width: float, height: float, rows: int = 1) -> Figure:
-    """A figure of ``rows`` axes over one x axis, in pixels; ``name`` is what a screen reader says."""
+def new_figure(name: str, width: float, height: float, rows: int = 1) -> Figure:
+    """Figure of ``rows`` axes over one x axis, size in pixels; ``name`` is for screen readers."""
     from matplotlib.figure import Figure
 
     figure = Figure((width / 72, height / 72), layout="constrained")
@@ -180,7 +185,7 @@ def blank(name: str, width: float, height: float, rows: int = 1) -> Figure:
 
 
 def add_legend(figure: Figure, columns: int) -> None:
-    """Below the axes, each label once; nothing where nothing has one."""
+    """Legend below the axes, each label once; none without labels."""
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -197,14 +202,14 @@ def add_legend(figure: Figure, columns: int) -> None:
         )
 
 
-def tip(artist: Artist, *texts: str) -> None:
-    """Say ``texts`` when the artist, or each marker of a line in turn, is pointed at; an empty one says nothing."""
+def set_tooltips(artist: Artist, *texts: str) -> None:
+    """Tooltip of the artist, or of each marker of a line in turn; empty texts give none."""
     if any(texts):
         artist.set_gid(json.dumps(texts))
 
 
-def tips(artist: Artist) -> list[str]:
-    """What :func:`tip` was given."""
+def get_tooltips(artist: Artist) -> list[str]:
+    """Inverse of :func:`set_tooltips`."""
     return list(json.loads(artist.get_gid() or "[]"))
 
 
@@ -213,8 +218,8 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def svg(figure: Figure) -> str:
-    """An SVG document that is the same each time. It refers to nothing, not even within itself, so that several stand
-    in one page; its colours are variables, which it defines by ``THEME`` where no page does."""
+    """Reproducible SVG document. It has no references, not even internal ones, so that several fit in one page; its
+    colours are CSS variables, which it defines by ``THEME`` outside of a page."""
     import matplotlib
     from matplotlib.text import Text
 
@@ -226,10 +231,10 @@ def svg(figure: Figure) -> str:
     root = ElementTree.fromstring(drawn.getvalue())
     shapes = {each.get("id"): each.get("d", "") for each in root.iter(f"{_SVG}path")}
     for element in list(root.iter()):
-        told = element.attrib.pop("id", "")
-        if told.startswith("["):
+        tooltips = element.attrib.pop("id", "")
+        if tooltips.startswith("["):
             marks = list(element.iter(f"{_SVG}use")) or [element]
-            for mark, text in zip(marks, json.loads(told), strict=True):
+            for mark, text in zip(marks, json.loads(tooltips), strict=True):
                 if text:
                     ElementTree.SubElement(mark, "title").text = text
         for child in element.findall(f"{_SVG}defs"):
@@ -262,10 +267,10 @@ _VARIABLES = {light: f"var(--{name})" for name, light in COLOR.items()}
 
 
 def inline(figure: Figure) -> str:
-    """The SVG as an element of a page whose stylesheet has the variables."""
+    """SVG element for a page whose stylesheet defines the variables."""
     return re.sub(r' xmlns="[^"]*"|<style>.*?</style>', "", svg(figure))
 
 
 def variables(dark: int) -> str:
     """``THEME`` as CSS, for light (0) or dark (1)."""
-    return "".join(f"--{name}:{colours[dark]};" for name, colours in THEME.items())
+    return "".join(f"--{name}:{values[dark]};" for name, values in THEME.items())

@@ -1,4 +1,4 @@
-"""What every report is made of (facts, tables, charts, texts), as one HTML page, as Markdown, and as files."""
+"""Building blocks of all reports (facts, tables, charts, texts), rendered as one HTML page, Markdown and files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Facts = Sequence[tuple[str, object]]
-"""Names and what is said of them."""
+"""Pairs of name and value."""
 
 _NUMBER = re.compile(r"[-–+≤≥<x]? ?[\d.]|[-–]$|over \d|never$|all of it$|$")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Titled rows of text. ``bad``: numbers of the rows that tell of something that should not be."""
+    """Titled rows of text. ``bad``: indices of rows that show a failure."""
 
     title: str
     heads: Sequence[str]
@@ -36,13 +36,13 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers and nothing else."""
+        """Which columns hold numbers only."""
         return [
             bool(self.rows) and all(_NUMBER.match(row[place]) for row in self.rows) for place in range(len(self.heads))
         ]
 
     def show(self, screen: Console) -> None:
-        """Print it to a terminal; nothing without rows."""
+        """Print to a terminal; nothing without rows."""
         from rich import box
         from rich.markup import escape
         from rich.table import Table as RichTable
@@ -57,7 +57,7 @@ class Table:
 
 
 class Chip(NamedTuple):
-    """A short fact of a section's subject; ``kind``: ``good`` or ``bad`` where it is."""
+    """A short fact about a section's subject; ``kind``: ``good``, ``bad`` or neutral."""
 
     text: str
     kind: str = ""
@@ -72,7 +72,7 @@ class Card(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """``alt``: what it shows, for who does not see it."""
+    """``alt``: description for screen readers."""
 
     jpeg: bytes
     alt: str
@@ -85,8 +85,8 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page, shown in the order of its fields. ``charts``: by file name without its suffix. Chips, ``text``
-    and ``items`` may hold Markdown's bold and code."""
+    """Part of a page, shown in the order of its fields. ``charts``: by file name without suffix. Chips, ``text`` and
+    ``items`` may use Markdown's bold and code."""
 
     title: str = ""
     lead: str = ""
@@ -101,7 +101,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``lead``: its message in a sentence, and whether that is ``good``; ``notices``: what else must not be missed."""
+    """``lead``: main result in a sentence, and whether it is ``good``; ``notices``: warnings."""
 
     title: str
     lead: str = ""
@@ -113,11 +113,11 @@ class Page:
 
     @property
     def charts(self) -> dict[str, Figure]:
-        """Of all sections."""
+        """Charts of all sections."""
         return {name: figure for section in self.sections for name, figure in section.charts.items()}
 
     def html(self) -> str:
-        """One document without requests to anywhere."""
+        """One self-contained document."""
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("cluster.lab.report", ""),
             autoescape=True,
@@ -125,40 +125,40 @@ class Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters |= {"drawn": lambda figure: Markup(inline(figure)), "marked": _marked}
+        environment.filters |= {"drawn": lambda figure: Markup(inline(figure)), "marked": _inline_markdown}
         return environment.get_template("page.html").render(page=self, variables=variables)
 
     def markdown(self) -> str:
-        """Titles, tables, lists and links to the charts' files; tables without a row are left out."""
-        parts = [f"# {self.title}", self.lead, *self.notices, _items([f"{k}: {v}" for k, v in self.facts])]
+        """Titles, tables, lists and links to the charts' files; empty tables are left out."""
+        parts = [f"# {self.title}", self.lead, *self.notices, _bullet_list([f"{k}: {v}" for k, v in self.facts])]
         for section in self.sections:
             parts.append(f"## {section.title}" if section.title else "")
             parts += [section.lead, "\n".join(f"![{name}]({name}.svg)" for name in section.charts)]
             for table in section.tables:
                 if table.rows:
                     parts += [f"## {table.title}" if table.title else "", markdown_table(table)]
-            parts += [*section.text, _items(section.items)]
+            parts += [*section.text, _bullet_list(section.items)]
         return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _marked(text: str) -> Markup:
+def _inline_markdown(text: str) -> Markup:
     """Markdown's ``**bold**`` and code as HTML, everything else escaped."""
     bold = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", str(escape(text)))
     return Markup(re.sub("`(.+?)`", r"<code>\1</code>", bold))
 
 
-def _items(texts: Sequence[str]) -> str:
+def _bullet_list(texts: Sequence[str]) -> str:
     return "\n".join(f"* {text}" for text in texts)
 
 
 def markdown_table(table: Table) -> str:
-    """A table as Markdown has it, without its title."""
+    """A table in Markdown, without its title."""
     lines = [table.heads, ["---"] * len(table.heads), *table.rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def write_page(page: Page, folder: Path, stem: str, json: str = "") -> Path:
-    """Write ``stem`` ``.html``, ``.md`` and (where it is given) ``.json``, and ``*.svg``; returns the HTML's path.
+    """Write ``stem`` ``.html``, ``.md``, optionally ``.json``, and ``*.svg``; returns the HTML's path.
 
     Raises:
         SightlineError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""From a report to ``report.html`` (one file, no requests to anywhere) and ``report.json``."""
+"""Renders a demo report as ``report.html`` (self-contained) and ``report.json``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from cluster.lab.report.model import CameraRecord, Report, ratio
+from cluster.lab.report.number_format import compact, percent_text, seconds_text, times_text
 from cluster.lab.report.page import Card, Chip, Page, Picture, Section, Table, write_files
-from cluster.lab.report.text import compact, percent_text, seconds_text, times_text
+from cluster.lab.report.records import CameraRecord, Report, ratio
 from cluster.lab.report.timeline import compared_timeline, live_timeline, tokens_per_window
 from cluster.lab.report.truth import Tally
 
 _UNTRAINED = (
-    "The model {} is randomly initialised: its answers mean nothing yet. Tokens, time and operations do, for they "
-    "depend on the model's shape and on the video. Scores of an untrained model lie near the threshold, so whether the "
-    "two ways agree is shown but says little."
+    "The model {} is randomly initialised: its answers mean nothing yet. Tokens, time and operations are valid: they "
+    "depend on the model's shape and the video. Scores of an untrained model are near the threshold, so agreement is "
+    "shown but says little."
 )
 _METHOD = (
     "**In full**: every patch of every frame through the vision tower and every token through the language model, for "
@@ -39,29 +39,24 @@ _JUDGED = (
 )
 
 
-def render(report: Report) -> str:
-    """The page."""
-    return make_page(report).html()
-
-
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Write both files; returns the paths of the page and of the JSON.
+    """Write both files; returns the paths of HTML and JSON.
 
     Raises:
-        SightlineError: the folder cannot be written (full disk, permissions).
+        SightlineError: the folder cannot be written.
     """
-    write_files(folder, {"report.html": render(report), "report.json": report.to_json() + "\n"})
+    write_files(folder, {"report.html": make_page(report).html(), "report.json": report.to_json() + "\n"})
     return folder / "report.html", folder / "report.json"
 
 
 def make_page(report: Report) -> Page:
-    """The report's headline, what both ways cost, what was true, each camera, and how it was measured."""
+    """Headline, costs, correctness, cameras, and method."""
     found = report.comparison
-    told = found.our_truth.judged and not report.random_weights
+    judged = found.our_truth.judged and not report.random_weights
     title = "What the cameras answered, and what it cost"
     if found.speedup:
         title = f"{times_text(found.speedup)} faster than computing every window in full"
-        title += f", and {percent_text(found.our_truth.share)} of the answers right" if told else ""
+        title += f", and {percent_text(found.our_truth.share)} of the answers right" if judged else ""
     sections = [Section("Both ways, camera by camera", tables=[_cost_table(report)])]
     if found.our_truth.judged or report.live_truth.judged:
         sections.append(Section("What was true, and what was answered", _JUDGED, tables=[_truth_table(report)]))
@@ -199,12 +194,12 @@ def _chips(camera: CameraRecord) -> list[Chip]:
 
 
 def saving_text(full: float, ours: float) -> str:
-    """``7.2×`` as much in full as ours; ``all of it`` when ours is nothing."""
+    """``7.2×`` as much in full as ours; ``all of it`` if ours is nothing."""
     if full and not ours:
         return "all of it"
     return times_text(ratio(full, ours))
 
 
 def tally_text(value: Tally) -> str:
-    """``18 of 20``; a dash where nothing was judged."""
+    """``18 of 20``; a dash if nothing was judged."""
     return f"{value.right} of {value.judged}" if value.judged else "–"

@@ -1,37 +1,29 @@
-"""What was true beside what was answered: who was right, and which alerts were raised."""
+"""Answers against the truth: verdicts, counts and alerts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from cluster.types import Question
 
-# CodecSight's rule: one positive window may be a slip, two in a row are an alert.
+if TYPE_CHECKING:
+    from cluster.lab.report.records import LiveWindow
+
+# CodecSight's rule: consecutive positive windows for an alert.
 ALERT_AFTER = 2
 
 Truth = Mapping[str, bool | None]
-"""By question: whether the window shows what is asked for; None where too little of it lies in the window to tell.
-A question that is missing is one nobody knows the truth of."""
+"""By question: whether the window shows the event; None if too little of it lies in the window. Questions of unknown
+truth are missing."""
 
 Verdict = Literal["right", "wrong", "open"]
 
 
-class Scored(Protocol):
-    """A window with its answers and their truth."""
-
-    @property
-    def end_s(self) -> float: ...
-    @property
-    def truth(self) -> Truth: ...
-    @property
-    def scores(self) -> Mapping[str, float]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class EventInterval:
-    """Something that a question asks for did happen from ``start_s`` to ``end_s``."""
+    """A true event of a question, from ``start_s`` to ``end_s``."""
 
     question: str
     start_s: float
@@ -39,7 +31,7 @@ class EventInterval:
 
 
 def verdict(score: float, threshold: float, truth: bool | None) -> Verdict:
-    """Whether an answer is right; ``open`` where nobody can tell."""
+    """Whether an answer is right; ``open`` if the truth is undecidable."""
     if truth is None:
         return "open"
     return "right" if (score >= threshold) == truth else "wrong"
@@ -47,7 +39,7 @@ def verdict(score: float, threshold: float, truth: bool | None) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """So many answers are ``right`` of those ``judged``: where the truth is known and plain."""
+    """``right`` answers of those ``judged``, whose truth is known."""
 
     judged: int = 0
     right: int = 0
@@ -57,12 +49,12 @@ class Tally:
 
     @property
     def share(self) -> float | None:
-        """0..1; None when nothing was judged."""
+        """0..1; None if nothing was judged."""
         return self.right / self.judged if self.judged else None
 
 
 def tally(answers: Iterable[tuple[Mapping[str, float], Truth]], questions: Iterable[Question]) -> Tally:
-    """Count over windows, each given as its scores by question and its truth."""
+    """Count over windows, each given as scores by question and truth."""
     thresholds = {question.id: question.threshold for question in questions}
     verdicts = [
         verdict(score, thresholds[id], truth.get(id))
@@ -75,24 +67,24 @@ def tally(answers: Iterable[tuple[Mapping[str, float], Truth]], questions: Itera
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Raised at ``at_s``, when a window is positive for the ``ALERT_AFTER``-th time in a row. ``verdict``: right if
-    any of those windows shows what is asked for, open if none does for certain and some may."""
+    """Raised at ``at_s``, when a window is positive for the ``ALERT_AFTER``-th time in a row. ``verdict``: right if any
+    of those windows shows the event, open if none certainly does but some may."""
 
     question: str
     at_s: float
     verdict: Verdict
 
 
-def alerts(windows: Sequence[Scored], question: Question) -> tuple[Alert, ...]:
-    """The alerts of one question, one for each run of positive windows; unanswered windows break no run."""
+def alerts(windows: Sequence[LiveWindow], question: Question) -> tuple[Alert, ...]:
+    """Alerts of one question, one per run of positive windows; unanswered windows do not end a run."""
     found: list[Alert] = []
-    run: list[Scored] = []
+    run: list[LiveWindow] = []
     for window in windows:
         if question.id not in window.scores:
             continue
         run = [*run, window] if window.scores[question.id] >= question.threshold else []
         if len(run) == ALERT_AFTER:
-            told = [each.truth.get(question.id) for each in run]
-            judged: Verdict = "right" if True in told else "open" if None in told else "wrong"
+            truths = [each.truth.get(question.id) for each in run]
+            judged: Verdict = "right" if True in truths else "open" if None in truths else "wrong"
             found.append(Alert(question.id, window.end_s, judged))
     return tuple(found)

@@ -1,7 +1,7 @@
-"""Synthetic CCTV with ground truth: scenes are written first, then drawn at any size, then encoded as cameras do.
+"""Synthetic CCTV with ground truth: scenes are scripted, rendered at any size, and encoded as cameras would.
 
-``make_scene`` decides everything that happens; ``SceneRenderer`` draws it; ``window_label`` and ``questions`` say what
-is true of it.
+``make_scene`` scripts a scene, ``SceneRenderer`` draws it, ``window_label`` and ``memory_questions`` give its ground
+truth.
 """
 
 from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, phrasings, standing_question

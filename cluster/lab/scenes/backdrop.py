@@ -1,4 +1,4 @@
-"""What does not move: facade, ground, road with its markings, the marked zone; and what stands in front of it all."""
+"""Static parts of a scene: facade, ground, road with markings, marked zone, foreground."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.lab.scenes.places import ASPECT, Layout
+from cluster.lab.scenes.layouts import ASPECT, Layout
 from cluster.lab.scenes.textures import Float, clouds, texture
 
 
 @dataclass(frozen=True, slots=True)
 class Foreground:
-    """Something between camera and scene: ``rgb [h, w, 3]``, ``alpha [h, w, 1]`` and where its corner lies (px)."""
+    """A layer between camera and scene: ``rgb [h, w, 3]``, ``alpha [h, w, 1]`` and its top left corner (px)."""
 
     rgb: Float
     alpha: Float
@@ -60,7 +60,7 @@ def _markings(picture: Float, layout: Layout, x: Float, y: Float, middle: Float)
     else:
         dashes = (np.abs(y - middle) < 0.007) & (x / 0.2 % 1 < 0.55)
         picture[dashes] = white
-    # An arrow on each lane: a shaft, and a head that narrows in the direction of travel.
+    # An arrow on each lane.
     for near, sign in ((True, 1.0), (False, -1.0)):
         centre = middle + (0.5 * layout.lane + layout.median / 2) * (1 if near else -1)
         for at in (0.45, 1.3):
@@ -81,7 +81,7 @@ def _zone(picture: Float, layout: Layout, x: Float, y: Float) -> None:
 
 
 def paint_foreground(layout: Layout, width: int, height: int, *, tree: bool, pole: bool) -> list[Foreground]:
-    """A swaying crown in an upper corner and a pole, as the seed places them."""
+    """A swaying tree crown in an upper corner and a pole."""
     rng = np.random.default_rng([layout.seed, 11])
     found = []
     at, side = float(rng.uniform(0.25, 0.75)), bool(rng.random() < 0.5)
@@ -105,11 +105,11 @@ def paint_foreground(layout: Layout, width: int, height: int, *, tree: bool, pol
 
 
 def paint_fence(layout: Layout, width: int, height: int) -> Foreground | None:
-    """The railing along the zone's front edge."""
+    """The railing along the zone's front edge, None without one."""
     zone = layout.zone
     if not zone.fence:
         return None
-    tall = 0.3 * layout.size(zone.y1)
+    tall = 0.3 * layout.person_height(zone.y1)
     top, rows = round((zone.y1 - tall) * height), max(4, round(tall * height))
     left, cols = round(zone.x0 / ASPECT * width), max(8, round((zone.x1 - zone.x0) / ASPECT * width))
     y = np.linspace(0, 1, rows, dtype=np.float32)[:, None]

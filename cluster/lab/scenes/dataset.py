@@ -1,4 +1,4 @@
-"""A directory of encoded scenes: made in parallel, resumable, with an index."""
+"""A directory of encoded scenes with an index, created in parallel and resumable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import av
 from PIL import Image, ImageDraw
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.scenes.clips import Clip, make_clips
+from cluster.lab.scenes.encode import SceneClip, encode_missing_clips
 from cluster.lab.scenes.scene import Scene, make_scene
 from cluster.lab.scenes.truth import SAMPLES_PER_S, SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, Split
@@ -24,13 +24,14 @@ _BACKGROUND, _INK, _MARK = (24, 26, 30), (222, 224, 228), (255, 72, 60)
 
 
 def contact_sheet(clips: Sequence[Path], path: str | Path, *, rows: int = ROWS) -> int:
-    """Draw a PNG with one row of pictures per clip; of more than ``rows`` clips an even choice. Returns how many.
+    """Draw a PNG with one row of pictures per clip, evenly chosen if there are more than ``rows``. Returns the number
+    of rows.
 
-    A clip with events is shown from shortly before to the end of its first; one without, over its whole length.
+    Clips with events are shown from shortly before to the end of the first event, others over their whole length.
 
     Raises:
         ConfigError: a clip without its truth.
-        OSError: the sheet cannot be written, or a clip not be read.
+        OSError: the sheet cannot be written, or a clip cannot be read.
     """
     shown = [clips[number * len(clips) // min(rows, len(clips))] for number in range(min(rows, len(clips)))]
     strips = [_strip(clip) for clip in shown]
@@ -67,7 +68,7 @@ def _caption(truth: SceneTruth) -> str:
 
 
 def _times(truth: SceneTruth) -> list[float]:
-    """Ascending, on the truth's samples."""
+    """Ascending, multiples of the truth's sample interval."""
     begin, end = 0.0, truth.seconds
     if truth.events:
         begin, end = max(0.0, truth.events[0].start_s - 1.5), min(truth.events[0].end_s, truth.seconds)
@@ -76,7 +77,7 @@ def _times(truth: SceneTruth) -> list[float]:
 
 
 def _pictures(clip: Path, times: Sequence[float]) -> list[Image.Image]:
-    """The picture shown at each of ``times`` (ascending; seconds)."""
+    """Pictures shown at ``times`` (ascending; seconds)."""
     found: list[Image.Image] = []
     last: Image.Image | None = None
     with av.open(str(clip)) as container:
@@ -92,7 +93,7 @@ def _pictures(clip: Path, times: Sequence[float]) -> list[Image.Image]:
 
 
 def _mark(image: Image.Image, truth: SceneTruth, second: float) -> None:
-    """Boxes and names of the events of an instant, over a picture of any size."""
+    """Draw boxes and names of the events of an instant."""
     draw = ImageDraw.Draw(image)
     across, down = image.width / truth.width, image.height / truth.height
     for event in truth.events:
@@ -104,18 +105,18 @@ def _mark(image: Image.Image, truth: SceneTruth, second: float) -> None:
 
 INDEX = "scenes.json"
 INDEX_VERSION = 1
-# Scenes of one seed; the next seed's begin behind them.
+# Indices reserved for each seed.
 PER_SEED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class SceneSet:
-    """Which scenes: ``count`` of a split from ``seed`` on, ``seconds`` long.
+    """``count`` scenes of a split from ``seed`` on, ``seconds`` long.
 
-    ``events``: what ``make_scene`` is asked for, in turn: ``any``, ``none`` (distractors only) or a kind.
+    ``events``: arguments for ``make_scene``, in turn: ``any``, ``none`` (distractors only) or a kind.
 
     Raises:
-        ConfigError: a count, seed, split or event that names no scenes.
+        ConfigError: an invalid count, seed, split or event.
     """
 
     split: Split
@@ -140,7 +141,7 @@ class SceneSet:
         self.scene(0)
 
     def event(self, number: int) -> str | None:
-        """What scene ``number`` of the set is asked to show."""
+        """``event`` argument of scene ``number``."""
         event = self.events[number % len(self.events)]
         return None if event == "none" else event
 
@@ -150,13 +151,13 @@ class SceneSet:
         return make_scene(self.split, index, seconds=self.seconds, event=self.event(number))
 
     def settings(self) -> dict[str, Any]:
-        """What two runs into the same directory must agree on."""
+        """Settings that all runs into one directory must share."""
         return {"split": self.split, "seed": self.seed, "seconds": self.seconds, "events": list(self.events)}
 
 
 @dataclass(frozen=True, slots=True)
 class MadeScenes:
-    """``clips`` of the set in its order; so many of them were ``made``, the others were there already."""
+    """``clips`` in the set's order; ``made``: how many were encoded now."""
 
     clips: tuple[Path, ...]
     made: int
@@ -167,13 +168,13 @@ def make_scenes(
 ) -> MadeScenes:
     """Encode a set of scenes as ``directory/<name>.mp4`` with ``<name>.json`` beside each, and write the index.
 
-    Clips that are whole already are left as they are, so an interrupted call goes on where it was.
+    Complete clips are kept, so an interrupted call can be resumed.
 
     Args:
-        directory: made if need be.
+        directory: created if missing.
         wanted: which scenes.
-        jobs: how many processes draw and encode.
-        on_clip: called with the path of every clip as it is done, at once for those that were.
+        jobs: number of processes.
+        on_clip: called with the path of every finished clip, at once for existing ones.
 
     Raises:
         ConfigError: the directory holds scenes made with other settings, or ``jobs`` is less than 1.
@@ -191,9 +192,9 @@ def make_scenes(
     clips = []
     for number in range(wanted.count):
         scene = wanted.scene(number)
-        clips.append(Clip(scene, wanted.event(number), folder / f"{scene.name}.mp4"))
+        clips.append(SceneClip(scene, wanted.event(number), folder / f"{scene.name}.mp4"))
     try:
-        made = make_clips(clips, folder, jobs=jobs, on_clip=on_clip or (lambda _: None))
+        made = encode_missing_clips(clips, folder, jobs=jobs, on_clip=on_clip or (lambda _: None))
     finally:
         if folder.is_dir():
             _write_index(folder, wanted)
@@ -217,7 +218,7 @@ def _check_index(folder: Path, wanted: SceneSet) -> None:
 
 
 def _write_index(folder: Path, wanted: SceneSet) -> None:
-    """Every whole clip of the directory, by name; the truths beside the clips say the rest."""
+    """Index of all complete clips in the directory."""
     clips = []
     for path in sorted(folder.glob("*.mp4")):
         try:

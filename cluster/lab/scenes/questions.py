@@ -1,11 +1,12 @@
-"""What is asked of a scene: the standing questions in several phrasings, and questions about what has been."""
+"""Questions about a scene: standing questions in several wordings, and questions about the past."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.lab.scenes.places import ASPECT, COLORS, Actor
+from cluster.lab.scenes.actors import COLORS, Actor
+from cluster.lab.scenes.layouts import ASPECT
 
 if TYPE_CHECKING:
     from cluster.lab.scenes.scene import Scene
@@ -53,7 +54,7 @@ NUMBERS = ("zero", "one", "two", "three", "four", "five", "six")
 
 
 def standing_question(kind: str) -> str:
-    """The wording used by default.
+    """Default wording.
 
     Raises:
         KeyError: unknown kind.
@@ -62,7 +63,7 @@ def standing_question(kind: str) -> str:
 
 
 def phrasings(kind: str) -> tuple[str, ...]:
-    """Every wording the demo model was taught, the default first."""
+    """All wordings the demo model was trained on, the default first."""
     return _PHRASINGS[kind]
 
 
@@ -76,9 +77,9 @@ class MemoryQuestion:
 
 
 def memory_questions(scene: Scene, at_s: float | None = None) -> list[MemoryQuestion]:
-    """Questions with known answers on the scene's past at ``at_s`` (its end), in every phrasing.
+    """Questions with known answers about the past at ``at_s`` (default: the scene's end), in every wording.
 
-    Only asked where the answer is certain: an object counts once most of it was in the picture for two seconds.
+    Only those with a certain answer: an object counts once most of it was visible for two seconds.
     """
     end = scene.seconds if at_s is None else at_s
     persons = [span for actor in scene.actors if actor.kind == "person" and (span := _seen(actor, end))]
@@ -92,7 +93,7 @@ def memory_questions(scene: Scene, at_s: float | None = None) -> list[MemoryQues
         asked.append((text, NUMBERS[min(len(persons), len(NUMBERS) - 1)]))
     for text in ("How many vehicles passed?", "How many vehicles were seen?"):
         asked.append((text, NUMBERS[min(len(vehicles), len(NUMBERS) - 1)]))
-    # Every colour: one that were only asked about where it was seen would give its answer away.
+    # Every colour: asking only about colours that were seen would give the answer away.
     for color in sorted(COLORS):
         seen = any(actor.color == color for _, actor in vehicles)
         stopped = any(
@@ -112,11 +113,11 @@ def memory_questions(scene: Scene, at_s: float | None = None) -> list[MemoryQues
 
 
 def _seen(actor: Actor, end: float) -> float | None:
-    """When the actor had been in the picture for two seconds, if that was before ``end``."""
+    """When the actor had been visible for two seconds, if before ``end``."""
     seen = 0.0
     second = max(0.0, actor.keys[0].t)
     while second < end:
-        place = actor.place(second)
+        place = actor.state_at(second)
         if place is not None and 0.02 < place.x < ASPECT - 0.02:
             seen += 0.5
             if seen >= 2.0:

@@ -1,4 +1,4 @@
-"""Draws a scene at any instant and any size; pictures and truth come from the same places of the same actors."""
+"""Renders a scene at any instant and size; pictures and ground truth share the actors' positions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from cluster.lab.scenes.actors import COLORS, Actor, ActorState
 from cluster.lab.scenes.backdrop import Foreground, paint_backdrop, paint_fence, paint_foreground
-from cluster.lab.scenes.figures import STEPS, Pose, Sprite, bag_sprite, person_sprite, vehicle_sprite
-from cluster.lab.scenes.places import ASPECT, COLORS, Actor, Place
+from cluster.lab.scenes.layouts import ASPECT
 from cluster.lab.scenes.scene import Scene, Sensor
+from cluster.lab.scenes.sprites import STEPS, Pose, Sprite, bag_sprite, person_sprite, vehicle_sprite
 from cluster.lab.scenes.textures import Float
 
 _Part = tuple[slice, slice]
@@ -23,7 +24,7 @@ _FALL_S = 0.6
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """Something visible: ``box`` (left, top, right, bottom) and ``velocity`` (per second) in shares of the picture."""
+    """A visible object: ``box`` (left, top, right, bottom) and ``velocity`` (per second) in shares of the picture."""
 
     id: int
     kind: str
@@ -34,10 +35,9 @@ class SceneObject:
 
 
 class SceneRenderer:
-    """Pictures and objects of one scene at one size."""
+    """Frames and objects of one scene at one size in pixels."""
 
     def __init__(self, scene: Scene, width: int, height: int) -> None:
-        """Args: ``width`` and ``height`` in pixels."""
         self.scene, self.width, self.height = scene, width, height
         self._backdrop = paint_backdrop(scene.layout, width, height)
         self._foreground = paint_foreground(scene.layout, width, height, tree=scene.tree, pole=scene.pole)
@@ -46,9 +46,9 @@ class SceneRenderer:
         self._lit = scene.light != "day"
 
     def picture(self, second: float, number: int) -> npt.NDArray[np.uint8]:
-        """``[height, width, 3]`` uint8 at ``second``; ``number`` is the frame's, for noise and flicker."""
+        """``[height, width, 3]`` uint8 at ``second``; ``number`` of the frame seeds noise and flicker."""
         picture = self._backdrop.copy()
-        placed = [(place, actor) for actor in self.scene.actors if (place := actor.place(second)) is not None]
+        placed = [(place, actor) for actor in self.scene.actors if (place := actor.state_at(second)) is not None]
         fenced = self._fence is None
         for place, actor in sorted(placed, key=lambda pair: (pair[0].y, pair[1].kind != "bag")):
             if not fenced and place.y > self.scene.layout.zone.y1:
@@ -66,10 +66,10 @@ class SceneRenderer:
         return self._sensor.expose(picture, second, number)
 
     def objects(self, second: float) -> list[SceneObject]:
-        """What is in the picture at ``second``, clipped to it, whether or not something stands before it."""
+        """Objects in the picture at ``second``, boxes clipped to it, occluded or not."""
         found = []
         for actor in self.scene.actors:
-            place = actor.place(second)
+            place = actor.state_at(second)
             if place is None:
                 continue
             sprite, left, top = self._pose(actor, place, second)
@@ -84,18 +84,21 @@ class SceneRenderer:
                 found.append(SceneObject(actor.id, actor.kind, place.state, box, velocity, actor.color))
         return found
 
-    # -- figures ----------------------------------------------------------------------------------
-    def _pose(self, actor: Actor, place: Place, second: float) -> tuple[Sprite, int, int]:
-        """The actor's figure, and where its corner lies in the picture."""
-        size = self.scene.layout.size(place.y) * actor.scale * self.height
-        # In steps of 4 %, so that somebody who comes nearer needs few figures.
+    def _pose(self, actor: Actor, place: ActorState, second: float) -> tuple[Sprite, int, int]:
+        """The actor's sprite and its top left corner in the picture."""
+        size = self.scene.layout.person_height(place.y) * actor.scale * self.height
+        # In steps of 4 %: few distinct sprites to cache.
         pixels = 1.04 ** round(math.log(max(size, 6.0), 1.04))
         shift_x = 0.0
         if actor.kind == "person":
             pose, shift_x = _person_pose(actor, place, second, size / self.height)
             sprite = self._figure(actor, pixels, pose, actor.direction(second), 0)
         else:
-            turn = int(actor.travelled(second) * self.height / max(pixels, 1) * 8) % 8 if actor.kind == "vehicle" else 0
+            turn = (
+                int(actor.distance_travelled(second) * self.height / max(pixels, 1) * 8) % 8
+                if actor.kind == "vehicle"
+                else 0
+            )
             sprite = self._figure(actor, pixels, None, actor.direction(second), turn)
         x = (place.x + shift_x) / ASPECT * self.width
         y = place.y * self.height - place.lift * size
@@ -109,7 +112,6 @@ class SceneRenderer:
             return vehicle_sprite(color, who.form, pixels, direction, turn, self._lit)
         return bag_sprite(color, who.form, pixels)
 
-    # -- pixels -----------------------------------------------------------------------------------
     def _paste(self, picture: Float, sprite: Sprite, left: int, top: int, contrast: float) -> None:
         cut = self._cut(sprite.alpha.shape, left, top)
         if cut is None:
@@ -139,7 +141,7 @@ class SceneRenderer:
             picture[there] *= 1.0 - 0.4 * mask[here]
 
     def _cut(self, shape: tuple[int, ...], left: int, top: int) -> tuple[_Part, _Part] | None:
-        """The part of a small picture that lies in the large one: slices of the large one, slices of the small one."""
+        """Overlap of a sprite with the picture: slices of the picture, slices of the sprite."""
         y0, y1 = max(0, top), min(self.height, top + shape[0])
         x0, x1 = max(0, left), min(self.width, left + shape[1])
         if y0 >= y1 or x0 >= x1:
@@ -154,13 +156,13 @@ def _ellipse(half: int, flat: int) -> Float:
     return np.clip(1.6 * (1 - np.hypot(x, y)), 0, 1)[..., None].astype(np.float32)
 
 
-def _person_pose(actor: Actor, place: Place, second: float, height: float) -> tuple[Pose, float]:
-    """The pose of a person at an instant, and how far it stands off its track (picture heights)."""
+def _person_pose(actor: Actor, place: ActorState, second: float, height: float) -> tuple[Pose, float]:
+    """Pose of a person at an instant, and its horizontal offset from the path (picture heights)."""
     bag = actor.carries is not None and actor.carries[0] <= second < actor.carries[1]
     match place.state:
         case "walking" | "running":
             stride = _STRIDE * (1.5 if place.state == "running" else 1.0) * max(height, 1e-3)
-            step = int(actor.travelled(second) / stride * STEPS) % STEPS
+            step = int(actor.distance_travelled(second) / stride * STEPS) % STEPS
             return Pose(step=step, lean=10 if place.state == "running" else 0, bag=bag), 0.0
         case "lying":
             share = min(1.0, place.since_s / _FALL_S)
@@ -175,13 +177,13 @@ def _person_pose(actor: Actor, place: Place, second: float, height: float) -> tu
         case "climbing":
             return Pose(step=int(second * 10) % STEPS, arms=(160, 140), lean=15), 0.0
         case _:
-            # Somebody who stands moves an arm now and then.
+            # Standing people move an arm now and then.
             wave = math.sin(2 * math.pi * 0.25 * second + actor.seed)
             return Pose(arms=(10 * round(1 + 2 * max(0.0, wave)), -8), bag=bag), 0.0
 
 
 def _fighting(actor: Actor, second: float, height: float) -> tuple[Pose, float]:
-    """Fast punches, and a body that is pushed about."""
+    """Fast punches and a swaying body."""
     beat = 2 * math.pi * (2.3 + 0.05 * (actor.seed % 10))
     phase = actor.seed % 7
     punch = math.sin(beat * second + phase)

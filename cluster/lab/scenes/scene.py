@@ -1,4 +1,4 @@
-"""A scene: everything that will be seen by one camera, decided before the first picture is drawn."""
+"""Scenes: everything one camera will see, decided before the first frame is drawn."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes.events import DISTRACTORS, EVENTS, Script, passer_by, traffic
-from cluster.lab.scenes.places import Actor, Layout, make_layout
+from cluster.lab.scenes.actors import Actor
+from cluster.lab.scenes.events import DISTRACTORS, EVENTS, SceneBuilder, passer_by, traffic
+from cluster.lab.scenes.layouts import Layout, make_layout
 from cluster.lab.scenes.textures import Float
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split
 
@@ -29,7 +30,8 @@ class CameraSettings:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Light, weather, sensor. ``noise`` in grey levels, ``flicker`` and ``drift`` as relative gain, ``rain`` 0..1."""
+    """Light, weather and sensor. ``noise`` in grey levels, ``flicker`` and ``drift`` as relative gain, ``rain`` in
+    0..1."""
 
     light: str
     tint: tuple[float, float, float]
@@ -42,13 +44,13 @@ class Conditions:
     monochrome: bool
 
     def gain(self, second: float, number: int) -> float:
-        """Brightness at an instant, 1 in steady daylight."""
+        """Brightness at ``second`` in frame ``number``; 1 in steady daylight."""
         drift = 1.0 + self.drift * math.sin(2 * math.pi * second / self.drift_s)
         beat = self.flicker * math.sin(2 * math.pi * 0.37 * number)
         return self.level * drift * (1.0 + beat)
 
 
-# What a split's cameras may be set to. None of test's combinations is in the other list.
+# Camera settings by split; the two lists share no combination.
 _CAMERAS: dict[str, list[CameraSettings]] = {
     "train": [
         CameraSettings(640, 360, 10.0, "h264", 2.0, 0, 25),
@@ -68,14 +70,14 @@ _CAMERAS: dict[str, list[CameraSettings]] = {
 }
 
 
-def draw_camera(split: Split, rng: np.random.Generator) -> CameraSettings:
-    """One of the settings the split's cameras may have."""
+def sample_camera(split: Split, rng: np.random.Generator) -> CameraSettings:
+    """Random camera settings of a split."""
     pool = _CAMERAS["test" if split == "test" else "train"]
     return pool[int(rng.integers(len(pool)))]
 
 
-def draw_conditions(light: str, strata: frozenset[str], rng: np.random.Generator) -> Conditions:
-    """Light, weather and sensor for a scene of these strata."""
+def sample_conditions(light: str, strata: frozenset[str], rng: np.random.Generator) -> Conditions:
+    """Random light, weather and sensor for a scene of these strata."""
     noisy = "noisy" in strata
     level = {"day": rng.uniform(0.85, 1.08), "dusk": rng.uniform(0.58, 0.72), "night": rng.uniform(0.4, 0.54)}[light]
     tint = {"day": (1.0, 1.0, 0.98), "dusk": (1.06, 0.95, 0.9), "night": (0.9, 0.97, 1.16)}[light]
@@ -93,7 +95,7 @@ def draw_conditions(light: str, strata: frozenset[str], rng: np.random.Generator
 
 
 class Sensor:
-    """Turns light into the pixels of one camera: gain, tint, rain, noise."""
+    """Simulated sensor: gain, tint, rain, noise."""
 
     def __init__(self, conditions: Conditions, width: int, height: int, seed: int) -> None:
         self._conditions = conditions
@@ -101,7 +103,7 @@ class Sensor:
         rng = np.random.default_rng([seed, 5])
         self._shape = (height, width)
         pad = 48
-        # One field shown at another offset in each frame: noise at the price of an addition.
+        # One noise field, shifted in every frame: as cheap as an addition.
         self._noise = rng.normal(0.0, max(conditions.noise, 0.01), (height + pad, width + pad, 1)).astype(np.float32)
         if conditions.noise > 2.5:
             self._noise = self._noise + rng.normal(0.0, conditions.noise / 3, (height + pad, width + pad, 3)).astype(
@@ -111,7 +113,7 @@ class Sensor:
         self._rain = self._streaks(rng) if conditions.rain else None
 
     def _streaks(self, rng: np.random.Generator) -> Float:
-        """Slanted bright lines, twice as high as the picture, to be scrolled through it."""
+        """Slanted bright lines, twice the frame's height, scrolled through it."""
         height, width = self._shape
         field = np.zeros((2 * height, width), dtype=np.float32)
         length = max(4, height // 14)
@@ -122,7 +124,7 @@ class Sensor:
         return field[..., None]
 
     def expose(self, picture: Float, second: float, number: int) -> np.ndarray:
-        """``picture`` float32 in daylight -> uint8 as the sensor gives it. Changes ``picture``."""
+        """``picture`` float32 in daylight -> uint8. Modifies ``picture``."""
         conditions = self._conditions
         rng = np.random.default_rng([self._seed, 6, number])
         if conditions.monochrome:
@@ -140,16 +142,16 @@ class Sensor:
         return picture.astype(np.uint8)
 
 
-# Seeds never meet: a split's number leads every one of them.
+# First part of every seed, so that splits are disjoint.
 _SPLIT_SEEDS = {"train": 101, "validation": 202, "test": 303}
 _EARLIEST_S = 6.5
-_ROOM_AFTER_S = 14.0
+_MIN_AFTER_EVENT_S = 14.0
 _SHORTEST_S = 24.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """See ``make_scene``. ``strata`` names what is hard about it; ``tree`` and ``pole`` stand before the camera."""
+    """See ``make_scene``. ``strata``: what makes it hard; ``tree`` and ``pole``: foreground objects."""
 
     split: Split
     index: int
@@ -173,18 +175,17 @@ class Scene:
 def make_scene(
     split: Split, index: int, *, seconds: float = 40.0, event: str | tuple[str, ...] | None = "any"
 ) -> Scene:
-    """Write scene ``index`` of a split; the same arguments give the same scene.
+    """Script scene ``index`` of a split, deterministically.
 
     Args:
-        split: train, validation or test. Their seeds are disjoint, and test has layouts, textures and camera settings
-            of its own.
+        split: train, validation or test. Their seeds are disjoint; test has its own layouts, textures and camera
+            settings.
         index: at least 0.
         seconds: length, at least 24.
-        event: ``any`` draws none, one or two events; a kind forces that one, several kinds those; None allows
-            distractors only.
+        event: ``any`` draws none, one or two events; a kind or several force these; None allows distractors only.
 
     Raises:
-        ConfigError: an unknown split or event, a negative index, a scene too short for an event.
+        ConfigError: unknown split or event, negative index, or a scene too short for an event.
     """
     if split not in SPLITS:
         raise ConfigError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")
@@ -199,16 +200,16 @@ def make_scene(
     kinds = _draw_events(event, rng)
     strata, light = _draw_strata(rng)
     layout = make_layout(split, rng)
-    script = Script(layout, seconds, rng)
-    latest = max(_EARLIEST_S + 0.5, seconds - _ROOM_AFTER_S)
-    script.contrast = script.between(0.5, 0.65) if "low_contrast" in strata else script.between(0.85, 1.0)
-    script.pace = script.between(0.5, 0.65) if "slow" in strata else 1.0
+    builder = SceneBuilder(layout, seconds, rng)
+    latest = max(_EARLIEST_S + 0.5, seconds - _MIN_AFTER_EVENT_S)
+    builder.contrast = builder.uniform(0.5, 0.65) if "low_contrast" in strata else builder.uniform(0.85, 1.0)
+    builder.pace = builder.uniform(0.5, 0.65) if "slow" in strata else 1.0
     for kind in kinds:
-        EVENTS[kind](script, script.between(_EARLIEST_S, latest))
-    script.contrast = 1.0
-    # Training has more of what looks like an event: it is what most wrong alarms are about.
-    likely = (1, 6) if split == "train" else (0, 4)
-    _fill(script, crowded="crowd" in strata, busy_road="wrong_way" not in kinds, distractors=likely)
+        EVENTS[kind](builder, builder.uniform(_EARLIEST_S, latest))
+    builder.contrast = 1.0
+    # Training has more look-alikes: they cause most false alarms.
+    distractors = (1, 6) if split == "train" else (0, 4)
+    _fill(builder, crowded="crowd" in strata, busy_road="wrong_way" not in kinds, distractors=distractors)
     return Scene(
         split=split,
         index=index,
@@ -216,12 +217,12 @@ def make_scene(
         layout=layout,
         light=light,
         strata=strata,
-        camera=draw_camera(split, rng),
-        conditions=draw_conditions(light, strata, rng),
-        actors=tuple(script.actors),
-        events=tuple(sorted(script.events, key=lambda each: each.start_s)),
-        tree=script.chance(0.5),
-        pole=script.chance(0.35),
+        camera=sample_camera(split, rng),
+        conditions=sample_conditions(light, strata, rng),
+        actors=tuple(builder.actors),
+        events=tuple(sorted(builder.events, key=lambda each: each.start_s)),
+        tree=builder.chance(0.5),
+        pole=builder.chance(0.35),
         seed=int(rng.integers(2**31)),
     )
 
@@ -247,13 +248,13 @@ def _draw_strata(rng: np.random.Generator) -> tuple[frozenset[str], str]:
     return frozenset(drawn | ({"night"} if light == "night" else set())), light
 
 
-def _fill(script: Script, *, crowded: bool, busy_road: bool, distractors: tuple[int, int]) -> None:
-    """Ordinary life, and things that look like events; of these at least the first and fewer than the second number of
-    ``distractors``."""
-    for _ in range(int(script.rng.integers(4, 8)) if crowded else int(script.rng.integers(0, 4))):
-        passer_by(script, script.between(-6, script.seconds - 3))
-    for _ in range(int(script.rng.integers(0, 5)) if busy_road else int(script.rng.integers(0, 3))):
-        traffic(script, script.between(-4, script.seconds - 3))
+def _fill(builder: SceneBuilder, *, crowded: bool, busy_road: bool, distractors: tuple[int, int]) -> None:
+    """Passers-by, traffic, and from ``distractors[0]`` up to but not including ``distractors[1]`` look-alikes of
+    events."""
+    for _ in range(int(builder.rng.integers(4, 8)) if crowded else int(builder.rng.integers(0, 4))):
+        passer_by(builder, builder.uniform(-6, builder.seconds - 3))
+    for _ in range(int(builder.rng.integers(0, 5)) if busy_road else int(builder.rng.integers(0, 3))):
+        traffic(builder, builder.uniform(-4, builder.seconds - 3))
     names = list(DISTRACTORS)
-    for name in script.rng.choice(names, size=int(script.rng.integers(*distractors)), replace=False):
-        DISTRACTORS[str(name)](script, script.between(3, script.seconds - 8))
+    for name in builder.rng.choice(names, size=int(builder.rng.integers(*distractors)), replace=False):
+        DISTRACTORS[str(name)](builder, builder.uniform(3, builder.seconds - 8))

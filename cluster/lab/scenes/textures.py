@@ -1,4 +1,4 @@
-"""Surfaces: brick, asphalt, grass and so on, as float pictures that are the same at every resolution but for grain."""
+"""Procedural surfaces (brick, asphalt, grass …), the same at every resolution but for grain."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-# Pictures are float32; coordinates mix with Python numbers, whose precision numpy types do not follow.
+# Pictures are float32, but mypy cannot tell the precision of arithmetic with Python numbers.
 Float = npt.NDArray[np.floating]
-
 
 _BASE = {
     "asphalt": (92, 93, 96),
@@ -29,12 +28,12 @@ _BASE = {
 }
 
 
-DRAWN = "drawn"
-"""Name of the surface that is another one for each seed."""
+RANDOM = "drawn"
+"""A random surface for each seed."""
 
 
 MIXED = "mixed"
-"""The same from a wider range: stained, speckled, slatted, in patches, and two patterns at once."""
+"""A random surface from a wider range: stains, speckles, slats, patches."""
 
 
 # Roughness: amplitude of coarse, fine and grain noise in grey levels.
@@ -56,13 +55,13 @@ def clouds(rng: np.random.Generator, height: int, width: int, knots: int) -> Flo
 
 
 def texture(name: str, height: int, width: int, seed: int) -> Float:
-    """``[height, width, 3]`` float32 of a surface that fills a picture of that size; lengths follow its height."""
+    """``[height, width, 3]`` float32 of a surface that fills a picture; lengths scale with its height."""
     y = ((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None]
     x = ((np.arange(width, dtype=np.float32) + 0.5) / height)[None, :]
-    if name == DRAWN:
-        return _drawn(np.random.default_rng([seed, len(_BASE)]), x, y)
+    if name == RANDOM:
+        return _random_surface(np.random.default_rng([seed, len(_BASE)]), x, y)
     if name == MIXED:
-        return _mixed(np.random.default_rng([seed, len(_BASE) + 1]), x, y)
+        return _mixed_surface(np.random.default_rng([seed, len(_BASE) + 1]), x, y)
     rng = np.random.default_rng([seed, sorted(_BASE).index(name)])
     base = np.asarray(_BASE[name], dtype=np.float32) * rng.uniform(0.88, 1.1) + rng.uniform(-8, 8, 3).astype(np.float32)
     coarse, fine, grain = _ROUGH.get(name, (6, 4, 3))
@@ -73,8 +72,8 @@ def texture(name: str, height: int, width: int, seed: int) -> Float:
     return picture
 
 
-def _drawn(rng: np.random.Generator, x: Float, y: Float) -> Float:
-    """A surface nobody named: colour, roughness and pattern are drawn."""
+def _random_surface(rng: np.random.Generator, x: Float, y: Float) -> Float:
+    """Random colour, roughness and pattern."""
     height, width = y.shape[0], x.shape[1]
     grey = rng.uniform(70, 190)
     base = np.asarray(grey + rng.uniform(-28, 28, 3), dtype=np.float32)
@@ -100,12 +99,12 @@ def _drawn(rng: np.random.Generator, x: Float, y: Float) -> Float:
     return picture
 
 
-def _mixed(rng: np.random.Generator, x: Float, y: Float) -> Float:
-    """A surface of the widest range: two drawn ones side by side in patches, or one under stains and speckles."""
+def _mixed_surface(rng: np.random.Generator, x: Float, y: Float) -> Float:
+    """Two random surfaces in patches, or one with stains, speckles and slats."""
     height, width = y.shape[0], x.shape[1]
-    picture = _drawn(rng, x, y)
+    picture = _random_surface(rng, x, y)
     if rng.random() < 0.3:
-        other = _drawn(rng, x, y)
+        other = _random_surface(rng, x, y)
         patches = clouds(rng, height, width, int(rng.integers(2, 14))) > rng.uniform(-0.5, 1.0)
         picture = np.where(patches[..., None], other, picture)
     picture = picture + rng.uniform(-26, 26) + rng.uniform(-14, 14, 3).astype(np.float32)

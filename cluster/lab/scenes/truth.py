@@ -1,4 +1,4 @@
-"""What is true of an encoded scene, as it lies on disk beside the video."""
+"""Ground truth of an encoded scene, stored as JSON beside the video."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TrueEvent:
-    """An event; ``boxes``: (second, box around all of its actors in pixels), twice a second while any is visible."""
+    """An event; ``boxes``: (second, box around all its actors in pixels), twice a second while any is visible."""
 
     kind: str
     start_s: float
@@ -43,7 +43,7 @@ class TrueObject:
 
 @dataclass(frozen=True, slots=True)
 class TrueSample:
-    """Everything visible at one instant."""
+    """All visible objects at one instant."""
 
     second: float
     objects: tuple[TrueObject, ...]
@@ -51,7 +51,7 @@ class TrueSample:
 
 @dataclass(frozen=True, slots=True)
 class StandingQuestion:
-    """``answer`` is yes or no, for the whole scene."""
+    """``answer``: yes or no, for the whole scene."""
 
     kind: str
     text: str
@@ -60,11 +60,11 @@ class StandingQuestion:
 
 @dataclass(frozen=True, slots=True)
 class SceneTruth:
-    """Everything known about one encoded scene.
+    """Ground truth of one encoded scene.
 
-    ``seed`` is what the scene's noise and look were drawn from; split, index, ``seconds`` and ``event`` (what was asked
-    for: ``any``, a kind or None) make the scene again. ``mean_motion``: over the 2 Hz samples, the mean of the summed
-    box area × speed of everything visible, in shares of the picture × shares per second.
+    ``split``, ``index``, ``seconds`` and ``event`` (``any``, a kind or None) are the arguments that make the scene
+    again; ``seed`` is that of its noise and appearance. ``mean_motion``: mean over the 2 Hz samples of the sum of box
+    area × speed of everything visible, in shares of the picture × shares per second.
     """
 
     version: int
@@ -89,11 +89,11 @@ class SceneTruth:
 
     @property
     def scene_events(self) -> tuple[SceneEvent, ...]:
-        """The events without their boxes, as ``window_label`` takes them."""
+        """The events without boxes, as ``window_label`` takes them."""
         return tuple(SceneEvent(each.kind, each.start_s, each.end_s, each.actors) for each in self.events)
 
     def save(self, path: Path) -> None:
-        """Write JSON; readers see the whole file or none."""
+        """Write JSON atomically."""
         part = path.with_name(f".{path.name}.part")
         part.write_text(json.dumps(asdict(self), separators=(",", ":")) + "\n", encoding="utf-8")
         part.replace(path)
@@ -103,9 +103,9 @@ class SceneTruth:
         """Read what ``save`` wrote.
 
         Raises:
-            ConfigError: no such file, or not the truth of a scene; the message names the first wrong field.
+            ConfigError: no such file, or not a scene's truth; the message names the first wrong field.
         """
-        # Here, because who only draws scenes (the trainer, on another machine) needs numpy alone.
+        # Imported here: drawing scenes for training needs only numpy.
         from pydantic import TypeAdapter, ValidationError
 
         try:
@@ -146,12 +146,12 @@ def _version(body: str) -> Any:
 
 
 def truth_path(clip: Path) -> Path:
-    """Where the truth of a clip lies: ``test-000001.mp4`` -> ``test-000001.json``."""
+    """Path of a clip's truth: ``test-000001.mp4`` -> ``test-000001.json``."""
     return clip.with_suffix(".json")
 
 
 def scene_truth(scene: Scene, renderer: SceneRenderer, event: str | None = "any") -> SceneTruth:
-    """The truth of a scene as drawn by ``renderer`` at the camera's size; ``event`` as it was given to make_scene."""
+    """Truth of a scene as drawn by ``renderer`` at the camera's size; ``event`` as given to ``make_scene``."""
     times = [number / SAMPLES_PER_S for number in range(int(scene.seconds * SAMPLES_PER_S))]
     visible = {second: renderer.objects(second) for second in times}
     size = (renderer.width, renderer.height)

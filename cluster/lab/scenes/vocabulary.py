@@ -1,40 +1,29 @@
-"""What can happen in a scene, and when a window is said to show it."""
+"""Kinds of events, objects and states, and the label of a window."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Literal
 
 Split = Literal["train", "validation", "test"]
 
-
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-
 
 EVENT_KINDS = ("fall", "fight", "intrusion", "left_object", "stopped_vehicle", "wrong_way")
 
-
 PERSON_STATES = ("walking", "running", "standing", "crouching", "sitting", "lying", "fighting", "climbing")
-
 
 VEHICLE_STATES = ("driving", "stopped", "parked")
 
-
 BAG_STATES = ("left", "attended", "furniture")
-
 
 STATES = (*PERSON_STATES, *VEHICLE_STATES, *BAG_STATES)
 
-
 OBJECT_KINDS = ("person", "vehicle", "bag")
 
-
-# Seconds of an event that a window must hold before anybody could be asked to see it.
+# Seconds of an event that a window must hold to be positive, the default for kinds of other data sets.
+_DEFAULT_NEEDED_S = 3.0
 _NEEDED_S = {
     "fall": 3.0,
     "fight": 3.0,
@@ -47,7 +36,7 @@ _NEEDED_S = {
 
 @dataclass(frozen=True, slots=True)
 class SceneEvent:
-    """Something an operator wants to be told of, from ``start_s`` to ``end_s``; ``actors`` are object ids."""
+    """An event worth an alert, from ``start_s`` to ``end_s``; ``actors``: object ids."""
 
     kind: str
     start_s: float
@@ -56,21 +45,21 @@ class SceneEvent:
 
 
 def window_label(events: Iterable[SceneEvent], kind: str, start_s: float, end_s: float) -> bool | None:
-    """Whether a window ``[start_s, end_s)`` shows an event of ``kind``.
+    """Whether window ``[start_s, end_s)`` shows an event of ``kind``.
 
-    None where nobody can tell: too little of the event lies in the window, or (for a left object) the window opens
-    after the object was put down, and what it shows is a bag like any other.
+    None if undecidable: too little of the event lies in the window, or (for a left object) the window opens after the
+    object was put down and shows only a bag.
     """
-    told: bool | None = False
+    label: bool | None = False
     for event in events:
         if event.kind != kind:
             continue
         overlap = min(end_s, event.end_s) - max(start_s, event.start_s)
         if overlap <= 0 and not (kind == "left_object" and event.start_s < start_s):
             continue
-        needed = min(_NEEDED_S[kind], 0.7 * (event.end_s - event.start_s))
+        needed = min(_NEEDED_S.get(kind, _DEFAULT_NEEDED_S), 0.7 * (event.end_s - event.start_s))
         unseen = kind == "left_object" and event.start_s < start_s + 2.0
         if overlap >= needed and not unseen:
             return True
-        told = None
-    return told
+        label = None
+    return label

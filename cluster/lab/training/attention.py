@@ -1,7 +1,7 @@
-"""Attention of a training forward: packed rows in blocks, each over a few stretches of keys.
+"""Attention of the training forward: packed rows in blocks, each over a few ranges of keys.
 
-A live window is never one causal sequence: reused tokens saw another window, questions do not see each other. Here that
-is an additive mask per block of rows. Blocks that keep to the keys they need cost a third of one dense mask.
+A live window is not one causal sequence: reused tokens saw other windows, and questions do not see each other. This is
+an additive mask per block of rows, at a third of the cost of one dense mask.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Rows are a multiple of this.
 ROWS = 512
 
 
@@ -23,23 +22,23 @@ def rms_norm(x: Tensor, norm: Any) -> Tensor:
     return F.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.variance_epsilon).to(x.dtype)
 
 
-def padded(x: Tensor, rows: int) -> Tensor:
+def pad_rows(x: Tensor, rows: int) -> Tensor:
     """``x [n, D]`` with zeros after it, ``[rows, D]``."""
     return F.pad(x, (0, 0, 0, rows - len(x))) if rows > len(x) else x
 
 
-def regular_rows(count: int) -> int:
-    """A number of rows, at least ``count``, that comes again: products of a new shape compile a kernel first."""
+def round_up_rows(count: int) -> int:
+    """``count`` rounded up, so that shapes recur: each new shape compiles a kernel."""
     return -(-count // ROWS) * ROWS
 
 
 def linear(x: Tensor, layer: Any) -> Tensor:
-    """A linear layer in ``x``'s type."""
+    """Linear layer in ``x``'s type."""
     return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
-def joined(x: Tensor, layers: Sequence[Any]) -> Tensor:
-    """Several linear layers of the same input as one product, outputs side by side."""
+def fused_linear(x: Tensor, layers: Sequence[Any]) -> Tensor:
+    """Several linear layers of one input as one product, outputs concatenated."""
     weight = torch.cat([layer.weight for layer in layers]).to(x.dtype)
     biases = [layer.bias for layer in layers if layer.bias is not None]
     return F.linear(x, weight, torch.cat(biases).to(x.dtype) if biases else None)
@@ -47,45 +46,50 @@ def joined(x: Tensor, layers: Sequence[Any]) -> Tensor:
 
 def gated_mlp(x: Tensor, mlp: Any) -> Tensor:
     """``down(silu(gate(x)) * up(x))``."""
-    gate, up = joined(x, (mlp.gate_proj, mlp.up_proj)).chunk(2, dim=-1)
+    gate, up = fused_linear(x, (mlp.gate_proj, mlp.up_proj)).chunk(2, dim=-1)
     return linear(F.silu(gate) * up, mlp.down_proj)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in halves; ``x [..., d]``, ``cos`` and ``sin [..., d]`` of its type."""
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in halves; ``x [..., d]``, ``cos`` and ``sin [..., d]``."""
     low, high = x.chunk(2, dim=-1)
     return torch.addcmul(x * cos, torch.cat([-high, low], dim=-1), sin)
 
 
 def tower_block(
-    hidden: Tensor, rows: int, block: Any, cos: Tensor, sin: Tensor, pieces: Pieces | Sequence[tuple[int, int]]
+    hidden: Tensor,
+    rows: int,
+    block: Any,
+    cos: Tensor,
+    sin: Tensor,
+    packing: PackedSequences | Sequence[tuple[int, int]],
 ) -> Tensor:
     """One block of the tower on packed patches ``[n, D]``, the first ``rows`` of them real; ``cos, sin [n, 1, 1, d]``.
 
-    ``pieces``: who attends to whom; only the runs where the rows lie in their order already.
+    ``packing``: which rows attend to each other; only the runs if the rows are already in order.
     """
     attention = block.attn
     heads = attention.num_heads
     qkv = linear(rms_norm(hidden, block.norm1), attention.qkv).view(len(hidden), 3, heads, -1)
-    turned = torch.cat([rotate(qkv[:, :2], cos, sin), qkv[:, 2:]], dim=1)[:rows]
-    if isinstance(pieces, Pieces):
-        attended = pieces_attention(turned[pieces.order], pieces.runs, attention.scaling)[pieces.back]
+    turned = torch.cat([apply_rotary(qkv[:, :2], cos, sin), qkv[:, 2:]], dim=1)[:rows]
+    if isinstance(packing, PackedSequences):
+        attended = packed_attention(turned[packing.order], packing.runs, attention.scaling)[packing.back]
     else:
-        attended = pieces_attention(turned, pieces, attention.scaling)
-    hidden = hidden + linear(padded(attended, len(hidden)), attention.proj)
+        attended = packed_attention(turned, packing, attention.scaling)
+    hidden = hidden + linear(pad_rows(attended, len(hidden)), attention.proj)
     return hidden + gated_mlp(rms_norm(hidden, block.norm2), block.mlp)
 
 
-def looks(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
-    """What rows ``asking [a]`` look for in a decoder layer, and what all rows show: ``query [H, a, d]`` (scaled) and
-    ``key [Hkv, n, d]`` in float32. ``hidden [n, D]`` is the layer's input."""
+def probe_attention(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries of rows ``asking [a]`` and keys of all rows in a decoder layer: ``query [H, a, d]`` (scaled) and ``key
+    [Hkv, n, d]`` in float32. ``hidden [n, D]``: the layer's input."""
     attention = layer.self_attn
     size = attention.head_dim
     x = rms_norm(hidden, layer.input_layernorm)
     query = linear(x[asking], attention.q_proj).view(len(asking), -1, size)
     key = linear(x, attention.k_proj).view(len(x), -1, size)
-    query = rotate(query, cos[asking][:, None], sin[asking][:, None]) * attention.scaling
-    return query.transpose(0, 1).float(), rotate(key, cos[:, None], sin[:, None]).transpose(0, 1).float()
+    query = apply_rotary(query, cos[asking][:, None], sin[asking][:, None]) * attention.scaling
+    return query.transpose(0, 1).float(), apply_rotary(key, cos[:, None], sin[:, None]).transpose(0, 1).float()
 
 
 def decoder_layer(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, blocks: Sequence[Block]) -> Tensor:
@@ -96,12 +100,12 @@ def decoder_layer(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, blocks: 
     heads = attention.q_proj.out_features // size
     kv_heads = attention.k_proj.out_features // size
     x = rms_norm(hidden, layer.input_layernorm)
-    qkv = joined(x, (attention.q_proj, attention.k_proj, attention.v_proj)).view(len(x), -1, size)
-    turned = rotate(qkv[:, : heads + kv_heads], cos[:, None], sin[:, None])[:rows].transpose(0, 1)
+    qkv = fused_linear(x, (attention.q_proj, attention.k_proj, attention.v_proj)).view(len(x), -1, size)
+    turned = apply_rotary(qkv[:, : heads + kv_heads], cos[:, None], sin[:, None])[:rows].transpose(0, 1)
     value = qkv[:rows, heads + kv_heads :].transpose(0, 1)
     attended = blocked_attention(turned[:heads], turned[heads:], value, blocks, attention.scaling)
     attended = attended.transpose(0, 1).reshape(rows, heads * size)
-    hidden = hidden + linear(padded(attended, len(x)), attention.o_proj)
+    hidden = hidden + linear(pad_rows(attended, len(x)), attention.o_proj)
     return hidden + gated_mlp(rms_norm(hidden, layer.post_attention_layernorm), layer.mlp)
 
 
@@ -111,8 +115,8 @@ BLOCK_ROWS = 192
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Rows ``[start, stop)`` and the stretches of rows whose keys they may see; ``bias [stop - start, keys]`` is 0 or
-    minus infinity, keys in the order of the stretches."""
+    """Rows ``[start, stop)`` and the row ranges of their keys; ``bias [stop - start, keys]``: 0 or minus infinity, keys
+    in the order of the ranges."""
 
     start: int
     stop: int
@@ -121,11 +125,11 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """Packed sequences that attend to themselves alone, sorted so that those of one length are neighbours.
+class PackedSequences:
+    """Packed sequences with attention within each, sorted by length.
 
-    * ``order`` ``[n]``: which row comes where; ``back``: its inverse
-    * ``runs``: (how many sequences, how long)
+    * ``order`` ``[n]``: permutation of the rows; ``back``: its inverse
+    * ``runs``: (number of sequences, length)
     """
 
     order: Tensor
@@ -133,8 +137,8 @@ class Pieces:
     runs: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, lengths: Tensor) -> Pieces:
-        """Pieces of these lengths ``[pieces]`` int64, packed one after the other."""
+    def of(cls, lengths: Tensor) -> PackedSequences:
+        """Sequences of these ``lengths`` int64, packed one after the other."""
         starts = lengths.cumsum(0) - lengths
         runs, order = [], []
         for length in torch.unique(lengths).tolist():
@@ -144,8 +148,8 @@ class Pieces:
         ordered = torch.cat(order)
         return cls(ordered, torch.argsort(ordered), tuple(runs))
 
-    def to(self, device: torch.device) -> Pieces:
-        return Pieces(self.order.to(device), self.back.to(device), self.runs)
+    def to(self, device: torch.device) -> PackedSequences:
+        return PackedSequences(self.order.to(device), self.back.to(device), self.runs)
 
 
 def blocked_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block], scale: float) -> Tensor:
@@ -153,9 +157,9 @@ def blocked_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequenc
     device, kind = query.device, query.dtype
     seen = torch.cat([torch.arange(a, b, device=device) for block in blocks for a, b in block.keys])
     if kind == torch.bfloat16:
-        # The system prompt's keys are in every block: the sums of their gradients would lose what is small.
+        # The system prompt's keys are in every block: bfloat16 sums of their gradients would lose precision.
         key, value = key.float(), value.float()
-    # One gather for all blocks: the gradient of a slice would fill and add a whole tensor.
+    # One gather for all blocks: a slice's gradient would allocate a whole tensor.
     sizes = [block.bias.shape[1] for block in blocks]
     keys, values = (torch.split(x.index_select(1, seen).to(kind), sizes, dim=1) for x in (key, value))
     queries = torch.split(query, [block.stop - block.start for block in blocks], dim=1)
@@ -170,8 +174,8 @@ def blocked_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequenc
     )
 
 
-def pieces_attention(qkv: Tensor, runs: Sequence[tuple[int, int]], scale: float) -> Tensor:
-    """``qkv [n, 3, h, d]``, packed in ``runs`` (how many sequences, how long) -> ``[n, h * d]``."""
+def packed_attention(qkv: Tensor, runs: Sequence[tuple[int, int]], scale: float) -> Tensor:
+    """``qkv [n, 3, h, d]``, packed in ``runs`` (number of sequences, length) -> ``[n, h * d]``."""
     attended = []
     parts = torch.split(qkv, [count * length for count, length in runs])
     for part, (count, length) in zip(parts, runs, strict=True):

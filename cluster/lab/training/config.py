@@ -1,4 +1,4 @@
-"""Sizes of the model that is trained, and how it is trained."""
+"""Model sizes and training settings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cluster.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model to train and the pictures it is trained on.
+    """A model to train, and the size of its pictures.
 
-    ``width x height``: pixels of a picture, whole merge groups; ``fps``: samples per second.
+    ``width x height``: pixels, multiples of a merge group; ``fps``: samples per second.
     """
 
     text: dict[str, Any]
@@ -23,15 +23,15 @@ class Shape:
 
     @property
     def max_pixels(self) -> int:
-        """Bound that makes a camera of this shape exactly this large, with room for one that is a little wider."""
+        """Pixel limit that gives a camera of this shape exactly this size, with slack for a slightly wider one."""
         return self.width * self.height + self.width * 6
 
 
 def _text(hidden: int, intermediate: int, layers: int, heads: int, section: list[int]) -> dict[str, Any]:
-    """A narrow head has few frequencies, and needs them for two things. A token finds what stood in its place before: a
-    row must turn by some tenths of a radian and a column by a tenth, which the usual base of a million would not do.
-    And a question, up to 25 columns further on, finds tokens by what they show: some components must hardly turn over
-    that distance. At base 200 rows turn by 0.21 to 0.52 and columns by 0.17 to 0.006."""
+    """RoPE base 200 suits narrow heads, whose few frequencies have two uses. Tokens find what was in their place
+    before: a row must rotate by some tenths of a radian and a column by a tenth (base 1e6 would not do). And
+    questions, up to 25 columns further on, find tokens by content, so some components must hardly rotate over that
+    distance. At base 200 rows rotate by 0.21 to 0.52 and columns by 0.17 to 0.006."""
     return {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -51,7 +51,7 @@ def _tower(hidden: int, intermediate: int, depth: int, heads: int, full: list[in
         "num_heads": heads,
         "fullatt_block_indexes": full,
         "window_size": window,
-        # One position per frame of two samples at 2 per second.
+        # One position per frame (two samples at 2 Hz).
         "tokens_per_second": 1,
     }
 
@@ -74,10 +74,10 @@ SHAPES: dict[str, Shape] = {
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
-    """One stage: ``steps`` or ``minutes`` bound it (what comes first), ``batch`` examples make a step.
+    """One stage, bounded by ``steps`` or ``minutes``, with ``batch`` examples per step.
 
-    ``rate``: highest learning rate, reached after the share ``warm_up``; ``train_tower``: the tower learns too;
-    ``replays``: how often, on average, an example is shown again later.
+    ``rate``: peak learning rate, reached after the share ``warm_up``; ``train_tower``: whether the tower is trained;
+    ``replays``: mean number of times an example is shown again.
     """
 
     name: str
@@ -96,8 +96,8 @@ class StageSettings:
 class Settings:
     """A training run.
 
-    * ``save_minutes``, ``validate_minutes``: how often a checkpoint is written and the validation set is asked
-    * ``average``: decay of the moving average of weights that is validated and exported
+    * ``save_minutes``, ``validate_minutes``: intervals of checkpoints and validation
+    * ``average``: decay of the moving average of weights, which is validated and exported
     """
 
     shape: str = "demo"

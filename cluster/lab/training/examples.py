@@ -1,4 +1,4 @@
-"""Training examples, each made from its number alone: scene, cut, pruning, contexts and questions."""
+"""Training examples, each a deterministic function of its number: scene, segment, pruning, contexts and questions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from cluster.lab.scenes import (
 )
 from cluster.lab.training.config import SHAPES
 from cluster.lab.training.pruning import (
-    Damage,
+    ImageDegradation,
+    PrunedFrame,
     Pruning,
-    SeenFrame,
-    draw_samples,
     picture_grid,
     prune_samples,
+    render_samples,
     sample_times,
 )
 from cluster.types import PatchGrid
 
-# Share of training scenes with none, one, two and three kinds of event. A model trained on scenes with one each told
-# wrong-way drivers in such with an AUC of 0.99, and with 0.86 where other things happened as well.
+# Share of training scenes with none, one, two and three kinds of event. A model trained on scenes with one each had an
+# AUC of 0.99 for wrong-way drivers on such, and 0.86 where other events happened too.
 _EVENTS = (0.13, 0.37, 0.34, 0.16)
-# A bag is the smallest thing that is asked for, a token or less, and what looks like one is everywhere: of six kinds it
-# is the one told worst, and comes first in so many more scenes than the others.
+# Bags are the smallest objects (a token or less) with the most look-alikes, and the kind answered worst: they come
+# first in this share of additional scenes.
 _SMALLEST, _MORE = "left_object", 0.12
-# What an actor does, and the event that is taken for. Scenes that show it are asked about that event every time.
+# State of an actor -> event it resembles. Scenes with that state are always asked about the event.
 _ALIKE = {
     "attended": "left_object",
     "furniture": "left_object",
@@ -43,19 +43,19 @@ _ALIKE = {
     "parked": "stopped_vehicle",
     "driving": "wrong_way",
 }
-# Kinds a window is asked about at least.
+# Minimum number of kinds asked about per window.
 _ASKED = 4
 _STRIDE = 4
 _WINDOW = 20
-# Share of windows nothing is pruned of. With a third, pruned windows were told worse than whole ones by 0.05 of F1.
+# Share of unpruned windows. With a third, F1 on pruned windows was 0.05 lower than on whole ones.
 _COMPLETE = 0.22
-# Tokens of one sequence, questions apart: bounds memory and the time of a step.
+# Visual tokens of one sequence: bounds memory and time of a step.
 _MOST_TOKENS = 1700
 
 
 @dataclass(frozen=True, slots=True)
-class Posed:
-    """A question on frames ``[opening, end)``. ``kind`` is an event or ``memory``; ``answer`` its word."""
+class ExampleQuestion:
+    """A question on frames ``[opening, end)``. ``kind``: an event or ``memory``; ``answer``: one word."""
 
     opening: int
     end: int
@@ -66,25 +66,25 @@ class Posed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """One sequence: its frames, the first frame each visual token sees (``context``), and questions.
+    """One sequence: frames, the first frame each visual token attends to (``context``), and questions.
 
-    ``seen`` ``[t, D]`` float16: visual tokens, where a tower that does not change has seen the frames already.
+    ``visual_tokens`` ``[t, D]`` float16, where a frozen tower has encoded the frames already.
     """
 
     scene: str
-    frames: tuple[SeenFrame, ...]
+    frames: tuple[PrunedFrame, ...]
     context: np.ndarray[tuple[int], np.dtype[np.int64]]
-    posed: tuple[Posed, ...]
-    seen: np.ndarray[tuple[int, int], np.dtype[np.float16]] | None = None
+    questions: tuple[ExampleQuestion, ...]
+    visual_tokens: np.ndarray[tuple[int, int], np.dtype[np.float16]] | None = None
 
 
-# Scenes that training draws from.
+# Number of training scenes.
 _SCENES = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class TowerExamples:
-    """Number -> single frames of one scene, some complete, most cut down to where something is."""
+    """Number -> single frames of one scene, some complete, most reduced to tokens near objects."""
 
     shape: str
     seed: int
@@ -94,12 +94,14 @@ class TowerExamples:
         rng = np.random.default_rng([self.seed, 1, number])
         shape = SHAPES[self.shape]
         grid = picture_grid(shape)
-        scene = draw_scene(number, rng)
+        scene = sample_scene(number, rng)
         times = sample_times(scene.seconds, shape.fps, rng)
         chosen = _eventful(scene, times, self.frames, rng)
-        damage = Damage.draw(rng)
+        degradation = ImageDegradation.draw(rng)
         pruning = Pruning()
-        samples = draw_samples(scene, shape, [times[2 * first + k] for first in chosen for k in range(2)], damage)
+        samples = render_samples(
+            scene, shape, [times[2 * first + k] for first in chosen for k in range(2)], degradation
+        )
         frames = []
         for place in range(len(chosen)):
             (frame,) = prune_samples(samples[2 * place : 2 * place + 2], scene.events, grid, pruning, rng)
@@ -109,14 +111,14 @@ class TowerExamples:
 
 @dataclass(frozen=True, slots=True)
 class WindowExamples:
-    """Number -> a stretch of one scene with questions at many instants."""
+    """Number -> a segment of one scene with questions at many instants."""
 
     shape: str
     seed: int
 
     def __call__(self, number: int) -> Example:
         rng = np.random.default_rng([self.seed, 2, number])
-        scene = draw_scene(number, rng)
+        scene = sample_scene(number, rng)
         shape = SHAPES[self.shape]
         times = sample_times(scene.seconds, shape.fps, rng)
         length = len(times) // 2
@@ -126,20 +128,20 @@ class WindowExamples:
         if alone:
             count = int(rng.integers(8, 23) if complete else rng.integers(20, 29))
         first = _beginning(scene, times, min(count, length), rng)
-        damage = Damage.draw(rng)
-        samples = draw_samples(scene, shape, times[2 * first : 2 * (first + count)], damage)
+        degradation = ImageDegradation.draw(rng)
+        samples = render_samples(scene, shape, times[2 * first : 2 * (first + count)], degradation)
         pruning = Pruning() if complete else Pruning.draw(rng)
         frames = prune_samples(samples, scene.events, picture_grid(shape), pruning, rng)
-        frames = bounded(frames)
-        return watch_alone(scene, frames, rng) if alone else watch_stream(scene, frames, rng)
+        frames = limit_tokens(frames)
+        return growing_window_example(scene, frames, rng) if alone else sliding_window_example(scene, frames, rng)
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationExamples:
     """Number -> a whole scene of the validation split, every standing question in every window of 20 s.
 
-    Three of four show two kinds of event and one shows none: with one each, as they were, F1 of windows was 0.86 when
-    the same model had 0.78 on scenes as they come.
+    Three of four scenes show two kinds of event and one shows none, as F1 on scenes with one event each (0.86)
+    overestimated that on ordinary scenes (0.78).
     """
 
     shape: str
@@ -151,24 +153,26 @@ class ValidationExamples:
         event = None if number % 4 == 3 else (EVENT_KINDS[first], EVENT_KINDS[second])
         scene = make_scene("validation", number, event=event)
         shape = SHAPES[self.shape]
-        samples = draw_samples(scene, shape, sample_times(scene.seconds, shape.fps, rng), Damage(quality=70))
+        samples = render_samples(
+            scene, shape, sample_times(scene.seconds, shape.fps, rng), ImageDegradation(quality=70)
+        )
         pruning = Pruning("replenish", phase=int(rng.integers(8)))
         frames = prune_samples(samples, scene.events, picture_grid(shape), pruning, rng)
-        windows = openings(frames, _WINDOW)
-        posed = [
-            Posed(opening, end, kind, standing_question(kind), "yes" if told else "no")
+        windows = window_openings(frames, _WINDOW)
+        questions = [
+            ExampleQuestion(opening, end, kind, standing_question(kind), "yes" if shown else "no")
             for end in range(_STRIDE, len(frames) + 1, _STRIDE)
             for kind in EVENT_KINDS
-            if (told := label(scene, kind, frames, opening := windows[end - 1], end)) is not None
+            if (shown := label(scene, kind, frames, opening := windows[end - 1], end)) is not None
         ]
-        return Example(scene.name, tuple(frames), _contexts(frames, windows), tuple(posed))
+        return Example(scene.name, tuple(frames), _contexts(frames, windows), tuple(questions))
 
 
-def draw_scene(number: int, rng: np.random.Generator) -> Scene:
-    """A training scene: rare events come as often as common ones, alone and with others.
+def sample_scene(number: int, rng: np.random.Generator) -> Scene:
+    """A training scene; rare events are as frequent as common ones, alone and with others.
 
-    ``number`` says which kind comes first. Everything else is drawn, the place most of all: a scene of that index would
-    be the same street in every stage and in every run that goes on from another, whatever its seed.
+    ``number`` selects the first kind. Everything else is random, also the scene's index: else every stage and run would
+    see the same street.
     """
     count = int(rng.choice(len(_EVENTS), p=_EVENTS))
     first = _SMALLEST if rng.random() < _MORE else EVENT_KINDS[number % len(EVENT_KINDS)]
@@ -177,36 +181,36 @@ def draw_scene(number: int, rng: np.random.Generator) -> Scene:
     return make_scene("train", int(rng.integers(_SCENES)), event=kinds)
 
 
-def openings(frames: Sequence[SeenFrame], window: int) -> list[int]:
-    """For each frame, where the window of ``window`` frames that ends with it opens: the last complete frame at or
-    before its start."""
+def window_openings(frames: Sequence[PrunedFrame], window: int) -> list[int]:
+    """For each frame, the opening of the window of ``window`` frames that ends with it: the last complete frame at or
+    before its nominal start."""
     complete = [index for index, frame in enumerate(frames) if frame.complete]
     return [max(c for c in complete if c <= max(0, end - window)) for end in range(1, len(frames) + 1)]
 
 
 def label(
-    scene: Scene, kind: str, frames: Sequence[SeenFrame], opening: int, end: int, window: int = _WINDOW
+    scene: Scene, kind: str, frames: Sequence[PrunedFrame], opening: int, end: int, window: int = _WINDOW
 ) -> bool | None:
-    """Whether frames ``[opening, end)`` show an event. None as well where only the frames before the window's own start
-    do: no model can know where between two complete frames that lies."""
+    """Whether frames ``[opening, end)`` show an event. None also if only frames before the nominal start do, which the
+    model cannot know."""
     close = frames[end - 1].time_s + 1.0
-    told = window_label(scene.events, kind, frames[opening].time_s, close)
+    shown = window_label(scene.events, kind, frames[opening].time_s, close)
     nominal = window_label(scene.events, kind, frames[max(opening, end - window)].time_s, close)
-    return told if told == nominal else None
+    return shown if shown == nominal else None
 
 
-def pose(
+def make_questions(
     scene: Scene,
-    frames: Sequence[SeenFrame],
+    frames: Sequence[PrunedFrame],
     windows: Sequence[int] | None,
     rng: np.random.Generator,
     span: int = _WINDOW,
-) -> tuple[Posed, ...]:
-    """Questions about every four frames: the scene's own events, what other things in it are taken for, and others.
+) -> tuple[ExampleQuestion, ...]:
+    """Questions every four frames: about the scene's events, about events that other things resemble, and others.
 
-    ``windows``: for each frame, where its window opens; None for one window that grows from frame 0.
+    ``windows``: opening of each frame's window; None for one window that grows from frame 0.
     """
-    posed: list[Posed] = []
+    questions: list[ExampleQuestion] = []
     alike = {_ALIKE[key.state] for actor in scene.actors for key in actor.keys if key.state in _ALIKE}
     sure = {event.kind for event in scene.events} | alike
     for end in range(int(rng.integers(3, 7)), len(frames) + 1, _STRIDE):
@@ -215,57 +219,59 @@ def pose(
         more = min(len(others), max(1, _ASKED - len(sure)))
         kinds = [*sorted(sure), *(str(kind) for kind in rng.choice(others, size=more, replace=False))]
         for kind in kinds:
-            told = label(scene, kind, frames, opening, end, len(frames) if windows is None else span)
-            if told is not None:
+            shown = label(scene, kind, frames, opening, end, len(frames) if windows is None else span)
+            if shown is not None:
                 wording = phrasings(kind)
                 text = wording[0] if rng.random() < 0.4 else wording[int(rng.integers(len(wording)))]
-                posed.append(Posed(opening, end, kind, text, "yes" if told else "no"))
-    return tuple(posed)
+                questions.append(ExampleQuestion(opening, end, kind, text, "yes" if shown else "no"))
+    return tuple(questions)
 
 
-def watch_alone(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Generator) -> Example:
-    """A camera that has just begun: one window that grows from its first frame."""
-    return Example(scene.name, tuple(frames), _contexts(frames, [0] * len(frames)), pose(scene, frames, None, rng))
+def growing_window_example(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> Example:
+    """A camera that has just started: one window that grows from its first frame."""
+    return Example(
+        scene.name, tuple(frames), _contexts(frames, [0] * len(frames)), make_questions(scene, frames, None, rng)
+    )
 
 
-def watch_stream(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Generator) -> Example:
-    """A camera in its course: windows slide, what was computed under older ones is seen by newer ones."""
+def sliding_window_example(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> Example:
+    """A running camera: windows slide, and tokens computed in older windows are reused in newer ones."""
     span = _WINDOW if rng.random() < 0.6 else int(rng.integers(12, 33))
-    windows = openings(frames, span)
-    # What a token saw depends on the window it was computed in, which ended up to a stride later than the token.
-    context = _contexts(frames, openings(frames, int(rng.integers(12, 41)) if rng.random() < 0.5 else span))
+    windows = window_openings(frames, span)
+    # A token's context depends on the window it was computed in, which ended up to a stride after it.
+    context = _contexts(frames, window_openings(frames, int(rng.integers(12, 41)) if rng.random() < 0.5 else span))
     if rng.random() < 0.4:
         context = _refreshed(frames, context, rng)
-    posed = [*pose(scene, frames, windows, rng, span)]
+    questions = [*make_questions(scene, frames, windows, rng, span)]
     if frames[0].time_s < 1.0:
-        posed += _remembered(scene, frames, rng)
-    return Example(scene.name, tuple(frames), context, tuple(posed))
+        questions += _remembered(scene, frames, rng)
+    return Example(scene.name, tuple(frames), context, tuple(questions))
 
 
-def _remembered(scene: Scene, frames: Sequence[SeenFrame], rng: np.random.Generator) -> list[Posed]:
-    """Questions about all that was seen, at two instants."""
-    posed: list[Posed] = []
+def _remembered(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[ExampleQuestion]:
+    """Questions about everything seen, at two instants."""
+    questions: list[ExampleQuestion] = []
     for end in sorted({int(rng.integers(10, len(frames))), len(frames)} if len(frames) > 10 else {len(frames)}):
         asked = memory_questions(scene, frames[end - 1].time_s + 1.0)
-        # Yes as often as no, and numbers and words as often as both: most colours are not in a scene.
+        # Balanced between yes, no and other words: most colours are not in a scene.
         kinds = ["yes", "no", "word"]
         for kind in rng.choice(kinds, size=2, replace=False):
             fitting = [q for q in asked if q.answer == kind or (kind == "word" and q.answer not in kinds)]
             if fitting:
                 chosen = fitting[int(rng.integers(len(fitting)))]
-                posed.append(Posed(0, end, "memory", chosen.text, chosen.answer))
-    return posed
+                questions.append(ExampleQuestion(0, end, "memory", chosen.text, chosen.answer))
+    return questions
 
 
-def _contexts(frames: Sequence[SeenFrame], first: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """``first`` seen frame of each frame -> of each token."""
+def _contexts(frames: Sequence[PrunedFrame], first: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """First attended frame of each frame -> of each token."""
     return np.repeat(np.array(first, np.int64), [len(frame.cells) for frame in frames])
 
 
 def _refreshed(
-    frames: Sequence[SeenFrame], context: np.ndarray[tuple[int], np.dtype[np.int64]], rng: np.random.Generator
+    frames: Sequence[PrunedFrame], context: np.ndarray[tuple[int], np.dtype[np.int64]], rng: np.random.Generator
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """As if a window had opened somewhere and a random part of its tokens had been computed anew there."""
+    """As if a window had opened at some frame and recomputed a random part of its tokens."""
     complete = [index for index, frame in enumerate(frames) if frame.complete]
     opening = complete[int(rng.integers(len(complete)))]
     frame_of = _contexts(frames, range(len(frames)))
@@ -274,7 +280,7 @@ def _refreshed(
 
 
 def _beginning(scene: Scene, times: Sequence[float], count: int, rng: np.random.Generator) -> int:
-    """First frame of a stretch of ``count``; mostly one that holds the beginning of an event."""
+    """First frame of a segment of ``count``; mostly one that includes the start of an event."""
     last = len(times) // 2 - count
     if last <= 0:
         return 0
@@ -285,14 +291,14 @@ def _beginning(scene: Scene, times: Sequence[float], count: int, rng: np.random.
     return int(rng.integers(0, last + 1))
 
 
-def bounded(frames: list[SeenFrame]) -> list[SeenFrame]:
-    """As many of the first frames as a step can hold."""
+def limit_tokens(frames: list[PrunedFrame]) -> list[PrunedFrame]:
+    """The first frames that fit into a step."""
     total = np.cumsum([len(frame.cells) for frame in frames])
     return frames[: max(1, int(np.searchsorted(total, _MOST_TOKENS, side="right")))]
 
 
 def _eventful(scene: Scene, times: Sequence[float], count: int, rng: np.random.Generator) -> list[int]:
-    """Frames of a scene, half of them while an event lasts."""
+    """Frames of a scene, half of them during an event."""
     every = range(len(times) // 2)
     during = [i for i in every if any(e.start_s <= times[2 * i] < e.end_s for e in scene.events)]
     some = [int(i) for i in rng.permutation(during)[: count // 2]]
@@ -300,8 +306,8 @@ def _eventful(scene: Scene, times: Sequence[float], count: int, rng: np.random.G
     return [*some, *rest]
 
 
-def _thinned(frame: SeenFrame, grid: PatchGrid, rng: np.random.Generator) -> SeenFrame:
-    """Tokens that show something, their neighbours, and a few others: what a pruner leaves of a frame."""
+def _thinned(frame: PrunedFrame, grid: PatchGrid, rng: np.random.Generator) -> PrunedFrame:
+    """Tokens that show something, their neighbours, and a few others, like a pruner."""
     there = np.zeros((grid.group_rows + 2, grid.group_cols + 2), bool)
     there[1:-1, 1:-1] = frame.labels.covered.reshape(grid.group_rows, grid.group_cols)
     near = np.zeros((grid.group_rows, grid.group_cols), bool)
@@ -312,7 +318,7 @@ def _thinned(frame: SeenFrame, grid: PatchGrid, rng: np.random.Generator) -> See
     stays |= near.ravel() & (rng.random(grid.tokens) < 0.35)
     stays |= rng.random(grid.tokens) < 0.08
     stays[int(rng.integers(grid.tokens))] = True
-    return SeenFrame(
+    return PrunedFrame(
         time_s=frame.time_s,
         complete=bool(stays.all()),
         cells=frame.cells[stays],

@@ -1,53 +1,53 @@
-"""What is to be seen at each visual token: the dense labels that teach the tower and, in time, the language model."""
+"""Dense labels of visual tokens, which train the tower and the language model; and the loss on attention."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cluster.lab.scenes.places import COLORS
+from cluster.lab.scenes.actors import COLORS
+from cluster.lab.scenes.render import SceneObject
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, OBJECT_KINDS, STATES, SceneEvent
 from cluster.types import PatchGrid
 
-# Heads of one key head are taught; the others find their own use.
+# Number of key heads whose query heads are trained to point.
 _TAUGHT_KEY_HEADS = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Targets:
-    """Of ``a`` questions, in ``n`` rows: ``window`` and ``event`` ``[a, n]`` bool, the rows in the question's window
-    and those of them that show its event; ``system`` ``[a, n]`` bool, the rows that show nothing; ``told`` ``[a]``."""
+class PointingTargets:
+    """For ``a`` questions and ``n`` rows: ``window`` and ``event`` ``[a, n]`` bool, rows in the question's window and
+    those that show its event; ``system`` ``[a, n]`` bool: rows of the system prompt; ``truth`` ``[a]``: the answers."""
 
     window: Tensor
     event: Tensor
     system: Tensor
-    told: Tensor
+    truth: Tensor
 
 
-def pointing_loss(looks: Sequence[tuple[Tensor, Tensor]], targets: Targets, weight: Tensor) -> Tensor:
-    """Mean of ``-log`` of the attention on the right rows; ``looks`` as in ``Reading``, ``weight [a]``.
+def pointing_loss(probes: Sequence[tuple[Tensor, Tensor]], targets: PointingTargets, weight: Tensor) -> Tensor:
+    """Mean of ``-log`` of the attention on the target rows; ``probes`` as in ``SequenceOutput``, ``weight [a]``.
 
-    Questions whose event was pruned away, so that nothing is left to look at, count nothing.
+    Questions whose event was pruned away have no target and do not count.
     """
-    right = torch.where(targets.told[:, None], targets.event, targets.system)
+    right = torch.where(targets.truth[:, None], targets.event, targets.system)
     counted = weight * right.any(1)
     open_rows = targets.window | targets.system
-    # Rows that must not be seen are far below any score, yet finite: a question without a right row has no NaN.
+    # Finite, so that questions without a target row give no NaN.
     total = weight.new_zeros(())
-    for query, key in looks:
+    for query, key in probes:
         taught = query.shape[0] // key.shape[0] * _TAUGHT_KEY_HEADS
         heads = key[:_TAUGHT_KEY_HEADS].repeat_interleave(taught // _TAUGHT_KEY_HEADS, dim=0)
         scores = torch.bmm(query[:taught], heads[:, : right.shape[1]].mT)
         among = scores.masked_fill(~open_rows, -1e4).logsumexp(-1)
         there = scores.masked_fill(~right, -1e4).logsumexp(-1)
         total = total + ((among - there).mean(0) * counted).sum() / counted.sum().clamp(min=1e-6)
-    return total / max(1, len(looks))
+    return total / max(1, len(probes))
 
 
 LABELS = (
@@ -58,45 +58,23 @@ LABELS = (
 )
 """Columns of :attr:`TokenLabels.hot`."""
 
-COVERAGE = 0.2
-"""Share of a token, or of an object smaller than that, that must overlap for the token to show the object."""
+MIN_COVERAGE = 0.2
+"""Minimum overlap, as a share of the token or of a smaller object, to label the token."""
 
 _COLUMN = {label: column for column, label in enumerate(LABELS)}
 
 
-class Seen(Protocol):
-    """What a renderer says of one object: shares of the picture, and shares per second."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def box(self) -> tuple[float, float, float, float]: ...
-
-    @property
-    def velocity(self) -> tuple[float, float]: ...
-
-    @property
-    def colour(self) -> str: ...
-
-
-Instant = tuple[float, Sequence[Seen]]
-"""A second, and what is to be seen at it."""
+LabelledInstant = tuple[float, Sequence[SceneObject]]
+"""Time, and the objects visible then."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLabels:
     """Labels of some tokens of one frame.
 
-    * ``hot`` ``[t, len(LABELS)]`` uint8, several may be set
+    * ``hot`` ``[t, len(LABELS)]`` uint8, multi-hot
     * ``velocity`` ``[t, 2]`` float32, shares of the picture per second, of the object that covers most of the token
-    * ``covered`` ``[t]`` bool: some object is there (``velocity`` means something)
+    * ``covered`` ``[t]`` bool: some object is there (``velocity`` is valid)
     """
 
     hot: npt.NDArray[np.uint8]
@@ -104,7 +82,7 @@ class TokenLabels:
     covered: npt.NDArray[np.bool_]
 
     def take(self, tokens: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> TokenLabels:
-        """Those of some tokens."""
+        """Labels of some of the tokens."""
         return TokenLabels(self.hot[tokens], self.velocity[tokens], self.covered[tokens])
 
 
@@ -126,10 +104,10 @@ def _overlap(low: float, high: float, cells: int) -> npt.NDArray[np.float64]:
     return overlap
 
 
-def token_labels(instants: Sequence[Instant], events: Sequence[SceneEvent], grid: PatchGrid) -> TokenLabels:
-    """Labels of all tokens of one frame, row-major; ``instants``: second and objects of each of its samples.
+def token_labels(instants: Sequence[LabelledInstant], events: Sequence[SceneEvent], grid: PatchGrid) -> TokenLabels:
+    """Labels of all tokens of one frame, row-major; ``instants``: time and objects of each sample.
 
-    What any of the samples shows counts; an event counts at its actors' tokens while it lasts.
+    Labels are the union over samples; an event labels its actors' tokens while it lasts.
     """
     rows, cols = grid.group_rows, grid.group_cols
     hot = np.zeros((rows * cols, len(LABELS)), np.uint8)
@@ -138,8 +116,8 @@ def token_labels(instants: Sequence[Instant], events: Sequence[SceneEvent], grid
     for second, objects in instants:
         for seen in objects:
             share = coverage(seen.box, rows, cols).ravel()
-            here = share >= COVERAGE
-            # Of the token: a sliver that lies in it as a whole covers little of it.
+            here = share >= MIN_COVERAGE
+            # As a share of the token: a small object covers little of it.
             share = share * min(1.0, (seen.box[2] - seen.box[0]) * cols * (seen.box[3] - seen.box[1]) * rows)
             if not here.any():
                 continue

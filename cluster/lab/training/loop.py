@@ -1,4 +1,4 @@
-"""Runs one stage: optimisers, steps, schedule, moving average, checkpoints, validation, and the log."""
+"""Runs one stage: optimisers, steps, schedule, moving average, checkpoints, validation, log."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from cluster.errors import ConfigError
 from cluster.lab.training.config import Settings
+from cluster.lab.training.example_loader import ExampleLoader, ReplayBuffer
 from cluster.lab.training.examples import Example
-from cluster.lab.training.feeder import Feeder, Replay
 from cluster.lab.training.loss import DenseHeads
 from cluster.lab.training.stages import Stage
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.trainable_model import TrainableModel
 
 
 @dataclass(slots=True)
-class Progress:
-    """State of one stage. ``step``: steps done; ``elapsed_s``: seconds of training, over all its runs."""
+class StageCheckpoint:
+    """State of one stage. ``step``: steps done; ``elapsed_s``: seconds of training over all its runs."""
 
     stage: str
     step: int
@@ -40,25 +40,25 @@ class Progress:
     settings: dict[str, Any]
 
 
-def save(progress: Progress, path: Path) -> None:
-    """Replace what is at ``path`` in one step: a run that dies while it writes keeps the checkpoint before."""
-    body = {name: getattr(progress, name) for name in Progress.__slots__}
+def save_checkpoint(progress: StageCheckpoint, path: Path) -> None:
+    """Write atomically."""
+    body = {name: getattr(progress, name) for name in StageCheckpoint.__slots__}
     fresh = path.with_suffix(".new")
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(body, fresh)
     fresh.replace(path)
 
 
-def load(path: Path, settings: dict[str, Any]) -> Progress | None:
-    """What is at ``path``, or None.
+def load_checkpoint(path: Path, settings: dict[str, Any]) -> StageCheckpoint | None:
+    """Read a checkpoint; None if there is none.
 
     Raises:
-        ConfigError: it cannot be read, or is of a run with other settings.
+        ConfigError: unreadable, or of a run with other settings.
     """
     if not path.is_file():
         return None
     try:
-        progress = Progress(**torch.load(path, map_location="cpu", weights_only=True))
+        progress = StageCheckpoint(**torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise ConfigError(f"the checkpoint {path} cannot be read ({error}); remove it, or train without it") from error
     for key, value in settings.items():
@@ -72,14 +72,13 @@ def load(path: Path, settings: dict[str, Any]) -> Progress | None:
 
 OPTIMIZERS = ("adamw", "muon")
 
-# Muon's step against AdamW's, at the same rate: a matrix's singular values, which are about one here, change by this
-# many rates.
+# Ratio of Muon's to AdamW's learning rate.
 _MUON_GAIN = 15.0
 
 
 class StageOptimizer:
-    """AdamW for everything, or (``muon``) for everything but the matrices inside of blocks and merger: those take the
-    orthogonal steps of Muon. Norms, biases and embeddings do not decay.
+    """AdamW, or (``muon``) Muon for the matrices of blocks and merger and AdamW for the rest. Norms, biases and
+    embeddings do not decay.
 
     After 120 steps of the tower stage (one seed) the held-out loss was 3.51 with Muon and 3.69 with AdamW, at 1.3 times
     the time per step.
@@ -101,7 +100,7 @@ class StageOptimizer:
             self._parts["muon"] = (muon, rate * _MUON_GAIN)
 
     def step(self, share: float) -> None:
-        """One step at this share of the highest rates; gradients are let go."""
+        """One step at this share of the peak rates; clears gradients."""
         for part, rate in self._parts.values():
             for group in part.param_groups:
                 group["lr"] = rate * share
@@ -116,7 +115,7 @@ class StageOptimizer:
         return {name: part.state_dict() for name, (part, _) in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the moments of a checkpoint; of one that was written with another optimiser, nothing."""
+        """Restore state, unless it was saved with another optimiser."""
         if state.keys() == self._parts.keys():
             for name, (part, _) in self._parts.items():
                 part.load_state_dict(state[name])
@@ -126,26 +125,28 @@ def _is_inner_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim == 2 and any(f".{part}." in name for part in ("blocks", "layers", "merger"))
 
 
-# Steps whose losses are averaged into one line of the log.
+# Steps per log line.
 LOG_STEPS = 20
 _LOWEST_RATE = 0.02
 
 
-class Listener(Protocol):
-    """Who is told how it goes: the command line's progress bar."""
+class StageListener(Protocol):
+    """Progress of a stage, for the command line."""
 
     def step(self, share: float, step: int, rate: float, losses: dict[str, float]) -> None:
-        """``share`` of the stage is done; ``rate``: examples per second since the last call; ``losses``: means."""
+        """``share``: done, 0..1; ``rate``: examples per second; ``losses``: means since the last call."""
 
     def validated(self, metrics: dict[str, float]) -> None:
-        """The validation set was asked."""
+        """Validation finished."""
 
 
 class StageRun:
-    """One stage on its way. ``model`` and ``heads`` are changed in place; after :meth:`run` ``model`` has the moving
-    average's weights if they answer better on validation."""
+    """One stage in progress. Changes ``model`` and ``heads`` in place; after :meth:`run` ``model`` has the moving
+    average's weights if they validate better."""
 
-    def __init__(self, settings: Settings, stage: Stage, model: Trainee, heads: DenseHeads, folder: Path) -> None:
+    def __init__(
+        self, settings: Settings, stage: Stage, model: TrainableModel, heads: DenseHeads, folder: Path
+    ) -> None:
         self.settings, self.stage, self.model, self.heads = settings, stage, model, heads
         self.folder = folder
         self.parameters = {**_named("model", model.model), **_named("heads", heads)}
@@ -167,7 +168,7 @@ class StageRun:
 
     @property
     def share(self) -> float:
-        """How much of the stage is done, 0..1."""
+        """Share of the stage done, 0..1."""
         bounds = self.stage.settings
         shares = [0.0]
         if bounds.steps is not None:
@@ -177,12 +178,12 @@ class StageRun:
         return min(1.0, max(shares))
 
     def resume(self) -> bool:
-        """Take up the checkpoint if there is one; whether there was.
+        """Restore the checkpoint; returns whether there was one.
 
         Raises:
             ConfigError: it is of another run.
         """
-        progress = load(self.path, self._identity)
+        progress = load_checkpoint(self.path, self._identity)
         if progress is None:
             return False
         self.model.model.load_state_dict(progress.model)
@@ -194,8 +195,8 @@ class StageRun:
 
     def save(self) -> None:
         """Write the checkpoint."""
-        save(
-            Progress(
+        save_checkpoint(
+            StageCheckpoint(
                 stage=self.stage.settings.name,
                 step=self.step,
                 elapsed_s=self.elapsed_s,
@@ -209,15 +210,14 @@ class StageRun:
             self.path,
         )
 
-    # -- steps --------------------------------------------------------------------------------------
     def train_step(self, examples: list[Example]) -> dict[str, float]:
-        """One step on these examples; returns the parts of its loss."""
+        """One step; returns the parts of the loss."""
         self.optimizer.zero_grad()
         loss = self.stage.loss(self.model, self.heads, examples)
         loss.total.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
         if not math.isfinite(float(norm)):
-            # One broken batch must not end a night's run, nor spoil the weights.
+            # Skip a batch with infinite gradients.
             self.step += 1
             return {"skipped": 1.0}
         self.optimizer.step(schedule(self.share, self.stage.settings.warm_up))
@@ -227,20 +227,20 @@ class StageRun:
 
     @torch.no_grad()
     def _move_average(self) -> None:
-        # Early on the average follows closely, or it would remember the random beginning.
+        # Short average at first, to forget the random initialisation.
         decay = min(self.settings.average, (1 + self.step) / (10 + self.step))
         for name, value in self.model.model.state_dict().items():
             self.average[name].lerp_(value, 1 - decay)
 
-    def run(self, listener: Listener, *, validation: Callable[[], list[Example]]) -> None:
-        """To the end of the stage. Interrupted, it leaves a checkpoint and raises."""
+    def run(self, listener: StageListener, *, validation: Callable[[], list[Example]]) -> None:
+        """Run to the end of the stage. When interrupted, saves a checkpoint and raises."""
         saved = validated = time.monotonic()
         sums: dict[str, list[float]] = defaultdict(list)
         batch = self.stage.settings.batch
         replays = self.stage.settings.replays
         first = self.step * batch // (replays + 1)
-        with Feeder(self.stage.make, workers=self.settings.workers, first=first) as feeder:
-            examples = Replay(feeder, again=replays, seed=first)
+        with ExampleLoader(self.stage.make, workers=self.settings.workers, first=first) as feeder:
+            examples = ReplayBuffer(feeder, again=replays, seed=first)
             last = time.monotonic()
             try:
                 while self.share < 1.0:
@@ -260,14 +260,14 @@ class StageRun:
                         saved = now
                     if now - validated > 60 * self.settings.validate_minutes:
                         self.validate(validation(), listener)
-                        # Validation is no training: it takes none of the stage's minutes.
+                        # Validation does not count as training time.
                         last = validated = time.monotonic()
             except BaseException:
                 self.save()
                 raise
         self._finish(listener, validation())
 
-    def _finish(self, listener: Listener, examples: list[Example]) -> None:
+    def _finish(self, listener: StageListener, examples: list[Example]) -> None:
         """Keep the better of the weights and their moving average."""
         raw = {name: value.detach().clone() for name, value in self.model.model.state_dict().items()}
         if examples:
@@ -280,8 +280,8 @@ class StageRun:
         self.done = True
         self.save()
 
-    def validate(self, examples: list[Example], listener: Listener, *, average: bool = True) -> dict[str, float]:
-        """Metrics of the moving average (or of the weights as they are)."""
+    def validate(self, examples: list[Example], listener: StageListener, *, average: bool = True) -> dict[str, float]:
+        """Metrics of the moving average (or of the current weights)."""
         with self._averaged() if average else nullcontext():
             metrics = self.stage.judge(self.model, self.heads, examples)
         self._log("validation" if average else "validation_raw", metrics)
@@ -290,7 +290,7 @@ class StageRun:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """With the moving average in place of the weights."""
+        """With the moving average as weights."""
         raw = {name: value.detach().clone() for name, value in self.model.model.state_dict().items()}
         self.model.model.load_state_dict(self.average)
         try:
@@ -312,7 +312,7 @@ class StageRun:
 
 
 def schedule(share: float, warm_up: float) -> float:
-    """Learning rate as a share of the highest: linear up to ``warm_up``, then a half cosine down to a fiftieth."""
+    """Learning rate as a share of its peak: linear warm-up, then a half cosine to a fiftieth."""
     if share < warm_up:
         return max(share, 1e-3) / warm_up
     rest = (share - warm_up) / max(1e-9, 1 - warm_up)

@@ -1,4 +1,4 @@
-"""What each stage minimises."""
+"""Losses of the training stages."""
 
 from __future__ import annotations
 
@@ -10,34 +10,33 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cluster.lab.scenes import EVENT_KINDS
-from cluster.lab.training.batch import Dense, dense_labels, layout_of, patch_batches
+from cluster.lab.training.batch import DenseLabels, dense_labels, example_layout, patch_batches
 from cluster.lab.training.examples import Example
-from cluster.lab.training.labels import LABELS, Targets, pointing_loss
-from cluster.lab.training.layout import Layout
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.labels import LABELS, PointingTargets, pointing_loss
+from cluster.lab.training.sequence_layout import SequenceLayout
+from cluster.lab.training.trainable_model import TrainableModel
 from cluster.types import PatchGrid
 
-# Most labels are set at few tokens: a set one counts this many times as much.
+# Weight of set labels, which are rare.
 _DENSE_POSITIVE = 4.0
-# Background says little and is most of a complete frame.
+# Weight of background tokens, most of a complete frame.
 _BACKGROUND = 0.25
-# What is asked for in the end, among thirty labels that help to see it.
+# Weight of event labels among thirty auxiliary ones.
 _EVENT = 2.5
-# Velocities are some hundredths of the picture per second.
 _VELOCITY_SCALE = 0.1
 _VELOCITY_WEIGHT = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class DenseLoss:
-    """``total`` to minimise; ``found``: share of set labels that are given more than one half (recall), for the log."""
+    """``total`` to minimise; ``found``: recall of set labels at one half, for the log."""
 
     total: Tensor
     found: Tensor
 
 
 class DenseHead(nn.Module):
-    """Hidden states ``[t, D]`` of visual tokens -> what is there and how it moves."""
+    """Hidden states ``[t, D]`` of visual tokens -> labels and velocity."""
 
     emphasis: Tensor
 
@@ -50,14 +49,13 @@ class DenseHead(nn.Module):
         emphasis = torch.tensor([_EVENT if label.startswith("event:") else 1.0 for label in LABELS])
         self.register_buffer("emphasis", emphasis, persistent=False)
 
-    def forward(self, hidden: Tensor, dense: Dense) -> DenseLoss:
-        """Loss on the labels of these tokens."""
+    def forward(self, hidden: Tensor, dense: DenseLabels) -> DenseLoss:
         x = self.norm(hidden.float())
         logits = self.labels(x)
         weight = 1.0 + (_DENSE_POSITIVE - 1.0) * dense.hot
         weight = weight * torch.where(dense.covered, 1.0, _BACKGROUND)[:, None] * self.emphasis
         loss = (F.binary_cross_entropy_with_logits(logits, dense.hot, reduction="none") * weight).sum(1)
-        # Per covered token, so that an empty frame does not dilute a busy one; the constant keeps it of order one.
+        # Per covered token, so that an empty frame does not dilute a busy one; scaled to order one.
         total = loss.sum() / (_BACKGROUND * len(hidden) + dense.covered.sum()) / 4
         if bool(dense.covered.any()):
             wanted = dense.velocity[dense.covered] / _VELOCITY_SCALE
@@ -68,7 +66,7 @@ class DenseHead(nn.Module):
 
 
 class DenseHeads(nn.Module):
-    """One head on the tower's output, one on the middle and one on the end of the language model."""
+    """Heads on the tower's output, and on the middle and end of the language model."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -77,13 +75,13 @@ class DenseHeads(nn.Module):
         self.last = DenseHead(width)
 
 
-# An event's window is a third as frequent as one without.
+# Positive windows are a third as frequent as negative ones.
 _POSITIVE = 2.5
 _VOCABULARY_WEIGHT = 0.1
 _MEMORY_WEIGHT = 0.4
 _TOWER_WEIGHT = 0.2
 _DENSE_WEIGHT = 0.25
-# The dense losses are sums over dozens of labels: at equal weight they would drown the answers they are there for.
+# The dense losses are sums over dozens of labels and would outweigh the answers.
 _ANSWER_WEIGHT = 3.0
 _POINTING_WEIGHT = 0.5
 
@@ -97,45 +95,44 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Margins:
-    """Yes-against-no margins ``[n]`` of the standing questions of some sequences, and what was right.
+class PackedQuestions:
+    """Standing questions of some packed sequences: row that predicts each answer (``rows [n]``), right answer (``truth
+    [n]``), event, sequence, and frames of the window."""
 
-    * ``told`` ``[n]`` bool; ``kinds`` their events; ``sequence`` and ``end``: of which example, up to which frame
-    """
-
-    values: Tensor
-    told: Tensor
+    rows: Tensor
+    truth: Tensor
     kinds: tuple[str, ...]
     sequence: tuple[int, ...]
+    opening: tuple[int, ...]
     end: tuple[int, ...]
 
 
-def tower_loss(model: Trainee, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid) -> Loss:
+def tower_loss(model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid) -> Loss:
     """Dense labels on the tower's tokens."""
-    visual = model.see([frame for example in examples for frame in patch_batches(example, grid)])
+    visual = model.encode_frames([frame for example in examples for frame in patch_batches(example, grid)])
     dense = heads.tower(visual, dense_labels(examples, model.device))
     return Loss(dense.total, {"loss": float(dense.total.detach()), "found": float(dense.found)})
 
 
 def window_loss(
-    model: Trainee, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid, *, train_tower: bool = True
+    model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid, *, train_tower: bool = True
 ) -> Loss:
-    """Answers to all questions, and dense labels on the way there."""
-    layouts = [layout_of(model, example, grid, taught=True) for example in examples]
+    """Answers to all questions, and dense labels at three depths."""
+    layouts = [example_layout(model, example, grid, with_answers=True) for example in examples]
     with torch.set_grad_enabled(train_tower):
-        seen = _see(model, examples, grid)
+        seen = _visual_tokens(model, examples, grid)
     asked = _asked(layouts, examples, model.device)
-    reading = model.read(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
+    output = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
     dense = dense_labels(examples, model.device)
-    rows = _visual_rows(layouts, reading.starts, model.device)
-    middle = heads.middle(reading.middle[rows], dense)
-    last = heads.last(reading.last[rows], dense)
-    answered, yes_no = _answer_loss(model, model.answers(reading.last[asked.rows]), asked.told)
-    pointed = asked.told.new_zeros((), dtype=torch.float32)
+    rows = _visual_rows(layouts, output.starts, model.device)
+    middle = heads.middle(output.middle[rows], dense)
+    last = heads.last(output.last[rows], dense)
+    answered, yes_no = _answer_loss(model, model.answer_logits(output.last[asked.rows]), asked.truth)
+    pointed = asked.truth.new_zeros((), dtype=torch.float32)
     if len(asked.kinds):
-        targets = _targets(asked, layouts, reading.starts, rows, dense.hot)
-        pointed = pointing_loss(reading.looks, targets, _weight(asked.told))
-    memory, recalled = _memory_loss(model, reading.last, layouts, reading.starts, examples)
+        targets = _targets(asked, layouts, output.starts, rows, dense.hot)
+        pointed = pointing_loss(output.probes, targets, _weight(asked.truth))
+    memory, recalled = _memory_loss(model, output.last, layouts, output.starts, examples)
     total = (
         _ANSWER_WEIGHT * answered
         + _POINTING_WEIGHT * pointed
@@ -157,42 +154,30 @@ def window_loss(
 
 
 @torch.no_grad()
-def margins(model: Trainee, examples: Sequence[Example], grid: PatchGrid) -> Margins:
-    """How sure the model is of each standing question."""
-    layouts = [layout_of(model, example, grid, taught=False) for example in examples]
-    seen = _see(model, examples, grid)
-    reading = model.read(torch.split(seen, [layout.visual for layout in layouts]), layouts)
+def margins(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> tuple[Tensor, PackedQuestions]:
+    """Yes-minus-no margins ``[n]`` of all standing questions, and the questions."""
+    layouts = [example_layout(model, example, grid, with_answers=False) for example in examples]
+    seen = _visual_tokens(model, examples, grid)
+    output = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts)
     asked = _asked(layouts, examples, model.device)
-    values = _margin(model, model.answers(reading.last[asked.rows]))
-    return Margins(values, asked.told, asked.kinds, asked.sequence, asked.end)
+    return _margin(model, model.answer_logits(output.last[asked.rows])), asked
 
 
-def _see(model: Trainee, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
-    """Visual tokens of all examples; those a tower has seen already as they are."""
-    ready = [example.seen for example in examples]
+def _visual_tokens(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
+    """Visual tokens of all examples, encoded unless they are given."""
+    ready = [example.visual_tokens for example in examples]
     if all(seen is None for seen in ready):
-        return model.see([frame for example in examples for frame in patch_batches(example, grid)])
+        return model.encode_frames([frame for example in examples for frame in patch_batches(example, grid)])
     parts = [
-        model.see(patch_batches(example, grid)) if seen is None else torch.from_numpy(seen).to(model.device).float()
+        model.encode_frames(patch_batches(example, grid))
+        if seen is None
+        else torch.from_numpy(seen).to(model.device).float()
         for example, seen in zip(examples, ready, strict=True)
     ]
     return torch.cat(parts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """The standing questions of some packed sequences: the row in which each one's answer begins (``rows [n]``), the
-    right answer (``told [n]``), its event, of which sequence it is, and the frames of its window."""
-
-    rows: Tensor
-    told: Tensor
-    kinds: tuple[str, ...]
-    sequence: tuple[int, ...]
-    opening: tuple[int, ...]
-    end: tuple[int, ...]
-
-
-def _visual_rows(layouts: Sequence[Layout], starts: Sequence[int], device: torch.device) -> Tensor:
+def _visual_rows(layouts: Sequence[SequenceLayout], starts: Sequence[int], device: torch.device) -> Tensor:
     parts = [
         torch.arange(start + len(layout.system), start + len(layout.system) + layout.visual)
         for layout, start in zip(layouts, starts, strict=True)
@@ -200,28 +185,31 @@ def _visual_rows(layouts: Sequence[Layout], starts: Sequence[int], device: torch
     return torch.cat(parts).to(device)
 
 
-def _asked(layouts: Sequence[Layout], examples: Sequence[Example], device: torch.device) -> _Asked:
-    rows, posed, sequence = [], [], []
+def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], device: torch.device) -> PackedQuestions:
+    rows, questions, sequence = [], [], []
     start = 0
     for number, (layout, example) in enumerate(zip(layouts, examples, strict=True)):
         for ask, row, index in zip(layout.asks, layout.starts, layout.order, strict=True):
-            if example.posed[index].kind in EVENT_KINDS:
+            if example.questions[index].kind in EVENT_KINDS:
                 rows.append(start + row + len(ask.question) - 1)
-                posed.append(example.posed[index])
+                questions.append(example.questions[index])
                 sequence.append(number)
         start += len(layout)
-    return _Asked(
+    return PackedQuestions(
         rows=torch.tensor(rows, dtype=torch.int64, device=device),
-        told=torch.tensor([each.answer == "yes" for each in posed], dtype=torch.bool, device=device),
-        kinds=tuple(each.kind for each in posed),
+        truth=torch.tensor([each.answer == "yes" for each in questions], dtype=torch.bool, device=device),
+        kinds=tuple(each.kind for each in questions),
         sequence=tuple(sequence),
-        opening=tuple(each.opening for each in posed),
-        end=tuple(each.end for each in posed),
+        opening=tuple(each.opening for each in questions),
+        end=tuple(each.end for each in questions),
     )
 
 
-def _targets(asked: _Asked, layouts: Sequence[Layout], starts: Sequence[int], visual: Tensor, hot: Tensor) -> Targets:
-    """Where the questions should look; ``visual [t]``: the rows of all visual tokens, ``hot [t, labels]`` theirs."""
+def _targets(
+    asked: PackedQuestions, layouts: Sequence[SequenceLayout], starts: Sequence[int], visual: Tensor, hot: Tensor
+) -> PointingTargets:
+    """Rows the questions should attend to; ``visual [t]``: rows of all visual tokens, ``hot [t, labels]``: their
+    labels."""
     device = hot.device
     total = starts[-1] + len(layouts[-1])
     row = torch.arange(total, device=device)
@@ -238,33 +226,37 @@ def _targets(asked: _Asked, layouts: Sequence[Layout], starts: Sequence[int], vi
     columns = [LABELS.index(f"event:{kind}") for kind in EVENT_KINDS]
     shows[:, visual] = hot[:, columns].T > 0
     kind = torch.tensor([EVENT_KINDS.index(kind) for kind in asked.kinds], device=device)
-    return Targets(window, window & shows[kind], (row >= begin) & (row < begin + length), asked.told)
+    return PointingTargets(window, window & shows[kind], (row >= begin) & (row < begin + length), asked.truth)
 
 
-def _margin(model: Trainee, logits: Tensor) -> Tensor:
+def _margin(model: TrainableModel, logits: Tensor) -> Tensor:
     yes, no = model.yes_no_ids()
     return logits[:, yes].logsumexp(1) - logits[:, no].logsumexp(1)
 
 
-def _weight(told: Tensor) -> Tensor:
-    return 1.0 + (_POSITIVE - 1.0) * told.float()
+def _weight(truth: Tensor) -> Tensor:
+    return 1.0 + (_POSITIVE - 1.0) * truth.float()
 
 
-def _answer_loss(model: Trainee, logits: Tensor, told: Tensor) -> tuple[Tensor, float]:
-    """Weighted cross-entropy of yes against no, and of the word itself; and the former alone, for the log."""
-    if not len(told):
+def _answer_loss(model: TrainableModel, logits: Tensor, truth: Tensor) -> tuple[Tensor, float]:
+    """Weighted cross-entropy of yes against no and of the word itself; and the former alone, for the log."""
+    if not len(truth):
         return logits.sum() * 0, 0.0
-    weight = _weight(told)
-    each = F.binary_cross_entropy_with_logits(_margin(model, logits), told.float(), reduction="none")
+    weight = _weight(truth)
+    each = F.binary_cross_entropy_with_logits(_margin(model, logits), truth.float(), reduction="none")
     yes_no = (each * weight).sum() / weight.sum()
-    words = torch.where(told, model.words("yes")[0], model.words("no")[0])
+    words = torch.where(truth, model.token_ids("yes")[0], model.token_ids("no")[0])
     return yes_no + _VOCABULARY_WEIGHT * F.cross_entropy(logits, words), float(yes_no.detach())
 
 
 def _memory_loss(
-    model: Trainee, hidden: Tensor, layouts: Sequence[Layout], starts: Sequence[int], examples: Sequence[Example]
+    model: TrainableModel,
+    hidden: Tensor,
+    layouts: Sequence[SequenceLayout],
+    starts: Sequence[int],
+    examples: Sequence[Example],
 ) -> tuple[Tensor, float]:
-    """Cross-entropy of every token of the answers, and the share of first words that are right."""
+    """Cross-entropy of all answer tokens, and the share of right first words."""
     rows: list[int] = []
     words: list[int] = []
     first: list[int] = []
@@ -277,7 +269,7 @@ def _memory_loss(
                 words += ask.answer
     if not rows:
         return hidden.sum() * 0, 0.0
-    logits = model.answers(hidden[torch.tensor(rows, device=hidden.device)])
+    logits = model.answer_logits(hidden[torch.tensor(rows, device=hidden.device)])
     wanted = torch.tensor(words, device=hidden.device)
     right = (logits.argmax(1) == wanted)[torch.tensor(first, device=hidden.device)].float().mean()
     return F.cross_entropy(logits, wanted), float(right)

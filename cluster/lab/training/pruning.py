@@ -1,4 +1,4 @@
-"""Which tokens of a training sequence are kept: the live pruners with drawn parameters, and random losses on top."""
+"""Pruning of training sequences: the production pruners with random parameters, and random token loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter
 
 from cluster.lab.scenes import Scene, SceneEvent, SceneObject, SceneRenderer
 from cluster.lab.training.config import Shape
-from cluster.lab.training.labels import Instant, TokenLabels, token_labels
+from cluster.lab.training.labels import LabelledInstant, TokenLabels, token_labels
 from cluster.types import BoolGrid, ChangeGrid, FloatGrid, FrameSample, PatchGrid, SampledPicture, UInt8Array
 from cluster.vision.pruners.base import Pruner
 from cluster.vision.pruners.cells import any_in_group, cell_means
@@ -20,17 +20,17 @@ from cluster.vision.pruners.keep_all import KeepAll
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
 
-_TEMPORAL = 2
+_PATCH, _MERGE, _TEMPORAL = 14, 2, 2
 
 
-def picture_grid(shape: Shape, patch: int = 14, merge: int = 2) -> PatchGrid:
+def picture_grid(shape: Shape) -> PatchGrid:
     """The patch grid of a shape's pictures."""
-    return PatchGrid(shape.height // patch, shape.width // patch, patch, merge, _TEMPORAL)
+    return PatchGrid(shape.height // _PATCH, shape.width // _PATCH, _PATCH, _MERGE, _TEMPORAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One sampled picture ``[height, width, 3]`` uint8, when it was taken, and what is to be seen on it."""
+class RenderedSample:
+    """One sampled picture ``[height, width, 3]`` uint8, its time, and its visible objects."""
 
     second: float
     rgb: UInt8Array
@@ -38,11 +38,11 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
-    """What a camera and its encoder do to pictures, drawn once per scene.
+class ImageDegradation:
+    """Random effect of a camera and encoder on pictures, one per scene.
 
     * ``gain``, ``gamma``: exposure; ``blur``: radius in pixels, 0 for none
-    * ``quality``: of JPEG, which stands in for the codec's loss; None for none
+    * ``quality``: JPEG quality, in place of the codec's loss; None for none
     """
 
     gain: float = 1.0
@@ -51,7 +51,7 @@ class Damage:
     quality: int | None = None
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> Damage:
+    def draw(cls, rng: np.random.Generator) -> ImageDegradation:
         """Half of the scenes are compressed, a third is blurred; exposure varies by a fifth."""
         return cls(
             gain=float(rng.uniform(0.85, 1.15)),
@@ -61,7 +61,7 @@ class Damage:
         )
 
     def apply(self, rgb: UInt8Array) -> UInt8Array:
-        """The picture as it would arrive, ``[height, width, 3]`` uint8."""
+        """``[height, width, 3]`` uint8 -> the same, degraded."""
         if self.gain != 1.0 or self.gamma != 1.0:
             levels = np.arange(256, dtype=np.float64) / 255
             rgb = np.clip(255 * self.gain * levels**self.gamma, 0, 255).astype(np.uint8)[rgb]
@@ -78,9 +78,9 @@ class Damage:
 
 
 def sample_times(seconds: float, fps: float, rng: np.random.Generator) -> list[float]:
-    """Seconds of the samples of a whole scene: an even pace from a random phase, rounded to a camera's own clock.
+    """Sample times of a whole scene: regular from a random phase, rounded to a camera's frame clock.
 
-    A camera of 12.5 pictures a second cannot be sampled at exactly every half second; some are exact.
+    A camera of 12.5 fps, for example, has no frame at exactly every half second.
     """
     phase = float(rng.uniform(0, 1 / fps))
     clock = float(rng.choice([10.0, 12.0, 12.5, 15.0, 20.0, 24.0, 25.0]))
@@ -88,22 +88,26 @@ def sample_times(seconds: float, fps: float, rng: np.random.Generator) -> list[f
     return [round((phase + k / fps) * clock) / clock for k in range(count - count % _TEMPORAL)]
 
 
-def draw_samples(scene: Scene, shape: Shape, times: list[float], damage: Damage) -> list[Sample]:
-    """Render a scene at these seconds, as its camera's pictures would arrive."""
+def render_samples(
+    scene: Scene, shape: Shape, times: list[float], degradation: ImageDegradation
+) -> list[RenderedSample]:
+    """Render a scene at these seconds, degraded."""
     renderer = SceneRenderer(scene, shape.width, shape.height)
     fps = scene.camera.fps
     return [
-        Sample(second, damage.apply(renderer.picture(second, round(second * fps))), tuple(renderer.objects(second)))
+        RenderedSample(
+            second, degradation.apply(renderer.picture(second, round(second * fps))), tuple(renderer.objects(second))
+        )
         for second in times
     ]
 
 
-def sampled_frame(
-    index: int, sample: Sample, before: UInt8Array | None, grid: PatchGrid, *, anchor: bool, fresh: bool
+def make_sampled_picture(
+    index: int, sample: RenderedSample, before: UInt8Array | None, grid: PatchGrid, *, anchor: bool, fresh: bool
 ) -> tuple[SampledPicture, UInt8Array]:
-    """What a codec processor without motion vectors would hand on, and the luma to compare the next sample with.
+    """Output of a codec processor without motion vectors, and the luma for the next call.
 
-    ``before``: luma of the sample before, None for the first.
+    ``before``: luma of the previous sample, None for the first.
     """
     luma = to_luma(sample.rgb)
     still: FloatGrid = np.zeros((grid.rows, grid.cols), np.float32)
@@ -123,11 +127,11 @@ def to_luma(rgb: UInt8Array) -> UInt8Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenFrame:
-    """One frame of a sequence: kept tokens only.
+class PrunedFrame:
+    """Kept tokens of one frame.
 
     * ``cells`` ``[t, 2]`` int64, ``patches`` ``[t * merge**2, T, 3, p, p]`` uint8 as in ``FrameSample``
-    * ``complete``: nothing was pruned, a window may open here
+    * ``complete``: nothing pruned, so a window may open here
     """
 
     time_s: float
@@ -139,11 +143,11 @@ class SeenFrame:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """How one sequence is pruned.
+    """Pruning of one sequence.
 
     * ``pruner``: none, replenish or codecsight; ``margin``: grey levels a cell must change by
-    * ``anchor``: frames between complete ones, ``phase``: of the first after the sequence's own beginning
-    * ``loss``: share of the remaining tokens of a pruned frame that is dropped at random
+    * ``anchor``: frames between complete ones, ``phase``: index of the first after frame 0
+    * ``loss``: share of a pruned frame's remaining tokens dropped at random
     """
 
     pruner: str = "none"
@@ -173,38 +177,42 @@ class Pruning:
         return Replenish(margin=self.margin)
 
     def anchored(self, frame: int) -> bool:
-        """Whether the ``frame``-th of a sequence is complete by the clock."""
+        """Whether the ``frame``-th is a scheduled anchor."""
         return frame == 0 or frame % self.anchor == self.phase
 
 
 def prune_samples(
-    samples: Sequence[Sample],
+    samples: Sequence[RenderedSample],
     events: Sequence[SceneEvent],
     grid: PatchGrid,
     pruning: Pruning,
     rng: np.random.Generator,
-) -> list[SeenFrame]:
-    """Run a sequence's samples through the live sampler; the first frame is fresh and complete."""
+) -> list[PrunedFrame]:
+    """Run samples through the production sampler; the first frame is fresh and complete."""
     sampler = PatchSampler("training", pruning.make(), fps=2.0)
-    frames: list[SeenFrame] = []
+    frames: list[PrunedFrame] = []
     luma: UInt8Array | None = None
     for index, sample in enumerate(samples):
         frame, second = divmod(index, grid.temporal)
         anchor = second == 0 and pruning.anchored(frame)
-        sampled, luma = sampled_frame(index, sample, luma, grid, anchor=anchor, fresh=index == 0)
+        sampled, luma = make_sampled_picture(index, sample, luma, grid, anchor=anchor, fresh=index == 0)
         cut = sampler.feed(sampled)
         if cut is not None:
             pair = [(s.second, s.objects) for s in samples[index + 1 - grid.temporal : index + 1]]
-            frames.append(seen_frame(cut, pair, events, 0.0 if cut.anchor else pruning.loss, rng))
+            frames.append(make_pruned_frame(cut, pair, events, 0.0 if cut.anchor else pruning.loss, rng))
     return frames
 
 
-def seen_frame(
-    cut: FrameSample, pair: Sequence[Instant], events: Sequence[SceneEvent], loss: float, rng: np.random.Generator
-) -> SeenFrame:
-    """One frame as the sampler cut it, less the share ``loss`` of its tokens, with its labels.
+def make_pruned_frame(
+    cut: FrameSample,
+    pair: Sequence[LabelledInstant],
+    events: Sequence[SceneEvent],
+    loss: float,
+    rng: np.random.Generator,
+) -> PrunedFrame:
+    """A sampler's frame with labels, less the share ``loss`` of its tokens.
 
-    ``pair``: second and objects of each of its samples.
+    ``pair``: time and objects of each of its samples.
     """
     grid = cut.grid
     groups: BoolGrid = any_in_group(cut.mask, grid.merge)
@@ -215,7 +223,7 @@ def seen_frame(
         groups[groups] = stays
         patches = patches[np.repeat(stays, grid.merge**2)]
     labels = token_labels(pair, events, grid)
-    return SeenFrame(
+    return PrunedFrame(
         time_s=pair[0][0],
         complete=len(patches) == grid.tokens * grid.merge**2,
         cells=np.argwhere(groups),

@@ -1,4 +1,4 @@
-"""A whole training run: stage after stage, each going on from the one before, then the export."""
+"""A training run: stage after stage, then the export."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from torch import Tensor
 from cluster.errors import ConfigError, ModelError
 from cluster.lab.scenes import EVENT_KINDS, standing_question
 from cluster.lab.training.config import Settings, Shape
+from cluster.lab.training.example_loader import save_tower
 from cluster.lab.training.examples import Example, ValidationExamples
-from cluster.lab.training.feeder import save_tower
-from cluster.lab.training.loop import Listener, StageRun, load
+from cluster.lab.training.loop import StageListener, StageRun, load_checkpoint
 from cluster.lab.training.loss import DenseHeads, margins
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.stages import FROZEN, TRAINED, make_stage
-from cluster.lab.training.trainee import Trainee, begin
+from cluster.lab.training.stages import FROZEN, TRAINING_STAGES, make_stage
+from cluster.lab.training.trainable_model import TrainableModel, initialise_for_training
 from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
 
-# Half of the paper's seconds between anchors: of the demo's 114 answers 107 are right in full, 106 ours with an anchor
-# every 4 s and 94 with one every 8 s, where a vehicle that stopped between two is soon forgotten.
+# Half of the paper's anchor interval: of the demo's 114 answers 107 are right in full, 106 ours with an anchor every
+# 4 s and 94 with one every 8 s, where a vehicle that stopped between two is soon forgotten.
 WINDOW_S, STRIDE_S, ANCHOR_INTERVAL_S = 20.0, 4.0, 4.0
-# What a smaller type of weights may change a score by.
+# Tolerated change of a score by 16-bit weights.
 _TOLERANCE = 1e-3
 
 
-def export(model: Trainee, shape: Shape, folder: Path, examples: Sequence[Example]) -> str:
-    """Write ``folder`` (config, weights, tokenizer, ``sightline.json``), replacing what is there; returns the weights'
-    type: half as large where no score of ``examples`` changes by more than a thousandth.
+def export(model: TrainableModel, shape: Shape, folder: Path, examples: Sequence[Example]) -> str:
+    """Write ``folder`` (config, weights, tokenizer, ``sightline.json``), replacing it; returns the weights' type: 16
+    bits if no score of ``examples`` changes by more than a thousandth.
 
     Raises:
-        ModelError: the folder that was written does not load, or loads as something else.
+        ModelError: the written checkpoint does not load back identically.
     """
-    kind = _type(model, shape, examples)
+    kind = _export_dtype(model, shape, examples)
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    # A copy: what is cast there and back loses the rotary frequencies, which are no weights.
+    # A copy: casting back and forth would lose the rotary frequencies, which are buffers.
     deepcopy(model.model).to(kind).save_pretrained(fresh)
     model.tokenizer.save_pretrained(fresh)
-    (fresh / "sightline.json").write_text(json.dumps(serving(shape), indent=2) + "\n", encoding="utf-8")
+    (fresh / "sightline.json").write_text(json.dumps(serving_settings(shape), indent=2) + "\n", encoding="utf-8")
     _check(fresh, shape, {name: value.to(kind).float() for name, value in model.model.state_dict().items()})
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
     return str(kind).removeprefix("torch.")
 
 
-def serving(shape: Shape) -> dict[str, Any]:
-    """How the model wants to be asked; calibration and threshold are set when it has been evaluated."""
+def serving_settings(shape: Shape) -> dict[str, Any]:
+    """Entries of ``sightline.json``; calibration and threshold are set by evaluation."""
     return {
         "window_s": WINDOW_S,
         "stride_s": STRIDE_S,
@@ -65,12 +65,12 @@ def serving(shape: Shape) -> dict[str, Any]:
         "score_temperature": 1.0,
         "score_bias": 0.0,
         "questions": {kind: standing_question(kind) for kind in EVENT_KINDS},
-        # It was taught every question, those about the past as well, with the same words behind it.
+        # All training prompts end with it, also those about the past.
         "open_instruction": INSTRUCTION,
     }
 
 
-def _type(model: Trainee, shape: Shape, examples: Sequence[Example]) -> torch.dtype:
+def _export_dtype(model: TrainableModel, shape: Shape, examples: Sequence[Example]) -> torch.dtype:
     if not examples:
         return torch.float32
     compute, model.compute = model.compute, torch.float32
@@ -87,9 +87,9 @@ def _type(model: Trainee, shape: Shape, examples: Sequence[Example]) -> torch.dt
     return torch.float32
 
 
-def _scores(model: Trainee, shape: Shape, examples: Sequence[Example]) -> Tensor:
+def _scores(model: TrainableModel, shape: Shape, examples: Sequence[Example]) -> Tensor:
     grid = picture_grid(shape)
-    return torch.cat([margins(model, [example], grid).values for example in examples]).sigmoid()
+    return torch.cat([margins(model, [example], grid)[0] for example in examples]).sigmoid()
 
 
 def _check(folder: Path, shape: Shape, weights: dict[str, Tensor]) -> None:
@@ -101,65 +101,64 @@ def _check(folder: Path, shape: Shape, weights: dict[str, Tensor]) -> None:
 
 
 EXPORT = "export"
-"""Name of the last step, which trains nothing."""
+"""Name of the last step."""
 
 MODEL = "model"
-"""Folder of the exported checkpoint, inside of the run's."""
+"""Subfolder of the exported checkpoint."""
 
-# Scenes, far from the first steps' own, whose patches the embedding begins with.
+# First number and count of the scenes for initialisation, far from those of the first steps.
 _BEGINNING, _BEGINNING_SCENES = 50_000_000, 30
 
-# Validation scenes on which the export compares types of weights.
+# Validation scenes to compare types of weights.
 _EXPORT_SCENES = 6
 
 
-class Audience(Listener, Protocol):
-    """Who is told how a run goes."""
+class TrainingListener(StageListener, Protocol):
+    """Progress of a run."""
 
-    def begins(self, stage: str, step: int) -> None:
-        """A stage begins, or goes on at ``step``."""
+    def stage_started(self, stage: str, step: int) -> None:
+        """A stage starts, or resumes at ``step``."""
 
     def exported(self, folder: Path, kind: str) -> None:
-        """The model lies in ``folder``, in weights of type ``kind``."""
+        """The model was written to ``folder`` in weights of type ``kind``."""
 
 
 def train(
     settings: Settings,
     folder: Path,
-    audience: Audience,
+    listener: TrainingListener,
     *,
-    recorded: Path | None = None,
+    encoded_scenes: Path | None = None,
     resume: bool = True,
-    exported: bool = True,
-    begin_with: Sequence[Path] = (),
+    export_model: bool = True,
+    initial_models: Sequence[Path] = (),
 ) -> None:
-    """Run the stages of ``settings`` in their order, in ``folder``; then, if ``exported``, write the model there.
+    """Run the stages of ``settings`` in order in ``folder``; then, if ``export_model``, write the model there.
 
-    ``begin_with``: an exported model to go on from, or several for the mean of their weights; the heads for dense
-    labels, which it lacks, are learnt anew.
-
-    Stages that are not asked for but lie in ``folder`` are taken over: each begins with the weights of the one before.
+    ``initial_models``: an exported model to start from, or several for the mean of their weights; the dense-label heads
+    start anew. Stages that are not requested but have a checkpoint in ``folder`` are loaded: each stage starts from the
+    weights of the previous one.
 
     Raises:
-        ConfigError: an unknown stage, a device that is not there, or a checkpoint of another run.
+        ConfigError: an unknown stage, an unavailable device, or a checkpoint of another run.
     """
     if not torch.cuda.is_available() and settings.device.startswith("cuda"):
         raise ConfigError(f"device {settings.device!r} is not available here; use cpu")
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
-    model = Trainee.fresh(settings.model, settings.seed, settings.device)
+    model = TrainableModel.fresh(settings.model, settings.seed, settings.device)
     heads = DenseHeads(model.text_config.hidden_size).to(settings.device)
-    wanted = {stage.name: make_stage(settings, stage, recorded, folder) for stage in settings.stages}
-    if begin_with:
-        take_weights(begin_with, model)
-    elif TRAINED[0] in wanted and not (resume and (folder / f"{TRAINED[0]}.pt").is_file()):
-        make = wanted[TRAINED[0]].make
-        begin(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
+    wanted = {stage.name: make_stage(settings, stage, encoded_scenes, folder) for stage in settings.stages}
+    if initial_models:
+        load_mean_weights(initial_models, model)
+    elif TRAINING_STAGES[0] in wanted and not (resume and (folder / f"{TRAINING_STAGES[0]}.pt").is_file()):
+        make = wanted[TRAINING_STAGES[0]].make
+        initialise_for_training(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
     check = lru_cache(maxsize=None)(ValidationExamples(settings.shape))
 
-    for name in TRAINED:
+    for name in TRAINING_STAGES:
         if name not in wanted:
-            take_over(folder / f"{name}.pt", settings, model, heads)
+            load_stage_weights(folder / f"{name}.pt", settings, model, heads)
             continue
         run = StageRun(settings, wanted[name], model, heads, folder)
         if resume:
@@ -167,23 +166,22 @@ def train(
         if name == "language":
             save_tower(model, folder / FROZEN)
         if not run.done:
-            audience.begins(name, run.step)
-            run.run(audience, validation=lambda: _some(check, settings.validation_scenes))
-    if exported:
-        kind = export(model, settings.model, folder / MODEL, _some(check, _EXPORT_SCENES))
-        audience.exported(folder / MODEL, kind)
+            listener.stage_started(name, run.step)
+            run.run(listener, validation=lambda: _examples(check, settings.validation_scenes))
+    if export_model:
+        kind = export(model, settings.model, folder / MODEL, _examples(check, _EXPORT_SCENES))
+        listener.exported(folder / MODEL, kind)
 
 
-def _some(check: Callable[[int], Example], count: int) -> list[Example]:
+def _examples(check: Callable[[int], Example], count: int) -> list[Example]:
     return [check(number) for number in range(count)]
 
 
-def take_weights(folders: Sequence[Path], model: Trainee) -> None:
-    """Weights of an exported model, or the mean of several: two that went on from one another's weights with other
-    scenes stay in one basin, and their mean is often better than either (model soups, Wortsman et al. 2022).
+def load_mean_weights(folders: Sequence[Path], model: TrainableModel) -> None:
+    """Load an exported model, or the mean of several (model soups, Wortsman et al. 2022).
 
     Raises:
-        ConfigError: there is none, or of another shape.
+        ConfigError: no model, or one of another shape.
     """
     mean: dict[str, torch.Tensor] = {}
     for folder in folders:
@@ -201,9 +199,9 @@ def take_weights(folders: Sequence[Path], model: Trainee) -> None:
     model.model.load_state_dict(mean)
 
 
-def take_over(path: Path, settings: Settings, model: Trainee, heads: DenseHeads) -> None:
-    """Weights of a stage that was trained before, if it was; of one that is not done, its moving average."""
-    progress = load(path, {"shape": settings.shape})
+def load_stage_weights(path: Path, settings: Settings, model: TrainableModel, heads: DenseHeads) -> None:
+    """Load an earlier stage's weights, if any; its moving average if it is unfinished."""
+    progress = load_checkpoint(path, {"shape": settings.shape})
     if progress is not None:
         model.model.load_state_dict(progress.model if progress.done else progress.average)
         heads.load_state_dict(progress.heads)

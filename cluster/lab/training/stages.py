@@ -1,10 +1,11 @@
-"""The stages of a training run: what each is shown, what it minimises, and how it is judged."""
+"""Training stages: examples, loss and validation of each."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,63 +17,62 @@ from cluster.lab.evaluation.metrics import CONSECUTIVE, video_score
 from cluster.lab.scenes import EVENT_KINDS
 from cluster.lab.training.batch import dense_labels, patch_batches
 from cluster.lab.training.config import Settings, StageSettings
+from cluster.lab.training.example_loader import FrozenTowerExamples
 from cluster.lab.training.examples import Example, TowerExamples, ValidationExamples, WindowExamples
-from cluster.lab.training.feeder import FrozenExamples
 from cluster.lab.training.labels import LABELS
 from cluster.lab.training.loss import DenseHeads, Loss, margins, tower_loss, window_loss
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.trainable_model import TrainableModel
 from cluster.types import PatchGrid
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
-def auc(scores: Floats, told: Bools) -> float:
-    """Area under the ROC curve, ties counted half; NaN unless both answers occur."""
-    positive, negative = int(told.sum()), int((~told).sum())
+def auc(scores: Floats, truth: Bools) -> float:
+    """Area under the ROC curve, ties counted half; NaN unless both classes occur."""
+    positive, negative = int(truth.sum()), int((~truth).sum())
     if not positive or not negative:
         return float("nan")
-    unique, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    del unique
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return float((ranks[told].sum() - positive * (positive + 1) / 2) / (positive * negative))
+    return float((ranks[truth].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def best_f1(scores: Floats, told: Bools) -> tuple[float, float]:
-    """The best F1 any threshold reaches, and that threshold (scores at or above it are positive)."""
-    if not told.any():
+def best_f1(scores: Floats, truth: Bools) -> tuple[float, float]:
+    """Best F1 over all thresholds, and its threshold (scores at or above it are positive)."""
+    if not truth.any():
         return float("nan"), float("nan")
     order = np.argsort(-scores, kind="stable")
-    hits = np.cumsum(told[order])
-    f1 = 2 * hits / (np.arange(1, len(scores) + 1) + told.sum())
-    # A threshold cannot part equal scores.
+    hits = np.cumsum(truth[order])
+    f1 = 2 * hits / (np.arange(1, len(scores) + 1) + truth.sum())
+    # A threshold cannot separate equal scores.
     last = np.append(np.diff(scores[order]) != 0, True)
     best = int(np.argmax(np.where(last, f1, -1.0)))
     return float(f1[best]), float(scores[order][best])
 
 
-def validate_windows(model: Trainee, examples: Sequence[Example], grid: PatchGrid) -> dict[str, float]:
+def validate_windows(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> dict[str, float]:
     """Per event: AUC and best F1 over windows, best F1 over videos (two positive windows in a row); and their means."""
     scores: dict[str, list[float]] = defaultdict(list)
-    told: dict[str, list[bool]] = defaultdict(list)
+    truth: dict[str, list[bool]] = defaultdict(list)
     videos: dict[str, list[float]] = defaultdict(list)
     shown: dict[str, list[bool]] = defaultdict(list)
     for example in examples:
-        found = margins(model, [example], grid)
-        values, right = found.values.cpu().numpy().astype(np.float64), found.told.cpu().numpy()
-        kinds = np.array(found.kinds)
+        found, asked = margins(model, [example], grid)
+        values, right = found.cpu().numpy().astype(np.float64), asked.truth.cpu().numpy()
+        kinds = np.array(asked.kinds)
         for kind in EVENT_KINDS:
             here = kinds == kind
             if here.any():
                 scores[kind] += values[here].tolist()
-                told[kind] += right[here].tolist()
+                truth[kind] += right[here].tolist()
                 videos[kind].append(video_score(values[here], min(CONSECUTIVE, int(here.sum()))))
                 shown[kind].append(bool(right[here].any()))
     metrics: dict[str, float] = {}
     for kind in EVENT_KINDS:
-        metrics[f"auc:{kind}"] = auc(np.array(scores[kind]), np.array(told[kind], bool))
-        metrics[f"f1:{kind}"] = best_f1(np.array(scores[kind]), np.array(told[kind], bool))[0]
+        metrics[f"auc:{kind}"] = auc(np.array(scores[kind]), np.array(truth[kind], bool))
+        metrics[f"f1:{kind}"] = best_f1(np.array(scores[kind]), np.array(truth[kind], bool))[0]
         metrics[f"video_f1:{kind}"] = best_f1(np.array(videos[kind]), np.array(shown[kind], bool))[0]
     for name in ("auc", "f1", "video_f1"):
         metrics[name] = _mean(metrics[f"{name}:{kind}"] for kind in EVENT_KINDS)
@@ -80,18 +80,20 @@ def validate_windows(model: Trainee, examples: Sequence[Example], grid: PatchGri
 
 
 @torch.no_grad()
-def validate_tower(model: Trainee, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid) -> dict[str, float]:
-    """AUC of each dense label over tokens, where it occurs at all; and their mean."""
-    scores, told = [], []
+def validate_tower(
+    model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid
+) -> dict[str, float]:
+    """AUC of each occurring dense label over tokens, and their mean."""
+    scores, truth = [], []
     for example in examples:
-        seen = model.see(patch_batches(example, grid))
+        seen = model.encode_frames(patch_batches(example, grid))
         scores.append(heads.tower.labels(heads.tower.norm(seen)).cpu().numpy())
-        told.append(dense_labels([example], model.device).hot.cpu().numpy() > 0)
-    all_scores, all_told = np.concatenate(scores).astype(np.float64), np.concatenate(told)
+        truth.append(dense_labels([example], model.device).hot.cpu().numpy() > 0)
+    all_scores, all_truth = np.concatenate(scores).astype(np.float64), np.concatenate(truth)
     metrics = {
-        f"auc:{label}": auc(all_scores[:, column], all_told[:, column])
+        f"auc:{label}": auc(all_scores[:, column], all_truth[:, column])
         for column, label in enumerate(LABELS)
-        if all_told[:, column].any()
+        if all_truth[:, column].any()
     }
     return {**metrics, "auc": _mean(metrics.values())}
 
@@ -101,40 +103,37 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(known)) if known else float("nan")
 
 
-TRAINED = ("tower", "language", "windows", "codec")
-"""In the order they run in; ``export`` follows."""
-
+TRAINING_STAGES = ("tower", "language", "windows", "codec")
+"""In execution order; ``export`` follows."""
 
 FROZEN = "frozen-tower.pt"
-"""File with the tower of the stage ``language``, inside of the run's folder."""
-
+"""File in the run's folder with the tower for the stage ``language``."""
 
 CACHE = "recorded"
-"""Folder of what pruners left of encoded scenes, inside of the run's."""
+"""Subfolder of the run with pruned frames of encoded scenes."""
 
 
-Minimised = Callable[[Trainee, DenseHeads, Sequence[Example]], Loss]
+LossFunction = Callable[[TrainableModel, DenseHeads, Sequence[Example]], Loss]
 
-
-Judged = Callable[[Trainee, DenseHeads, Sequence[Example]], dict[str, float]]
+Validator = Callable[[TrainableModel, DenseHeads, Sequence[Example]], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``make``: number -> training example, ``check``: number -> validation example; ``score`` names the metric that
-    tells the better of two models."""
+    """``make``: number -> training example, ``check``: number -> validation example; ``score``: metric that selects the
+    better model."""
 
     settings: StageSettings
     make: Callable[[int], Example]
     check: Callable[[int], Example]
-    loss: Minimised
-    judge: Judged
+    loss: LossFunction
+    judge: Validator
     score: str
 
 
-def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None, folder: Path = Path()) -> Stage:
-    """A stage by its name. ``recorded``: the folder of encoded scenes that ``codec`` is trained on; what pruners leave
-    of them is kept in ``folder``.
+def make_stage(settings: Settings, stage: StageSettings, encoded_scenes: Path | None, folder: Path = Path()) -> Stage:
+    """A stage by name. ``encoded_scenes``: folder of encoded scenes for ``codec``; their pruned frames are cached in
+    ``folder``.
 
     Raises:
         ConfigError: no such stage, or ``codec`` without scenes.
@@ -143,40 +142,22 @@ def make_stage(settings: Settings, stage: StageSettings, recorded: Path | None, 
     shape, seed = settings.shape, settings.seed
     check = ValidationExamples(shape)
 
-    def windows(model: Trainee, heads: DenseHeads, examples: Sequence[Example]) -> Loss:
-        return window_loss(model, heads, examples, grid, train_tower=stage.train_tower)
-
-    def judge_windows(model: Trainee, heads: DenseHeads, examples: Sequence[Example]) -> dict[str, float]:
-        del heads
-        return validate_windows(model, examples, grid)
-
+    make: Callable[[int], Example]
     if stage.name == "tower":
-        return Stage(
-            stage,
-            TowerExamples(shape, seed),
-            check,
-            lambda model, heads, examples: tower_loss(model, heads, examples, grid),
-            lambda model, heads, examples: validate_tower(model, heads, examples, grid),
-            "auc",
-        )
+        tower = partial(tower_loss, grid=grid), partial(validate_tower, grid=grid)
+        return Stage(stage, TowerExamples(shape, seed), check, *tower, "auc")
     if stage.name == "language":
-        seen = FrozenExamples(WindowExamples(shape, seed), str(folder / FROZEN), shape)
-        return Stage(stage, seen, check, windows, judge_windows, "f1")
-    if stage.name == "windows":
-        return Stage(stage, WindowExamples(shape, seed), check, windows, judge_windows, "f1")
-    if stage.name == "codec":
-        if recorded is None:
+        make = FrozenTowerExamples(WindowExamples(shape, seed), str(folder / FROZEN), shape)
+    elif stage.name == "windows":
+        make = WindowExamples(shape, seed)
+    elif stage.name == "codec":
+        if encoded_scenes is None:
             raise ConfigError("the codec stage is trained on encoded scenes; name their folder with --codec-scenes DIR")
-        from cluster.lab.training.recorded import RecordedExamples, training_clips
+        from cluster.lab.training.encoded_examples import EncodedExamples, list_training_clips
 
-        training_clips(recorded)
-
-        return Stage(
-            stage,
-            RecordedExamples(str(recorded), str(folder / CACHE), shape, seed),
-            check,
-            windows,
-            judge_windows,
-            "f1",
-        )
-    raise ConfigError(f"unknown stage {stage.name!r}; there are: {', '.join(TRAINED)}, export")
+        list_training_clips(encoded_scenes)
+        make = EncodedExamples(str(encoded_scenes), str(folder / CACHE), shape, seed)
+    else:
+        raise ConfigError(f"unknown stage {stage.name!r}; there are: {', '.join(TRAINING_STAGES)}, export")
+    loss = partial(window_loss, grid=grid, train_tower=stage.train_tower)
+    return Stage(stage, make, check, loss, lambda model, _, examples: validate_windows(model, examples, grid), "f1")

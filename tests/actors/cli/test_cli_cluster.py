@@ -8,7 +8,7 @@ import urllib.request
 import psutil
 import pytest
 
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

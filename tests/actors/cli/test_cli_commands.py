@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from actors.cli.options import parse_questions, parse_settings
 from actors.cli.output import check_writable, listed, plural, write_json
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.redaction import redact
 
 COMMANDS = [

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from actors.cli import main
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 
 SMALL = ("--window", "6", "--stride", "3", "--jobs", "1", "--model", "tiny-qwen2_5_vl")
 # A heavy process beside others on two cores: minutes, where seconds are the rule.

@@ -15,7 +15,7 @@ from cluster.lab.bench.engines.contestants import CONTESTANTS
 from cluster.lab.bench.engines.interleaved import Entrant, Measured, run_interleaved
 from cluster.lab.bench.harness import main
 from cluster.lab.bench.soak import SyntheticCamera
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 from cluster.types import Question, StreamSpec
 

@@ -14,7 +14,7 @@ from cluster.errors import ConfigError
 from cluster.lab.bench.harness import against_goals, main
 from cluster.lab.bench.memory import GOALS, PARTS
 from cluster.lab.bench.memory.footage import Listener, made_chunks
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.memory.organise.table import ClusterTable, NewTokens
 from cluster.memory.retrieve.top_k import TopK
 from cluster.registry import compressors

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from cluster.lab.bench.memory.prefetch import Compute, measure_prefetch, timeline
-from cluster.lab.report.charts import svg, tips
+from cluster.lab.report.charts import get_tooltips, svg
 from cluster.memory.prefetch import FetchEvent
 
 
@@ -42,7 +42,7 @@ def test_the_picture_has_a_bar_for_each_load_and_each_layer_to_scale() -> None:
     computes = [Compute(0, 5.010, 5.030), Compute(1, 5.030, 5.050)]
     figure = timeline(events, computes)
     (axes,) = figure.axes
-    bars = {tips(bar)[0]: bar for bar in axes.patches}
+    bars = {get_tooltips(bar)[0]: bar for bar in axes.patches}
     titles = {element.text for element in ET.fromstring(svg(figure)).iter("{http://www.w3.org/2000/svg}title")}
     assert titles == set(bars)
     assert axes.get_xlabel() == "milliseconds"

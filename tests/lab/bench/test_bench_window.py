@@ -6,7 +6,7 @@ import pytest
 
 from cluster.lab.bench.frames import clip_names, prune_clip, read_clip, span_seconds
 from cluster.lab.bench.harness import main
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import PatchGeometry
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2, max_pixels=112 * 112)

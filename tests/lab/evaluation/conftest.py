@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from cluster.engine.native.engine import NativeEngine
-from cluster.lab.clips import make_clip
 from cluster.lab.evaluation.datasets import LabelledVideo
-from cluster.lab.evaluation.policies import Setting
 from cluster.lab.evaluation.results import Results, VideoRun, WindowResult
+from cluster.lab.evaluation.settings import Setting
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 
 torch.set_num_threads(1)

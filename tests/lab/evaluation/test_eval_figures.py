@@ -11,27 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import ModelError
-from cluster.lab.evaluation.curves import charts
-from cluster.lab.evaluation.datasets import Skipped
+from cluster.lab.evaluation.charts import make_charts
+from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.metrics import window_truth
-from cluster.lab.evaluation.policies import WindowShape, codecsight, full, ours
 from cluster.lab.evaluation.report import (
     check_questions,
-    choose,
-    figures,
-    flops_for,
+    choose_setting,
+    compute_figures,
+    flops_at_f1,
     make_report,
-    reached,
-    thresholds_of,
+    select_thresholds,
+    within_bound,
 )
-from cluster.lab.evaluation.write import page
+from cluster.lab.evaluation.settings import WindowShape, codecsight, full_computation, ours
+from cluster.lab.evaluation.tables import make_page
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_page
 from cluster.models import load_model
 from cluster.models.settings import ModelSettings
 
 SHAPE = WindowShape()
-FULL, PUBLISHED = full(SHAPE), codecsight(SHAPE)
+FULL, PUBLISHED = full_computation(SHAPE), codecsight(SHAPE)
 CHEAP, MIDDLE, DEAR = ours(SHAPE, 0.0), ours(SHAPE, 0.1), ours(SHAPE, 0.4)
 # Four videos with a fall and four without.
 TRUTH = [True] * 4 + [False] * 4
@@ -61,7 +61,7 @@ def f1(count, alarms=0):
 
 
 def test_figures_by_hand(results):
-    found = figures(results, HALF)
+    found = compute_figures(results, HALF)
     values = found.values
     assert values["f1_full"] == values["f1_full_min"] == 1
     assert (found.chosen["15"], found.chosen["8"]) == (DEAR, MIDDLE)
@@ -77,7 +77,7 @@ def test_figures_by_hand(results):
 
 def test_strata_are_of_the_setting_chosen_at_15(make_results):
     table = {FULL: hits(4), DEAR: hits(3)}
-    found = figures(make_results(TRUTH, table, {FULL: 1000, DEAR: 140}, STRATA), HALF)
+    found = compute_figures(make_results(TRUTH, table, {FULL: 1000, DEAR: 140}, STRATA), HALF)
     # The fall that is missed is video 3: at night and slow, of two falls at night and one that is slow.
     assert found.values["f1_drop_night"] == pytest.approx(1 - 2 / 3)
     assert found.values["recall_drop_low_contrast"] == 1
@@ -89,8 +89,8 @@ def test_strata_are_of_the_setting_chosen_at_15(make_results):
 def test_the_setting_is_chosen_on_validation(make_results, results):
     table = {FULL: hits(4), PUBLISHED: hits(2), CHEAP: hits(4), MIDDLE: hits(1), DEAR: hits(3)}
     validation = make_results(TRUTH, table, dict.fromkeys(table, 1000))
-    assert choose(results, HALF, 0.15, validation) == CHEAP
-    found = figures(results, HALF, validation)
+    assert choose_setting(results, HALF, 0.15, validation) == CHEAP
+    found = compute_figures(results, HALF, validation)
     assert found.values["f1_drop_at_15"] == pytest.approx(1 - f1(1))
     assert not any("--validation" in note for note in found.notes)
 
@@ -98,39 +98,39 @@ def test_the_setting_is_chosen_on_validation(make_results, results):
 def test_of_equals_the_nearest_to_full_is_chosen(make_results):
     near, far = [0.85] * 4 + [0.15] * 4, [0.6] * 4 + [0.4] * 4
     table = {FULL: hits(4), CHEAP: near, MIDDLE: far}
-    assert choose(make_results(TRUTH, table, {FULL: 1000, CHEAP: 50, MIDDLE: 60}), HALF, 0.15) == CHEAP
+    assert choose_setting(make_results(TRUTH, table, {FULL: 1000, CHEAP: 50, MIDDLE: 60}), HALF, 0.15) == CHEAP
 
 
 def test_another_stride_is_not_compared(make_results):
     other = ours(replace(SHAPE, stride_s=8), 0.1)
     results = make_results(TRUTH, {FULL: hits(4), other: hits(4)}, {FULL: 1000, other: 100})
-    assert choose(results, HALF, 0.15) is None
+    assert choose_setting(results, HALF, 0.15) is None
 
 
 def test_no_setting_reaches_the_published_rule(make_results):
     table = {FULL: hits(4), PUBLISHED: hits(4), CHEAP: hits(1)}
-    found = figures(make_results(TRUTH, table, {FULL: 1000, PUBLISHED: 200, CHEAP: 50}), HALF)
+    found = compute_figures(make_results(TRUTH, table, {FULL: 1000, PUBLISHED: 200, CHEAP: 50}), HALF)
     assert "flops_vs_codecsight" not in found.values
     assert any("reaches the published rule's F1 of 1.000" in note for note in found.notes)
 
 
 def test_frontier_by_hand():
     points = [(50, 0.4), (70, 0.8), (60, 0.3), (140, 0.9)]
-    assert flops_for(points, 0.6) == pytest.approx(60)
-    assert flops_for(points, 0.2) == 50
-    assert flops_for(points, 0.9) == 140
-    assert math.isnan(flops_for(points, 0.95))
-    assert math.isnan(flops_for([], 0.5))
+    assert flops_at_f1(points, 0.6) == pytest.approx(60)
+    assert flops_at_f1(points, 0.2) == 50
+    assert flops_at_f1(points, 0.9) == 140
+    assert math.isnan(flops_at_f1(points, 0.95))
+    assert math.isnan(flops_at_f1([], 0.5))
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1)), min_size=1, max_size=8), st.floats(0, 1))
 def test_frontier_is_never_dearer_than_a_setting_that_is_good_enough(points, wanted):
-    found = flops_for(points, wanted)
+    found = flops_at_f1(points, wanted)
     enough = [flops for flops, value in points if value >= wanted]
     assert math.isnan(found) == (not enough)
     if enough:
         assert min(flops for flops, _ in points) <= found <= min(enough) + 1e-9
-    assert math.isnan(flops_for(points, 1.1))
+    assert math.isnan(flops_at_f1(points, 1.1))
 
 
 def test_window_truth(results):
@@ -160,12 +160,12 @@ def model():
 
 
 def test_thresholds_are_the_models_then_validations_then_a_half(model, results):
-    assert thresholds_of(model, ("fall",)) == ({"fall": 0.5}, "the default: nothing says better")
-    chosen, origin = thresholds_of(model, ("fall",), results)
+    assert select_thresholds(model, ("fall",)) == ({"fall": 0.5}, "the default")
+    chosen, origin = select_thresholds(model, ("fall",), results)
     assert 0.2 < chosen["fall"] < 0.9
     assert "validation" in origin
     model.settings = ModelSettings(threshold=0.4, thresholds={"fight": 0.3})
-    assert thresholds_of(model, ("fall", "fight"), results)[0] == {"fall": 0.4, "fight": 0.3}
+    assert select_thresholds(model, ("fall", "fight"), results)[0] == {"fall": 0.4, "fight": 0.3}
 
 
 def test_a_checkpoint_of_other_questions_is_refused(model):
@@ -192,7 +192,7 @@ def report(results):
         for each, place in ((FULL, 0.2), (PUBLISHED, 0.2), (MIDDLE, 0.2), (DEAR, 0.4))
     ]
     results = replace(results, settings=(*results.settings, *(replace(s, name=f"{s.name} sweep") for s in swept)))
-    skipped = [Skipped(results.videos[0].path.with_name("bad <video>.mp4"), "holds no | picture")]
+    skipped = [SkippedVideo(results.videos[0].path.with_name("bad <video>.mp4"), "holds no | picture")]
     return make_report("Accuracy", results, HALF, skipped=skipped, facts={"model": "tiny & random"})
 
 
@@ -213,15 +213,15 @@ def test_json_is_as_every_bench_writes_it(report):
 
 
 def test_bounds_say_what_is_reached():
-    assert reached("f1_full", 0.9)
-    assert not reached("f1_full", 0.899)
-    assert reached("f1_drop_at_15", -0.5)
-    assert not reached("flops_vs_codecsight", 0.71)
-    assert reached("flops_share_at_15", 0.1) is None
+    assert within_bound("f1_full", 0.9)
+    assert not within_bound("f1_full", 0.899)
+    assert within_bound("f1_drop_at_15", -0.5)
+    assert not within_bound("flops_vs_codecsight", 0.71)
+    assert within_bound("flops_share_at_15", 0.1) is None
 
 
 def test_markdown_has_every_table(report):
-    text = page(report).markdown()
+    text = make_page(report).markdown()
     for title in ("# Accuracy", "## Figures", "## Settings", "## F1 by kind of event", "## Calibration", "## Skipped"):
         assert title in text
     assert "| f1_drop_at_8 | 0.143" in text
@@ -232,7 +232,7 @@ def test_markdown_has_every_table(report):
 
 
 def test_charts_are_documents_of_their_own(report, tmp_path):
-    drawn = charts(report)
+    drawn = make_charts(report)
     assert {"f1-tokens", "f1-flops", "calibration", "f1-motion", "f1-stride", "flops-stride"} == drawn.keys()
     for figure in drawn.values():
         assert ET.fromstring(svg(figure)).tag.endswith("svg")
@@ -257,11 +257,11 @@ def test_charts_are_documents_of_their_own(report, tmp_path):
 
 
 def test_the_page_stands_alone(report, tmp_path):
-    text = page(report).html()
+    text = make_page(report).html()
     assert "tiny &amp; random" in text
     assert "bad &lt;video&gt;.mp4" in text
-    assert text.count("<svg") == len(charts(report))
+    assert text.count("<svg") == len(make_charts(report))
     assert not any(word in text for word in ("src=", "href=", "@import", "url(", "http"))
-    written = write_page(page(report), tmp_path / "out", "accuracy", report.to_json())
+    written = write_page(make_page(report), tmp_path / "out", "accuracy", report.to_json())
     names = {path.name for path in written.parent.iterdir()}
     assert {"accuracy.html", "accuracy.md", "accuracy.json", "f1-tokens.svg", "calibration.svg"} <= names

@@ -10,7 +10,8 @@ import pytest
 from actors.cli import main
 from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.policies import LADDER, WindowShape, grid, ladder_of, read_results
+from cluster.lab.evaluation.ladder import build_ladder, read_accuracy_results
+from cluster.lab.evaluation.settings import LADDER, WindowShape, make_grid
 from cluster.models.catalog import locate
 
 
@@ -21,11 +22,11 @@ def row(setting: str, f1: float, kept: int, full: int = 1000) -> dict:
 def results(tmp_path: Path, *rows: dict) -> dict:
     file = tmp_path / "accuracy.json"
     file.write_text(json.dumps({"bench": "accuracy", "rows": rows, "notes": ["videos: 3", "model: m"]}))
-    return read_results(file)
+    return read_accuracy_results(file)
 
 
 def test_every_rung_is_read_off_its_row(tmp_path) -> None:
-    found = ladder_of(
+    found = build_ladder(
         results(
             tmp_path,
             row("full", 0.9, 1000),
@@ -46,7 +47,7 @@ def test_every_rung_is_read_off_its_row(tmp_path) -> None:
 
 
 def test_rungs_without_a_row_fall_as_in_the_default_ladder_and_say_so(tmp_path) -> None:
-    found = ladder_of(results(tmp_path, row("ours budget 0.4", 0.8, 400), row("ladder prune", 0.4, 400)))
+    found = build_ladder(results(tmp_path, row("ours budget 0.4", 0.8, 400), row("ladder prune", 0.4, 400)))
     assert found.rungs[1].f1 == pytest.approx(0.5)
     guesses = default().rungs
     assert found.rungs[2].f1 == pytest.approx(0.5 * guesses[2].f1 / guesses[1].f1, abs=1e-4)
@@ -56,20 +57,20 @@ def test_rungs_without_a_row_fall_as_in_the_default_ladder_and_say_so(tmp_path) 
 
 def test_results_without_full_quality_are_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="--settings ladder"):
-        ladder_of(results(tmp_path, row("ladder prune", 0.8, 400)))
+        build_ladder(results(tmp_path, row("ladder prune", 0.8, 400)))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"bench": "window", "rows": []}', '{"bench": "accuracy"}'])
 def test_files_that_are_no_results_are_refused(tmp_path, text) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(ConfigError, match="not a result of an evaluation"):
-        read_results(tmp_path / "r.json")
+        read_accuracy_results(tmp_path / "r.json")
     with pytest.raises(ConfigError, match="cannot read"):
-        read_results(tmp_path / "none.json")
+        read_accuracy_results(tmp_path / "none.json")
 
 
 def test_the_grid_measures_every_rung_with_what_it_changes() -> None:
-    settings = {setting.name: setting for setting in grid("ladder", WindowShape())}
+    settings = {setting.name: setting for setting in make_grid("ladder", WindowShape())}
     assert set(settings) == {"full", *(f"ladder {step.name}" for step in LADDER)}
     stride = settings["ladder stride"]
     assert (stride.shape.stride_s, stride.shape.fps, stride.budget) == (8.0, 2.0, 0.0)

@@ -7,15 +7,16 @@ import pytest
 from evaluation_cases import QUESTIONS, SHAPE
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.clips import make_clip
 from cluster.lab.evaluation import run as runner
-from cluster.lab.evaluation.policies import codecsight, full, ours
+from cluster.lab.evaluation.result_cache import ResultCache, model_digest, video_digest
 from cluster.lab.evaluation.results import VideoRun
 from cluster.lab.evaluation.run import evaluate
-from cluster.lab.evaluation.work import ModelSpec, WorkFile, model_digest, video_digest
+from cluster.lab.evaluation.settings import codecsight, full_computation, ours
+from cluster.lab.evaluation.worker_pool import ModelSpec
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 
-SETTINGS = [full(SHAPE), codecsight(SHAPE), ours(replace(SHAPE, anchor_interval_s=2), 0.2)]
+SETTINGS = [full_computation(SHAPE), codecsight(SHAPE), ours(replace(SHAPE, anchor_interval_s=2), 0.2)]
 
 
 @pytest.fixture(scope="module")
@@ -121,20 +122,20 @@ def test_what_cannot_be_used_is_listed_with_its_reason(model, videos, tmp_path):
     assert "No such file" in reasons["gone.mp4"]
     assert "broken.mp4" in reasons["broken.mp4"]
     assert reasons["short.mp4"] == "too short: 0 whole windows of 6 s, 2 are needed"
-    with pytest.raises(SightlineError, match=r"nothing is left of 1 videos.*broken"):
+    with pytest.raises(SightlineError, match=r"all 1 videos were skipped.*broken"):
         evaluate(more[:1], model, SETTINGS[:1], QUESTIONS)
 
 
 def test_a_video_of_too_few_windows_is_skipped(model, videos):
     shape = replace(SHAPE, window_s=9, stride_s=3)
-    results = evaluate(videos, model, [full(shape)], QUESTIONS)
+    results = evaluate(videos, model, [full_computation(shape)], QUESTIONS)
     assert [video.name for video in results.videos] == ["street"]
     assert results.skipped[0].reason == "too short: 1 whole windows of 9 s, 2 are needed"
 
 
 def test_full_computation_is_always_among_the_settings(model, videos):
     results = evaluate(videos[:1], model, SETTINGS[1:2], QUESTIONS)
-    assert results.full == full(SHAPE)
+    assert results.full == full_computation(SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_full_computation_is_always_among_the_settings(model, videos):
         ({"settings": []}, "no settings"),
         ({"questions": {"person": "?"}}, "no question for car"),
         ({"jobs": 2}, "give a ModelSpec"),
-        ({"settings": [replace(full(SHAPE), refresh="most")]}, "unknown refresh policy 'most'"),
+        ({"settings": [replace(full_computation(SHAPE), refresh="most")]}, "unknown refresh policy 'most'"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(model, videos, change, reason):
@@ -154,7 +155,7 @@ def test_what_cannot_be_evaluated_is_refused(model, videos, change, reason):
 
 
 def test_two_videos_of_one_name_are_refused(model, videos):
-    with pytest.raises(ConfigError, match="one name"):
+    with pytest.raises(ConfigError, match="video names must be unique"):
         evaluate([videos[0], videos[0]], model, SETTINGS, QUESTIONS)
 
 
@@ -163,11 +164,11 @@ def test_a_work_file_that_is_none(make_run, tmp_path, tiny_engine, street):
     path.write_text('not json\n{"video": 1}\n')
     key = (video_digest(street.path), model_digest(tiny_engine, QUESTIONS), SETTINGS[0].key)
     run = make_run([0.25, 0.75])
-    with WorkFile(path) as file:
+    with ResultCache(path) as file:
         assert file.get(key, VideoRun.from_json) is None
         file.add(key, run.to_json())
-    with WorkFile(path) as file:
+    with ResultCache(path) as file:
         assert file.get(key, VideoRun.from_json) == run
     assert json.loads(path.read_text().splitlines()[-1])["setting"] == SETTINGS[0].key
-    with pytest.raises(SightlineError, match="cannot be used"), WorkFile(tmp_path):
+    with pytest.raises(SightlineError, match="cannot be used"), ResultCache(tmp_path):
         pass

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cluster.errors import ModelError
-from cluster.lab.evaluation.calibration import Fit, halfway, platt, write_fit
+from cluster.lab.evaluation.calibration import CalibrationFit, mean_in_logits, platt, write_calibration
 from cluster.models.settings import ModelSettings
 
 
@@ -23,9 +23,9 @@ def test_platt_turns_round_scores_that_are_wrong_way_round_and_is_flat_on_noise(
 
 
 def test_a_kinds_threshold_lies_halfway_to_the_common_one_in_logits():
-    assert halfway(0.5, 0.5) == pytest.approx(0.5)
-    assert halfway(0.2, 0.8) == pytest.approx(0.5)
-    assert halfway(1 / (1 + np.exp(3)), 1 / (1 + np.exp(1))) == pytest.approx(1 / (1 + np.exp(2)))
+    assert mean_in_logits(0.5, 0.5) == pytest.approx(0.5)
+    assert mean_in_logits(0.2, 0.8) == pytest.approx(0.5)
+    assert mean_in_logits(1 / (1 + np.exp(3)), 1 / (1 + np.exp(1))) == pytest.approx(1 / (1 + np.exp(2)))
 
 
 def test_separable_scores_keep_finite_parameters():
@@ -38,7 +38,7 @@ def test_a_fit_changes_its_own_entries_only(tmp_path):
     (tmp_path / "sightline.json").write_text(
         json.dumps({"window_s": 20.0, "questions": {"fall": "?"}, "thresholds": {}})
     )
-    write_fit(tmp_path, Fit(1.5, -0.25, 0.4, 0.9, {"fall": 0.71}))
+    write_calibration(tmp_path, CalibrationFit(1.5, -0.25, 0.4, 0.9, {"fall": 0.71}))
     known = ModelSettings.load(tmp_path)
     assert (known.threshold_of("fall"), known.threshold_of("fight")) == (0.71, 0.4)
     assert (known.window_s, known.score_temperature, known.score_bias, known.threshold) == (20.0, 1.5, -0.25, 0.4)
@@ -47,4 +47,4 @@ def test_a_fit_changes_its_own_entries_only(tmp_path):
 
 def test_a_folder_without_settings_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"no sightline\.json"):
-        write_fit(tmp_path, Fit(1.0, 0.0, 0.5, 0.0))
+        write_calibration(tmp_path, CalibrationFit(1.0, 0.0, 0.5, 0.0))

@@ -9,16 +9,11 @@ import pytest
 import torch
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.evaluation.datasets import Skipped
-from cluster.lab.evaluation.memory.asking import PastQuestion
-from cluster.lab.evaluation.memory.report import memory_charts, memory_report, page
-from cluster.lab.evaluation.memory.results import (
-    MemorySetting,
-    SettingResult,
-    answered,
-    coverage_of,
-    evidence_recall,
-)
+from cluster.lab.evaluation.datasets import SkippedVideo
+from cluster.lab.evaluation.memory.questions import OpenQuestion
+from cluster.lab.evaluation.memory.report import compare_settings, make_page, memory_charts
+from cluster.lab.evaluation.memory.results import SettingResult, evidence_recall, grade_answer, make_coverage
+from cluster.lab.evaluation.memory.settings import MemorySetting
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_page
 
@@ -26,23 +21,22 @@ FULL = MemorySetting("full", "frames", "all")
 SMALL = MemorySetting("cords", "resv", "wicsum", 256)
 LARGE = MemorySetting("cords", "resv", "wicsum", 1024)
 ASKED = (
-    PastQuestion("needle", ("Was there a red vehicle?",), ("yes",), 100.0, None, ((10.0, 14.0),)),
-    PastQuestion("needle", ("Was there a blue vehicle?",), ("no",), 100.0),
-    PastQuestion("order", ("Which came first?",), ("person",), 200.0, None, ((10.0, 14.0), (30.0, 36.0))),
-    PastQuestion("counting", ("How many vehicles passed?",), ("two",), 200.0, 50.0, ((60.0, 64.0), (70.0, 74.0))),
+    OpenQuestion("needle", ("Was there a red vehicle?",), ("yes",), 100.0, None, ((10.0, 14.0),)),
+    OpenQuestion("needle", ("Was there a blue vehicle?",), ("no",), 100.0),
+    OpenQuestion("order", ("Which came first?",), ("person",), 200.0, None, ((10.0, 14.0), (30.0, 36.0))),
+    OpenQuestion("counting", ("How many vehicles passed?",), ("two",), 200.0, 50.0, ((60.0, 64.0), (70.0, 74.0))),
 )
 RIGHT = ("yes", "no", "person", "two")
 
 
 def result(setting, said, *, coverage=None, at=(12.0, 31.0, 90.0, 90.0)):
     rows = tuple(
-        answered(
+        grade_answer(
             "hour",
             number,
             question,
             [word],
             ttft_s=0.1 * (number + 1),
-            history_s=question.at_s,
             retrieved=100.0,
             held=400.0,
             bytes_moved=1000 * number,
@@ -82,23 +76,23 @@ def test_without_tokens_known_there_is_no_recall():
 
 
 def test_coverage_keeps_area_and_percentiles():
-    found = coverage_of(torch.arange(101.0).reshape(1, 101).flip(1), 100.0)
+    found = make_coverage(torch.arange(101.0).reshape(1, 101).flip(1), 100.0)
     assert found.area == pytest.approx(0.5)
     assert found.percentiles == pytest.approx([float(i) for i in range(101)])
     with pytest.raises(ValueError, match="at least one"):
-        coverage_of(torch.zeros(0), 1.0)
+        make_coverage(torch.zeros(0), 1.0)
 
 
 @pytest.fixture
 def report():
-    near, far = (coverage_of(torch.linspace(0, top, 500), 1.0) for top in (0.2, 0.9))
+    near, far = (make_coverage(torch.linspace(0, top, 500), 1.0) for top in (0.2, 0.9))
     results = [
-        result(FULL, RIGHT, coverage={"joint": coverage_of(torch.zeros(4), 1.0)}),
+        result(FULL, RIGHT, coverage={"joint": make_coverage(torch.zeros(4), 1.0)}),
         result(SMALL, ("yes", "yes", "person", "three"), coverage={"joint": far}),
         result(LARGE, ("yes", "no", "person", "three"), coverage={"joint": near, "key": near}),
     ]
-    skipped = [Skipped(Path("gone.mp4"), "not on disk")]
-    return memory_report(
+    skipped = [SkippedVideo(Path("gone.mp4"), "not on disk")]
+    return compare_settings(
         "Memory", results, baseline=FULL, facts={"footage": "one hour"}, notes=["one"], skipped=skipped
     )
 
@@ -118,7 +112,7 @@ def test_json_is_finite_and_holds_rows_drops_and_answers(report):
 
 
 def test_markdown_tables_have_a_line_for_each_setting(report):
-    text = page(report).markdown()
+    text = make_page(report).markdown()
     lines = [line for line in text.splitlines() if line.startswith(f"| {SMALL.name} ")]
     assert len(lines) == 4
     accuracy, retrieval, coverage, cost = ([cell.strip() for cell in line.split("|")[2:-1]] for line in lines)
@@ -148,23 +142,23 @@ def test_curves_are_drawn_of_what_was_measured(report):
 
 
 def test_files_are_written_and_a_folder_that_cannot_be_is_named(report, tmp_path):
-    path = write_page(page(report), tmp_path / "out", "memory", report.to_json())
-    assert path.read_text() == page(report).html()
-    assert path.with_suffix(".md").read_text() == page(report).markdown()
+    path = write_page(make_page(report), tmp_path / "out", "memory", report.to_json())
+    assert path.read_text() == make_page(report).html()
+    assert path.with_suffix(".md").read_text() == make_page(report).markdown()
     names = {each.name for each in path.parent.iterdir()}
     assert {"memory.html", "memory.json", "memory.md", "accuracy-budget.svg", "ttft-history.svg"} <= names
     (tmp_path / "file").write_text("")
     with pytest.raises(SightlineError, match="cannot write the report"):
-        write_page(page(report), tmp_path / "file", "memory")
+        write_page(make_page(report), tmp_path / "file", "memory")
 
 
 def test_a_report_needs_each_setting_once_and_the_same_questions():
     full = result(FULL, RIGHT)
     with pytest.raises(ConfigError, match="one result for each setting"):
-        memory_report("Memory", [full, full])
+        compare_settings("Memory", [full, full])
     with pytest.raises(ConfigError, match="is not among the settings"):
-        memory_report("Memory", [full], baseline=SMALL)
+        compare_settings("Memory", [full], baseline=SMALL)
     fewer = SettingResult(SMALL, full.answered[:2])
     with pytest.raises(ConfigError, match="same questions in the same order"):
-        memory_report("Memory", [full, fewer], baseline=FULL)
-    assert "drop" not in page(memory_report("Memory", [full])).markdown()
+        compare_settings("Memory", [full, fewer], baseline=FULL)
+    assert "drop" not in make_page(compare_settings("Memory", [full])).markdown()

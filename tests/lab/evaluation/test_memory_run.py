@@ -10,25 +10,15 @@ from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.clips import make_clip
-from cluster.lab.evaluation.memory.answering import (
-    FULL,
-    SHARES,
-    SPACES,
-    ShareSetting,
-    _coverage,
-    _filled,
-    answer_scene,
-    full_bytes,
-    memory_grid,
-    ours,
-)
-from cluster.lab.evaluation.memory.asking import MultipleChoice, PastQuestion
+from cluster.lab.evaluation.memory.answer import SPACES, _coverage, _filled, answer_scene, full_bytes
+from cluster.lab.evaluation.memory.questions import MultipleChoice, OpenQuestion
 from cluster.lab.evaluation.memory.recording import Recording, record
-from cluster.lab.evaluation.memory.report import chance, summarise
+from cluster.lab.evaluation.memory.report import chance, make_report
 from cluster.lab.evaluation.memory.run import Footage, evaluate_memory
-from cluster.lab.evaluation.policies import WindowShape
-from cluster.lab.evaluation.work import ModelSpec
+from cluster.lab.evaluation.memory.settings import FULL, SHARES, ShareSetting, memory_grid, ours
+from cluster.lab.evaluation.settings import WindowShape
+from cluster.lab.evaluation.worker_pool import ModelSpec
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -41,9 +31,9 @@ from cluster.vision.sampler import PatchSampler
 SHAPE = WindowShape(window_s=6, stride_s=2, fps=2, anchor_interval_s=4)
 SECONDS = 20
 QUESTIONS = (
-    PastQuestion("needle", ("Did a car pass?",), ("yes",), 9.0, None, ((2.0, 4.0),)),
-    PastQuestion("counting", ("How many people?",), ("two",), 20.0, 8.0),
-    PastQuestion("multi-turn", ("Is there a car?", "Did it stop?"), ("yes", "no"), 20.0),
+    OpenQuestion("needle", ("Did a car pass?",), ("yes",), 9.0, None, ((2.0, 4.0),)),
+    OpenQuestion("counting", ("How many people?",), ("two",), 20.0, 8.0),
+    OpenQuestion("multi-turn", ("Is there a car?", "Did it stop?"), ("yes", "no"), 20.0),
     MultipleChoice("plot", "What is there?", ("a car", "a dog"), 0, 20.0),
 )
 
@@ -321,7 +311,7 @@ def test_answers_do_not_depend_on_processes_and_unreadable_clips_are_left_out(cl
     assert told[-1].done == told[-1].total
     assert {each.path.name for each in several.skipped} == {"broken.mp4", "gone.mp4"}
     assert [each.name for each in several.footage] == ["street"]
-    with pytest.raises(SightlineError, match="nothing is left of 1 clips; the first, broken"):
+    with pytest.raises(SightlineError, match="all 1 clips were skipped; the first, broken"):
         evaluated(footage[1:2], tiny_engine.model, tmp_path / "none")
 
 
@@ -330,7 +320,7 @@ def test_what_cannot_be_evaluated_is_refused(clip, tiny_engine, tmp_path):
     for wrong in ([], [replace(footage, questions=())]):
         with pytest.raises(ConfigError, match="at least one clip"):
             evaluated(wrong, tiny_engine.model, tmp_path)
-    with pytest.raises(ConfigError, match="no name twice"):
+    with pytest.raises(ConfigError, match="names of settings and clips must be unique"):
         evaluated([footage, footage], tiny_engine.model, tmp_path)
     with pytest.raises(ConfigError, match="give a ModelSpec"):
         evaluated([footage], tiny_engine.model, tmp_path, jobs=2)
@@ -339,13 +329,13 @@ def test_what_cannot_be_evaluated_is_refused(clip, tiny_engine, tmp_path):
 # -- the summary ----------------------------------------------------------------------------------
 def test_chance_is_what_the_commonest_answer_of_each_kind_gets():
     def needle(answer):
-        return PastQuestion("needle", ("?",), (answer,), 1.0)
+        return OpenQuestion("needle", ("?",), (answer,), 1.0)
 
     # Two of three needles, half of one conversation's and both of the other's turns, one of two choices.
     questions = [
         *map(needle, ("yes", "yes", "no")),
-        PastQuestion("multi-turn", ("?", "?"), ("no", "yes"), 1.0),
-        PastQuestion("multi-turn", ("?", "?"), ("no", "no"), 1.0),
+        OpenQuestion("multi-turn", ("?", "?"), ("no", "yes"), 1.0),
+        OpenQuestion("multi-turn", ("?", "?"), ("no", "no"), 1.0),
         MultipleChoice("plot", "?", ("a", "b"), 1, 1.0),
         MultipleChoice("plot", "?", ("a", "b"), 0, 1.0),
     ]
@@ -354,7 +344,7 @@ def test_chance_is_what_the_commonest_answer_of_each_kind_gets():
 
 def test_the_summary_has_the_headline_and_says_that_a_model_at_chance_shows_nothing(clip, tiny_engine, tmp_path):
     found, _ = evaluated([Footage("street", clip, QUESTIONS)], tiny_engine.model, tmp_path)
-    report = summarise("Memory", found, tiny_engine.model, facts={"model": "tiny"})
+    report = make_report("Memory", found, tiny_engine.model, facts={"model": "tiny"})
     body = json.loads(report.to_json())
     full, eighth = (result.accuracy["all"].value for result in found.results)
     assert body["figures"]["accuracy_full"] == full
@@ -369,4 +359,4 @@ def test_the_summary_has_the_headline_and_says_that_a_model_at_chance_shows_noth
     ]
     questions = tuple(replace(QUESTIONS[0], answers=(answer,)) for answer in ("yes", "no", "maybe", "never"))
     sure = replace(found, results=tuple(right), footage=(replace(found.footage[0], questions=questions),))
-    assert not any("chance" in note for note in summarise("Memory", sure, tiny_engine.model).notes)
+    assert not any("chance" in note for note in make_report("Memory", sure, tiny_engine.model).notes)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lab.evaluation.memory.asking import MultipleChoice, PastQuestion
+from cluster.lab.evaluation.memory.questions import MultipleChoice, OpenQuestion
 from cluster.lab.evaluation.memory.score import (
-    Judged,
+    GradedAnswer,
     accuracy_by_kind,
     accuracy_drop,
     chosen_option,
@@ -81,17 +81,17 @@ def test_overlap_by_hand():
 
 
 def test_credit_is_the_share_of_turns():
-    talk = PastQuestion("multi-turn", ("One?", "Two?"), ("yes", "no"), 1.0)
+    talk = OpenQuestion("multi-turn", ("One?", "Two?"), ("yes", "no"), 1.0)
     assert [credit(talk, said) for said in (("yes", "no"), ("yes", "yes"), ("no", "yes"))] == [1.0, 0.5, 0.0]
     choice = MultipleChoice("plot", "Which?", ("this", "that"), 1, 1.0)
     assert (credit(choice, ["B"]), credit(choice, ["this"])) == (1.0, 0.0)
-    assert credit(PastQuestion("open", ("What?",), ("a red cup",), 1.0), ["red"]) == pytest.approx(2 / 3)
+    assert credit(OpenQuestion("open", ("What?",), ("a red cup",), 1.0), ["red"]) == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="1 answers to 2 turns"):
         credit(talk, ["yes"])
 
 
 def judged(credits, kind="needle", video="v"):
-    return [Judged(video, number, kind, value) for number, value in enumerate(credits)]
+    return [GradedAnswer(video, number, kind, value) for number, value in enumerate(credits)]
 
 
 def test_accuracy_by_kind_and_of_all():

@@ -7,13 +7,13 @@ from evaluation_cases import QUESTIONS, SHAPE
 
 from cluster.codec.processor import CodecOptions
 from cluster.errors import SourceError
-from cluster.lab.evaluation.policies import codecsight, full, ours
 from cluster.lab.evaluation.replay import replay
-from cluster.lab.report.measure import answer_in_full, prune, sample_clip
+from cluster.lab.evaluation.settings import codecsight, full_computation, ours
+from cluster.lab.report.compare import answer_in_full, prune, sample_clip
 from cluster.types import MICROSECONDS, Question, StreamSpec
 from cluster.vision import make_pruner
 
-SETTINGS = [full(SHAPE), codecsight(SHAPE), ours(SHAPE, 0.3, {"margin": 2.0})]
+SETTINGS = [full_computation(SHAPE), codecsight(SHAPE), ours(SHAPE, 0.3, {"margin": 2.0})]
 ASKED = tuple(Question(kind, text) for kind, text in QUESTIONS.items())
 
 
@@ -47,7 +47,7 @@ def test_full_computation_is_answer_in_full(tiny_engine, clip, runs):
     tiny_engine.admit(spec)
     for sample in whole:
         requests += tiny_engine.push(replace(sample, stream="oracle"))
-    found = runs[full(SHAPE).key].windows
+    found = runs[full_computation(SHAPE).key].windows
     assert len(requests) == len(found) + 2
     for request, window in zip(requests[2:], found, strict=True):
         answers, cost = answer_in_full(tiny_engine, spec, whole, request)
@@ -92,7 +92,7 @@ def test_only_what_a_video_is_judged_on_is_asked(tiny_engine, street):
 
 def test_the_cut_off_end_is_answered_as_it_is_live(tiny_engine, street):
     shape = replace(SHAPE, stride_s=2.5)
-    run = replay(tiny_engine, street, [full(shape)], QUESTIONS)[full(shape).key]
+    run = replay(tiny_engine, street, [full_computation(shape)], QUESTIONS)[full_computation(shape).key]
     # 6.5 s of the last window's 6 s are there; it ends with the video.
     assert [w.end_s for w in run.windows] == [7.5, 10, 12]
 
@@ -103,7 +103,12 @@ def test_the_engine_keeps_nothing_of_a_video(tiny_engine, runs):
 
 def test_settings_of_two_anchor_intervals_take_two_passes(tiny_engine, street):
     with pytest.raises(ValueError, match="one pass has one rate"):
-        replay(tiny_engine, street, [full(SHAPE), full(replace(SHAPE, anchor_interval_s=2))], QUESTIONS)
+        replay(
+            tiny_engine,
+            street,
+            [full_computation(SHAPE), full_computation(replace(SHAPE, anchor_interval_s=2))],
+            QUESTIONS,
+        )
 
 
 def test_a_truncated_video_says_so_and_leaves_nothing_behind(tiny_engine, street, tmp_path):

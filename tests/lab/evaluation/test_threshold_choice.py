@@ -42,7 +42,7 @@ def test_all_scores_alike():
 
 
 def test_without_events_there_is_nothing_to_choose_on():
-    with pytest.raises(ValueError, match="without any event"):
+    with pytest.raises(ValueError, match="no video has an event"):
         choose_threshold(np.full((2, 1), 0.5), np.zeros((2, 1), bool), np.ones((2, 1), bool))
 
 

@@ -11,8 +11,8 @@ from cluster.lab.evaluation.metrics import (
     Decisions,
     accuracy,
     f1_drop,
-    interval,
     mean_over_kinds,
+    percentile_interval,
     recall_drop,
     terciles,
     video_score,
@@ -106,7 +106,7 @@ def test_two_videos_have_no_interval():
     found = accuracy(decisions([[1], [0]], [[1], [0]]))
     assert found.f1.value == 1
     assert math.isnan(found.f1.interval.low)
-    assert all(math.isnan(end) for end in interval(np.array([np.nan, np.nan])))
+    assert all(math.isnan(end) for end in percentile_interval(np.array([np.nan, np.nan])))
 
 
 def test_drops_are_paired():

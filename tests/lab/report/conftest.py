@@ -8,7 +8,7 @@ import math
 import pytest
 from PIL import Image, ImageDraw
 
-from cluster.lab.report.model import CameraRecord, ComparedWindow, Cost, LiveWindow, Report, SampleFrame
+from cluster.lab.report.records import CameraRecord, ComparedWindow, Cost, LiveWindow, Report, SampleFrame
 from cluster.lab.report.truth import EventInterval
 from cluster.types import Question
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
-from cluster.lab.report.charts import COLOR, THEME, Axis, Point, Series, Span, chart, inline, svg, tips
+from cluster.lab.report.charts import COLOR, THEME, Axis, Point, Series, Span, chart, get_tooltips, inline, svg
 
 TITLE = "Cost & <benefit>"
 
@@ -16,7 +16,7 @@ def figure():
         Series("marked", points),
         Series("line", points, marked=False),
         Series("none", [Point(1.0, math.nan)]),
-        Series("ours", [Point(2.0, 25.0)], joined=False, colour=0),
+        Series("ours", [Point(2.0, 25.0)], joined=False, color=0),
     ]
     spans = [Span(2.0, math.inf, "fault", "killed"), Span(5.0, 6.0, "later", "after the end")]
     return chart(TITLE, series, Axis("seconds", low=0.0), Axis("share", percent=True), spans)
@@ -26,7 +26,7 @@ def test_a_chart_draws_what_it_was_given():
     (axes,) = figure().axes
     marked, line, ours = axes.lines
     assert marked.get_xydata().tolist() == [[1, 10], [3, 30]]
-    assert tips(marked) == ["", "at $3 & $4"]
+    assert get_tooltips(marked) == ["", "at $3 & $4"]
     # What is not a number leaves a gap in a line.
     assert line.get_xdata().tolist() == [1, 2, 3]
     assert math.isnan(line.get_ydata()[1])
@@ -66,7 +66,7 @@ def test_an_svg_is_the_same_each_time_and_refers_to_nothing():
 
 def test_an_svg_follows_the_page_or_its_own_light_and_dark():
     drawn, alone = inline(figure()), svg(figure())
-    assert not any(colour in drawn for colour in COLOR.values())
+    assert not any(color in drawn for color in COLOR.values())
     assert "var(--ink)" in drawn
     assert "xmlns" not in drawn
     assert "<style>" not in drawn
@@ -74,7 +74,7 @@ def test_an_svg_follows_the_page_or_its_own_light_and_dark():
 
 
 def test_nothing_loads_matplotlib_before_a_chart_is_drawn():
-    modules = "cluster.lab.report.render, cluster.lab.planning.report, cluster.lab.evaluation.write, actors.cli"
+    modules = "cluster.lab.report.render, cluster.lab.planning.report, cluster.lab.evaluation.tables, actors.cli"
     modules += ", loadtest.report.render, loadtest.city.report"
     code = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 import pytest
 
 from cluster.errors import SightlineError
-from cluster.lab.report.charts import svg, tips
-from cluster.lab.report.model import ComparedWindow, Comparison, Cost
-from cluster.lab.report.render import render, write_report
-from cluster.lab.report.text import compact
+from cluster.lab.report.charts import get_tooltips, svg
+from cluster.lab.report.number_format import compact
+from cluster.lab.report.records import ComparedWindow, Comparison, Cost
+from cluster.lab.report.render import make_page, write_report
 from cluster.lab.report.timeline import tokens_per_window
 from cluster.types import Question
 
@@ -59,7 +59,7 @@ def check(page):
 
 
 def test_the_page_is_balanced_html_and_escapes_what_users_wrote(report):
-    page = render(report)
+    page = make_page(report).html()
     checker = check(page)
     assert page.startswith("<!DOCTYPE html>")
     assert checker.problems == []
@@ -70,7 +70,7 @@ def test_the_page_is_balanced_html_and_escapes_what_users_wrote(report):
 
 
 def test_the_page_needs_nothing_from_anywhere(report):
-    page = render(report)
+    page = make_page(report).html()
     checker = check(page)
     assert len(checker.addresses) == sum(len(camera.frames) for camera in report.cameras) == 16
     assert all(address.startswith("data:image/jpeg;base64,/9j/") for address in checker.addresses)
@@ -109,7 +109,7 @@ def test_agreement_is_judged_at_each_questions_own_threshold():
 
 
 def test_nothing_compared_divides_by_nothing(report):
-    page = render(dataclasses.replace(report, cameras=report.cameras[-1:]))
+    page = make_page(dataclasses.replace(report, cameras=report.cameras[-1:])).html()
     assert "What the cameras answered, and what it cost" in page
     assert check(page).problems == []
     data = json.loads(dataclasses.replace(report, cameras=()).to_json())
@@ -135,7 +135,7 @@ def test_nested_bars_are_as_high_as_their_tokens(report):
     assert all(left <= bar.get_x() and bar.get_x() + bar.get_width() <= right for bar in full)
     assert bottom == 0
     assert top >= 4096
-    assert tips(computed[2]) == ["window ending at 24 s: 4096 tokens in full, 900 kept, 0 computed (gated)"]
+    assert get_tooltips(computed[2]) == ["window ending at 24 s: 4096 tokens in full, 900 kept, 0 computed (gated)"]
     assert [text.get_text() for text in axes.get_xticklabels()] == [f"{window.end_s:.0f} s" for window in night.live]
     assert 'aria-label="Tokens of 7 windows: full, kept, computed"' in svg(figure)
 
@@ -165,11 +165,11 @@ def test_who_was_right_is_told_where_the_truth_is_known(told, tmp_path):
 
 
 def test_nothing_is_said_of_truth_where_it_is_unknown_or_the_model_untrained(report, told):
-    assert "What was true" not in words(render(report))
-    untrained = words(render(dataclasses.replace(told, random_weights=True)))
+    assert "What was true" not in words(make_page(report).html())
+    untrained = words(make_page(dataclasses.replace(told, random_weights=True)).html())
     assert "randomly initialised: its answers mean nothing yet" in untrained
     assert "of the answers right" not in untrained
-    trained = words(render(dataclasses.replace(report, random_weights=False)))
+    trained = words(make_page(dataclasses.replace(report, random_weights=False)).html())
     assert "of the answers agree" in trained
     assert "randomly initialised" not in trained
 

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.colors import to_hex
 
-from cluster.lab.report.charts import COLOR, svg, tips
+from cluster.lab.report.charts import COLOR, get_tooltips, svg
 from cluster.lab.report.timeline import compared_timeline, live_timeline
 from cluster.lab.report.truth import EventInterval
 from cluster.types import Question
@@ -21,7 +21,7 @@ def marks(axes, prefix=""):
     """By the end of the window: the score, who was right by colour and shape, and what is said of it."""
     found = {}
     for line in axes.lines:
-        (text,) = tips(line) or [""]
+        (text,) = get_tooltips(line) or [""]
         if text.startswith(prefix) and " at " in text and not text.startswith("alert"):
             ((at, score),) = line.get_xydata()
             judged = MARKS[to_hex(line.get_color())]
@@ -50,7 +50,7 @@ def test_live_marks_shades_and_flags(told):
     assert stretches(axes, "it happens") == [(20, 40)]
     (flag,) = [each for each in axes.lines if each.get_marker() == "v"]
     # 0.9 at 20 s has no second after it; 0.8 and 0.7 at 28 and 32 s are two in a row.
-    assert tips(flag) == ["alert at 32 s: two positive windows in a row (right)"]
+    assert get_tooltips(flag) == ["alert at 32 s: two positive windows in a row (right)"]
     assert MARKS[flag.get_color()] == "right"
     assert set(flag.get_xdata()) == {32}
 

@@ -5,7 +5,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.lab.scenes import EVENT_KINDS, SPLITS, make_scene, memory_questions, phrasings, standing_question
-from cluster.lab.scenes.places import _TEST_TEXTURES, _TRAIN_TEXTURES, ASPECT
+from cluster.lab.scenes.layouts import _TEST_TEXTURES, _TRAIN_TEXTURES, ASPECT
 from cluster.lab.scenes.scene import _CAMERAS
 
 
@@ -72,7 +72,7 @@ def test_every_view_has_room_for_both_lanes_a_walk_and_a_zone_outside_of_the_roa
     for index in range(300):
         layout = make_scene("train", index, event=None).layout
         zone = layout.zone
-        assert layout.walks()
+        assert layout.pavements()
         assert 0 <= zone.x0 < zone.x1 <= ASPECT
         assert layout.horizon < zone.y0 < zone.y1 < 1
         for x in (zone.x0, zone.x1):
@@ -133,7 +133,7 @@ def test_nobody_but_intruders_enters_the_zone():
             if actor.kind != "person":
                 continue
             for second in np.arange(0, scene.seconds, 0.5):
-                place = actor.place(second)
+                place = actor.state_at(second)
                 if place is not None and scene.layout.zone.inside(place.x, place.y):
                     entered.add(actor.id)
         assert entered == allowed
@@ -144,8 +144,8 @@ def test_a_left_bag_stays_where_its_owner_left_it():
     (event,) = scene.events
     owner, bag = (scene.actors[id] for id in event.actors)
     assert (owner.kind, bag.kind) == ("person", "bag")
-    assert bag.place(event.start_s + 1).state == "left"
-    assert bag.place(event.start_s - 0.1).state == "attended"
+    assert bag.state_at(event.start_s + 1).state == "left"
+    assert bag.state_at(event.start_s - 0.1).state == "attended"
     assert owner.carries[1] == bag.keys[0].t
 
 

@@ -8,7 +8,7 @@ import torch
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, WindowExamples
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.trainable_model import TrainableModel
 from cluster.types import PatchGrid
 
 torch.set_num_threads(1)
@@ -25,8 +25,8 @@ def grid(shape: Shape) -> PatchGrid:
 
 
 @pytest.fixture
-def trainee(shape: Shape) -> Trainee:
-    return Trainee.fresh(shape, seed=3, compute=torch.float32)
+def trainable(shape: Shape) -> TrainableModel:
+    return TrainableModel.fresh(shape, seed=3, compute=torch.float32)
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from cluster.lab.training.config import SHAPES
 from cluster.lab.training.examples import ValidationExamples
 from cluster.lab.training.loss import margins
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.run import take_weights
+from cluster.lab.training.run import load_mean_weights
 from cluster.lab.training.stages import auc
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.trainable_model import TrainableModel
 from cluster.models.settings import ModelSettings
 
 FOLDER = Path(cluster.__path__[0]) / "models" / "demo"
@@ -24,12 +24,12 @@ FOLDER = Path(cluster.__path__[0]) / "models" / "demo"
 def test_its_yes_means_something() -> None:
     torch.set_num_threads(1)
     shape = SHAPES["demo"]
-    model = Trainee.fresh(shape, seed=0)
-    take_weights([FOLDER], model)
+    model = TrainableModel.fresh(shape, seed=0)
+    load_mean_weights([FOLDER], model)
     make = ValidationExamples("demo")
     found = [margins(model, [make(number)], picture_grid(shape)) for number in range(6)]
-    values, told = torch.cat([each.values for each in found]), torch.cat([each.told for each in found])
-    assert auc(values.numpy().astype(np.float64), told.numpy()) > 0.85
+    values, truth = torch.cat([margin for margin, _ in found]), torch.cat([asked.truth for _, asked in found])
+    assert auc(values.numpy().astype(np.float64), truth.numpy()) > 0.85
 
 
 def test_it_says_how_it_wants_to_be_asked() -> None:

@@ -10,21 +10,21 @@ from cluster.lab.training.examples import (
     TowerExamples,
     ValidationExamples,
     WindowExamples,
-    draw_scene,
     label,
-    openings,
-    pose,
-    watch_stream,
+    make_questions,
+    sample_scene,
+    sliding_window_example,
+    window_openings,
 )
 from cluster.lab.training.labels import LABELS, TokenLabels
-from cluster.lab.training.pruning import SeenFrame
+from cluster.lab.training.pruning import PrunedFrame
 
 
-def frames_at(times: list[float], complete: set[int]) -> list[SeenFrame]:
+def frames_at(times: list[float], complete: set[int]) -> list[PrunedFrame]:
     """Frames without a token: what windows and labels are made from is their times alone."""
     none = TokenLabels(np.zeros((0, len(LABELS)), np.uint8), np.zeros((0, 2), np.float32), np.zeros(0, bool))
     return [
-        SeenFrame(time, i in complete, np.zeros((0, 2), np.int64), np.zeros((0, 2, 3, 14, 14), np.uint8), none)
+        PrunedFrame(time, i in complete, np.zeros((0, 2), np.int64), np.zeros((0, 2, 3, 14, 14), np.uint8), none)
         for i, time in enumerate(times)
     ]
 
@@ -33,7 +33,7 @@ def test_an_example_is_made_from_its_number_alone() -> None:
     for make in (TowerExamples("tiny", 3, frames=3), WindowExamples("tiny", 3), ValidationExamples("tiny")):
         one, same, other = make(11), make(11), make(12)
         assert one.scene == same.scene
-        assert one.posed == same.posed
+        assert one.questions == same.questions
         assert all(np.array_equal(a.patches, b.patches) for a, b in zip(one.frames, same.frames, strict=True))
         assert one.scene != other.scene
 
@@ -46,7 +46,7 @@ def test_another_seed_and_another_stage_are_other_places() -> None:
 def test_windows_open_at_the_last_complete_frame_before_their_start() -> None:
     frames = frames_at([float(i) for i in range(30)], {0, 3, 11, 19, 27})
     # Windows of 12 frames: that which ends with frame i starts at i + 1 - 12.
-    got = openings(frames, 12)
+    got = window_openings(frames, 12)
     for index in range(30):
         start = max(0, index + 1 - 12)
         assert got[index] == max(c for c in (0, 3, 11, 19, 27) if c <= start)
@@ -55,18 +55,18 @@ def test_windows_open_at_the_last_complete_frame_before_their_start() -> None:
 def test_answers_are_those_of_the_window_that_is_seen() -> None:
     for number in range(6):
         example = WindowExamples("tiny", 5)(number)
-        scene = draw_scene(number, np.random.default_rng([5, 2, number]))
+        scene = sample_scene(number, np.random.default_rng([5, 2, number]))
         assert scene.name == example.scene
-        asked = [posed for posed in example.posed if posed.kind != "memory"]
+        asked = [question for question in example.questions if question.kind != "memory"]
         assert asked
-        for posed in asked:
-            first, last = example.frames[posed.opening].time_s, example.frames[posed.end - 1].time_s + 1.0
-            assert (posed.answer == "yes") is window_label(scene.events, posed.kind, first, last)
-            assert posed.text in phrasings(posed.kind)
+        for question in asked:
+            first, last = example.frames[question.opening].time_s, example.frames[question.end - 1].time_s + 1.0
+            assert (question.answer == "yes") is window_label(scene.events, question.kind, first, last)
+            assert question.text in phrasings(question.kind)
 
 
 def test_scenes_show_every_number_of_kinds_and_each_kind_as_often() -> None:
-    scenes = [draw_scene(number, np.random.default_rng(number)) for number in range(120)]
+    scenes = [sample_scene(number, np.random.default_rng(number)) for number in range(120)]
     shown = [{event.kind for event in scene.events} for scene in scenes]
     assert {len(kinds) for kinds in shown} == {0, 1, 2, 3}
     often = [sum(kind in kinds for kinds in shown) for kind in EVENT_KINDS]
@@ -83,12 +83,12 @@ def test_what_looks_like_an_event_is_asked_about_in_every_window(state: str, kin
         if any(key.state == state for actor in scene.actors for key in actor.keys)
     )
     frames = frames_at([float(i) for i in range(30)], {0, 8, 16, 24})
-    posed = pose(scene, frames, openings(frames, 20), np.random.default_rng(1))
-    ends = {each.end for each in posed}
+    questions = make_questions(scene, frames, window_openings(frames, 20), np.random.default_rng(1))
+    ends = {each.end for each in questions}
     assert len(ends) > 5
-    assert {each.end for each in posed if each.kind == kind} == ends
-    assert all(sum(each.end == end for each in posed) >= 4 for end in ends)
-    assert {each.answer for each in posed} == {"no"}
+    assert {each.end for each in questions if each.kind == kind} == ends
+    assert all(sum(each.end == end for each in questions) >= 4 for end in ends)
+    assert {each.answer for each in questions} == {"no"}
 
 
 def test_what_only_the_frames_before_a_windows_start_show_is_not_asked() -> None:
@@ -128,30 +128,33 @@ def test_every_event_is_asked_about_and_both_answers_occur() -> None:
     memory = 0
     for number in range(36):
         example = make(number)
-        for posed in example.posed:
-            if posed.kind == "memory":
+        for question in example.questions:
+            if question.kind == "memory":
                 memory += 1
             else:
-                answers[posed.kind].add(posed.answer)
+                answers[question.kind].add(question.answer)
     assert answers == {kind: {"yes", "no"} for kind in EVENT_KINDS}
     assert memory > 10
 
 
 def test_a_memory_question_sees_all_of_the_past() -> None:
-    asked = [p for n in range(8) for p in WindowExamples("tiny", 1)(n).posed if p.kind == "memory"]
+    asked = [p for n in range(8) for p in WindowExamples("tiny", 1)(n).questions if p.kind == "memory"]
     assert asked
-    assert all(posed.opening == 0 for posed in asked)
+    assert all(question.opening == 0 for question in asked)
 
 
 def test_validation_asks_the_default_wording_of_its_own_split() -> None:
     example = ValidationExamples("tiny")(1)
     assert example.scene.startswith("validation-")
-    assert {posed.text for posed in example.posed} == {standing_question(kind) for kind in EVENT_KINDS}
-    assert {posed.end for posed in example.posed} == set(range(4, len(example.frames) + 1, 4))
+    assert {question.text for question in example.questions} == {standing_question(kind) for kind in EVENT_KINDS}
+    assert {question.end for question in example.questions} == set(range(4, len(example.frames) + 1, 4))
 
 
 def test_validation_has_scenes_of_two_events_and_of_none() -> None:
-    asked = [{posed.kind for posed in ValidationExamples("tiny")(n).posed if posed.answer == "yes"} for n in range(4)]
+    asked = [
+        {question.kind for question in ValidationExamples("tiny")(n).questions if question.answer == "yes"}
+        for n in range(4)
+    ]
     assert [len(kinds) for kinds in asked] == [2, 2, 2, 0]
 
 
@@ -167,10 +170,12 @@ def test_tower_examples_show_objects_more_often_than_the_ground() -> None:
 
 def test_a_stream_without_tokens_has_questions_all_the_same() -> None:
     scene = make_scene("train", 3, event="fall")
-    example = watch_stream(scene, frames_at([0.2 + i for i in range(30)], {0, 8, 16, 24}), np.random.default_rng(0))
+    example = sliding_window_example(
+        scene, frames_at([0.2 + i for i in range(30)], {0, 8, 16, 24}), np.random.default_rng(0)
+    )
     assert len(example.context) == 0
-    assert {posed.kind for posed in example.posed} >= {"fall", "memory"}
-    assert any(posed.answer == "yes" for posed in example.posed if posed.kind == "fall")
+    assert {question.kind for question in example.questions} >= {"fall", "memory"}
+    assert any(question.answer == "yes" for question in example.questions if question.kind == "fall")
 
 
 @pytest.mark.parametrize("number", range(4))

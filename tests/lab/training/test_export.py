@@ -14,16 +14,16 @@ from cluster.lab.scenes import EVENT_KINDS, phrasings, standing_question
 from cluster.lab.training.batch import patch_batches
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, ValidationExamples
-from cluster.lab.training.run import export, take_weights
-from cluster.lab.training.trainee import Trainee, demo_tokenizer
+from cluster.lab.training.run import export, load_mean_weights
+from cluster.lab.training.trainable_model import TrainableModel, demo_tokenizer
 from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
 from cluster.types import PatchGrid
 
 
 @pytest.fixture
-def exported(trainee: Trainee, shape: Shape, tmp_path: Path) -> Path:
-    assert export(trainee, shape, tmp_path / "model", [ValidationExamples("tiny")(0)]) in (
+def exported(trainable: TrainableModel, shape: Shape, tmp_path: Path) -> Path:
+    assert export(trainable, shape, tmp_path / "model", [ValidationExamples("tiny")(0)]) in (
         "float16",
         "bfloat16",
         "float32",
@@ -32,29 +32,29 @@ def exported(trainee: Trainee, shape: Shape, tmp_path: Path) -> Path:
 
 
 def test_it_loads_and_computes_the_same(
-    exported: Path, trainee: Trainee, shape: Shape, examples: list[Example], grid: PatchGrid
+    exported: Path, trainable: TrainableModel, shape: Shape, examples: list[Example], grid: PatchGrid
 ) -> None:
     loaded = load_model(str(exported), max_pixels=shape.max_pixels)
-    assert loaded.geometry == trainee.geometry
-    assert loaded.system_ids() == trainee.system_ids()
+    assert loaded.geometry == trainable.geometry
+    assert loaded.system_ids() == trainable.system_ids()
     assert not loaded.random_weights
     frames = patch_batches(examples[0], grid)
-    for mine, theirs in zip(loaded.encode(frames), trainee.encode(frames), strict=True):
+    for mine, theirs in zip(loaded.encode(frames), trainable.encode(frames), strict=True):
         assert torch.allclose(mine.embeds, theirs.embeds, atol=0.02)
     positions = torch.tensor([[0, 3, 9], [0, 1, 4], [0, 2, 7]])
-    for mine, theirs in zip(loaded.rotary(positions), trainee.rotary(positions), strict=True):
+    for mine, theirs in zip(loaded.rotary(positions), trainable.rotary(positions), strict=True):
         assert torch.equal(mine, theirs)
 
 
 def test_an_export_leaves_the_model_as_it_was_and_replaces_the_last(
-    exported: Path, trainee: Trainee, shape: Shape
+    exported: Path, trainable: TrainableModel, shape: Shape
 ) -> None:
-    before = {name: value.clone() for name, value in trainee.model.state_dict().items()}
+    before = {name: value.clone() for name, value in trainable.model.state_dict().items()}
     (exported / "stale").write_text("x")
-    export(trainee, shape, exported, [])
+    export(trainable, shape, exported, [])
     assert not (exported / "stale").exists()
     assert not exported.with_name("model.new").exists()
-    for name, value in trainee.model.state_dict().items():
+    for name, value in trainable.model.state_dict().items():
         assert value.dtype == torch.float32
         assert torch.equal(value, before[name]), name
 
@@ -66,42 +66,42 @@ def test_it_says_how_it_wants_to_be_asked(exported: Path, shape: Shape) -> None:
     assert "threshold" not in body
 
 
-def test_the_tokenizer_keeps_any_text_and_makes_questions_short(exported: Path, trainee: Trainee) -> None:
+def test_the_tokenizer_keeps_any_text_and_makes_questions_short(exported: Path, trainable: TrainableModel) -> None:
     tokenizer = AutoTokenizer.from_pretrained(exported)
     for text in ("Is anyone climbing the fence?", "Ünïcödé — 漢字 🚗\n\ttabs", INSTRUCTION):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(ids) == text
     for kind in EVENT_KINDS:
         for text in phrasings(kind):
-            ids = trainee.question_ids(text)
+            ids = trainable.question_ids(text)
             assert len(ids) == len(text.replace("?", " ?").split()) + 2
     assert len(tokenizer) <= 1024
-    assert len(trainee.system_ids()) == 2
+    assert len(trainable.system_ids()) == 2
     assert demo_tokenizer().get_vocab() == tokenizer.get_vocab()
 
 
 def test_training_goes_on_from_an_export_and_from_nothing_else(
-    exported: Path, trainee: Trainee, shape: Shape, tmp_path: Path
+    exported: Path, trainable: TrainableModel, shape: Shape, tmp_path: Path
 ) -> None:
-    again = Trainee.fresh(shape, seed=99, compute=torch.float32)
-    take_weights([exported], again)
-    for name, value in trainee.model.state_dict().items():
+    again = TrainableModel.fresh(shape, seed=99, compute=torch.float32)
+    load_mean_weights([exported], again)
+    for name, value in trainable.model.state_dict().items():
         assert torch.allclose(again.model.state_dict()[name], value, atol=0.02), name
     with pytest.raises(ConfigError, match="holds no exported model"):
-        take_weights([tmp_path], again)
+        load_mean_weights([tmp_path], again)
     with pytest.raises(ConfigError, match="another shape"):
-        take_weights([exported], Trainee.fresh(SHAPES["demo"], seed=0))
+        load_mean_weights([exported], TrainableModel.fresh(SHAPES["demo"], seed=0))
 
 
 def test_training_goes_on_from_the_mean_of_several_exports(shape: Shape, tmp_path: Path) -> None:
-    models = [Trainee.fresh(shape, seed=seed, compute=torch.float32) for seed in (1, 2)]
+    models = [TrainableModel.fresh(shape, seed=seed, compute=torch.float32) for seed in (1, 2)]
     folders = [tmp_path / "one", tmp_path / "two"]
     for model, folder in zip(models, folders, strict=True):
         export(model, shape, folder, [])
-    mean = Trainee.fresh(shape, seed=99, compute=torch.float32)
-    take_weights(folders, mean)
+    mean = TrainableModel.fresh(shape, seed=99, compute=torch.float32)
+    load_mean_weights(folders, mean)
     one, two = (model.model.state_dict() for model in models)
     for name, value in mean.model.state_dict().items():
         assert torch.allclose(value, (one[name] + two[name]) / 2, rtol=0.01, atol=1e-3), name
     with pytest.raises(ConfigError, match="holds no exported model"):
-        take_weights([folders[0], tmp_path], mean)
+        load_mean_weights([folders[0], tmp_path], mean)

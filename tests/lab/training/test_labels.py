@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cluster.lab.scenes import SceneEvent
-from cluster.lab.training.labels import COVERAGE, LABELS, coverage, token_labels
+from cluster.lab.training.labels import LABELS, MIN_COVERAGE, coverage, token_labels
 from cluster.types import PatchGrid
 
 GRID = PatchGrid(4, 8, 14, 2, 2)
@@ -75,7 +75,7 @@ def test_velocity_is_that_of_what_covers_most() -> None:
 
 
 def test_too_little_of_a_large_object_is_no_label() -> None:
-    sliver = Thing(1, "person", "walking", (0.0, 0.0, 0.25 + 0.24 * COVERAGE, 1.0))
+    sliver = Thing(1, "person", "walking", (0.0, 0.0, 0.25 + 0.24 * MIN_COVERAGE, 1.0))
     labels = token_labels([(0.0, [sliver])], [], GRID)
     assert hot(labels, "kind:person") == [[1, 0, 0, 0], [1, 0, 0, 0]]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.lab.training.attention import Pieces, blocked_attention, pieces_attention
-from cluster.lab.training.batch import layout_of, patch_batches
+from cluster.lab.training.attention import PackedSequences, blocked_attention, packed_attention
+from cluster.lab.training.batch import example_layout, patch_batches
 from cluster.lab.training.examples import Example
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.trainable_model import TrainableModel
 from cluster.types import PatchGrid
 
 
@@ -18,9 +18,9 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def test_blocks_are_dense_attention_under_their_mask(
-    trainee: Trainee, examples: list[Example], grid: PatchGrid
+    trainable: TrainableModel, examples: list[Example], grid: PatchGrid
 ) -> None:
-    layout = layout_of(trainee, examples[2], grid, taught=True)
+    layout = example_layout(trainable, examples[2], grid, with_answers=True)
     rows = len(layout)
     q, k, v = random(4, rows, 8, seed=1), random(2, rows, 8, seed=2), random(2, rows, 8, seed=3)
     mask = torch.full((rows, rows), float("-inf"), dtype=torch.double)
@@ -40,10 +40,10 @@ def test_blocks_are_dense_attention_under_their_mask(
 
 def test_pieces_attend_to_themselves_alone() -> None:
     lengths = torch.tensor([3, 7, 3, 1, 7, 5])
-    pieces = Pieces.of(lengths)
+    pieces = PackedSequences.of(lengths)
     assert sorted(pieces.runs) == [(1, 1), (1, 5), (2, 3), (2, 7)]
     qkv = random(26, 3, 2, 4, seed=5)
-    got = pieces_attention(qkv[pieces.order], pieces.runs, 0.5)[pieces.back]
+    got = packed_attention(qkv[pieces.order], pieces.runs, 0.5)[pieces.back]
     piece = torch.repeat_interleave(torch.arange(6), lengths)
     mask = torch.zeros(26, 26, dtype=torch.double).masked_fill_(piece[:, None] != piece, float("-inf"))
     q, k, v = qkv.permute(1, 2, 0, 3)
@@ -59,40 +59,46 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT + mask, dim=-1) @ v
 
 
-def test_the_tower_in_training_is_the_served_one(trainee: Trainee, examples: list[Example], grid: PatchGrid) -> None:
+def test_the_tower_in_training_is_the_served_one(
+    trainable: TrainableModel, examples: list[Example], grid: PatchGrid
+) -> None:
     for example in examples[:3]:
         frames = patch_batches(example, grid)
-        served = torch.cat([tokens.embeds for tokens in trainee.encode(frames)])
+        served = torch.cat([tokens.embeds for tokens in trainable.encode(frames)])
         with torch.no_grad():
-            assert torch.allclose(trainee.see(frames), served, atol=2e-5)
-            trainee.compute = torch.bfloat16
-            assert (trainee.see(frames) - served).abs().mean() < 0.03 * served.abs().mean()
-            trainee.compute = torch.float32
+            assert torch.allclose(trainable.encode_frames(frames), served, atol=2e-5)
+            trainable.compute = torch.bfloat16
+            assert (trainable.encode_frames(frames) - served).abs().mean() < 0.03 * served.abs().mean()
+            trainable.compute = torch.float32
 
 
-def test_every_weight_of_the_model_gets_a_gradient(trainee: Trainee, examples: list[Example], grid: PatchGrid) -> None:
-    layout = layout_of(trainee, examples[0], grid, taught=True)
-    seen = trainee.see(patch_batches(examples[0], grid))
-    reading = trainee.read([seen], [layout])
-    trainee.answers(reading.last).square().mean().backward()
-    missing = [name for name, p in trainee.model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+def test_every_weight_of_the_model_gets_a_gradient(
+    trainable: TrainableModel, examples: list[Example], grid: PatchGrid
+) -> None:
+    layout = example_layout(trainable, examples[0], grid, with_answers=True)
+    seen = trainable.encode_frames(patch_batches(examples[0], grid))
+    reading = trainable.forward_sequences([seen], [layout])
+    trainable.answer_logits(reading.last).square().mean().backward()
+    missing = [name for name, p in trainable.model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     # A key's bias moves all scores of a query alike: its gradient is zero but for rounding.
     assert [name for name in missing if "k_proj.bias" not in name] == []
 
 
-def test_gradients_are_those_of_differences(trainee: Trainee, examples: list[Example], grid: PatchGrid) -> None:
+def test_gradients_are_those_of_differences(
+    trainable: TrainableModel, examples: list[Example], grid: PatchGrid
+) -> None:
     """Through norms, rotary, both attentions and the merger at once: a step along the gradient changes the loss by
     its square."""
-    layout = layout_of(trainee, examples[1], grid, taught=True)
+    layout = example_layout(trainable, examples[1], grid, with_answers=True)
     frames = patch_batches(examples[1], grid)
 
     def loss() -> Tensor:
-        reading = trainee.read([trainee.see(frames)], [layout])
-        return trainee.answers(reading.last[layout.starts[0] :]).log_softmax(1)[:, :50].mean()
+        reading = trainable.forward_sequences([trainable.encode_frames(frames)], [layout])
+        return trainable.answer_logits(reading.last[layout.starts[0] :]).log_softmax(1)[:, :50].mean()
 
     value = loss()
     value.backward()
-    parameters = [p for p in trainee.model.parameters() if p.grad is not None]
+    parameters = [p for p in trainable.model.parameters() if p.grad is not None]
     square = sum(float(p.grad.square().sum()) for p in parameters)
     step = 1e-3 * abs(float(value.detach())) / square
     with torch.no_grad():

@@ -16,7 +16,7 @@ from cluster.lab.training.examples import Example
 from cluster.lab.training.loop import StageRun, schedule
 from cluster.lab.training.loss import DenseHeads
 from cluster.lab.training.stages import make_stage
-from cluster.lab.training.trainee import Trainee
+from cluster.lab.training.trainable_model import TrainableModel
 
 SETTINGS = Settings(shape="tiny", seed=5, workers=0, validation_scenes=2)
 
@@ -38,7 +38,7 @@ def make_run(shape: Shape, tmp_path: Path) -> Callable[..., StageRun]:
     def make(name: str = "windows", folder: str = "run", seed: int = 3, **stage: object) -> StageRun:
         settings = StageSettings(name, rate=3e-3, batch=2, **{"steps": 6, **stage})
         torch.manual_seed(seed)
-        model = Trainee.fresh(shape, seed=seed, compute=torch.float32)
+        model = TrainableModel.fresh(shape, seed=seed, compute=torch.float32)
         heads = DenseHeads(model.text_config.hidden_size)
         return StageRun(SETTINGS, make_stage(SETTINGS, settings, None), model, heads, tmp_path / folder)
 
@@ -109,7 +109,7 @@ def test_the_better_of_weights_and_average_is_kept(make_run) -> None:
     run = make_run("tower", steps=2)
     seen: list[dict[str, torch.Tensor]] = []
 
-    def judge(model: Trainee, heads: DenseHeads, examples: list[Example]) -> dict[str, float]:
+    def judge(model: TrainableModel, heads: DenseHeads, examples: list[Example]) -> dict[str, float]:
         seen.append({name: value.clone() for name, value in model.model.state_dict().items()})
         # The weights as they are come first, and are better.
         return {"auc": 0.9 if len(seen) == 1 else 0.8}
@@ -126,7 +126,7 @@ def test_a_batch_that_breaks_arithmetic_is_skipped(make_run) -> None:
     loss = run.stage.loss
     before = {name: value.clone() for name, value in run.model.model.state_dict().items()}
 
-    def broken(model: Trainee, heads: DenseHeads, examples: list[Example]):
+    def broken(model: TrainableModel, heads: DenseHeads, examples: list[Example]):
         good = loss(model, heads, examples)
         return replace(good, total=good.total * float("nan"))
 

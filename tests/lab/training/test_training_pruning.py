@@ -7,16 +7,24 @@ import pytest
 
 from cluster.lab.scenes import make_scene
 from cluster.lab.training.config import Shape
-from cluster.lab.training.pruning import Damage, Pruning, Sample, draw_samples, prune_samples, sample_times, to_luma
+from cluster.lab.training.pruning import (
+    ImageDegradation,
+    Pruning,
+    RenderedSample,
+    prune_samples,
+    render_samples,
+    sample_times,
+    to_luma,
+)
 from cluster.types import PatchGrid
 
 RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
-def samples(shape: Shape) -> list[Sample]:
+def samples(shape: Shape) -> list[RenderedSample]:
     scene = make_scene("train", 18, event="intrusion")
-    return draw_samples(scene, shape, [k / 2 for k in range(10, 44)], Damage())
+    return render_samples(scene, shape, [k / 2 for k in range(10, 44)], ImageDegradation())
 
 
 def kept(frame, grid: PatchGrid) -> np.ndarray:

@@ -12,22 +12,22 @@ from cluster.lab.training.stages import auc, best_f1
 def test_auc_counts_pairs(seed: int) -> None:
     rng = np.random.default_rng(seed)
     # Few distinct scores: many ties.
-    scores, told = rng.integers(0, 6, 40).astype(float), rng.random(40) < 0.4
-    pairs = [(p > n) + 0.5 * (p == n) for p in scores[told] for n in scores[~told]]
-    assert auc(scores, told) == pytest.approx(np.mean(pairs))
+    scores, truth = rng.integers(0, 6, 40).astype(float), rng.random(40) < 0.4
+    pairs = [(p > n) + 0.5 * (p == n) for p in scores[truth] for n in scores[~truth]]
+    assert auc(scores, truth) == pytest.approx(np.mean(pairs))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_best_f1_tries_every_threshold(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    scores, told = rng.integers(0, 8, 30).astype(float), rng.random(30) < 0.3
-    told[0] = True
+    scores, truth = rng.integers(0, 8, 30).astype(float), rng.random(30) < 0.3
+    truth[0] = True
 
     def f1(threshold: float) -> float:
         found = scores >= threshold
-        return 2 * float((found & told).sum()) / float(found.sum() + told.sum())
+        return 2 * float((found & truth).sum()) / float(found.sum() + truth.sum())
 
-    best, threshold = best_f1(scores, told)
+    best, threshold = best_f1(scores, truth)
     assert best == pytest.approx(max(f1(t) for t in scores))
     assert f1(threshold) == pytest.approx(best)
 

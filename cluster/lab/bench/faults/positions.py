@@ -24,7 +24,7 @@ from cluster.engine.vllm.positions import prompt_positions
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans
 from cluster.engine.window.windowed_engine import WindowWork
 from cluster.lab.bench.harness import Part
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, Question, StreamSpec

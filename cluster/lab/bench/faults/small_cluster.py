@@ -26,7 +26,7 @@ from cluster.codec import FileSource
 from cluster.errors import SightlineError
 from cluster.lab.bench.processes import RedisServer
 from cluster.lab.bench.window_accounting import CameraBooks
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import MICROSECONDS, Answer, EncodedPacket, Question
 from cluster.wire.push import PushAgent, PushStatus
 

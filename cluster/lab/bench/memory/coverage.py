@@ -15,9 +15,10 @@ from torch import Tensor
 
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, Watched
-from cluster.lab.evaluation.memory.answering import ShareSetting, held_of, open_memory
+from cluster.lab.evaluation.memory.answer import load_head_tokens, open_memory
 from cluster.lab.evaluation.memory.recording import STREAM
 from cluster.lab.evaluation.memory.score import Space, coverage_area, nearest_distances
+from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.memory.head_memory import KVChunk, LayerKV
 from cluster.memory.stream import StreamMemory, join_frames
 from cluster.registry import compressors
@@ -53,7 +54,7 @@ def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
                 for number, layer in enumerate(full)
                 for parts in [(layer.key, layer.value, layer.frame, layer.cell)]
                 for h in range(layer.heads)
-                if (held := held_of(memory, number, h)) is not None
+                if (held := load_head_tokens(memory, number, h)) is not None
             ]
         row = {
             "clip": left.clip,

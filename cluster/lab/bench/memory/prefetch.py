@@ -212,7 +212,7 @@ def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figur
         raise ValueError("a timeline needs at least one load or one layer's work")
     first = min(one.began_s for one in drawn)
     layers = sorted({one.layer for one in drawn})
-    figure = charts.blank("Loads and work, layer by layer", charts.WIDTH, 100 + _ROW * len(layers))
+    figure = charts.new_figure("Loads and work, layer by layer", charts.WIDTH, 100 + _ROW * len(layers))
     (axes,) = figure.axes
     for one in drawn:
         began_ms, took_ms = (one.began_s - first) * 1000, (one.ended_s - one.began_s) * 1000
@@ -223,9 +223,9 @@ def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figur
             text = f"{one.blocks} blocks ({one.bytes} bytes) of layer {one.layer} {name} in {took_ms:.2f} ms"
         # Loads above, work below the middle of the row.
         row = layers.index(one.layer) + (0.2 if place == 0 else -0.2)
-        (bar,) = axes.barh(row, took_ms, 0.36, began_ms, color=charts.COLOURS[place])
+        (bar,) = axes.barh(row, took_ms, 0.36, began_ms, color=charts.SERIES_COLORS[place])
         bar.set_label(name)
-        charts.tip(bar, text)
+        charts.set_tooltips(bar, text)
     axes.set_title("Loads and work, layer by layer", loc="left", fontsize=13, color=charts.COLOR["ink"])
     axes.set(xlabel="milliseconds", ylabel="layer", ylim=(len(layers) - 0.4, -0.6), xlim=(0, None))
     axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])

@@ -1,7 +1,4 @@
-"""Labelled footage: one file per layout on disk, each with one entry in ``layouts``.
-
-What a directory of labelled footage is to the evaluator, whatever its layout on disk.
-"""
+"""Labelled videos: one file per directory layout, each registered in ``dataset_layouts``."""
 
 from __future__ import annotations
 
@@ -27,18 +24,17 @@ T = TypeVar("T")
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".ts"})
 
-# A container's stated length and the end of its last packet differ by rounding and by lost last frames; more than
-# this is missing video.
+# Tolerance between a container's stated length and the end of its last packet.
 _END_SLACK_S = 1.0
 
 
 class UnreadableVideoError(Exception):
-    """The file is no video that can be played to its end; the message says why."""
+    """The file cannot be played to its end; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """``fps`` is the mean frame rate; ``seconds`` the length of the video."""
+    """``fps``: mean frame rate; ``seconds``: length."""
 
     width: int
     height: int
@@ -50,7 +46,7 @@ def probe_video(path: Path) -> VideoFacts:
     """Open the file, decode its first picture and find its end.
 
     Raises:
-        UnreadableVideoError: missing, empty, not a video, no decodable picture, or cut off before its stated end.
+        UnreadableVideoError: missing, empty, not a video, no decodable picture, or truncated.
     """
     try:
         if path.stat().st_size == 0:
@@ -86,14 +82,14 @@ def _stated_seconds(container: InputContainer, stream: VideoStream) -> float | N
 
 
 def _last_packet_s(container: InputContainer, stream: VideoStream, near_s: float | None) -> float:
-    """Presentation time of the last packet, seconds. Reads from the last keyframe on where the end is known."""
+    """Presentation time of the last packet, seconds. Reads from the last keyframe if the end is known."""
     if near_s is not None:
         container.seek(int(near_s * av.time_base))
     else:
         container.seek(0)
     last = 0.0
     for packet in container.demux(stream):
-        # AVI knows no presentation times.
+        # AVI has no presentation times.
         stamp = packet.pts if packet.pts is not None else packet.dts
         if stamp is not None and packet.time_base is not None:
             last = max(last, float(stamp * packet.time_base))
@@ -104,10 +100,10 @@ def _last_packet_s(container: InputContainer, stream: VideoStream, near_s: float
 class LabelledVideo:
     """One video and its truth.
 
-    * ``events``: (kind, start, end), seconds from the video's first picture
-    * ``kinds``: what it can be judged on; a kind named here without an event did not happen
-    * ``strata``: names of the groups it is also reported in ("night", "noisy" …)
-    * ``motion``: mean motion by the data set's own measure, ``None`` where the evaluation is to measure it
+    * ``events``: (kind, start, end), seconds from the first picture
+    * ``kinds``: kinds it can be judged on; one without an event did not happen
+    * ``strata``: groups it is also reported in ("night", "noisy" …)
+    * ``motion``: mean motion by the data set's own measure, ``None`` to measure it
     """
 
     path: Path
@@ -119,32 +115,32 @@ class LabelledVideo:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """A video that is left out, and why, in one sentence."""
+class SkippedVideo:
+    """A video that is left out, and the reason in one sentence."""
 
     path: Path
     reason: str
 
 
-# So many reasons are named in an error; the rest are counted.
-_REASONS_TOLD = 3
+# Reasons named in an error; the rest are counted.
+_MAX_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Labelled videos, what was left out, and the question that asks for each kind of event (kind -> text)."""
+    """Labelled videos, skipped ones, and the question for each kind of event (kind -> text)."""
 
     layout: str
     directory: Path
     videos: tuple[LabelledVideo, ...]
     questions: dict[str, str]
-    skipped: tuple[Skipped, ...] = field(default=())
+    skipped: tuple[SkippedVideo, ...] = field(default=())
 
 
-Layout = Callable[[Path, float], Dataset]
-"""Reads ``(directory, min_seconds)``; raises ``ConfigError`` when the directory is not of its layout at all."""
+DatasetReader = Callable[[Path, float], Dataset]
+"""Reads ``(directory, min_seconds)``; raises ``ConfigError`` if the directory has another layout."""
 
-layouts: Registry[Layout] = Registry(
+dataset_layouts: Registry[DatasetReader] = Registry(
     "dataset layout",
     {
         "scenes": "cluster.lab.evaluation.datasets:read_scenes",
@@ -158,23 +154,23 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
 
     Args:
         directory: holds videos and labels.
-        layout: how they lie in it, one of ``layouts``.
-        min_seconds: shorter videos are skipped; the evaluator's window length.
+        layout: one of ``dataset_layouts``.
+        min_seconds: shorter videos are skipped; the window length.
 
     Raises:
-        ConfigError: unknown layout, no such directory, one that is not of this layout, or nothing left of it; the
-            message then says what was skipped first and why.
+        ConfigError: unknown layout, no such directory, another layout, or no video left; the message names the first
+            skipped videos.
     """
-    read = layouts.get(layout)
-    folder = dataset_folder(directory)
+    read = dataset_layouts.get(layout)
+    folder = check_directory(directory)
     dataset = read(folder, min_seconds)
     if not dataset.videos:
-        raise ConfigError(f"nothing left to evaluate in {folder}: {reasons(dataset.skipped)}")
+        raise ConfigError(f"no videos left in {folder}: {format_reasons(dataset.skipped)}")
     return dataset
 
 
-def dataset_folder(directory: str | Path) -> Path:
-    """Raises ``ConfigError`` where it is no directory."""
+def check_directory(directory: str | Path) -> Path:
+    """Raises ``ConfigError`` if it is not a directory."""
     folder = Path(directory)
     if not folder.is_dir():
         what = "is not a directory" if folder.exists() else "does not exist"
@@ -182,53 +178,53 @@ def dataset_folder(directory: str | Path) -> Path:
     return folder
 
 
-def collect(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple[list[T], list[Skipped]]:
-    """What can be made of the ``parts`` (path, beginning of the reason, what makes it), and why the others cannot."""
+def collect_or_skip(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple[list[T], list[SkippedVideo]]:
+    """Results of the ``parts`` (path, prefix of the reason, factory), and those whose factory failed."""
     found: list[T] = []
-    skipped: list[Skipped] = []
+    skipped: list[SkippedVideo] = []
     for path, where, make in parts:
         try:
             found.append(make())
         except (ConfigError, UnreadableVideoError) as error:
-            skipped.append(Skipped(path, f"{where}{error}"))
+            skipped.append(SkippedVideo(path, f"{where}{error}"))
     return found, skipped
 
 
-def probe_long_enough(path: Path, min_seconds: float) -> VideoFacts:
-    """Raises ``UnreadableVideoError`` as well where it is shorter than that."""
+def probe_min_length(path: Path, min_seconds: float) -> VideoFacts:
+    """Like ``probe_video``, but raises ``UnreadableVideoError`` for shorter videos too."""
     facts = probe_video(path)
     if facts.seconds < min_seconds:
         raise UnreadableVideoError(f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
     return facts
 
 
-def reasons(skipped: Sequence[Skipped]) -> str:
+def format_reasons(skipped: Sequence[SkippedVideo]) -> str:
     """The first few reasons in one line."""
     if not skipped:
         return "it holds no video of this layout"
-    told = "; ".join(f"{each.path.name}: {each.reason}" for each in skipped[:_REASONS_TOLD])
-    more = len(skipped) - _REASONS_TOLD
-    return f"{told}; and {more} more" if more > 0 else told
+    named = "; ".join(f"{each.path.name}: {each.reason}" for each in skipped[:_MAX_REASONS])
+    more = len(skipped) - _MAX_REASONS
+    return f"{named}; and {more} more" if more > 0 else named
 
 
 def read_scenes(directory: Path, min_seconds: float) -> Dataset:
-    """Every clip in the directory; a scene's truth covers every kind of event, so each is judged on all."""
+    """All clips in the directory; the truth covers every kind of event, so each is judged on all."""
     clips = {path.stem: path for path in directory.glob("*.mp4")}
     paths = [clips.get(name, directory / f"{name}.mp4") for name in sorted(clips.keys() | set(_indexed(directory)))]
-    videos, skipped = collect((path, "", partial(_labelled, path, min_seconds)) for path in paths)
+    videos, skipped = collect_or_skip((path, "", partial(_labelled, path, min_seconds)) for path in paths)
     questions = {kind: standing_question(kind) for kind in EVENT_KINDS}
     return Dataset("scenes", directory, tuple(videos), questions, tuple(skipped))
 
 
 def _indexed(directory: Path) -> list[str]:
-    """Names in the index; without one, whatever lies there counts."""
+    """Names in the index; none without an index."""
     path = directory / INDEX
     if not path.exists():
         return []
     try:
         return [str(clip["name"]) for clip in json.loads(path.read_text(encoding="utf-8"))["clips"]]
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{path} is not an index of scenes; remove it to use the clips as they lie there") from None
+        raise ConfigError(f"{path} is not an index of scenes; remove it to use all clips of the directory") from None
 
 
 def _labelled(path: Path, min_seconds: float) -> LabelledVideo:
@@ -237,7 +233,7 @@ def _labelled(path: Path, min_seconds: float) -> LabelledVideo:
     if not truth_path(path).exists():
         raise ConfigError(f"its truth {truth_path(path).name} is missing")
     truth = SceneTruth.load(truth_path(path))
-    probe_long_enough(path, min_seconds)
+    probe_min_length(path, min_seconds)
     return LabelledVideo(
         path=path,
         name=truth.name,

@@ -1,8 +1,8 @@
-"""UCF-Crime as published, or a user's own footage laid out like it.
+"""UCF-Crime as published, or other videos in its layout.
 
-Folders named after the classes hold the videos, at any depth (the archives put ``Anomaly-Videos-Part-1/`` and the
-like above them); ``Anomaly_Test.txt`` and ``Temporal_Anomaly_Annotation_for_Testing_Videos.txt`` lie anywhere in the
-directory. The official test split is what is evaluated.
+Folders named after the classes hold the videos, at any depth (the archives add ``Anomaly-Videos-Part-1/`` etc. above
+them); ``Anomaly_Test.txt`` and ``Temporal_Anomaly_Annotation_for_Testing_Videos.txt`` are anywhere in the directory.
+The official test split is evaluated.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from cluster.lab.evaluation.datasets import (
     VIDEO_SUFFIXES,
     Dataset,
     LabelledVideo,
-    Skipped,
-    collect,
-    probe_long_enough,
-    reasons,
+    SkippedVideo,
+    collect_or_skip,
+    format_reasons,
+    probe_min_length,
 )
 
-# CodecSight, section 2.1, gives the query for abuse; the other classes differ in the noun alone.
+# CodecSight, section 2.1, gives the query for abuse; the others differ in the noun.
 PROMPT = "Describe the frames and determine if they show any {what}. Start your response with ‘Yes’ or ‘No’"
 
-# Folder name as published -> what the prompt calls it.
+# Published folder name -> noun of the prompt.
 ANOMALY_CLASSES: dict[str, str] = {
     "Abuse": "abuse",
     "Arrest": "arrest",
@@ -52,8 +52,8 @@ _KNOWN = {name.casefold(): name for name in ANOMALY_CLASSES}
 _NORMAL_FOLDER = "normalvideos"
 
 
-def class_of(name: str) -> str | None:
-    """The class a folder's or an annotation's name stands for; ``NORMAL`` for normal videos, ``None`` if unknown."""
+def parse_class(name: str) -> str | None:
+    """Class of a folder's or an annotation's name; ``NORMAL`` for normal videos, ``None`` if unknown."""
     letters = _LETTERS.sub("", name.casefold())
     if letters == NORMAL.casefold() or _NORMAL_FOLDER in letters:
         return NORMAL
@@ -61,7 +61,7 @@ def class_of(name: str) -> str | None:
 
 
 def prompt(kind: str) -> str:
-    """The question for one of ``ANOMALY_CLASSES``."""
+    """Question for one of ``ANOMALY_CLASSES``."""
     return PROMPT.format(what=ANOMALY_CLASSES[kind])
 
 
@@ -70,34 +70,38 @@ SPLIT = "Anomaly_Test.txt"
 
 
 class VideoKey(NamedTuple):
-    """What names a video in every file of the dataset: its class (any normal folder is one) and file name."""
+    """Identity of a video in all files of the dataset: class (``NORMAL`` for any normal folder) and file name."""
 
     kind: str
     file: str
 
 
 Spans = tuple[tuple[int, int], ...]
-"""First and last frame of each event of one video; none for a normal one."""
+"""First and last frame of each event of one video."""
 
 
-def read_split(path: Path) -> tuple[list[VideoKey], list[Skipped]]:
-    """The videos a split file lists, one ``Class/file.mp4`` per line, in its order and each once."""
-    found, skipped = collect((path, f"line {number}: ", partial(_listed_video, line)) for number, line in _lines(path))
+def read_split(path: Path) -> tuple[list[VideoKey], list[SkippedVideo]]:
+    """Videos of a split file, one ``Class/file.mp4`` per line, in order and without duplicates."""
+    found, skipped = collect_or_skip(
+        (path, f"line {number}: ", partial(_listed_video, line)) for number, line in _lines(path)
+    )
     return list(dict.fromkeys(found)), skipped
 
 
 def _listed_video(line: str) -> VideoKey:
     listed = PurePosixPath(line.replace("\\", "/"))
-    kind = class_of(listed.parent.name)
+    kind = parse_class(listed.parent.name)
     if kind is None:
         known = "names no class" if not listed.parent.name else f"unknown class {listed.parent.name!r}"
         raise ConfigError(f"{known} ({line!r})")
     return VideoKey(kind, listed.name)
 
 
-def read_annotations(path: Path) -> tuple[dict[VideoKey, Spans], list[Skipped]]:
-    """The temporal annotation: ``file class start1 end1 start2 end2`` per line, frame numbers, -1 for none."""
-    found, skipped = collect((path, f"line {number}: ", partial(_annotation, line)) for number, line in _lines(path))
+def read_annotations(path: Path) -> tuple[dict[VideoKey, Spans], list[SkippedVideo]]:
+    """Temporal annotation: ``file class start1 end1 start2 end2`` per line, frame numbers, -1 for none."""
+    found, skipped = collect_or_skip(
+        (path, f"line {number}: ", partial(_annotation, line)) for number, line in _lines(path)
+    )
     return dict(found), skipped
 
 
@@ -105,7 +109,7 @@ def _annotation(line: str) -> tuple[VideoKey, Spans]:
     fields = line.split()
     if len(fields) < 4 or len(fields) % 2:
         raise ConfigError(f"not a file, a class and pairs of frame numbers ({line!r})")
-    kind = class_of(fields[1])
+    kind = parse_class(fields[1])
     if kind is None:
         raise ConfigError(f"unknown class {fields[1]!r} ({line!r})")
     try:
@@ -120,15 +124,15 @@ def _annotation(line: str) -> tuple[VideoKey, Spans]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    # The published files mix line ends and carry a byte-order mark in some copies.
+    # The published files mix line endings, and some copies have a byte-order mark.
     text = path.read_text(encoding="utf-8-sig", errors="replace")
     return [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
 
 
 def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
-    """The official test split; without its list, the videos that the temporal annotation names.
+    """The official test split; without its list, the annotated videos.
 
-    A normal video is judged on every class, one of a class on that class alone, as the labels allow no more.
+    A normal video is judged on every class, others on their own class alone, as the labels say no more.
 
     Raises:
         ConfigError: neither list nor annotation in the directory, or no video with an event left.
@@ -140,7 +144,7 @@ def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
         annotated, bad = read_annotations(annotation_file)
         skipped += bad
     elif split_file is not None:
-        skipped.append(Skipped(directory / ANNOTATIONS, "missing: no video of a class has its events' times"))
+        skipped.append(SkippedVideo(directory / ANNOTATIONS, "missing: no video of a class has its events' times"))
     else:
         raise ConfigError(f"{directory} is not in UCF-Crime's layout: it holds neither {SPLIT} nor {ANNOTATIONS}")
     wanted = list(annotated)
@@ -149,8 +153,8 @@ def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
         skipped += bad
         others = len(on_disk.keys() - set(wanted))
         if others:
-            skipped.append(Skipped(split_file, f"{others} more videos on disk are not in the test split"))
-    videos, bad = collect(
+            skipped.append(SkippedVideo(split_file, f"{others} more videos on disk are not in the test split"))
+    videos, bad = collect_or_skip(
         (
             on_disk.get(key, directory / key.kind / key.file),
             "",
@@ -161,7 +165,7 @@ def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
     skipped += bad
     if not any(video.events for video in videos):
         raise ConfigError(
-            f"no video with an event is left in {directory}, so there is no recall to measure: {reasons(skipped)}"
+            f"no video with an event is left in {directory}, so recall is undefined: {format_reasons(skipped)}"
         )
     questions = {kind: prompt(kind) for kind in ANOMALY_CLASSES}
     return Dataset("ucf-crime", directory, tuple(videos), questions, tuple(skipped))
@@ -171,10 +175,10 @@ def _find(directory: Path, name: str) -> Path | None:
     return min(directory.rglob(name), key=lambda path: (len(path.parts), path), default=None)
 
 
-def _videos(directory: Path) -> tuple[dict[VideoKey, Path], list[Skipped]]:
-    """Every video below, by what names it; a second copy of a name (as in the event folder) is left aside."""
+def _videos(directory: Path) -> tuple[dict[VideoKey, Path], list[SkippedVideo]]:
+    """All videos below the directory; further copies of a name (as in the event folder) are ignored."""
     videos = [path for path in sorted(directory.rglob("*")) if path.suffix.casefold() in VIDEO_SUFFIXES]
-    found, skipped = collect((path, "", partial(_key_of, directory, path)) for path in videos if path.is_file())
+    found, skipped = collect_or_skip((path, "", partial(_key_of, directory, path)) for path in videos if path.is_file())
     return dict(reversed(found)), skipped
 
 
@@ -186,7 +190,7 @@ def _key_of(directory: Path, path: Path) -> tuple[VideoKey, Path]:
 
 
 def _class_above(folders: tuple[str, ...]) -> str | None:
-    return next((kind for folder in reversed(folders) if (kind := class_of(folder)) is not None), None)
+    return next((kind for folder in reversed(folders) if (kind := parse_class(folder)) is not None), None)
 
 
 def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float) -> LabelledVideo:
@@ -194,13 +198,12 @@ def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float
         raise ConfigError("in the test split, not on disk")
     if key.kind != NORMAL and not spans:
         raise ConfigError(f"no event of it in {ANNOTATIONS}")
-    facts = probe_long_enough(path, min_seconds)
+    facts = probe_min_length(path, min_seconds)
     name = f"{key.kind}/{Path(key.file).stem}"
     if key.kind == NORMAL:
         return LabelledVideo(path, name, (), tuple(ANOMALY_CLASSES))
-    # Frame numbers in seconds of this file, cut at its end.
     timed = ((key.kind, first / facts.fps, min(last / facts.fps, facts.seconds)) for first, last in spans)
     events = tuple(event for event in timed if event[1] < event[2])
     if not events:
-        raise ConfigError(f"its events lie behind its end at {facts.seconds:.1f} s")
+        raise ConfigError(f"its events are after its end at {facts.seconds:.1f} s")
     return LabelledVideo(path, name, events, (key.kind,))

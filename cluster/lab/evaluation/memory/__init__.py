@@ -1,1 +1,1 @@
-"""How well questions about the past are answered from memory: footage, data sets, scores and reports."""
+"""Accuracy of questions about the past under each memory policy."""

@@ -1,7 +1,7 @@
-"""What leaves the windows of a clip, recorded once: every setting of a memory is then given the same KV.
+"""KV that leaves the windows of a clip, recorded once so that every memory setting gets the same.
 
-The clip runs through the live code path: demuxer, decoder, pruner, engine. At every instant at which questions are
-asked, a copy of the stream ends there, so that what its window held is known as well; the stream itself goes on.
+The clip runs through the live code path: demuxer, decoder, pruner, engine. At every instant of questions a copy of the
+stream ends, so that its window's KV is recorded too; the stream itself continues.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SightlineError
-from cluster.lab.evaluation.policies import WindowShape
 from cluster.lab.evaluation.replay import video_samples
+from cluster.lab.evaluation.settings import WindowShape
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.tiers.arena import Arena
@@ -34,15 +34,15 @@ from cluster.vision.sampler import PatchSampler
 
 PRUNER = "replenish"
 STREAM = "past"
-# A stream has a question in every window; what is remembered does not depend on it.
+# Every stream needs a question; the KV does not depend on it.
 _STANDING = Question("standing", "Is anyone there?")
 _MANIFESTS = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instant:
-    """``at_s``: seconds from the first picture; ``left``: how many frames had left the window then; ``window``: those
-    that were in it."""
+    """``at_s``: seconds from the first picture; ``left``: number of frames that had left the window; ``window``: frames
+    in it."""
 
     at_s: float
     left: int
@@ -51,8 +51,8 @@ class Instant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """``begin``: time (microseconds) of the first picture; ``frame_s``: seconds that a frame stands for; ``left``: all
-    frames that left the window, in time order; ``instants`` ascending."""
+    """``begin``: time (microseconds) of the first picture; ``frame_s``: seconds per frame; ``left``: frames that left
+    the window, in time order; ``instants``: ascending."""
 
     begin: int
     frame_s: float
@@ -60,12 +60,12 @@ class Recording:
     instants: tuple[Instant, ...]
 
     def seen(self, number: int) -> list[KVChunk]:
-        """All frames that were seen until instant ``number``, in time order."""
+        """All frames seen until instant ``number``, in time order."""
         instant = self.instants[number]
         return [*self.left[: instant.left], *instant.window]
 
     def save(self, path: Path) -> None:
-        """Write it as safetensors.
+        """Write as safetensors.
 
         Raises:
             SightlineError: the file cannot be written.
@@ -90,7 +90,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> Recording | None:
-        """What was saved, or None where nothing is, or nothing whole."""
+        """Read what was saved; None if missing or incomplete."""
         try:
             with safe_open(path, framework="pt") as file:
                 head = json.loads(file.metadata()["recording"])
@@ -117,39 +117,38 @@ def record(model: VisionLanguageModel, path: Path, shape: WindowShape, instants:
     Args:
         model: loaded.
         path: of the video.
-        shape: its windows and sampling rate.
-        instants: seconds from the first picture, any order; those behind the end count as the end.
+        shape: windows and sampling rate.
+        instants: seconds from the first picture, in any order; beyond the end they mean the end.
 
     Raises:
         SourceError: the video cannot be read to its end.
-        SightlineError: no window of it was computed.
+        SightlineError: no window was computed.
     """
-    tape = _Tape(model, shape, sorted(set(instants)))
+    recorder = _StreamRecorder(model, shape, sorted(set(instants)))
     sampler = PatchSampler("footage", make_pruner(PRUNER, {}), shape.fps)
     processor = CodecProcessor(model.geometry, CodecOptions(fps=shape.fps, anchor_interval_s=shape.anchor_interval_s))
     for frame in video_samples(path, processor):
-        tape.feed(sampler.feed(frame))
-    tape.feed(sampler.flush())
-    return tape.finish(path)
+        recorder.feed(sampler.feed(frame))
+    recorder.feed(sampler.flush())
+    return recorder.finish(path)
 
 
-class _Collector(MemoryBank):
-    """Keeps what leaves each stream's window as it is."""
+class _ChunkCollector(MemoryBank):
+    """Collects the chunks that leave each stream's window."""
 
     def __init__(self) -> None:
         super().__init__(TierStack([Arena(_MANIFESTS)]))
         self.taken: dict[str, list[KVChunk]] = {}
 
     def accept_chunk(self, chunk: KVChunk) -> None:
-        """See :class:`MemoryBank`."""
         self.taken.setdefault(chunk.stream, []).append(chunk)
 
 
-class _Tape:
-    """One stream of the engine, and copies of it that end where questions are asked."""
+class _StreamRecorder:
+    """One engine stream, and copies of it that end at the instants of questions."""
 
     def __init__(self, model: VisionLanguageModel, shape: WindowShape, instants: list[float]) -> None:
-        self._collector = _Collector()
+        self._collector = _ChunkCollector()
         self._engine = NativeEngine(model, memories=self._collector)
         self._frame_s = model.geometry.temporal / shape.fps
         self._spec = StreamSpec(
@@ -167,7 +166,7 @@ class _Tape:
         self._begin: int | None = None
 
     def feed(self, sample: FrameSample | None) -> None:
-        """Take a frame, after the instants that it lies behind: one that ends later shows what comes after them."""
+        """Push a frame, after handling the instants before it."""
         if sample is None:
             return
         if self._begin is None:
@@ -182,7 +181,7 @@ class _Tape:
             self._ask_here()
         left = self._collector.taken.get(self._spec.stream, [])
         if self._begin is None or not any(instant.left or instant.window for instant in self._instants):
-            raise SightlineError(f"nothing was seen of {path} before any of its questions is asked")
+            raise SightlineError(f"no window of {path} was computed before its questions")
         return Recording(self._begin, self._frame_s, tuple(left), tuple(self._instants))
 
     def _ask_here(self) -> None:
@@ -193,7 +192,7 @@ class _Tape:
         if self._begin is not None:
             self._engine.admit(copy)
             self._engine.import_stream(copy, self._engine.export_stream(self._spec.stream))
-            # The frames since the last window are computed as if the camera's source ended here.
+            # As if the camera ended here: computes the frames since the last window.
             self._step(self._engine.flush(name))
             self._engine.evict(name)
         self._instants.append(Instant(at_s, left, tuple(self._collector.taken.pop(name, ()))))
@@ -204,8 +203,8 @@ class _Tape:
 
 
 def _packed(name: str, chunks: Sequence[KVChunk]) -> dict[str, Tensor]:
-    """Concatenated frames: ``key``, ``value`` ``[L, Hkv, n, D]``, ``cell [n]``, ``mean_embedding [f, W]``, and
-    ``frame [f, 5]`` of tokens, index, pts, rows and columns."""
+    """Concatenated frames: ``key``, ``value`` ``[L, Hkv, n, D]``, ``cell [n]``, ``mean_embedding [f, W]``, and ``frame
+    [f, 5]`` of tokens, index, pts, rows and columns."""
     if not chunks:
         return {}
     about = [[chunk.tokens, chunk.index, chunk.pts, chunk.rows, chunk.columns] for chunk in chunks]

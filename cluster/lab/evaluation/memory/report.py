@@ -1,8 +1,7 @@
-"""An evaluation of memory as figures and rows, and as JSON."""
+"""Report of an evaluation of memory: figures, rows, charts, JSON."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -11,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.evaluation.datasets import Skipped
-from cluster.lab.evaluation.memory.answering import FULL, ours
-from cluster.lab.evaluation.memory.asking import Question
-from cluster.lab.evaluation.memory.results import MemorySetting, SettingResult
+from cluster.lab.evaluation.datasets import SkippedVideo
+from cluster.lab.evaluation.memory.questions import Question
+from cluster.lab.evaluation.memory.results import SettingResult
 from cluster.lab.evaluation.memory.run import MemoryResults
 from cluster.lab.evaluation.memory.score import Space, credit
-from cluster.lab.evaluation.metrics import Measured
-from cluster.lab.evaluation.report import measured_text, number
-from cluster.lab.evaluation.write import remarks
+from cluster.lab.evaluation.memory.settings import FULL, MemorySetting, ours
+from cluster.lab.evaluation.metrics import Estimate
+from cluster.lab.evaluation.report import format_estimate, format_number, report_json
+from cluster.lab.evaluation.tables import report_page
 from cluster.lab.report.charts import Axis, Point, Series, chart
 from cluster.lab.report.page import Page, Section, Table
-from cluster.lab.report.text import finite
 from cluster.models.base import VisionLanguageModel
 
 if TYPE_CHECKING:
@@ -30,21 +28,21 @@ if TYPE_CHECKING:
 
 
 def accuracy_table(report: MemoryReport) -> Table:
-    """Accuracy of every setting, all questions and by kind, and the drop from the baseline."""
+    """Accuracy of every setting, overall and by kind, and the drop from the baseline."""
     heads = ["setting", "questions", *report.kinds, *(["drop"] if report.baseline is not None else [])]
     rows = []
     for result in report.results:
         row = [result.setting.name, str(len(result.answered))]
-        row += [measured_text(result.accuracy[kind]) if kind in result.accuracy else "–" for kind in report.kinds]
+        row += [format_estimate(result.accuracy[kind]) if kind in result.accuracy else "–" for kind in report.kinds]
         if report.baseline is not None:
             drop = report.drops.get(result.setting)
-            row.append("" if drop is None else measured_text(drop["all"]))
+            row.append("" if drop is None else format_estimate(drop["all"]))
         rows.append(row)
     return Table("Accuracy [95 %]", heads, rows)
 
 
 def tables(report: MemoryReport) -> list[Table]:
-    """Accuracy; what was retrieved, and whether the answers rest on it; coverage, where it was measured; cost."""
+    """Accuracy; retrieval and evidence; coverage, where measured; cost."""
     retrieval, coverage, cost = [], [], []
     for result in report.results:
         name = result.setting.name
@@ -52,7 +50,7 @@ def tables(report: MemoryReport) -> list[Table]:
         retrieval.append((name, *(_or_dash(100 * share, "{:.1f} %") for share in found)))
         if result.coverage:
             areas = (result.coverage.get(space) for space in _SPACES)
-            coverage.append((name, *("–" if area is None else number(area.area) for area in areas)))
+            coverage.append((name, *("–" if area is None else format_number(area.area) for area in areas)))
         moved, held = (_or_dash(result.mean(what) / 2**20, "{:.1f} MiB") for what in ("bytes_moved", "bytes_held"))
         cost.append((name, _or_dash(1000 * result.mean("ttft_s"), "{:.0f} ms"), moved, held))
     return [
@@ -63,11 +61,10 @@ def tables(report: MemoryReport) -> list[Table]:
     ]
 
 
-def page(report: MemoryReport) -> Page:
-    """The report as every report is written."""
+def make_page(report: MemoryReport) -> Page:
+    """Page of the report."""
     shown = Section(charts=memory_charts(report), tables=tables(report))
-    sections = [shown, *remarks(report.notes, report.skipped)]
-    return Page(report.title, facts=list(report.facts.items()), sections=sections)
+    return report_page(report.title, report.facts, shown, report.notes, report.skipped)
 
 
 def _or_dash(value: float, form: str) -> str:
@@ -80,10 +77,10 @@ _TTFT = Axis("time to the first word, s", low=0.0)
 
 
 def memory_charts(report: MemoryReport) -> dict[str, Figure]:
-    """File name (without suffix) -> figure; a curve that was not measured is left out.
+    """File name (without suffix) -> figure; curves that were not measured are left out.
 
     ``accuracy-budget``; ``coverage-joint``, ``coverage-key`` and ``coverage-value`` (CoRDS, figure 4: distribution of
-    the distance from every token to the nearest that was kept); ``ttft-history``.
+    the distance from every token to the nearest kept one); ``ttft-history``.
     """
     found = {
         "accuracy-budget": chart(
@@ -108,14 +105,14 @@ def memory_charts(report: MemoryReport) -> dict[str, Figure]:
 
 
 def _by_budget(results: Sequence[SettingResult]) -> list[Series]:
-    """One series for each combination of policies; without a bound a setting stands at what it held."""
+    """One series per combination of policies; unbounded settings are placed at what they held."""
     points: dict[str, list[Point]] = defaultdict(list)
     for result in results:
         setting, measured = result.setting, result.accuracy["all"]
         held = result.mean("held") if setting.budget is None else float(setting.budget)
-        # A logarithmic axis has no place for a memory that holds nothing.
+        # Zero has no place on a logarithmic axis.
         if held > 0:
-            text = f"{setting.name}: {measured_text(measured)}"
+            text = f"{setting.name}: {format_estimate(measured)}"
             name = f"{setting.compressor}/{setting.organiser}/{setting.retriever}"
             points[name].append(Point(held, measured.value, *measured.interval, text))
     return [Series(name, found) for name, found in points.items()]
@@ -144,64 +141,59 @@ def _by_history(results: Sequence[SettingResult]) -> list[Series]:
 
 
 _ASKED_ALONE = (
-    "each question is asked of the memory alone, after what the window held was put into it as well, so that nothing "
-    "stands beside the share; shares are of the bytes of all KV at the instant of the question"
+    "questions are answered from the memory alone, which includes the window's KV; shares are relative to the bytes "
+    "of all KV at the time of the question"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """``results``: one for each setting. ``baseline``: the one that the others' drops are measured against, None for
-    none. ``facts``: what was evaluated, on what. ``skipped``: what the data set left out. ``headline``: the figures
-    that stand for all."""
+    """``results``: one per setting. ``baseline``: reference of the drops, None for none. ``facts``: model and data.
+    ``skipped``: left out by the data set. ``headline``: the main figures."""
 
     title: str
     results: tuple[SettingResult, ...]
     baseline: SettingResult | None
-    drops: dict[MemorySetting, dict[str, Measured]]
+    drops: dict[MemorySetting, dict[str, Estimate]]
     facts: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedVideo, ...] = ()
     headline: dict[str, float] = field(default_factory=dict)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """``all``, then every kind of question that any setting was asked."""
+        """``all``, then every kind of question."""
         return tuple(dict.fromkeys(kind for result in self.results for kind in result.accuracy))
 
     @property
     def figures(self) -> dict[str, float]:
-        """The headline; accuracy and drop of each setting by name, where they are defined."""
+        """The headline; accuracy and drop of each setting, where defined."""
         found = {f"accuracy {each.setting.name}": each.accuracy["all"].value for each in self.results}
         found |= {f"drop {setting.name}": drop["all"].value for setting, drop in self.drops.items()}
         return self.headline | {name: value for name, value in found.items() if math.isfinite(value)}
 
     def to_json(self) -> str:
-        """The same object as every bench writes, and coverage, drops and what was skipped beside it."""
-        notes = [*(f"{name}: {value}" for name, value in self.facts.items()), *self.notes]
+        """The object every bench writes, with coverage, answers and skipped videos added."""
+        more = {
+            "baseline": None if self.baseline is None else self.baseline.setting.name,
+            "coverage": {
+                each.setting.name: {space: asdict(coverage) for space, coverage in each.coverage.items()}
+                for each in self.results
+            },
+            "questions": {each.setting.name: [asdict(question) for question in each.answered] for each in self.results},
+        }
         rows = [self._row(result) for result in self.results]
-        body: dict[str, Any] = json.loads(BenchResult("memory", self.figures, rows, notes).to_json())
-        body["baseline"] = None if self.baseline is None else self.baseline.setting.name
-        body["coverage"] = {
-            each.setting.name: {space: asdict(coverage) for space, coverage in each.coverage.items()}
-            for each in self.results
-        }
-        body["questions"] = {
-            each.setting.name: [asdict(question) for question in each.answered] for each in self.results
-        }
-        body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in self.skipped]
-        return json.dumps(finite(body), indent=2, allow_nan=False)
+        return report_json(BenchResult("memory", self.figures, rows, list(self.notes)), self.facts, self.skipped, more)
 
     def _row(self, result: SettingResult) -> dict[str, Any]:
         row = result.row()
         for kind, measured in self.drops.get(result.setting, {}).items():
-            row[f"drop_{kind}"] = measured.value
-            row[f"drop_{kind}_low"], row[f"drop_{kind}_high"] = measured.interval
+            row |= measured.row(f"drop_{kind}")
         return row
 
 
 def chance(questions: Sequence[Question]) -> float:
-    """Mean credit of who knows the kind of a question and always gives that kind's commonest answer, turn by turn."""
+    """Mean credit of always giving the most common answer of the question's kind and turn."""
     said: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for question in questions:
         for turn, answer in enumerate(question.answers):
@@ -213,28 +205,28 @@ def chance(questions: Sequence[Question]) -> float:
     return sum(credits) / len(credits)
 
 
-def summarise(
+def make_report(
     title: str,
     found: MemoryResults,
     model: VisionLanguageModel,
     *,
     facts: dict[str, str] | None = None,
-    skipped: Sequence[Skipped] = (),
+    skipped: Sequence[SkippedVideo] = (),
 ) -> MemoryReport:
-    """Measure everything, against full KV where it is among the settings. ``skipped``: what was left out before.
+    """Compute the report, against full KV if it is among the settings. ``skipped``: videos left out before.
 
-    Headline: ``chance``; with full KV ``accuracy_full``; with ours at an eighth as well ``accuracy_drop_at_eighth``,
-    the paired difference of both.
+    Headline: ``chance``; with full KV ``accuracy_full``; with ours at 1/8 ``accuracy_drop_at_eighth``, their paired
+    difference.
     """
     settings = {result.setting: result for result in found.results}
     questions = [question for clip in found.footage for question in clip.questions]
     headline = {"chance": chance(questions)}
     notes = [_ASKED_ALONE]
     if model.settings.open_instruction is None:
-        notes.append("the model's sightline.json has no open_instruction: it was not taught to answer free questions")
+        notes.append("the model's sightline.json has no open_instruction: it was not trained to answer free questions")
     baseline = FULL if FULL in settings else None
     left_out = (*skipped, *found.skipped)
-    report = memory_report(title, found.results, baseline=baseline, facts=facts, skipped=left_out)
+    report = compare_settings(title, found.results, baseline=baseline, facts=facts, skipped=left_out)
     if FULL in settings:
         full = settings[FULL].accuracy["all"]
         headline["accuracy_full"] = full.value
@@ -242,31 +234,30 @@ def summarise(
         if math.isnan(low) or low <= headline["chance"]:
             notes.insert(
                 0,
-                f"full KV answers {measured_text(full)} rightly and always giving a kind's commonest answer "
-                f"{headline['chance']:.3f}: this model is not clearly above chance here, so a small drop says nothing",
+                f"full KV answers {format_estimate(full)} rightly and always giving the most common answer "
+                f"{headline['chance']:.3f}: the model is not clearly above chance, so a small drop means nothing",
             )
     drop = report.drops.get(ours(1 / 8))
     if drop is not None:
         headline["accuracy_drop_at_eighth"] = drop["all"].value
     if found.incomplete:
-        notes.append(f"{found.incomplete} answers were given without all they wanted of the memory, in time or at all")
+        notes.append(f"{found.incomplete} answers are incomplete: some blocks of the memory were late or lost")
     return replace(report, notes=tuple(notes), headline=headline)
 
 
-def memory_report(
+def compare_settings(
     title: str,
     results: Sequence[SettingResult],
     *,
     baseline: MemorySetting | None = None,
     facts: dict[str, str] | None = None,
     notes: Sequence[str] = (),
-    skipped: Sequence[Skipped] = (),
+    skipped: Sequence[SkippedVideo] = (),
 ) -> MemoryReport:
-    """Measure everything there is to measure; see ``MemoryReport``.
+    """Report without headline.
 
     Raises:
-        ConfigError: no result, two of one setting, a baseline that was not measured, or settings that were asked
-            different questions.
+        ConfigError: no result, duplicate settings, a baseline without result, or settings with different questions.
     """
     by_setting = {result.setting: result for result in results}
     if not results or len(by_setting) < len(results):

@@ -1,4 +1,4 @@
-"""What an evaluation of memory found: every question under every setting, and one row for each setting."""
+"""Results of an evaluation of memory: every question under every setting, and a row per setting."""
 
 from __future__ import annotations
 
@@ -12,34 +12,26 @@ import torch
 from torch import Tensor
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.memory.asking import Question, Span
-from cluster.lab.evaluation.memory.score import Judged, Space, accuracy_by_kind, accuracy_drop, coverage_area, credit
-from cluster.lab.evaluation.metrics import Measured
+from cluster.lab.evaluation.memory.questions import Question, Span
+from cluster.lab.evaluation.memory.score import (
+    GradedAnswer,
+    Space,
+    accuracy_by_kind,
+    accuracy_drop,
+    coverage_area,
+    credit,
+)
+from cluster.lab.evaluation.memory.settings import MemorySetting
+from cluster.lab.evaluation.metrics import Estimate
 
-# Points of a distribution that are kept: its percentiles.
+# Percentiles 0 to 100.
 _PERCENTS = 101
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySetting:
-    """Names of the policies, and tokens of a layer and head that may be held (None: no bound)."""
-
-    compressor: str
-    organiser: str
-    retriever: str
-    budget: int | None = None
-
-    @property
-    def name(self) -> str:
-        """``cords/resv/wicsum@4096``."""
-        bound = "all" if self.budget is None else str(self.budget)
-        return f"{self.compressor}/{self.organiser}/{self.retriever}@{bound}"
-
-
-@dataclass(frozen=True, slots=True)
 class EvidenceRecall:
-    """``inside``: share of the retrieved tokens whose frames lie in the evidence. ``spans``: share of the evidence's
-    spans of which at least one token was retrieved. ``found``: whether any token of it was."""
+    """``inside``: share of retrieved tokens whose frames lie in the evidence. ``spans``: share of evidence spans with
+    at least one retrieved token. ``found``: whether there is any."""
 
     inside: float
     spans: float
@@ -47,17 +39,17 @@ class EvidenceRecall:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerRecord:
     """One question under one setting.
 
-    * ``judged``: which it is, and how right ``said`` was
-    * ``ttft_s``: from the question until its first word, mean over turns; ``history_s``: footage seen before it
-    * ``retrieved``, ``held``: tokens of a layer and head, mean over layers, heads and turns
-    * ``bytes_moved``: KV brought to where it is computed with, for all turns; ``bytes_held``: KV held when asked
-    * ``recall``: None where the question has no evidence
+    * ``judged``: grade of ``said``
+    * ``ttft_s``: time to first token, mean over turns; ``history_s``: footage seen before the question
+    * ``retrieved``, ``held``: tokens per layer and head, mean over layers, heads and turns
+    * ``bytes_moved``: KV loaded, over all turns; ``bytes_held``: KV held when asked
+    * ``recall``: None without evidence
     """
 
-    judged: Judged
+    judged: GradedAnswer
     said: tuple[str, ...]
     ttft_s: float
     history_s: float
@@ -70,8 +62,8 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How well what was kept stands for what was there: ``area`` under the distribution function of the distances up to
-    ``furthest``, and their ``percentiles`` 0 to 100."""
+    """Distances of all tokens to the nearest held one: ``area`` under their distribution function up to ``furthest``,
+    and ``percentiles`` 0 to 100."""
 
     area: float
     furthest: float
@@ -80,23 +72,23 @@ class Coverage:
 
 @dataclass(frozen=True)
 class SettingResult:
-    """All questions under one setting, in the same order as under the others; ``coverage`` where it was measured."""
+    """All questions under one setting, in the order shared by all settings; ``coverage`` where measured."""
 
     setting: MemorySetting
-    answered: tuple[Answered, ...]
+    answered: tuple[AnswerRecord, ...]
     coverage: Mapping[Space, Coverage] = field(default_factory=dict)
 
     @cached_property
-    def judged(self) -> tuple[Judged, ...]:
+    def judged(self) -> tuple[GradedAnswer, ...]:
         return tuple(each.judged for each in self.answered)
 
     @cached_property
-    def accuracy(self) -> dict[str, Measured]:
-        """Of all questions and by kind; see ``accuracy_by_kind``."""
+    def accuracy(self) -> dict[str, Estimate]:
+        """Over all questions and by kind; see ``accuracy_by_kind``."""
         return accuracy_by_kind(self.judged)
 
-    def drop_from(self, full: SettingResult) -> dict[str, Measured]:
-        """How much less accurate this is than ``full``.
+    def drop_from(self, full: SettingResult) -> dict[str, Estimate]:
+        """Accuracy of ``full`` minus this.
 
         Raises:
             ConfigError: they answered different questions.
@@ -108,23 +100,22 @@ class SettingResult:
 
     @property
     def retrieval_ratio(self) -> float:
-        """Tokens retrieved over tokens held, mean over questions that anything was held for."""
+        """Retrieved over held tokens, mean over questions with any held."""
         return _mean(each.retrieved / each.held for each in self.answered if each.held)
 
     def mean(self, name: str) -> float:
-        """Mean over questions of one of ``Answered``'s numbers."""
+        """Mean over questions of an ``AnswerRecord`` field."""
         return _mean(float(getattr(each, name)) for each in self.answered)
 
     def recall(self, name: str) -> float:
-        """Mean over questions with evidence of one of ``EvidenceRecall``'s numbers."""
+        """Mean over questions with evidence of an ``EvidenceRecall`` field."""
         return _mean(float(getattr(each.recall, name)) for each in self.answered if each.recall is not None)
 
     def row(self) -> dict[str, Any]:
-        """The setting's line of the table, flat."""
+        """Flat row of the table."""
         found: dict[str, Any] = {**asdict(self.setting), "questions": len(self.answered)}
         for kind, measured in self.accuracy.items():
-            found[f"accuracy_{kind}"] = measured.value
-            found[f"accuracy_{kind}_low"], found[f"accuracy_{kind}_high"] = measured.interval
+            found |= measured.row(f"accuracy_{kind}")
         for space, coverage in self.coverage.items():
             found[f"coverage_{space}"] = coverage.area
         return found | {
@@ -138,50 +129,38 @@ class SettingResult:
         }
 
 
-def answered(
+def grade_answer(
     video: str,
     number: int,
     question: Question,
     said: Sequence[str],
     *,
     ttft_s: float,
-    history_s: float,
     retrieved: float,
     held: float,
     bytes_moved: int,
     bytes_held: int,
     retrieved_at: Sequence[float] | None = None,
-) -> Answered:
-    """Judge one conversation; the numbers are those of ``Answered``.
+) -> AnswerRecord:
+    """Grade one conversation: ``said`` has one answer per turn, numbers are as in ``AnswerRecord``.
 
-    Args:
-        video: name of what was asked about.
-        number: of the question in it.
-        question: what was asked.
-        said: the answer to each turn.
-        ttft_s: seconds until the first word.
-        history_s: seconds of footage before the question.
-        retrieved: tokens.
-        held: tokens.
-        bytes_moved: for all turns.
-        bytes_held: when asked.
-        retrieved_at: seconds of the frame of every retrieved token, of any layers and heads; None if unknown.
+    ``retrieved_at``: seconds of the frame of every retrieved token, of all layers and heads; None if unknown.
 
     Raises:
-        ValueError: not one answer for each turn.
+        ValueError: not one answer per turn.
     """
-    judged = Judged(video, number, question.kind, credit(question, said))
+    judged = GradedAnswer(video, number, question.kind, credit(question, said))
     known = retrieved_at is not None and bool(question.evidence)
     recall = evidence_recall(retrieved_at or (), question.evidence) if known else None
-    return Answered(judged, tuple(said), ttft_s, history_s, retrieved, held, bytes_moved, bytes_held, recall)
+    return AnswerRecord(judged, tuple(said), ttft_s, question.at_s, retrieved, held, bytes_moved, bytes_held, recall)
 
 
 def evidence_recall(retrieved_at: Sequence[float], evidence: Sequence[Span]) -> EvidenceRecall:
-    """How much of what was retrieved is evidence and how much evidence was retrieved.
+    """Precision and recall of retrieved tokens against evidence.
 
     Args:
         retrieved_at: seconds of the frame of every retrieved token ``[n]``.
-        evidence: spans from first to last second, both included; at least one.
+        evidence: spans from first to last second, inclusive; at least one.
     """
     times = np.asarray(retrieved_at, dtype=np.float64)
     hits = np.array([(times >= start) & (times <= end) for start, end in evidence], dtype=np.bool_)
@@ -190,16 +169,16 @@ def evidence_recall(retrieved_at: Sequence[float], evidence: Sequence[Span]) -> 
     return EvidenceRecall(inside, float(spans.mean()), bool(spans.any()))
 
 
-def coverage_of(distances: Tensor, furthest: float) -> Coverage:
-    """The distribution of ``nearest_distances`` (any shape). ``furthest`` must be that of all settings compared.
+def make_coverage(distances: Tensor, furthest: float) -> Coverage:
+    """Distribution of ``nearest_distances`` (any shape). ``furthest`` is shared by all compared settings.
 
     Raises:
-        ValueError: no distance.
+        ValueError: no distances.
     """
     if not distances.numel():
         raise ValueError("coverage needs at least one distance")
     ordered = distances.flatten().float().sort().values
-    # Nearest ranks: torch.quantile takes no more than 16 million values.
+    # Nearest ranks, as torch.quantile is limited to 16 million values.
     ranks = torch.linspace(0, len(ordered) - 1, _PERCENTS, dtype=torch.float64).round().long()
     percentiles = ordered[ranks.to(ordered.device)].tolist()
     return Coverage(coverage_area(distances.float(), furthest), furthest, tuple(float(each) for each in percentiles))

@@ -1,7 +1,6 @@
-"""The evaluation of memory: footage times settings, in one process or several, resumable.
+"""The evaluation of memory: clips times settings, in one or several processes, resumable.
 
-Each clip is run through the model once (``recording.py``); what left its windows is kept on disk, and every setting is
-given the same (``answering.py``).
+Each clip runs through the model once (``recording.py``); every setting then gets the recorded KV (``answer.py``).
 """
 
 from __future__ import annotations
@@ -16,36 +15,27 @@ import cluster.memory
 import cluster.memory.head_memory
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.evaluation.datasets import Skipped
-from cluster.lab.evaluation.memory import answering, recording, results
-from cluster.lab.evaluation.memory.answering import SPACES, SceneRun, ShareSetting, answer_scene, pooled
-from cluster.lab.evaluation.memory.asking import Question
+from cluster.lab.evaluation.datasets import SkippedVideo
+from cluster.lab.evaluation.memory import answer, recording, results
+from cluster.lab.evaluation.memory.answer import SPACES, SceneAnswers, answer_scene, pool_coverage
+from cluster.lab.evaluation.memory.questions import Question
 from cluster.lab.evaluation.memory.recording import Recording, record
 from cluster.lab.evaluation.memory.results import Coverage, SettingResult
 from cluster.lab.evaluation.memory.score import Space
-from cluster.lab.evaluation.policies import WindowShape
-from cluster.lab.evaluation.work import (
-    Key,
-    ModelSpec,
-    Progress,
-    Workers,
-    WorkFile,
-    code_digest,
-    digest,
-    model_digest,
-    nothing_left,
-    video_digest,
-)
+from cluster.lab.evaluation.memory.settings import ShareSetting
+from cluster.lab.evaluation.result_cache import Key, ResultCache, code_digest, digest, model_digest, video_digest
+from cluster.lab.evaluation.settings import WindowShape
+from cluster.lab.evaluation.worker_pool import ModelSpec, Progress, WorkerPool, all_skipped_error
 from cluster.models.base import VisionLanguageModel
 
-# What decides an answer besides the model, its engine and the setting.
-_CODE = (cluster.memory, recording, answering, results)
+# Code that determines answers, besides model and engine.
+_CODE = (cluster.memory, recording, answer, results)
 _RECORDING_CODE = (cluster.memory.head_memory, recording)
 
 
 @dataclass(frozen=True, slots=True)
 class Footage:
-    """A video and what is asked about it; ``name`` is its own."""
+    """A video with a unique name, and questions about it."""
 
     name: str
     path: Path
@@ -54,32 +44,31 @@ class Footage:
 
 @dataclass(frozen=True, slots=True)
 class MemoryResults:
-    """``results``: one for each setting; ``footage``: what was asked about; ``incomplete``: see ``SceneRun``, over all
-    settings."""
+    """``results``: one per setting; ``footage``: the clips; ``incomplete``: sum over settings, see ``SceneAnswers``."""
 
     results: tuple[SettingResult, ...]
     footage: tuple[Footage, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedVideo, ...]
     incomplete: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Clip:
-    """``recording``: where what left its windows lies."""
+    """``recording``: path of the recorded KV."""
 
     footage: Footage
     shape: WindowShape
     recording: Path
 
     def key(self, setting: ShareSetting) -> Key:
-        """Of its answers in the work file."""
+        """Cache key of its answers."""
         asked = str([(e.turns, e.answers, e.at_s, e.since_s, e.evidence) for e in self.footage.questions])
         spec = setting.spec(frames=10**6, full_bytes=10**12, room=10**12)
         return self.recording.stem, digest(asked, code_digest(_CODE)), f"{setting!r} {spec!r}"
 
-    def read(self, body: dict[str, Any]) -> SceneRun:
-        """Its answers as they are kept."""
-        return SceneRun.from_json(body, self.footage.name, self.footage.questions)
+    def read(self, body: dict[str, Any]) -> SceneAnswers:
+        """Parse cached answers."""
+        return SceneAnswers.from_json(body, self.footage.name, self.footage.questions)
 
 
 def evaluate_memory(
@@ -96,24 +85,24 @@ def evaluate_memory(
 
     Args:
         footage: clips, each with at least one question.
-        model: loaded, or what to load; several processes need the latter.
-        settings: each once.
+        model: loaded, or a spec to load; several processes need a spec.
+        settings: without duplicates.
         shape: windows and sampling rate.
-        folder: for recordings and answers; what is there already, of the same clip, model and code, is not made again.
-        jobs: processes; each holds a model and takes its share of the cores.
-        on_progress: told of every step.
+        folder: for recordings and answers; existing ones of the same clip, model and code are reused.
+        jobs: number of processes.
+        on_progress: called after every step.
 
     Raises:
-        ConfigError: no footage, no settings, two of one name, or a setting that the model refuses.
-        SightlineError: nothing left of the footage, or the folder cannot be used.
+        ConfigError: no footage, no settings, duplicate names, or a setting that the model refuses.
+        SightlineError: all clips were skipped, or the folder cannot be used.
     """
     if not footage or not all(clip.questions for clip in footage):
-        raise ConfigError("a memory is evaluated on at least one clip, and each needs a question about it")
+        raise ConfigError("at least one clip is needed, each with at least one question")
     if not settings or len(set(settings)) < len(settings) or len({clip.name for clip in footage}) < len(footage):
-        raise ConfigError("settings and clips go by their names: give at least one setting, and no name twice")
-    skipped: dict[str, Skipped] = {}
-    runs: dict[tuple[str, ShareSetting], SceneRun] = {}
-    with Workers(model, jobs) as workers, WorkFile(folder / "work.jsonl") as file:
+        raise ConfigError("at least one setting is needed, and names of settings and clips must be unique")
+    skipped: dict[str, SkippedVideo] = {}
+    runs: dict[tuple[str, ShareSetting], SceneAnswers] = {}
+    with WorkerPool(model, jobs) as workers, ResultCache(folder / "work.jsonl") as file:
         clips = _clips(footage, workers.engine, shape, folder, skipped)
         tasks: list[tuple[_Clip, ShareSetting]] = []
         for clip in clips:
@@ -131,7 +120,7 @@ def evaluate_memory(
             name = clip.footage.name
             done += 1
             if failure is not None:
-                skipped[name] = Skipped(clip.footage.path, failure)
+                skipped[name] = SkippedVideo(clip.footage.path, failure)
                 total -= sum(each is clip for each, _ in tasks)
                 tasks = [task for task in tasks if task[0] is not clip]
             on_progress(Progress(done, total, resumed, name))
@@ -142,7 +131,7 @@ def evaluate_memory(
             on_progress(Progress(done, total, resumed, clip.footage.name))
     kept = tuple(clip for clip in footage if clip.name not in skipped)
     if not kept:
-        raise nothing_left("clips", len(footage), skipped)
+        raise all_skipped_error("clips", len(footage), skipped)
     return MemoryResults(
         _results(kept, settings, runs),
         kept,
@@ -152,9 +141,9 @@ def evaluate_memory(
 
 
 def _results(
-    footage: Sequence[Footage], settings: Sequence[ShareSetting], runs: Mapping[tuple[str, ShareSetting], SceneRun]
+    footage: Sequence[Footage], settings: Sequence[ShareSetting], runs: Mapping[tuple[str, ShareSetting], SceneAnswers]
 ) -> tuple[SettingResult, ...]:
-    """One for each setting; coverage of all on one scale, where every clip has it."""
+    """One per setting; coverage on a common scale, if every clip has it."""
     parts: dict[ShareSetting, dict[Space, list[Coverage]]] = {}
     for setting in settings:
         measured = [runs[clip.name, setting].coverage for clip in footage]
@@ -167,14 +156,14 @@ def _results(
         SettingResult(
             setting,
             tuple(each for clip in footage for each in runs[clip.name, setting].answered),
-            {space: pooled(some, furthest[space]) for space, some in parts[setting].items()},
+            {space: pool_coverage(some, furthest[space]) for space, some in parts[setting].items()},
         )
         for setting in settings
     )
 
 
 def _clips(
-    footage: Sequence[Footage], engine: NativeEngine, shape: WindowShape, folder: Path, skipped: dict[str, Skipped]
+    footage: Sequence[Footage], engine: NativeEngine, shape: WindowShape, folder: Path, skipped: dict[str, SkippedVideo]
 ) -> list[_Clip]:
     model = engine.model
     asking = str([model.ask_ids("a"), model.ask_ids("a", follow_up=True)])
@@ -183,7 +172,7 @@ def _clips(
         try:
             video = video_digest(clip.path)
         except OSError as error:
-            skipped[clip.name] = Skipped(clip.path, f"cannot be read: {error.strerror or error}")
+            skipped[clip.name] = SkippedVideo(clip.path, f"cannot be read: {error.strerror or error}")
             continue
         code = code_digest(_RECORDING_CODE)
         name = digest(video, model_digest(engine, {}), asking, str(shape), str(_instants(clip)), code)
@@ -196,7 +185,7 @@ def _instants(clip: Footage) -> list[float]:
 
 
 def _record(engine: NativeEngine, clip: _Clip) -> str | None:
-    """Record a clip that is not recorded yet; why it cannot be, None where all is well."""
+    """Record a clip unless it is recorded; returns why it cannot be."""
     if _recording(clip.recording) is None:
         try:
             made = record(engine.model, clip.footage.path, clip.shape, _instants(clip.footage))
@@ -209,7 +198,7 @@ def _record(engine: NativeEngine, clip: _Clip) -> str | None:
     return None
 
 
-def _answer(engine: NativeEngine, task: tuple[_Clip, ShareSetting]) -> SceneRun:
+def _answer(engine: NativeEngine, task: tuple[_Clip, ShareSetting]) -> SceneAnswers:
     clip, setting = task
     recorded = _recording(clip.recording)
     if recorded is None:

@@ -1,4 +1,4 @@
-"""Whether an answer is right, and how often: by kind, with confidence intervals, and as a drop between two settings."""
+"""Grades of answers: by kind, with confidence intervals, and as drop between two settings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.lab.evaluation.memory.asking import LETTERS, MultipleChoice, Question
-from cluster.lab.evaluation.metrics import RESAMPLES, Floats, Interval, Measured, interval
+from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, Question
+from cluster.lab.evaluation.metrics import RESAMPLES, Estimate, Floats, bootstrap_weights, estimate
 from cluster.lab.scenes.questions import NUMBERS
 from cluster.memory.head_memory import LayerKV
 
@@ -20,10 +20,9 @@ Space = Literal["key", "value", "joint"]
 
 
 def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
-    """Distance ``[H, n]`` of every token of ``full`` to the nearest of those that were ``kept`` of its head.
+    """Distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head.
 
-    ``joint``: root of the mean of both squared distances, each in units of its space's mean squared norm, so that
-    neither counts for its scale.
+    ``joint``: root of the mean of both squared distances, each normalised by its space's mean squared norm.
     """
     parts = {
         "key": [(full.key, kept.key)],
@@ -39,7 +38,7 @@ def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
 
 
 def coverage_area(distances: Tensor, furthest: float) -> float:
-    """Area under the distribution function of ``distances`` from 0 to ``furthest``, as a share: 1 where all are 0."""
+    """Area under the distribution function of ``distances`` from 0 to ``furthest``, as a share: 1 if all are 0."""
     if furthest <= 0:
         return 1.0
     return float((1 - distances.clamp(max=furthest) / furthest).mean())
@@ -47,17 +46,16 @@ def coverage_area(distances: Tensor, furthest: float) -> float:
 
 _WORD = re.compile(r"\w+(?:'\w+)?")
 _ARTICLES = frozenset({"a", "an", "the"})
-# "B", "(B)", "B.", "B: text"; "A" and "I" are words as well ("A man …"), so these must stand alone.
+# "B", "(B)", "B.", "B: text"; "A" and "I" are words too ("A man …") and must stand alone.
 _LEADING = re.compile(r"^\W*(?:([B-HJ])(?=[\s.):,]|$)|([AI])(?=\s*$|[.):,]))", re.IGNORECASE)
 _STATED = re.compile(r"\b(?:answer|option)(?:\s+is)?\s*:?\s*\(?(?:([B-HJ])\b|([AI])\b(?!\s+\w))", re.IGNORECASE)
-# From so many videos on, they are what is drawn; questions about one video are not independent of each other.
+# From this number of videos on, videos are resampled, as questions about one video are not independent.
 _ENOUGH_VIDEOS = 10
-_FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One question under one setting: which (``video`` and ``number`` in it), its kind, and the ``credit`` in 0..1."""
+class GradedAnswer:
+    """Grade of one answer: ``video``, ``number`` of the question within it, its kind, and ``credit`` in 0..1."""
 
     video: str
     number: int
@@ -66,7 +64,7 @@ class Judged:
 
 
 def words(text: str) -> list[str]:
-    """Words in lower case without articles and punctuation, digits up to six spelled out as the demo model does."""
+    """Lower-case words without articles and punctuation; digits up to six spelled out."""
     found = (word.casefold() for word in _WORD.findall(text))
     return [
         NUMBERS[int(word)] if word.isascii() and word.isdigit() and int(word) < len(NUMBERS) else word
@@ -76,14 +74,14 @@ def words(text: str) -> list[str]:
 
 
 def first_word_matches(said: str, truth: str) -> bool:
-    """Whether the first word that was said is the first of the truth; how one-word answers are judged."""
+    """Whether the first words are equal: the grade of one-word answers."""
     ours, right = words(said)[:1], words(truth)[:1]
     return bool(right) and ours == right
 
 
 def chosen_option(said: str, options: Sequence[str]) -> int | None:
-    """Which option an answer names: by a letter at its beginning or after "answer is", or by the text of exactly one
-    option; None where it names none or several."""
+    """Option that an answer names: a letter at its start or after "answer is", or the text of exactly one option; None
+    for none or several."""
     for pattern in (_LEADING, _STATED):
         match = pattern.search(said)
         if match:
@@ -91,15 +89,15 @@ def chosen_option(said: str, options: Sequence[str]) -> int | None:
             return index if index < len(options) else None
     ours = words(said)
     named = [index for index, option in enumerate(options) if _holds(ours, words(option))]
-    # "red car" names "red car" and not "car".
+    # "red car" does not name "car".
     longest = [i for i in named if not any(i != j and _holds(words(options[j]), words(options[i])) for j in named)]
     return longest[0] if len(longest) == 1 else None
 
 
 def word_overlap(said: str, truth: str) -> float:
-    """F1 of the words of an answer in free words, as SQuAD's (Rajpurkar et al. 2016), in 0..1.
+    """Word F1 of a free answer, as SQuAD's (Rajpurkar et al. 2016), in 0..1.
 
-    It stands in for the judgement of another model, by which RVS is published: not to be compared with those numbers.
+    Replaces grading by another model, with which RVS is published: not comparable with those numbers.
     """
     ours, right = words(said), words(truth)
     shared = sum(min(ours.count(word), right.count(word)) for word in set(ours))
@@ -107,11 +105,10 @@ def word_overlap(said: str, truth: str) -> float:
 
 
 def credit(question: Question, said: Sequence[str]) -> float:
-    """How right a conversation was, in 0..1: the share of turns answered rightly; for an answer of several words the
-    overlap with it.
+    """Grade of a conversation in 0..1: share of turns answered rightly; word overlap for answers of several words.
 
     Raises:
-        ValueError: not one answer for each turn.
+        ValueError: not one answer per turn.
     """
     if len(said) != len(question.turns):
         raise ValueError(f"{len(said)} answers to {len(question.turns)} turns")
@@ -120,31 +117,29 @@ def credit(question: Question, said: Sequence[str]) -> float:
     return sum(_right(ours, truth) for ours, truth in zip(said, question.answers, strict=True)) / len(said)
 
 
-def accuracy_by_kind(judged: Sequence[Judged], *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Measured]:
-    """Mean credit of all questions (``all``) and of each kind, with bootstrap intervals.
+def accuracy_by_kind(judged: Sequence[GradedAnswer], *, resamples: int = RESAMPLES) -> dict[str, Estimate]:
+    """Mean credit over all questions (``all``) and by kind, with bootstrap intervals.
 
-    Videos are drawn where there are at least ten, else questions, which takes questions about one video for
-    independent: the interval is then too narrow.
+    Resamples videos if there are at least ten, else questions, which ignores their dependence: the interval is then too
+    narrow.
     """
-    weights = _draws(judged, resamples, seed)
+    weights = _draws(judged, resamples)
     credits = np.array([each.credit for each in judged], dtype=np.float64)
-    return {kind: _measured(_mean(credits, rows), weights) for kind, rows in _kinds(judged).items()}
+    return {kind: estimate(_mean(credits, rows), *weights) for kind, rows in _kinds(judged).items()}
 
 
-def accuracy_drop(
-    full: Sequence[Judged], other: Sequence[Judged], *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Measured]:
-    """Mean credit of ``full`` minus that of ``other`` on the same questions, of all and of each kind; the interval is
-    of the paired difference.
+def accuracy_drop(full: Sequence[GradedAnswer], other: Sequence[GradedAnswer]) -> dict[str, Estimate]:
+    """Mean credit of ``full`` minus that of ``other`` on the same questions, over all and by kind, with paired
+    intervals.
 
     Raises:
-        ValueError: they are not the same questions in the same order.
+        ValueError: not the same questions in the same order.
     """
     if [(each.video, each.number, each.kind) for each in full] != [(e.video, e.number, e.kind) for e in other]:
         raise ValueError("a drop is between two settings on the same questions in the same order")
-    weights = _draws(full, resamples, seed)
+    weights = _draws(full, RESAMPLES)
     lost = np.array([ours.credit - theirs.credit for ours, theirs in zip(full, other, strict=True)], dtype=np.float64)
-    return {kind: _measured(_mean(lost, rows), weights) for kind, rows in _kinds(full).items()}
+    return {kind: estimate(_mean(lost, rows), *weights) for kind, rows in _kinds(full).items()}
 
 
 def _right(said: str, truth: str) -> float:
@@ -156,8 +151,8 @@ def _holds(text: Sequence[str], part: Sequence[str]) -> bool:
     return size > 0 and any(list(text[i : i + size]) == list(part) for i in range(len(text) - size + 1))
 
 
-def _kinds(judged: Sequence[Judged]) -> dict[str, Floats]:
-    """Kind -> which questions are of it, 0 or 1 ``[n]``; all of them first."""
+def _kinds(judged: Sequence[GradedAnswer]) -> dict[str, Floats]:
+    """Kind -> indicator ``[n]`` of its questions; ``all`` first."""
     kinds = {"all": np.ones(len(judged))}
     for kind in sorted({each.kind for each in judged}):
         kinds[kind] = np.array([each.kind == kind for each in judged], dtype=np.float64)
@@ -165,7 +160,7 @@ def _kinds(judged: Sequence[Judged]) -> dict[str, Floats]:
 
 
 def _mean(values: Floats, rows: Floats) -> Callable[[Floats], Floats]:
-    """``weights [b, n]`` -> weighted mean over some rows ``[b]``; ``nan`` where none of them was drawn."""
+    """``weights [b, n]`` -> weighted mean over some rows ``[b]``; ``nan`` if none was drawn."""
 
     def mean(weights: Floats) -> Floats:
         counted = weights @ rows
@@ -174,20 +169,12 @@ def _mean(values: Floats, rows: Floats) -> Callable[[Floats], Floats]:
     return mean
 
 
-def _measured(mean: Callable[[Floats], Floats], weights: tuple[Floats, Floats | None]) -> Measured:
-    once, many = weights
-    spread = Interval(np.nan, np.nan) if many is None else interval(mean(many))
-    return Measured(float(mean(once)[0]), spread)
-
-
-def _draws(judged: Sequence[Judged], resamples: int, seed: int) -> tuple[Floats, Floats | None]:
-    """How often each question counts: ``[1, n]`` once each, and ``[b, n]`` as drawn, None with too few to draw from."""
+def _draws(judged: Sequence[GradedAnswer], resamples: int) -> tuple[Floats, Floats | None]:
+    """Weights of the questions: ``[1, n]`` ones, and ``[b, n]`` resampled, None with too few to resample."""
     videos = sorted({each.video for each in judged})
     by_video = len(videos) >= _ENOUGH_VIDEOS
     unit = np.array([videos.index(each.video) if by_video else row for row, each in enumerate(judged)], dtype=np.int64)
     units = len(videos) if by_video else len(judged)
     once = np.ones((1, len(judged)))
-    if units < _FEWEST or not resamples:
-        return once, None
-    drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=resamples)
-    return once, drawn.astype(np.float64)[:, unit]
+    drawn = bootstrap_weights(units, resamples)
+    return once, None if drawn is None else drawn[:, unit]

@@ -82,7 +82,7 @@ def test_without_an_index_whatever_lies_there_counts(copy):
 
 
 def test_nothing_left(copy, tmp_path):
-    with pytest.raises(ConfigError, match=r"nothing left to evaluate .*: shorter than a window: 24\.0 of 60 s"):
+    with pytest.raises(ConfigError, match=r"no videos left in .*: shorter than a window: 24\.0 of 60 s"):
         load_dataset(copy, min_seconds=60)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="it holds no video of this layout"):

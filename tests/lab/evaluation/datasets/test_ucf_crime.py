@@ -3,8 +3,8 @@
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets import layouts, load_dataset
-from cluster.lab.evaluation.datasets.ucf_crime import ANOMALY_CLASSES, class_of, prompt, read_annotations, read_split
+from cluster.lab.evaluation.datasets import dataset_layouts, load_dataset
+from cluster.lab.evaluation.datasets.ucf_crime import ANOMALY_CLASSES, parse_class, prompt, read_annotations, read_split
 
 
 def load(directory, **settings):
@@ -105,7 +105,7 @@ def test_a_video_without_annotation_is_skipped(ucf, annotation_file):
 
 def test_events_behind_the_end(ucf, annotation_file):
     annotation_file.write_text(annotation_file.read_text().replace("165  240", "1650  2400"))
-    assert skipped(load(ucf))["Abuse028_x264.mp4"].startswith("its events lie behind its end at 10.")
+    assert skipped(load(ucf))["Abuse028_x264.mp4"].startswith("its events are after its end at 10.")
 
 
 def test_a_missing_annotation_file_leaves_nothing_to_measure(ucf, annotation_file):
@@ -132,7 +132,7 @@ def test_no_such_directory_or_layout(tmp_path):
         load(tmp_path / "file")
     with pytest.raises(ConfigError, match=r"unknown dataset layout 'ucf_crime'; did you mean 'ucf-crime'\?"):
         load_dataset(tmp_path, "ucf_crime")
-    assert "ucf-crime" in layouts
+    assert "ucf-crime" in dataset_layouts
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_split_line_without_a_class(tmp_path):
     ],
 )
 def test_class_folders(folder, expected):
-    assert class_of(folder) == expected
+    assert parse_class(folder) == expected
 
 
 def test_the_papers_prompt():

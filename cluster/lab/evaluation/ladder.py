@@ -1,0 +1,104 @@
+"""A quality ladder from the results of an accuracy evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from cluster.control.ladder import Ladder, Rung, default
+from cluster.errors import ConfigError
+from cluster.lab.evaluation.settings import LADDER, LadderStep
+
+# Rung -> row of another grid with the same setting.
+_ALSO = {"full": "ours budget 0.4"}
+
+
+def read_accuracy_results(path: Path) -> dict[str, Any]:
+    """Read the JSON of ``sightline eval accuracy --json``.
+
+    Raises:
+        ConfigError: the file is something else.
+    """
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        if body["bench"] != "accuracy":
+            raise ValueError(f"it is of {body['bench']!r}")
+        rows = {str(row["setting"]): row for row in body["rows"]}
+        return {"rows": rows, "notes": [str(note) for note in body["notes"]]}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is not a result of an evaluation ({error!r}); make one with: "
+            "sightline eval accuracy --settings ladder --json FILE"
+        ) from None
+
+
+def build_ladder(results: Mapping[str, Any]) -> Ladder:
+    """Quality ladder from measured results.
+
+    F1 and kept tokens of a rung are ratios to the ``full`` rung of the same run. A rung measured better than the one
+    above counts as equal, as less work is better only by chance. A rung without results falls by as much as in the
+    default ladder; its ``source`` says so.
+
+    Args:
+        results: from :func:`read_accuracy_results`.
+
+    Raises:
+        ConfigError: full quality was not measured.
+    """
+    rows = results["rows"]
+    whole = _row(rows, "full")
+    if whole is None or not whole["f1"]:
+        raise ConfigError(
+            "the results lack full quality, or its F1 is 0; evaluate the ladder's rungs with: "
+            "sightline eval accuracy --settings ladder --json FILE"
+        )
+    rungs = [Rung("full", source=f"measured: F1 {_f1(whole)}")]
+    guesses = {rung.name: rung for rung in default().rungs}
+    measured = 1
+    for above, step in pairwise(LADDER):
+        row = _row(rows, step.name)
+        if row is None:
+            upper, guess = guesses[above.name], guesses[step.name]
+            f1, kept = rungs[-1].f1 * guess.f1 / upper.f1, rungs[-1].kept * guess.kept / upper.kept
+            source = "derived: not measured, assumed to lose as much as in the default ladder"
+        else:
+            f1, kept = min(rungs[-1].f1, float(row["f1"]) / float(whole["f1"])), _share(row) / _share(whole)
+            source = f"measured: F1 {_f1(row)} of {_f1(whole)}"
+            measured += 1
+        rungs.append(_rung(step, kept, f1, source))
+    rungs.append(Rung("shed", shed=True, f1=0.0, source="no answer"))
+    conditions = "; ".join(note for note in results["notes"] if note.startswith(("videos:", "window:", "decision:")))
+    return Ladder(tuple(rungs), f"sightline eval ladder, {measured} of {len(LADDER)} rungs measured: {conditions}")
+
+
+def _row(rows: Mapping[str, Any], rung: str) -> Mapping[str, Any] | None:
+    row = rows.get(f"ladder {rung}", rows.get(_ALSO.get(rung, "")))
+    return row if isinstance(row, Mapping) and row.get("f1") is not None else None
+
+
+def _rung(step: LadderStep, kept: float, f1: float, source: str) -> Rung:
+    budget = None if step.budget == LADDER[0].budget else step.budget
+    return Rung(
+        step.name,
+        prune=step.prune,
+        refresh_budget=budget,
+        stride=step.stride,
+        fps=step.fps,
+        kept=round(kept, 4),
+        f1=round(f1, 4),
+        source=source,
+    )
+
+
+def _share(row: Mapping[str, Any]) -> float:
+    """Share of tokens kept per frame, independent of the rate."""
+    return float(row["kept"]) / float(row["tokens_full"])
+
+
+def _f1(row: Mapping[str, Any]) -> str:
+    return f"{row['f1']:.3f} ({row['f1_low']:.2f} to {row['f1_high']:.2f})"

@@ -1,0 +1,236 @@
+"""Answers to a recorded scene's questions under one setting, from a fresh memory that holds its KV.
+
+For each instant of questions a memory is filled from the start, under the cap that the share means then. The window's
+KV is added too and everything is settled, so that answers rest on the memory alone and all of it is under the cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
+
+import torch
+
+from cluster.engine.native.engine import NativeEngine
+from cluster.errors import NotReadyError
+from cluster.lab.evaluation.memory.questions import MultipleChoice, Question
+from cluster.lab.evaluation.memory.recording import STREAM, Recording
+from cluster.lab.evaluation.memory.results import AnswerRecord, Coverage, EvidenceRecall, grade_answer, make_coverage
+from cluster.lab.evaluation.memory.score import GradedAnswer, Space, credit, nearest_distances, words
+from cluster.lab.evaluation.memory.settings import ShareSetting
+from cluster.memory.bank import MemoryBank
+from cluster.memory.head_memory import KVChunk, LayerKV
+from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.types import MICROSECONDS, AskResult, AskSpec
+
+SPACES: tuple[Space, ...] = get_args(Space)
+SHORT_ANSWER, LONG_ANSWER = 8, 48
+
+# Tokens sampled per layer and head to measure coverage.
+_SAMPLED = 1024
+# The tier must never be short: slabs hold cells of one of some forty sizes, and blocks are rounded up. Memory is
+# reserved as it fills.
+_ROUNDING = 8
+_SLABS = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SceneAnswers:
+    """All questions of one scene under one setting.
+
+    * ``coverage``: at the last instant; empty for an unbounded memory
+    * ``incomplete``: answers for which some of the memory was late or lost
+    """
+
+    answered: tuple[AnswerRecord, ...]
+    coverage: dict[Space, Coverage] = field(default_factory=dict)
+    incomplete: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneAnswers:
+        """Inverse of ``to_json``; answers are graded again, and reported as those of ``video``.
+
+        Raises:
+            ValueError, KeyError, TypeError: invalid, or of other questions.
+        """
+        found = []
+        for number, (question, each) in enumerate(zip(questions, body["answered"], strict=True)):
+            said = tuple(each["said"])
+            judged = GradedAnswer(video, number, question.kind, credit(question, said))
+            recall = None if each["recall"] is None else EvidenceRecall(**each["recall"])
+            found.append(AnswerRecord(**{**each, "said": said, "judged": judged, "recall": recall}))
+        coverage = {
+            space: Coverage(each["area"], each["furthest"], tuple(each["percentiles"]))
+            for space in SPACES
+            if (each := body["coverage"].get(space)) is not None
+        }
+        return cls(tuple(found), coverage, int(body["incomplete"]))
+
+
+def answer_scene(
+    engine: NativeEngine, recording: Recording, video: str, questions: Sequence[Question], setting: ShareSetting
+) -> SceneAnswers:
+    """Fill memories with the recording and ask.
+
+    Args:
+        engine: of the model that computed the KV; its memories are replaced.
+        recording: has an instant for each time of a question.
+        video: name to report the answers under.
+        questions: in the order of the report.
+        setting: policies and share.
+
+    Raises:
+        ValueError: the recording lacks an instant.
+    """
+    instants = {instant.at_s: number for number, instant in enumerate(recording.instants)}
+    lacking = {question.at_s for question in questions} - instants.keys()
+    if lacking:
+        raise ValueError(f"the recording of {video} was not made for questions at {min(lacking):g} s")
+    found: dict[int, AnswerRecord] = {}
+    coverage: dict[Space, Coverage] = {}
+    incomplete = 0
+    last = max(question.at_s for question in questions)
+    for at_s in sorted({question.at_s for question in questions}):
+        chunks = recording.seen(instants[at_s])
+        memory = _filled(engine, chunks, setting)
+        asked = [(number, question) for number, question in enumerate(questions) if question.at_s == at_s]
+        for number, question in asked:
+            found[number], whole = _ask(engine, memory, recording, video, number, question)
+            incomplete += not whole
+        if at_s == last and chunks and setting.bounded:
+            coverage = _coverage(memory, chunks)
+        memory.tiers.close()
+    return SceneAnswers(tuple(found[number] for number in range(len(questions))), coverage, incomplete)
+
+
+def full_bytes(chunks: Sequence[KVChunk]) -> int:
+    """Bytes of all KV of these frames, with the frame number and cell stored per token."""
+    return sum(
+        chunk.key.nbytes + chunk.value.nbytes + 8 * chunk.tokens * chunk.key.shape[0] * chunk.key.shape[1]
+        for chunk in chunks
+    )
+
+
+def open_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[MemoryBank, StreamMemory]:
+    """An empty memory for these frames, under the cap of ``setting``, alone in its bank's tier."""
+    whole = full_bytes(chunks)
+    room = _SLABS + _ROUNDING * whole
+    bank = MemoryBank(TierStack([Arena(room, evicts=False)]))
+    bank.open_stream(STREAM, setting.spec(frames=len(chunks), full_bytes=whole, room=room))
+    return bank, bank.get_memory(STREAM)[0]
+
+
+def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetting) -> StreamMemory:
+    """A settled memory of these frames, attached to ``engine``."""
+    bank, memory = open_memory(chunks, setting)
+    for chunk in chunks:
+        # Not through the bank, which restarts a memory whose policy fails.
+        memory.add_chunk(chunk)
+    memory.settle()
+    engine.memories = bank
+    return memory
+
+
+def _ask(
+    engine: NativeEngine, memory: StreamMemory, recording: Recording, video: str, number: int, question: Question
+) -> tuple[AnswerRecord, bool]:
+    """The answer, and whether all wanted blocks of the memory were available."""
+    turns: list[tuple[str, str]] = []
+    results: list[AskResult] = []
+    times: list[float] = []
+    heads = max(1, sum(len(layer) for layer in memory.heads))
+    bytes_held = memory.held_bytes
+    for text, truth in zip(question.turns, question.answers, strict=True):
+        ask = AskSpec(
+            stream=STREAM,
+            text=text,
+            turns=tuple(turns),
+            since_s=_since(memory, recording, question),
+            max_new_tokens=_longest(question, truth),
+        )
+        try:
+            run = engine.ask(ask)
+        except NotReadyError:
+            # Asked before the first frame was complete.
+            turns.append((text, ""))
+            continue
+        while run.step() is not None:
+            pass
+        results.append(run.result)
+        turns.append((text, run.result.text))
+        # Needed for evidence recall only.
+        for frame, count in run.retrieval.stats.tokens_by_frame.items() if question.evidence else ():
+            middle = (memory.frame_time(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
+            times += [middle] * count
+    asked = max(1, len(results))
+    return grade_answer(
+        video,
+        number,
+        question,
+        [said for _, said in turns],
+        ttft_s=sum(each.first_token_s for each in results) / asked,
+        retrieved=sum(each.tokens_read for each in results) / asked / heads,
+        held=sum(each.tokens_held for each in results) / asked / heads,
+        bytes_moved=sum(each.bytes_read for each in results),
+        bytes_held=bytes_held,
+        retrieved_at=times,
+    ), not (
+        any(each.degraded for each in results) or memory.counts.lost or (memory.counts.frames and not memory.tokens)
+    )
+
+
+def _since(memory: StreamMemory, recording: Recording, question: Question) -> float | None:
+    """``question.since_s`` in seconds before the newest frame."""
+    if question.since_s is None or memory.newest is None:
+        return None
+    return max(0.0, (memory.newest - recording.begin) / MICROSECONDS - question.since_s)
+
+
+def _longest(question: Question, truth: str) -> int:
+    """Token limit of an answer."""
+    short = isinstance(question, MultipleChoice) or len(words(truth)) <= 1
+    return SHORT_ANSWER if short else LONG_ANSWER
+
+
+def _coverage(memory: StreamMemory, chunks: Sequence[KVChunk]) -> dict[Space, Coverage]:
+    """Distance of tokens sampled evenly over all frames to the nearest held one; empty if a head holds none."""
+    key, value = (torch.cat([getattr(chunk, name) for chunk in chunks], dim=2) for name in ("key", "value"))
+    picked = torch.linspace(0, key.shape[2] - 1, min(_SAMPLED, key.shape[2]), dtype=torch.float64).round().long()
+    place = picked[None]
+    distances: dict[Space, list[torch.Tensor]] = {space: [] for space in SPACES}
+    for layer, heads in enumerate(memory.heads):
+        for h in range(len(heads)):
+            held = load_head_tokens(memory, layer, h)
+            if held is None:
+                return {}
+            whole = LayerKV(key[layer, h, picked][None], value[layer, h, picked][None], place, place)
+            for space in SPACES:
+                distances[space].append(nearest_distances(whole, held, space))
+    joined = {space: torch.cat([part.flatten() for part in parts]) for space, parts in distances.items() if parts}
+    return {space: make_coverage(found, float(found.max())) for space, found in joined.items()}
+
+
+def load_head_tokens(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
+    """Tokens held by a head in frame order; None without any."""
+    table = memory.heads[layer][h].organiser.table
+    loaded = memory.tiers.load([memory.key_of(layer, h, cluster) for cluster in range(len(table))])
+    blocks = [each.block for each in loaded if each.block is not None]
+    if not blocks:
+        return None
+    frame = torch.cat([block.frame for block in blocks]).to(torch.int64)
+    order = frame.argsort(stable=True)
+    cell = torch.cat([block.cell for block in blocks]).to(torch.int64)
+    key, value = (torch.cat([getattr(block, name) for block in blocks])[order] for name in ("key", "value"))
+    return LayerKV(key[None], value[None], frame[order][None], cell[order][None])
+
+
+def pool_coverage(parts: Sequence[Coverage], furthest: float) -> Coverage:
+    """Coverage of several scenes, equally weighted, on a scale shared with other settings."""
+    together = torch.tensor([value for part in parts for value in part.percentiles])
+    return make_coverage(together, furthest)

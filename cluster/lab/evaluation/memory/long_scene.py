@@ -1,0 +1,247 @@
+"""Long footage with known truth: one camera, episodes of activity with quiet in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from cluster.errors import ConfigError
+from cluster.lab.scenes.actors import COLORS, Actor
+from cluster.lab.scenes.encode import SceneClip
+from cluster.lab.scenes.events import DISTRACTORS, SceneBuilder, passer_by
+from cluster.lab.scenes.layouts import ASPECT, Layout, make_layout
+from cluster.lab.scenes.scene import CameraSettings, Scene, sample_camera, sample_conditions
+from cluster.lab.scenes.vocabulary import SPLITS, SceneEvent, Split
+
+# Distractors with people only; none that is permanent, and no runner, who may be visible for less than two seconds.
+_PEOPLE = ("crouch", "talk", "skirt_zone", "waits_with_bag")
+# The slowest walk to the place of action.
+_WALK_IN_S = 16.0
+# Margin within which an actor's centre is not visible, as in cluster.lab.scenes.questions.
+_EDGE = 0.02
+_STEP_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class VehiclePass:
+    """A vehicle of a colour that passes, or stops on its lane for some seconds first."""
+
+    color: str
+    stops: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """All actors between ``start_s`` and ``end_s``; before and after the place is empty."""
+
+    start_s: float
+    end_s: float
+    actors: tuple[Actor, ...]
+    events: tuple[SceneEvent, ...]
+
+    def moved(self, start_s: float, first_id: int) -> Episode:
+        """The episode shifted to ``start_s``, its actors numbered from ``first_id``."""
+        by = start_s - self.start_s
+        actors = tuple(_later(actor, by, first_id) for actor in self.actors)
+        events = tuple(
+            SceneEvent(
+                event.kind,
+                round(event.start_s + by, 3),
+                round(event.end_s + by, 3),
+                tuple(number + first_id for number in event.actors),
+            )
+            for event in self.events
+        )
+        return Episode(start_s, self.end_s + by, actors, events)
+
+
+def write_episode(builder: SceneBuilder, drives: Sequence[VehiclePass], people: int) -> Episode:
+    """Write an episode into an empty builder.
+
+    Args:
+        builder: of the place; its length does not matter.
+        drives: vehicles in order. They never overlap, so none hides another.
+        people: number of passing persons or groups, at least 1 without ``drives``.
+    """
+    for _ in range(people):
+        at = builder.uniform(0, 8)
+        if builder.chance(0.5):
+            passer_by(builder, at)
+        else:
+            DISTRACTORS[str(builder.rng.choice(_PEOPLE))](builder, at + _WALK_IN_S)
+    at = builder.uniform(0, 12)
+    for drive in drives:
+        at = _drive(builder, drive, at) + builder.uniform(1, 4)
+    keys = [key for actor in builder.actors for key in actor.keys]
+    return Episode(min(key.t for key in keys), max(key.t for key in keys), tuple(builder.actors), tuple(builder.events))
+
+
+def visible_span(actor: Actor) -> tuple[float, float] | None:
+    """First and last second at which an actor is visible; None if never."""
+    first: float | None = None
+    last = second = actor.keys[0].t
+    while second <= actor.keys[-1].t:
+        place = actor.state_at(second)
+        if place is not None and _EDGE < place.x < ASPECT - _EDGE:
+            first = second if first is None else first
+            last = second
+        second += _STEP_S
+    return None if first is None else (round(first, 3), round(last, 3))
+
+
+def _drive(builder: SceneBuilder, drive: VehiclePass, at: float) -> float:
+    """Write one vehicle that enters at ``at``; returns when it has left."""
+    near = builder.chance(0.5)
+    direction = 1 if near else -1
+    speed = builder.uniform(0.28, 0.5)
+    if not drive.stops:
+        actor = builder.drive_through(at, near=near, direction=direction, speed=speed, color=drive.color)
+        return actor.keys[-1].t
+    form = str(builder.rng.choice(["car", "car", "van"]))
+    start, end = builder.lane_ends(direction, form, near)
+    x = builder.uniform(0.45, ASPECT - 0.45)
+    stop = at + abs(x - start) / speed
+    leave = stop + builder.uniform(8, 14)
+    gone = leave + abs(end - x) / speed
+    keys = [
+        builder.lane_key(at, start, near, "driving"),
+        builder.lane_key(stop, x, near, "stopped"),
+        builder.lane_key(leave, x, near, "driving"),
+        builder.lane_key(gone, end, near, "driving"),
+    ]
+    actor = builder.add_actor("vehicle", keys, form=form, facing=direction, color=drive.color)
+    builder.events.append(SceneEvent("stopped_vehicle", stop, leave, (actor.id,)))
+    return gone
+
+
+def _later(actor: Actor, by: float, first_id: int) -> Actor:
+    carries = None if actor.carries is None else (actor.carries[0] + by, actor.carries[1] + by)
+    keys = tuple(replace(key, t=key.t + by) for key in actor.keys)
+    return replace(actor, id=actor.id + first_id, keys=keys, carries=carries)
+
+
+# First part of every seed: disjoint from ordinary scenes.
+_SEED = 404
+_SHORTEST_S = 60.0
+_LEAST_QUIET_S = 4.0
+# Number of rare colours, which come once or never.
+_RARE = 4
+# When the rare vehicles come, as shares of the length.
+_NEEDLES = (0.05, 0.6)
+
+
+@dataclass(frozen=True, eq=False)
+class LongScene:
+    """Long footage, scripted first and rendered frame by frame in constant memory.
+
+    Always daylight and full contrast, so that colours are certain.
+
+    Args:
+        seconds: length, at least 60.
+        seed: same arguments, same footage.
+        split: layouts and camera settings to draw from; ``test`` has its own.
+        quiet_s: mean quiet time between two episodes, at least 8.
+        needle_colors: colours (at least three) of vehicles that come once or never; ordinary traffic has the others.
+        camera: size, rate and encoder; None draws one of the split's.
+
+    Raises:
+        ConfigError: an argument out of bounds.
+    """
+
+    seconds: float
+    seed: int
+    split: Split = "test"
+    quiet_s: float = 30.0
+    needle_colors: tuple[str, ...] = tuple(COLORS)
+    camera: CameraSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.seconds < _SHORTEST_S:
+            raise ConfigError(f"long footage must last at least {_SHORTEST_S:.0f} s, not {self.seconds:g}")
+        if self.seed < 0:
+            raise ConfigError(f"a seed must be at least 0, not {self.seed}")
+        if self.split not in SPLITS:
+            raise ConfigError(f"unknown split {self.split!r}; there are: {', '.join(SPLITS)}")
+        if self.quiet_s < 2 * _LEAST_QUIET_S:
+            raise ConfigError(f"the mean quiet must last at least {2 * _LEAST_QUIET_S:.0f} s, not {self.quiet_s:g}")
+        unknown = [color for color in self.needle_colors if color not in COLORS]
+        if unknown:
+            raise ConfigError(f"unknown colour {unknown[0]!r}; there are: {', '.join(COLORS)}")
+        if len(set(self.needle_colors)) < 3:
+            raise ConfigError(
+                f"at least three colours are needed for rare vehicles, not {len(set(self.needle_colors))}"
+            )
+
+    @cached_property
+    def scene(self) -> Scene:
+        """The scene for renderer or encoder. An ordinary scene may have the same name; use ``clip`` for paths."""
+        look = self._chance(1)
+        return Scene(
+            split=self.split,
+            index=self.seed,
+            seconds=self.seconds,
+            layout=self._layout,
+            light="day",
+            strata=frozenset(),
+            camera=self.camera or sample_camera(self.split, look),
+            conditions=sample_conditions("day", frozenset(), look),
+            actors=tuple(actor for episode in self.episodes for actor in episode.actors),
+            events=tuple(event for episode in self.episodes for event in episode.events),
+            tree=bool(look.random() < 0.5),
+            pole=False,
+            seed=int(look.integers(2**31)),
+        )
+
+    @cached_property
+    def episodes(self) -> tuple[Episode, ...]:
+        """Episodes in order, with at least four quiet seconds before, between and after."""
+        rng = self._chance(2)
+        rare, common = self._palette(rng)
+        first, second = np.sort(rng.uniform(*_NEEDLES, size=2)) * self.seconds
+        needles = [(float(first), VehiclePass(rare[0])), (float(second), VehiclePass(rare[1], stops=True))]
+        if rng.random() < 0.5:
+            needles = [(float(first), needles[1][1]), (float(second), needles[0][1])]
+        found: list[Episode] = []
+        start, actors = self._quiet(rng), 0
+        while True:
+            drives = [
+                VehiclePass(str(rng.choice(common))) for _ in range(int(rng.choice([0, 1, 2], p=[0.35, 0.45, 0.2])))
+            ]
+            if needles and start >= needles[0][0]:
+                drives = [needles.pop(0)[1]]
+            people = int(rng.choice([0, 1, 2], p=[0.3, 0.5, 0.2])) if drives else 1
+            episode = write_episode(SceneBuilder(self._layout, self.seconds, rng), drives, people).moved(start, actors)
+            if episode.end_s > self.seconds - _LEAST_QUIET_S:
+                return tuple(found)
+            found.append(episode)
+            start, actors = episode.end_s + self._quiet(rng), actors + len(episode.actors)
+
+    @cached_property
+    def quiet_instants(self) -> tuple[float, ...]:
+        """Instants at which nobody is visible, ascending: 0, one after every episode but the last, and the end."""
+        gaps = zip(self.episodes, self.episodes[1:], strict=False)
+        return (0.0, *(round((here.end_s + there.start_s) / 2, 3) for here, there in gaps), self.seconds)
+
+    def clip(self, folder: Path) -> SceneClip:
+        """Clip for ``encode_missing_clips``: ``folder/past-test-000001.mp4``."""
+        return SceneClip(self.scene, None, folder / f"past-{self.scene.name}.mp4")
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return make_layout(self.split, self._chance(0))
+
+    def _palette(self, rng: np.random.Generator) -> tuple[list[str], list[str]]:
+        """Rare colours (the first passes once, the second stops once, the others never come) and common ones."""
+        drawn = [str(color) for color in rng.permutation(sorted(set(self.needle_colors)))]
+        rare = drawn[:_RARE]
+        return rare, [color for color in COLORS if color not in rare]
+
+    def _quiet(self, rng: np.random.Generator) -> float:
+        return float(max(_LEAST_QUIET_S, rng.uniform(0.4, 1.6) * self.quiet_s))
+
+    def _chance(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([_SEED, SPLITS.index(self.split), self.seed, purpose])

@@ -1,0 +1,134 @@
+"""Memory settings that are compared, and the grids of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+from cluster.errors import ConfigError
+from cluster.registry import compressors, organisers, retrievers
+from cluster.types import MemorySpec
+
+SHARES = (1 / 4, 1 / 8, 1 / 16)
+GRIDS = ("quick", "standard")
+
+# Production defaults: "ours".
+_OURS = MemorySpec()
+# Retriever that an organiser was published with; default: ours.
+_NATURAL = {"frames": "top_k", "tokens": "top_k", "resv": "wicsum", "mosaic": "two_stage"}
+# Blocks that fill a memory at least, so that short scenes are compressed as often as long ones.
+_BLOCKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySetting:
+    """Names of the policies, and tokens held per layer and head (None: unbounded)."""
+
+    compressor: str
+    organiser: str
+    retriever: str
+    budget: int | None = None
+
+    @property
+    def name(self) -> str:
+        """``cords/resv/wicsum@4096``."""
+        bound = "all" if self.budget is None else str(self.budget)
+        return f"{self.compressor}/{self.organiser}/{self.retriever}@{bound}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSetting(MemorySetting):
+    """A memory capped at a ``share`` of the bytes of all KV at the time of the question; ``budget`` is None, as a share
+    is another number of tokens in every scene. ``everything``: questions read all that is held instead of what the
+    retriever chooses.
+
+    Raises:
+        ConfigError: an unknown policy, or an invalid share.
+    """
+
+    share: float = 1.0
+    everything: bool = False
+
+    def __post_init__(self) -> None:
+        for registry, name in (
+            (compressors, self.compressor),
+            (organisers, self.organiser),
+            (retrievers, self.retriever),
+        ):
+            registry.get(name)
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"a memory's share of everything is above 0 and at most 1, not {self.share:g}")
+        if self.everything and self.retriever != "top_k":
+            raise ConfigError(f"top_k is the retriever that can read everything, not {self.retriever}")
+
+    @property
+    def name(self) -> str:
+        """``full``, or like ``infinipot_v/mosaic/top_k@1/8``."""
+        if self == FULL:
+            return "full"
+        reads = ":all" if self.everything else ""
+        share = Fraction(self.share).limit_denominator(1024)
+        return f"{self.compressor}/{self.organiser}/{self.retriever}{reads}@{share}"
+
+    @property
+    def bounded(self) -> bool:
+        return self.share < 1
+
+    def spec(self, *, frames: int, full_bytes: int, room: int) -> MemorySpec:
+        """Memory specification for a scene.
+
+        Args:
+            frames: number of frames to remember.
+            full_bytes: of all their KV, frame numbers and cells.
+            room: bytes of the tier, the cap of an unbounded memory.
+        """
+        options: Mapping[str, Any] = {"share": 1.0} if self.everything else {}
+        block = min(_OURS.block_frames, max(1, int(self.share * frames / _BLOCKS)))
+        return MemorySpec(
+            compressor=self.compressor,
+            organiser=self.organiser,
+            retriever=self.retriever,
+            cap_bytes=max(1, int(self.share * full_bytes)) if self.bounded else room,
+            block_frames=block,
+            retriever_options=options,
+        )
+
+
+FULL = ShareSetting("none", "frames", "top_k", everything=True)
+"""Everything is held and read: the upper bound. Then the organiser does not matter, and whole frames are cheapest."""
+
+
+def ours(share: float) -> ShareSetting:
+    """The production defaults under a share."""
+    return ShareSetting(_OURS.compressor, _OURS.organiser, _OURS.retriever, share=share)
+
+
+def memory_grid(name: str) -> list[ShareSetting]:
+    """Settings of a comparison, full first, without duplicates.
+
+    * ``quick``: at 1/8 every compressor with our organiser and retriever, and every organiser with our compressor and
+      the retriever it was published with; ours at all shares and unbounded
+    * ``standard``: every compressor, organiser and retriever at every share, and every organiser and retriever
+      unbounded
+
+    Raises:
+        ConfigError: another name.
+    """
+    if name not in GRIDS:
+        raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")
+    thinning = [each for each in compressors.names() if each != "none"]
+    found = [FULL, ours(1.0), *map(ours, SHARES)]
+    if name == "quick":
+        found += [ShareSetting(each, _OURS.organiser, _OURS.retriever, share=1 / 8) for each in thinning]
+        found += [
+            ShareSetting(_OURS.compressor, each, _NATURAL.get(each, _OURS.retriever), share=1 / 8)
+            for each in organisers.names()
+        ]
+    else:
+        ways = list(product(organisers.names(), retrievers.names()))
+        found += [ShareSetting("none", *way) for way in ways]
+        found += [ShareSetting(each, *way, share=share) for share in SHARES for each in thinning for way in ways]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,136 @@
+"""Results on disk, keyed by digests of video, model, code and setting, so that an evaluation can be resumed."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any, TypeVar
+
+import cluster.codec
+import cluster.engine
+import cluster.models
+import cluster.vision
+from cluster.engine.native.engine import NativeEngine
+from cluster.errors import SightlineError
+
+# Code that determines answers: results of another version are not reused.
+_CODE = (cluster.codec, cluster.vision, cluster.engine, cluster.models)
+
+R = TypeVar("R")
+Key = tuple[str, str, str]
+"""Digest of the video, digest of model and questions, setting."""
+
+
+class ResultCache:
+    """JSON Lines file of results by :data:`Key`, read when entered and appended to. A context manager; ``None`` stores
+    nothing.
+
+    Raises:
+        SightlineError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._done: dict[Key, Any] = {}
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> ResultCache:
+        if self.path is not None:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("a+", encoding="utf-8")
+                self._file.seek(0)
+                self._read(self._file)
+            except OSError as error:
+                raise self._unusable(error) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def get(self, key: Key, read: Callable[[Any], R]) -> R | None:
+        """The result parsed by ``read``; None if missing or invalid."""
+        try:
+            return read(self._done[key])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def add(self, key: Key, run: Mapping[str, Any]) -> None:
+        """Append a result and flush.
+
+        Raises:
+            SightlineError: the file cannot be written.
+        """
+        if self._file is None:
+            return
+        body = dict(zip(("video", "model", "setting"), key, strict=True)) | {"run": run}
+        try:
+            self._file.write(json.dumps(body, separators=(",", ":")) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _read(self, file: IO[str]) -> None:
+        text = file.read()
+        broken = 0
+        for line in text.splitlines():
+            try:
+                body = json.loads(line)
+                self._done[str(body["video"]), str(body["model"]), str(body["setting"])] = body["run"]
+            except (ValueError, KeyError, TypeError):
+                broken += 1
+        if broken:
+            # An interrupted evaluation leaves a partial last line.
+            logging.getLogger(__name__).info("%s: %d broken lines are computed again", self.path, broken)
+        if text and not text.endswith("\n"):
+            file.write("\n")
+
+    def _unusable(self, error: OSError) -> SightlineError:
+        return SightlineError(f"work file {self.path} cannot be used: {error.strerror or error}; choose another place")
+
+
+# -- digests --------------------------------------------------------------------------------------
+def digest(*parts: str) -> str:
+    """Digest of several texts."""
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def video_digest(path: Path) -> str:
+    """Digest of the file's bytes.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
+    """Digest of all that scores depend on but video and setting: weights, prompts, calibration, pixels, code."""
+    model = engine.model
+    return digest(
+        engine.fingerprint,
+        f"{model.settings.score_temperature} {model.settings.score_bias}",
+        str(model.geometry),
+        str(model.system_ids()),
+        *(f"{kind}:{model.question_ids(text)}" for kind, text in sorted(questions.items())),
+        code_digest(_CODE),
+    )
+
+
+@functools.cache
+def code_digest(parts: tuple[ModuleType, ...]) -> str:
+    """Digest of the sources of modules and packages."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        for place in map(Path, part.__path__ if hasattr(part, "__path__") else [str(part.__file__)]):
+            for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+                hasher.update(os.fsencode(path.relative_to(place.parent)) + path.read_bytes())
+    return hasher.hexdigest()

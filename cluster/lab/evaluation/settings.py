@@ -1,0 +1,247 @@
+"""Settings that are compared: pruning, refresh and window, and grids of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from cluster.errors import ConfigError
+from cluster.vision import make_pruner
+
+Role = Literal["full", "codecsight", "ours", "other"]
+
+# Shares of the overlap to recompute; 0 reuses everything.
+BUDGETS = (0.0, 0.05, 0.1, 0.2, 0.4)
+STRIDES = (0.1, 0.2, 0.3, 0.5, 1.0)
+TAUS = (0.25, 0.5, 1.0, 2.0, 5.0)
+MARGINS = (2.0, 3.0, 4.5, 7.0, 10.0, 14.0)
+ANCHOR_INTERVALS = (2.0, 4.0, 8.0, 16.0)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowShape:
+    """Windowing of a stream: seconds, samples per second, and seconds between anchors."""
+
+    window_s: float = 20.0
+    stride_s: float = 4.0
+    fps: float = 2.0
+    anchor_interval_s: float = 8.0
+
+    def check(self) -> None:
+        """Raises ``ConfigError`` for invalid lengths."""
+        for name in ("window_s", "stride_s", "fps", "anchor_interval_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name):g}")
+        if self.stride_s > self.window_s:
+            raise ConfigError(f"the stride ({self.stride_s:g} s) must not exceed the window ({self.window_s:g} s)")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to answer a stream's windows.
+
+    * ``budget``: share of the overlap's tokens to recompute, ``None`` for the refresh policy's default
+    * ``role``: part in the figures; ``sweep``: curve and position of a sweep's point
+    * ``recompute``: full computation: every frame of every window through tower and language model
+    """
+
+    name: str
+    pruner: str
+    refresh: str
+    budget: float | None = None
+    options: tuple[tuple[str, float], ...] = ()
+    shape: WindowShape = WindowShape()
+    role: Role = "other"
+    sweep: tuple[str, float] | None = None
+    recompute: bool = False
+
+    @property
+    def key(self) -> str:
+        """What results depend on: settings with equal keys are computed once, whatever their names."""
+        identity: dict[str, Any] = {
+            "pruner": self.pruner,
+            "options": dict(sorted(self.options)),
+            "refresh": self.refresh,
+            "budget": self.budget,
+            **asdict(self.shape),
+            "recompute": self.recompute,
+        }
+        return json.dumps(identity, separators=(",", ":"))
+
+    def check(self) -> None:
+        """Raises ``ConfigError`` for an invalid pruner, option or shape; the engine checks refresh."""
+        self.shape.check()
+        make_pruner(self.pruner, dict(self.options))
+
+
+def full_computation(shape: WindowShape) -> Setting:
+    """Nothing pruned, nothing reused."""
+    return Setting("full", "none", "all", shape=shape, role="full", recompute=True)
+
+
+def codecsight(shape: WindowShape) -> Setting:
+    """CodecSight as published: its pruning rule and threshold, its anchors refreshed."""
+    return Setting("codecsight", "codecsight", "anchors", shape=shape, role="codecsight")
+
+
+def ours(shape: WindowShape, budget: float, options: Mapping[str, float] | None = None) -> Setting:
+    """Replenishment with budgeted refresh."""
+    chosen = tuple(sorted((options or {}).items()))
+    name = f"ours{_options(chosen)} budget {budget:g}"
+    return Setting(name, "replenish", "budget", budget, chosen, shape, role="ours")
+
+
+def quick_grid(shape: WindowShape) -> list[Setting]:
+    """Full computation, CodecSight, its two parts alone, ours at three budgets, and ours with more frequent anchors,
+    which show objects of low contrast (night)."""
+    often = [replace(shape, anchor_interval_s=shape.anchor_interval_s / parts) for parts in (2, 4)]
+    return [
+        full_computation(shape),
+        codecsight(shape),
+        Setting("codecsight pruning alone", "codecsight", "all", shape=shape),
+        Setting("codecsight refresh alone", "none", "anchors", shape=shape),
+        *(ours(shape, budget) for budget in (0.0, 0.1, 0.4)),
+        *(_with_anchor_interval(ours(cut, 0.1), cut.anchor_interval_s) for cut in often),
+    ]
+
+
+def standard_grid(shape: WindowShape) -> list[Setting]:
+    """``quick_grid``, the frontier of ours, every refresh policy at one budget, and the sweeps."""
+    interval = shape.anchor_interval_s
+    frontier = [
+        _with_anchor_interval(ours(replace(shape, anchor_interval_s=every), budget, options), every)
+        for every in (interval, 2 * interval)
+        for options in ({"margin": 3.0}, {}, {"margin": 7.0}, {"margin": 10.0})
+        for budget in (0.0, 0.1, 0.4)
+    ]
+    policies = [
+        Setting(_product_name("replenish", refresh, budget), "replenish", refresh, budget, shape=shape)
+        for refresh, budget in (
+            ("all", None),
+            ("anchors", None),
+            ("anchors_last", None),
+            ("budget_last", 0.25),
+            *((name, 0.1) for name in _budgeted_policies()),
+        )
+    ]
+    return [*quick_grid(shape), *frontier, *policies, *sweep_settings(shape)]
+
+
+def full_grid(shape: WindowShape) -> list[Setting]:
+    """``standard_grid`` and every pruner with every refresh policy at every budget."""
+    from cluster.registry import pruners
+
+    product = [
+        Setting(_product_name(pruner, refresh, budget), pruner, refresh, budget, shape=shape)
+        for pruner in pruners.names()
+        for refresh, budget in (
+            ("all", None),
+            ("none", None),
+            *((name, share) for name in _budgeted_policies() for share in (None, *BUDGETS[1:])),
+        )
+    ]
+    return [*standard_grid(shape), *product]
+
+
+def sweep_settings(shape: WindowShape) -> list[Setting]:
+    """Curves of the paper's figures 16 to 18, for CodecSight, ours and (over the stride) full computation."""
+    found: list[Setting] = []
+    for share in STRIDES:
+        cut = replace(shape, stride_s=max(share * shape.window_s, 1.0))
+        for base in (full_computation(cut), codecsight(cut), ours(cut, 0.1)):
+            found.append(_sweep_point(base, "stride", share))
+    for tau in TAUS:
+        published = replace(codecsight(shape), name=f"codecsight tau {tau:g}", options=(("tau", tau),))
+        found.append(_sweep_point(published, "threshold", tau))
+    for margin in MARGINS:
+        found.append(_sweep_point(ours(shape, 0.1, {"margin": margin}), "margin", margin))
+    for interval in ANCHOR_INTERVALS:
+        cut = replace(shape, anchor_interval_s=interval)
+        for base in (codecsight(cut), ours(cut, 0.1)):
+            found.append(_sweep_point(base, "anchor interval", interval))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LadderStep:
+    """Changes of a quality ladder's rung against full quality; ``prune``, ``stride`` and ``fps`` are factors."""
+
+    name: str
+    prune: float = 1.0
+    budget: float = 0.4
+    stride: float = 1.0
+    fps: float = 1.0
+
+
+# Cumulative: each rung keeps the changes of those above.
+LADDER = (
+    LadderStep("full"),
+    LadderStep("prune", prune=1.5),
+    LadderStep("refresh", prune=1.5, budget=0.0),
+    LadderStep("stride", prune=1.5, budget=0.0, stride=2.0),
+    LadderStep("fps", prune=1.5, budget=0.0, stride=2.0, fps=0.5),
+)
+
+
+def ladder_grid(shape: WindowShape) -> list[Setting]:
+    """Full computation and every rung that answers: input of ``sightline eval ladder``."""
+    margin = float(make_pruner("replenish", {}).margin)  # type: ignore[attr-defined]
+    found = [full_computation(shape)]
+    for step in LADDER:
+        cut = replace(shape, stride_s=step.stride * shape.stride_s, fps=step.fps * shape.fps)
+        options = {} if step.prune == 1 else {"margin": step.prune * margin}
+        found.append(replace(ours(cut, step.budget, options), name=f"ladder {step.name}", role="other"))
+    return found
+
+
+GRIDS = {"quick": quick_grid, "standard": standard_grid, "full": full_grid, "ladder": ladder_grid}
+
+
+def make_grid(name: str, shape: WindowShape) -> list[Setting]:
+    """Settings of a grid, full computation first, each checked.
+
+    A setting that is also a sweep's point appears once for the table and once per sweep.
+
+    Raises:
+        ConfigError: no such grid, or an invalid shape.
+    """
+    if name not in GRIDS:
+        raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")
+    shape.check()
+    return list(drop_duplicates(GRIDS[name](shape)))
+
+
+def drop_duplicates(settings: Iterable[Setting]) -> Iterable[Setting]:
+    """One setting of each key and sweep, checked."""
+    seen: set[tuple[str, tuple[str, float] | None]] = set()
+    for setting in settings:
+        setting.check()
+        if (setting.key, setting.sweep) not in seen:
+            seen.add((setting.key, setting.sweep))
+            yield setting
+
+
+def _with_anchor_interval(setting: Setting, interval: float) -> Setting:
+    return replace(setting, name=f"{setting.name}, anchors {interval:g} s")
+
+
+def _sweep_point(base: Setting, curve: str, place: float) -> Setting:
+    varied = f", {curve} {place:g}" if curve in ("stride", "anchor interval") else f" ({curve} curve)"
+    return replace(base, name=base.name + varied, sweep=(curve, place))
+
+
+def _budgeted_policies() -> list[str]:
+    """Names of refresh policies that take a budget."""
+    from cluster.registry import refresh_policies
+
+    return [name for name in refresh_policies.names() if refresh_policies.get(name).budgeted]
+
+
+def _product_name(pruner: str, refresh: str, budget: float | None) -> str:
+    return f"{pruner} + {refresh}" + ("" if budget is None else f" {budget:g}")
+
+
+def _options(options: tuple[tuple[str, float], ...]) -> str:
+    return "".join(f" {name} {value:g}" for name, value in options)

@@ -1,0 +1,144 @@
+"""Full computation against ours on the same windows of a clip, in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cluster.codec import FileSource
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.engine.native.engine import NativeEngine
+from cluster.lab.report.records import ComparedWindow, Cost, SampleFrame
+from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, SampledPicture, StreamSpec, WindowRequest
+from cluster.vision.pruners.base import Pruner
+from cluster.vision.sampler import PatchSampler, overlay_image
+
+
+@dataclass(frozen=True, slots=True)
+class SampledClip:
+    """Samples of a clip after the codec processor, and its properties."""
+
+    frames: tuple[SampledPicture, ...]
+    fps: float
+    codec: str
+    width: int
+    height: int
+    cue: str
+
+
+def sample_clip(path: Path, geometry: PatchGeometry, options: CodecOptions, seconds: float) -> SampledClip:
+    """The first ``seconds`` of a looped clip through the live front end.
+
+    Raises:
+        SourceError: the file cannot be read.
+    """
+    source, processor = FileSource(path, loop=True), CodecProcessor(geometry, options)
+    frames: list[SampledPicture] = []
+    processor.open(source.open())
+    try:
+        for packet in source.packets():
+            frames += processor.feed(packet)
+            if frames and frames[-1].pts - frames[0].pts >= round(seconds * MICROSECONDS):
+                break
+    finally:
+        source.close()
+    stats = processor.stats
+    return SampledClip(tuple(frames), options.fps, stats.codec, stats.width, stats.height, stats.cue)
+
+
+def prune(clip: SampledClip, stream: str, pruner: Pruner) -> list[tuple[FrameSample, SampledPicture]]:
+    """What a decoder would send of the clip, each frame with its last picture."""
+    sampler = PatchSampler(stream, pruner, clip.fps)
+    return [(sample, frame) for frame in clip.frames if (sample := sampler.feed(frame)) is not None]
+
+
+def compare(
+    engine: NativeEngine,
+    spec: StreamSpec,
+    pruned: Sequence[FrameSample],
+    whole: Sequence[FrameSample],
+    on_window: Callable[[], None] = lambda: None,
+) -> list[ComparedWindow]:
+    """Answer every window after the first whole one twice in turn: ours, and in full from scratch.
+
+    Args:
+        engine: answers both.
+        spec: of our stream.
+        pruned: frames as our pruner leaves them.
+        whole: the same frames unpruned.
+        on_window: called after each compared window.
+    """
+    found: list[ComparedWindow] = []
+    engine.evict(spec.stream)
+    engine.admit(spec)
+    for sample in pruned:
+        for request in engine.push(sample):
+            answers, ours = _step(engine, request)
+            if request.end - whole[0].pts <= round(spec.window_s * MICROSECONDS):
+                continue
+            full_answers, full = answer_in_full(engine, spec, whole, request)
+            found.append(
+                ComparedWindow(
+                    start_s=(request.start - whole[0].pts) / MICROSECONDS,
+                    end_s=(request.end - whole[0].pts) / MICROSECONDS,
+                    full=full,
+                    ours=ours,
+                    gated=any(answer.gated for answer in answers),
+                    full_scores={answer.question: answer.score for answer in full_answers},
+                    our_scores={answer.question: answer.score for answer in answers},
+                )
+            )
+            on_window()
+    engine.evict(spec.stream)
+    return found
+
+
+def count_windows(spec: StreamSpec, seconds: float) -> int:
+    """Number of windows compared in ``seconds`` of video."""
+    return max(0, int((seconds - spec.window_s) / spec.stride_s + 1e-6))
+
+
+def picture_frames(frames: Sequence[tuple[FrameSample, SampledPicture]], count: int) -> tuple[SampleFrame, ...]:
+    """The first anchor, and pruned frames evenly over the rest, each with its mask drawn over it."""
+    anchors = [pair for pair in frames if pair[0].anchor][:1]
+    others = [pair for pair in frames if not pair[0].anchor]
+    wanted = min(count - len(anchors), len(others))
+    picked = [others[round((i + 0.5) * len(others) / wanted - 0.5)] for i in range(wanted)]
+    return tuple(
+        SampleFrame(
+            time_s=(sample.pts - frames[0][0].pts) / MICROSECONDS,
+            kept=float(sample.mask.mean()),
+            anchor=sample.anchor,
+            jpeg=overlay_image(frame.rgb, sample.mask, encoding="jpeg"),
+        )
+        for sample, frame in anchors + picked
+    )
+
+
+def _step(engine: NativeEngine, request: WindowRequest) -> tuple[list[Answer], Cost]:
+    began = time.perf_counter()
+    answers = engine.step([request])
+    seconds = time.perf_counter() - began
+    computed = sum(window.tokens.computed for window in engine.stats.windows)
+    return answers, Cost(computed, seconds, float(engine.stats.tower_flops + engine.stats.llm_flops))
+
+
+def answer_in_full(
+    engine: NativeEngine, spec: StreamSpec, whole: Sequence[FrameSample], request: WindowRequest
+) -> tuple[list[Answer], Cost]:
+    """The same window on a fresh stream: every frame through tower and language model.
+
+    ``whole``: unpruned frames. Afterwards ``engine.stats`` is that window's.
+    """
+    stream = f"{spec.stream} in full"
+    engine.admit(replace(spec, stream=stream, refresh="all", refresh_budget=None, static_gate=False))
+    closed: list[WindowRequest] = []
+    for sample in whole:
+        if request.start <= sample.pts < request.end:
+            closed += engine.push(replace(sample, stream=stream))
+    closed += engine.flush(stream) if not closed else []
+    answers, cost = _step(engine, closed[-1])
+    engine.evict(stream)
+    return answers, cost

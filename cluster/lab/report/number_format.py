@@ -1,0 +1,50 @@
+"""Number formats of reports and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def compact(value: float) -> str:
+    """1234 -> 1.2k, 2500000 -> 2.5M."""
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.1f}".removesuffix(".0") + letter
+    return f"{value:.0f}"
+
+
+def seconds_text(value: float) -> str:
+    """``350 ms``, ``4.1 s``; ``never`` for infinity, a dash for NaN."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "never"
+    return f"{1000 * value:.0f} ms" if abs(value) < 1 else f"{value:.1f} s"
+
+
+def percent_text(value: float | None) -> str:
+    """``8.4 %``, ``52 %`` for a share."""
+    if value is None:
+        return "–"
+    percent = 100 * value
+    return f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %"
+
+
+def times_text(value: float | None) -> str:
+    """``7.2×``."""
+    if value is None:
+        return "–"
+    if value > 1000:
+        return "over 1000×"
+    return f"{value:.0f}×" if value >= 20 else f"{value:.1f}×"
+
+
+def finite(value: Any) -> Any:
+    """``value`` for JSON: NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

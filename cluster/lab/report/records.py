@@ -1,0 +1,253 @@
+"""Data of the demo's report. ``report.json`` is these dataclasses; ``report.html`` shows the same numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from cluster.lab.report.truth import Alert, EventInterval, Tally, alerts, tally
+from cluster.types import Question
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Cost of windows: tokens through the language model, seconds, floating-point operations."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    flops: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.tokens + other.tokens, self.seconds + other.seconds, self.flops + other.flops)
+
+
+def ratio(above: float, below: float) -> float | None:
+    """``above / below``; None if ``below`` is 0."""
+    return above / below if below else None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWindow:
+    """One window answered live. Times in seconds since the camera's first frame; scores by question.
+
+    ``computed``: tokens through the language model, with questions; 0 for a gated window. ``truth``: by question, where
+    known, see :mod:`cluster.lab.report.truth`.
+    """
+
+    start_s: float
+    end_s: float
+    scores: dict[str, float]
+    gated: bool
+    full: int
+    kept: int
+    computed: int
+    latency_s: float
+    truth: dict[str, bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedWindow:
+    """The same window computed in full and our way, in turn on the same machine. Times in seconds since the clip's
+    first sample; ``truth`` as in ``LiveWindow``."""
+
+    start_s: float
+    end_s: float
+    full: Cost
+    ours: Cost
+    gated: bool
+    full_scores: dict[str, float]
+    our_scores: dict[str, float]
+    truth: dict[str, bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFrame:
+    """A sampled frame with its keep-mask drawn over it. ``jpeg`` is not part of the JSON."""
+
+    time_s: float
+    kept: float
+    anchor: bool
+    jpeg: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CameraRecord:
+    """One camera: source, answers, cost and losses.
+
+    ``compared``: windows after the first whole one, which has nothing to reuse. ``live_events``, ``compared_events``:
+    true events of the questions, in the times of each.
+    """
+
+    name: str
+    description: str
+    fed_by: str
+    codec: str
+    width: int
+    height: int
+    cue: str
+    state: str
+    reason: str
+    questions: tuple[Question, ...]
+    live: tuple[LiveWindow, ...]
+    compared: tuple[ComparedWindow, ...]
+    frames: tuple[SampleFrame, ...]
+    windows_dropped: int = 0
+    windows_lost: int = 0
+    packets_dropped: int = 0
+    decode_errors: int = 0
+    gaps: int = 0
+    live_events: tuple[EventInterval, ...] = ()
+    compared_events: tuple[EventInterval, ...] = ()
+
+    @property
+    def truth_known(self) -> bool:
+        """Whether any window has a known truth."""
+        return any(window.truth for window in self.live) or any(window.truth for window in self.compared)
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        """Alerts raised live."""
+        return tuple(alert for question in self.questions for alert in alerts(self.live, question))
+
+    @property
+    def live_truth(self) -> Tally:
+        """Correct live answers."""
+        return self.live_truth_of(*self.questions)
+
+    def live_truth_of(self, *questions: Question) -> Tally:
+        """Correct live answers to some questions."""
+        return tally(((window.scores, window.truth) for window in self.live), questions)
+
+    def comparison_of(self, question: Question) -> Comparison:
+        """Comparison of one question's answers."""
+        return Comparison.of(self.compared, [question])
+
+    @property
+    def gated(self) -> int:
+        """Live windows that kept the previous answer."""
+        return sum(window.gated for window in self.live)
+
+    @property
+    def comparison(self) -> Comparison:
+        return Comparison.of(self.compared, self.questions)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Totals over compared windows. ``agreeing`` of ``answers`` are on the same side of their threshold;
+    ``score_difference``: sum of absolute score differences; ``full_truth``, ``our_truth``: correct answers."""
+
+    windows: int
+    full: Cost
+    ours: Cost
+    answers: int
+    agreeing: int
+    score_difference: float
+    full_truth: Tally
+    our_truth: Tally
+
+    @classmethod
+    def of(cls, windows: Iterable[ComparedWindow], questions: Iterable[Question]) -> Comparison:
+        """Compare the answers to ``questions`` that both ways gave."""
+        questions = list(questions)
+        thresholds = {question.id: question.threshold for question in questions}
+        windows = list(windows)
+        pairs = [
+            (window.full_scores[id], window.our_scores[id], thresholds[id])
+            for window in windows
+            for id in window.full_scores
+            if id in window.our_scores and id in thresholds
+        ]
+        return cls(
+            windows=len(windows),
+            full=sum((window.full for window in windows), Cost()),
+            ours=sum((window.ours for window in windows), Cost()),
+            answers=len(pairs),
+            agreeing=sum((full >= limit) == (ours >= limit) for full, ours, limit in pairs),
+            score_difference=sum(abs(full - ours) for full, ours, _ in pairs),
+            full_truth=tally(((window.full_scores, window.truth) for window in windows), questions),
+            our_truth=tally(((window.our_scores, window.truth) for window in windows), questions),
+        )
+
+    def __add__(self, other: Comparison) -> Comparison:
+        return Comparison(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    @property
+    def speedup(self) -> float | None:
+        """Full seconds per second of ours."""
+        return ratio(self.full.seconds, self.ours.seconds)
+
+    @property
+    def flops_ratio(self) -> float | None:
+        """Full operations per operation of ours."""
+        return ratio(self.full.flops, self.ours.flops)
+
+    @property
+    def tokens_share(self) -> float | None:
+        """Our tokens as a share of the full ones, 0..1."""
+        return ratio(self.ours.tokens, self.full.tokens)
+
+    def summary(self) -> dict[str, float | None]:
+        """Ratios by their JSON keys."""
+        return {
+            "speedup": self.speedup,
+            "flops_ratio": self.flops_ratio,
+            "tokens_share": self.tokens_share,
+            "agreement": ratio(self.agreeing, self.answers),
+            "mean_score_difference": ratio(self.score_difference, self.answers),
+            "full_right": self.full_truth.share,
+            "our_right": self.our_truth.share,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run. ``created``: local time in ISO 8601; ``settings`` and ``machine`` are shown unchanged."""
+
+    created: str
+    command: str
+    model: str
+    random_weights: bool
+    live_seconds: float
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    cameras: tuple[CameraRecord, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def comparison(self) -> Comparison:
+        """Over all cameras."""
+        return sum((camera.comparison for camera in self.cameras), Comparison.of((), ()))
+
+    @property
+    def live_truth(self) -> Tally:
+        """Correct live answers of all cameras."""
+        return sum((camera.live_truth for camera in self.cameras), Tally())
+
+    @property
+    def live_windows(self) -> int:
+        return sum(len(camera.live) for camera in self.cameras)
+
+    @property
+    def live_gated(self) -> int:
+        return sum(camera.gated for camera in self.cameras)
+
+    @property
+    def live_missing(self) -> int:
+        """Windows dropped or lost live."""
+        return sum(camera.windows_dropped + camera.windows_lost for camera in self.cameras)
+
+    def to_json(self) -> str:
+        """Everything but the pictures."""
+        body = asdict(self)
+        for camera, record in zip(body["cameras"], self.cameras, strict=True):
+            for frame in camera["frames"]:
+                del frame["jpeg"]
+            camera["comparison"] = asdict(record.comparison) | record.comparison.summary()
+            camera["alerts"] = [asdict(alert) for alert in record.alerts]
+            camera["live_truth"] = asdict(record.live_truth)
+        body["comparison"] = asdict(self.comparison) | self.comparison.summary()
+        body["live_truth"] = asdict(self.live_truth)
+        return json.dumps(body, indent=2)

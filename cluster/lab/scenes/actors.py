@@ -1,0 +1,111 @@
+"""Actors: persons, vehicles and bags with keyframed paths, and their colours."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.lab.scenes.layouts import Color
+
+COLORS: dict[str, Color] = {
+    "red": (186, 38, 36),
+    "blue": (38, 66, 164),
+    "green": (40, 118, 58),
+    "white": (226, 226, 222),
+    "black": (32, 32, 36),
+    "yellow": (216, 180, 40),
+    "grey": (128, 130, 134),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Keyframe:
+    """Position of an actor at ``t`` and its state from then on; ``lift``: above the ground, in own heights."""
+
+    t: float
+    x: float
+    y: float
+    state: str
+    lift: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ActorState:
+    """An actor at one instant. ``since_s``: time in its state; ``vx, vy`` in picture heights per second."""
+
+    x: float
+    y: float
+    lift: float
+    state: str
+    vx: float
+    vy: float
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """``kind``: person, vehicle or bag. ``form``: a vehicle's body (car, van, bus) or a bag's (case, box, sack).
+
+    ``carries``: seconds between which a person holds a bag. ``facing``: fixed direction (-1, 1), 0 for that of its
+    movement. ``scale`` multiplies its size; ``seed`` varies its look and the phase of its motion.
+    """
+
+    id: int
+    kind: str
+    keys: tuple[Keyframe, ...]
+    color: str
+    form: str = ""
+    scale: float = 1.0
+    facing: int = 0
+    carries: tuple[float, float] | None = None
+    contrast: float = 1.0
+    seed: int = 0
+    _times: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_times", tuple(key.t for key in self.keys))
+
+    def state_at(self, second: float) -> ActorState | None:
+        """None before its first and after its last keyframe."""
+        keys = self.keys
+        if second < keys[0].t or second > keys[-1].t:
+            return None
+        index = min(bisect.bisect_right(self._times, second) - 1, len(keys) - 2)
+        here, there = keys[index], keys[index + 1]
+        span = max(there.t - here.t, 1e-6)
+        share = min(1.0, (second - here.t) / span)
+        began = index
+        while began > 0 and keys[began - 1].state == here.state:
+            began -= 1
+        return ActorState(
+            x=here.x + share * (there.x - here.x),
+            y=here.y + share * (there.y - here.y),
+            lift=here.lift + share * (there.lift - here.lift),
+            state=here.state,
+            vx=(there.x - here.x) / span,
+            vy=(there.y - here.y) / span,
+            since_s=second - keys[began].t,
+        )
+
+    def direction(self, second: float) -> int:
+        """-1: left, 1: right; that of its last movement while it stands."""
+        if self.facing:
+            return self.facing
+        index = min(max(bisect.bisect_right(self._times, second) - 1, 0), len(self.keys) - 2)
+        for at in [*range(index, -1, -1), *range(index + 1, len(self.keys) - 1)]:
+            step = self.keys[at + 1].x - self.keys[at].x
+            if abs(step) > 1e-3:
+                return 1 if step > 0 else -1
+        return 1
+
+    def distance_travelled(self, second: float) -> float:
+        """Length of its path until ``second``, in picture heights: phase of the walking cycle and of wheels."""
+        way = 0.0
+        for here, there in zip(self.keys, self.keys[1:], strict=False):
+            if second <= here.t:
+                break
+            share = min(1.0, (second - here.t) / max(there.t - here.t, 1e-6))
+            way += share * float(np.hypot(there.x - here.x, there.y - here.y))
+        return way

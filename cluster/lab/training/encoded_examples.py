@@ -1,0 +1,182 @@
+"""Training examples from encoded scenes, through the production source, codec processor and pruners.
+
+Decoding a clip costs more than a training step, so a few prunings of each clip are cached on disk; segments and
+questions vary each time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.errors import ConfigError
+from cluster.lab.evaluation.replay import video_samples
+from cluster.lab.scenes import Scene, SceneRenderer, make_scene
+from cluster.lab.scenes.truth import SceneTruth, truth_path
+from cluster.lab.training.config import SHAPES, Shape
+from cluster.lab.training.examples import Example, growing_window_example, limit_tokens, sliding_window_example
+from cluster.lab.training.labels import LabelledInstant, TokenLabels
+from cluster.lab.training.pruning import PrunedFrame, make_pruned_frame, picture_grid
+from cluster.types import MICROSECONDS, PatchGeometry
+from cluster.vision import make_pruner
+from cluster.vision.sampler import PatchSampler
+
+# Cached prunings per clip.
+VARIANTS = 4
+_TEST = "test"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedExamples:
+    """Number -> a segment of one of the clips in ``folder``; pruned frames are stored in ``cache``."""
+
+    folder: str
+    cache: str
+    shape: str
+    seed: int
+
+    def __call__(self, number: int) -> Example:
+        rng = np.random.default_rng([self.seed, 3, number])
+        clips = list_training_clips(Path(self.folder))
+        clip = clips[number % len(clips)]
+        truth = SceneTruth.load(truth_path(clip))
+        scene = regenerate_scene(truth)
+        frames = self._frames(clip, scene, int(rng.integers(VARIANTS)))
+        if all(frame.complete for frame in frames) or rng.random() < 0.35:
+            return growing_window_example(scene, _segment(frames, rng), rng)
+        return sliding_window_example(scene, limit_tokens(frames), rng)
+
+    def _frames(self, clip: Path, scene: Scene, variant: int) -> list[PrunedFrame]:
+        """The clip under its ``variant``-th pruning, cached."""
+        path = Path(self.cache) / f"{clip.stem}-{clip.stat().st_size}-{self.shape}-{self.seed}-{variant}.npz"
+        if not path.is_file():
+            rng = np.random.default_rng([self.seed, 4, scene.index, variant])
+            write_frames(path, prune_clip(clip, scene, SHAPES[self.shape], sample_live_pruning(variant, rng), rng))
+        return read_frames(path)
+
+
+@dataclass(frozen=True, slots=True)
+class LivePruning:
+    """A pruning policy with options, the codec's anchor interval, and additional random loss."""
+
+    pruner: str
+    options: dict[str, float]
+    anchor_interval_s: float
+    loss: float
+
+
+def sample_live_pruning(variant: int, rng: np.random.Generator) -> LivePruning:
+    """Of a clip's variants one is complete, one is CodecSight's; the others vary the default policy's parameters."""
+    interval = float(rng.choice([8.0, 4.0, 16.0], p=[0.7, 0.12, 0.18]))
+    loss = float(rng.uniform(0.05, 0.3)) if rng.random() < 0.3 else 0.0
+    if variant == 0:
+        return LivePruning("none", {}, interval, 0.0)
+    if variant == 1:
+        return LivePruning("codecsight", {"tau": float(rng.choice([0.25, 0.5, 1.0]))}, interval, loss)
+    margin = float(np.exp(rng.normal(np.log(4.5), 0.3)))
+    return LivePruning("replenish", {"margin": margin, "lowest": margin + 0.5}, interval, loss)
+
+
+def list_training_clips(folder: Path) -> list[Path]:
+    """Clips with ground truth, sorted by name.
+
+    Raises:
+        ConfigError: none, or one of the test split.
+    """
+    clips = sorted(path for path in folder.glob("*.mp4") if truth_path(path).is_file())
+    if not clips:
+        raise ConfigError(f"{folder} has no encoded scenes; make some with `sightline scenes make --split train`")
+    tests = [clip.name for clip in clips if clip.name.startswith(_TEST)]
+    if tests:
+        raise ConfigError(f"{folder} holds scenes of the test split ({tests[0]}); they are never trained on")
+    return clips
+
+
+def regenerate_scene(truth: SceneTruth) -> Scene:
+    """The scene that a truth describes.
+
+    Raises:
+        ConfigError: this version of the generator makes another scene.
+    """
+    split: Any = truth.split
+    scene = make_scene(split, truth.index, seconds=truth.seconds, event=truth.event)
+    if scene.seed != truth.seed or scene.events != truth.scene_events:
+        raise ConfigError(f"{truth.name} was made by another version of the scene generator; make the scenes again")
+    return scene
+
+
+def prune_clip(
+    clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np.random.Generator
+) -> list[PrunedFrame]:
+    """A clip as the live front end sees it, one frame after the other, with the scene's labels.
+
+    Raises:
+        SourceError: the clip cannot be read.
+        ConfigError: its pictures have another shape than the model's.
+    """
+    geometry = PatchGeometry(patch=14, merge=2, temporal=2, max_pixels=shape.max_pixels)
+    processor = CodecProcessor(geometry, CodecOptions(fps=shape.fps, anchor_interval_s=pruning.anchor_interval_s))
+    sampler = PatchSampler("training", make_pruner(pruning.pruner, pruning.options), shape.fps)
+    renderer = SceneRenderer(scene, shape.width, shape.height)
+    grid = picture_grid(shape)
+    pair: list[LabelledInstant] = []
+    frames: list[PrunedFrame] = []
+    for sample in video_samples(clip, processor):
+        if sample.grid != grid:
+            raise ConfigError(f"{clip} does not have the shape of the pictures the model is trained on (16:9)")
+        if sample.random_access:
+            pair.clear()
+        second = sample.pts / MICROSECONDS
+        pair.append((second, renderer.objects(second)))
+        cut = sampler.feed(sample)
+        if cut is not None:
+            frames.append(make_pruned_frame(cut, pair, scene.events, 0.0 if cut.anchor else pruning.loss, rng))
+            pair.clear()
+    return frames
+
+
+def write_frames(path: Path, frames: Sequence[PrunedFrame]) -> None:
+    """Store frames in one file, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    labels = [frame.labels for frame in frames]
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        np.savez(
+            file,
+            times=np.array([frame.time_s for frame in frames]),
+            complete=np.array([frame.complete for frame in frames]),
+            counts=np.array([len(frame.cells) for frame in frames], np.int64),
+            cells=np.concatenate([frame.cells for frame in frames]),
+            patches=np.concatenate([frame.patches for frame in frames]),
+            hot=np.concatenate([each.hot for each in labels]),
+            velocity=np.concatenate([each.velocity for each in labels]),
+            covered=np.concatenate([each.covered for each in labels]),
+        )
+    Path(file.name).replace(path)
+
+
+def read_frames(path: Path) -> list[PrunedFrame]:
+    """Inverse of :func:`write_frames`."""
+    with np.load(path) as kept:
+        ends = np.cumsum(kept["counts"])[:-1]
+        unit = len(kept["patches"]) // max(1, len(kept["cells"]))
+        columns = [np.split(kept[name], ends) for name in ("cells", "hot", "velocity", "covered")]
+        patches = np.split(kept["patches"], ends * unit)
+        return [
+            PrunedFrame(float(time), bool(complete), cells, rows, TokenLabels(hot, velocity, covered))
+            for time, complete, rows, cells, hot, velocity, covered in zip(
+                kept["times"], kept["complete"], patches, *columns, strict=True
+            )
+        ]
+
+
+def _segment(frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[PrunedFrame]:
+    """A segment from a random complete frame, at most as long as a window."""
+    complete = [index for index, frame in enumerate(frames[: max(1, len(frames) - 8)]) if frame.complete]
+    first = complete[int(rng.integers(len(complete)))]
+    return limit_tokens(list(frames[first : first + int(rng.integers(12, 29))]))

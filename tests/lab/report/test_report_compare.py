@@ -1,0 +1,83 @@
+"""The report's measurement: with nothing pruned and everything refreshed, ours is full computation."""
+
+import pytest
+
+from cluster.codec.processor import CodecOptions
+from cluster.engine.native.engine import NativeEngine
+from cluster.errors import SourceError
+from cluster.lab.report.compare import compare, count_windows, picture_frames, prune, sample_clip
+from cluster.lab.scenes.street_clips import make_clip
+from cluster.models import load_model
+from cluster.types import MICROSECONDS, Question, StreamSpec
+from cluster.vision import make_pruner
+
+QUESTIONS = (Question("person", "Is anyone there?"), Question("car", "Is there a car?"))
+SPEC = StreamSpec("street", QUESTIONS, window_s=6, stride_s=2)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return NativeEngine(load_model("tiny-qwen2_5_vl"))
+
+
+@pytest.fixture(scope="module")
+def clip(engine, tmp_path_factory):
+    path = tmp_path_factory.mktemp("clips") / "street.mp4"
+    make_clip("street", path, seconds=8, fps=10, size=(256, 144))
+    return sample_clip(path, engine.geometry, CodecOptions(anchor_interval_s=4), seconds=10)
+
+
+def samples(frames):
+    return [sample for sample, _ in frames]
+
+
+def test_a_clip_is_looped_until_there_is_enough(clip):
+    assert (clip.codec, clip.width, clip.height, clip.cue) == ("h264", 256, 144, "vectors+luma")
+    pts = [frame.pts for frame in clip.frames]
+    assert pts == sorted(set(pts))
+    assert pts[-1] - pts[0] >= 10 * MICROSECONDS
+
+
+def test_nothing_pruned_and_all_refreshed_is_full_computation(engine, clip):
+    whole = samples(prune(clip, "street", make_pruner("none")))
+    spec = StreamSpec("street", QUESTIONS, window_s=6, stride_s=2, refresh="all", static_gate=False)
+    found = compare(engine, spec, whole, whole)
+    assert len(found) == count_windows(spec, 10) == 2
+    for window in found:
+        assert window.our_scores == pytest.approx(window.full_scores, abs=1e-5)
+        assert window.ours.tokens == window.full.tokens
+        assert window.full_scores.keys() == {"person", "car"}
+    assert [window.end_s for window in found] == [8.0, 10.0]
+    # Full means full: the tower runs again for every window.
+    assert found[-1].full.flops > found[-1].ours.flops > 0
+
+
+def test_ours_computes_less_and_full_does_not_depend_on_ours(engine, clip):
+    whole = samples(prune(clip, "street", make_pruner("none")))
+    pruned = samples(prune(clip, "street", make_pruner("replenish")))
+    calls = []
+    ours = compare(engine, SPEC, pruned, whole, lambda: calls.append(1))
+    again = compare(engine, StreamSpec("street", QUESTIONS, 6, 2, refresh="none"), pruned, whole)
+    assert len(calls) == len(ours) == 2
+    for first, second in zip(ours, again, strict=True):
+        assert first.full_scores == pytest.approx(second.full_scores, abs=1e-6)
+        assert first.full.tokens == second.full.tokens
+        assert second.ours.tokens <= first.ours.tokens < first.full.tokens
+    assert engine.memory_bytes() == 0
+
+
+def test_pictures_show_an_anchor_and_then_what_was_pruned(clip):
+    frames = prune(clip, "street", make_pruner("replenish"))
+    pictures = picture_frames(frames, 4)
+    assert len(pictures) == 4
+    assert [picture.anchor for picture in pictures] == [True, False, False, False]
+    assert pictures[0].kept == 1.0
+    assert all(picture.kept < 0.9 for picture in pictures[1:])
+    assert all(picture.jpeg.startswith(b"\xff\xd8\xff") for picture in pictures)
+    assert len({picture.time_s for picture in pictures}) == 4
+    assert len(picture_frames(frames[:1], 4)) == 1
+
+
+def test_a_missing_clip_is_told(engine, tmp_path):
+    with pytest.raises(SourceError, match="does not exist"):
+        sample_clip(tmp_path / "no.mp4", engine.geometry, CodecOptions(), seconds=1)

@@ -1,0 +1,55 @@
+"""Examples from other processes come in order, and errors come with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from cluster.errors import SightlineError
+from cluster.lab.training.example_loader import ExampleLoader
+from cluster.lab.training.examples import Example, TowerExamples
+
+
+def failing(number: int) -> Example:
+    if number == 1:
+        raise ValueError("no such scene")
+    return TowerExamples("tiny", 0, frames=1)(number)
+
+
+def same(one: Example, other: Example) -> bool:
+    return one.scene == other.scene and all(
+        np.array_equal(a.patches, b.patches) and np.array_equal(a.cells, b.cells) and a.time_s == b.time_s
+        for a, b in zip(one.frames, other.frames, strict=True)
+    )
+
+
+def test_two_processes_give_what_none_does() -> None:
+    make = TowerExamples("tiny", seed=1, frames=2)
+    with ExampleLoader(make, workers=0, first=7) as alone, ExampleLoader(make, workers=2, first=7) as several:
+        for _ in range(5):
+            assert same(alone.next(), several.next())
+
+
+def test_what_went_wrong_there_is_told_here() -> None:
+    with ExampleLoader(failing, workers=1) as feeder:
+        feeder.next()
+        with pytest.raises(SightlineError, match=r"example 1 could not be made[\s\S]*no such scene"):
+            feeder.next()
+
+
+def test_a_process_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.lab.training.example_loader._POLL_S", 0.2)
+    with ExampleLoader(TowerExamples("tiny", 0, frames=1), workers=1) as feeder:
+        feeder.next()
+        os.kill(feeder._processes[0].pid, signal.SIGKILL)
+        with pytest.raises(SightlineError, match="ended with code -9"):
+            _drain(feeder)
+
+
+def _drain(feeder: ExampleLoader) -> None:
+    """More than can lie in the queue."""
+    for _ in range(50):
+        feeder.next()
