@@ -95,6 +95,11 @@ def _gpu() -> str | None:
     return None
 
 
+def print_progress(text: str) -> None:
+    """Print a line of progress to stderr; stdout is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows of equal keys as aligned plain text; an empty list gives an empty string."""
     if not rows:

@@ -9,7 +9,6 @@ import argparse
 import copy
 import random
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from cluster.control.demand import Demand, Measured, load
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Ladder
 from cluster.control.placement import Placement
-from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.simulated_replica import REPLICA, Camera, Replica, Run
 from cluster.models.catalog import locate
 from cluster.replica.window_queue import WindowQueue
@@ -49,12 +48,12 @@ def run(args: argparse.Namespace) -> BenchResult:
     ladder = Ladder.load(Path(locate(args.ladder)))
     figures: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
-    _say("placement")
+    print_progress("placement")
     table = _placed(args, costs, ladder)
     figures["placement_balance"] = table.max_over_mean
     shares = _moved(table)
     figures["moved_on_loss"] = max(shares)
-    _say("decisions")
+    print_progress("decisions")
     figures["schedule_us_per_window"], parts = _decisions(args, costs, ladder)
     runs = {
         "2x, queue alone": _overloaded(args, costs, ladder, 2.0, how="queue"),
@@ -167,7 +166,7 @@ def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tu
 
 def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over: float, *, how: str) -> Run:
     """One replica whose cameras ask for ``over`` times what it can do, the same ones whatever is done about it."""
-    _say(f"one replica at {over:g} times its capacity: {how}")
+    print_progress(f"one replica at {over:g} times its capacity: {how}")
     cameras: list[Camera] = []
     total = 0.0
     fleet = Fleet(costs, ladder) if how == "ladder" else None
@@ -207,7 +206,3 @@ def _row(name: str, run: Run, priority: Priority) -> dict[str, Any]:
         "lag_p99_s": lags[len(lags) * 99 // 100] if lags else None,
         "quality": found.quality / max(1, found.due),
     }
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ from cluster.lab.bench.frames import (
     read_clip,
     span_seconds,
 )
-from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.report.compare import answer_in_full
 from cluster.models import load_model
 from cluster.registry import refresh_policies
@@ -119,7 +118,9 @@ def _measure(
         ours.add(engine, seconds, answer)
         (answer,), cost = answer_in_full(engine, spec, whole, request)
         full.add(engine, cost.seconds, answer)
-        _progress(f"{clip.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, ours {seconds:.2f} s")
+        print_progress(
+            f"{clip.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, ours {seconds:.2f} s"
+        )
     budget = _budget(ours.answers)
     measured = {NATURAL: ours}
     for name in policies:
@@ -130,7 +131,7 @@ def _measure(
         for request, answer, seconds in _stream(engine, policy, kept):
             if request.end - whole[0].pts > args.window * MICROSECONDS:
                 measured[name].add(engine, seconds, answer)
-        _progress(f"{clip.path.name}: {name}: {statistics.fmean(measured[name].latency_s):.2f} s a window")
+        print_progress(f"{clip.path.name}: {name}: {statistics.fmean(measured[name].latency_s):.2f} s a window")
     strides = span_seconds(kept) / args.stride
     decision_s = (clip.change_s + pruned.mask_s) / strides + statistics.fmean(ours.plan_s)
     return full, measured, decision_s
@@ -190,7 +191,3 @@ def _logit_diff(reference: Measured, result: Measured) -> float:
 def _logit(score: float) -> float:
     score = min(max(score, 1e-9), 1 - 1e-9)
     return math.log(score / (1 - score))
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

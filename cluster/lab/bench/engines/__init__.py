@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from typing import Any
 from cluster.lab.bench.engines.contestants import CONTESTANTS, Contestant, check
 from cluster.lab.bench.engines.interleaved import Entrant, Measured, run_interleaved
 from cluster.lab.bench.frames import add_clip_arguments, clip_names, made_clips, prune_clip, read_clip
-from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.models import load_model
 from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSpec
 
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> BenchResult:
             for contestant in chosen
         ]
         spec = StreamSpec("", (QUESTION,), args.window, args.stride, static_gate=False)
-        run_interleaved(entrants, spec, _progress)
+        run_interleaved(entrants, spec, print_progress)
     measured = {entrant.contestant.name: entrant.measured for entrant in entrants}
     rows = [_row(contestant, measured) for contestant in chosen]
     parameters = sum(p.numel() for p in model.model.parameters())
@@ -138,7 +137,3 @@ def _sorted(measured: Measured) -> list[Answer]:
 def _logit(answer: Answer) -> float:
     score = min(max(answer.score, 1e-9), 1 - 1e-9)
     return math.log(score / (1 - score))
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
