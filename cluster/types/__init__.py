@@ -18,6 +18,7 @@ from cluster.types.cameras import (
 from cluster.types.memories import AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
 from cluster.types.pictures import (
     MICROSECONDS,
+    THUMBNAIL_STRIDE,
     BoolGrid,
     ChangeGrid,
     EncodedPacket,
@@ -26,6 +27,7 @@ from cluster.types.pictures import (
     FrameTrace,
     PatchGeometry,
     PatchGrid,
+    PictureHeader,
     SampledPicture,
     UInt8Array,
     mask_digest,
@@ -33,6 +35,7 @@ from cluster.types.pictures import (
 
 __all__ = [
     "MICROSECONDS",
+    "THUMBNAIL_STRIDE",
     "Answer",
     "AskResult",
     "AskSpec",
@@ -51,6 +54,7 @@ __all__ = [
     "Moment",
     "PatchGeometry",
     "PatchGrid",
+    "PictureHeader",
     "PictureHealth",
     "Question",
     "SampledPicture",
