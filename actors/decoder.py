@@ -18,6 +18,7 @@ from cluster import metrics
 from cluster.alerts.clips.footage_collector import ClipOutcome, FootageCollector
 from cluster.alerts.clips.footage_store import FootageStore
 from cluster.alerts.service import AlertService
+from cluster.codec.nvdec import shared_nvdec
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, CameraAssignment
@@ -131,6 +132,7 @@ class Decoder:
         self._pressure = DecodePressure()
         metrics.decode_behind.set_function(lambda: self._pressure.behind)
         metrics.decode_keyframes_only.set_function(lambda: len(self._pressure.down))
+        metrics.nvdec_sessions.set_function(lambda: shared_nvdec().sessions)
         self._rings = RingBudget(config.clips.ring_bytes)
         metrics.ring_bytes.set_function(lambda: self._rings.held)
         metrics.rings_short.set_function(lambda: self._rings.short)

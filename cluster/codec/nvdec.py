@@ -48,8 +48,8 @@ class NvdecError(Exception):
 class DevicePicture(PictureHeader):
     """A sampled picture on the GPU, in the camera's own size.
 
-    ``frame``: a surface of ``codec``'s decoder, to be let go soon. ``masked`` ``[height, width]``: its pixels under privacy
-    masks, which nobody has painted yet.
+    ``frame``: a surface of ``codec``'s decoder, to be let go soon. ``masked`` ``[height, width]``: its pixels under
+    privacy masks, which nobody has painted yet.
     """
 
     frame: VideoFrame

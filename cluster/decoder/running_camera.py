@@ -373,6 +373,7 @@ class RunningCamera:
             width=status.width,
             height=status.height,
             cue=status.cue,
+            decode=status.decode,
             last_frame_age_s=status.last_frame_age_s or 0.0,
             counts=counts,
             picture=status.picture,
@@ -402,6 +403,7 @@ class RunningCamera:
 
     def _measure(self, status: PipelineStatus, state: str) -> None:
         self._metrics.set_state(state)
+        self._metrics.decode_on_gpu.set(status.decode == "cuda")
         if status.last_frame_age_s is not None:
             self._metrics.frame_decoded(time.monotonic() - status.last_frame_age_s)
         totals = self._totals.counts()

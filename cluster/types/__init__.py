@@ -29,6 +29,7 @@ from cluster.types.pictures import (
     PatchGrid,
     PictureHeader,
     SampledPicture,
+    ShownPicture,
     UInt8Array,
     mask_digest,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "PictureHealth",
     "Question",
     "SampledPicture",
+    "ShownPicture",
     "StreamSpec",
     "Timing",
     "TokenCount",

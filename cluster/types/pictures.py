@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -229,3 +229,24 @@ class SampledPicture(PictureHeader):
     rgb: UInt8Array
     luma: UInt8Array
     change: ChangeGrid
+
+    def host_rgb(self) -> UInt8Array:
+        """``rgb``; other samples have it elsewhere."""
+        return self.rgb
+
+
+class ShownPicture(Protocol):
+    """A sample that can be shown to people, wherever its pixels are."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def pts(self) -> int: ...
+
+    @property
+    def grid(self) -> PatchGrid: ...
+
+    def host_rgb(self) -> UInt8Array:
+        """``[height, width, 3]`` uint8; may have to fetch it."""
+        ...

@@ -114,12 +114,16 @@ class PatchSampler:
     def prepare(self, frame: AnyPicture) -> AnyPicture:
         """A sample as it is to be pruned: an anchor where one is forced."""
         if self._pending and (frame.random_access or frame.grid != self._pending[0].frame.grid):
-            self.dropped += len(self._pending)
-            self._pending.clear()
+            self.drop_waiting()
         if self._forced and not frame.anchor:
             # The camera itself is sound: its pruner keeps what it has learnt, so an anchor is enough for it.
             return replace(frame, anchor=True)
         return frame
+
+    def drop_waiting(self) -> None:
+        """Drop samples that wait for the rest of their frame."""
+        self.dropped += len(self._pending)
+        self._pending.clear()
 
     def add(self, frame: PictureHeader, decision: PruneDecision, rgb: Any) -> FrameSelection | None:
         """Add a prepared and pruned sample with its picture ``rgb``; returns a selection once ``T`` are together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -48,6 +49,18 @@ class DeviceSample:
     difference: FloatGrid
     thumbnail: UInt8Array
     frame: FrameSample | None
+
+    @property
+    def index(self) -> int:
+        return self.picture.index
+
+    @property
+    def pts(self) -> int:
+        return self.picture.pts
+
+    @property
+    def grid(self) -> PatchGrid:
+        return self.picture.grid
 
     def host_rgb(self) -> UInt8Array:
         """The picture, copied from the device."""
@@ -129,11 +142,18 @@ class _Ready:
 class DeviceFrontend:
     """Work on the pictures of all cameras of a process, in a thread of its own; the same on ``cpu`` and ``cuda``."""
 
+    fatal = torch.AcceleratorError
+    """What is raised by a device that has failed for good; memory that is short is another error."""
+
     def __init__(self, device: str = "cuda") -> None:
         self.device = torch.device(device)
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="gpu-frontend", daemon=True)
         self._thread.start()
+
+    def add_camera(self, sampler: PatchSampler) -> DeviceCamera:
+        """State of one more camera."""
+        return DeviceCamera(sampler)
 
     def process(self, camera: DeviceCamera, picture: DevicePicture) -> DeviceSample:
         """Prune a sample and cut its patches, together with those of other cameras that wait.
@@ -187,6 +207,12 @@ class DeviceFrontend:
         for each, selection in zip(ready, selections, strict=True):
             frame = None if selection is None else next(cut)
             each.job.done.set_result(DeviceSample(each.job.picture, each.rgb, each.difference, each.thumbnail, frame))
+
+
+@functools.cache
+def shared_frontend() -> DeviceFrontend:
+    """The one of this process."""
+    return DeviceFrontend()
 
 
 def prune_pictures(

@@ -46,8 +46,10 @@ class Planes:
     def of(cls, frame: VideoFrame, codec: str) -> Planes:
         """The planes of a frame on the GPU, or of one in NV12 or P010 in host memory.
 
-        ``codec`` tells where chroma lies, as PyAV does not. The decoder's surface stays taken as long as they live. PyAV lets nobody wait for a stream, and torch asks it to
-        unless it is handed the capsule: FFmpeg maps pictures on the default stream, on which torch works too.
+        ``codec`` tells where chroma lies, as PyAV does not. The decoder's surface stays taken as long as they live.
+
+        PyAV lets nobody wait for a stream, and torch asks it to unless it is handed the capsule: FFmpeg maps pictures
+        on the default stream, on which torch works too.
 
         Raises:
             NotImplementedError: pictures of another format than 4:2:0.
