@@ -136,6 +136,11 @@ class RunningCamera:
         return not self._pipeline.running
 
     @property
+    def decode_device(self) -> str:
+        """Where it is decoded: "cuda" or "cpu"; empty before it is."""
+        return self._pipeline.status().decode
+
+    @property
     def session(self) -> str | None:
         """Id of the newest push session; ``None`` before the first and for cameras that do not push."""
         return self._source.session if isinstance(self._source, PushSource) else None
@@ -403,7 +408,6 @@ class RunningCamera:
 
     def _measure(self, status: PipelineStatus, state: str) -> None:
         self._metrics.set_state(state)
-        self._metrics.decode_on_gpu.set(status.decode == "cuda")
         if status.last_frame_age_s is not None:
             self._metrics.frame_decoded(time.monotonic() - status.last_frame_age_s)
         totals = self._totals.counts()

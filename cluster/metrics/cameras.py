@@ -14,7 +14,6 @@ from cluster.metrics.families import (
     ask_seconds,
     asks,
     camera_answered,
-    camera_decode_on_gpu,
     camera_expected,
     camera_lag,
     camera_last_frame_age,
@@ -57,7 +56,6 @@ class CameraMetrics:
         self._last_frame: float | None = None
         self.decode_errors = decode_errors.labels(camera)
         self.gaps = stream_gaps.labels(camera)
-        self.decode_on_gpu = camera_decode_on_gpu.labels(camera)
         self.quality = camera_quality.labels(camera)
         self.quality.set(1.0)
         camera_last_frame_age.labels(camera).set_function(self.age_s)
@@ -86,7 +84,7 @@ class CameraMetrics:
         """Remove the camera's series."""
         for name in STATES:
             camera_state.remove(self.camera, name)
-        for family in (camera_last_frame_age, camera_decode_on_gpu, camera_quality, decode_errors, stream_gaps):
+        for family in (camera_last_frame_age, camera_quality, decode_errors, stream_gaps):
             family.remove(self.camera)
 
 

@@ -204,10 +204,10 @@ ask_seconds = Histogram(
 ask_read_bytes = Counter(
     "sightline_ask_read_bytes", "Bytes of memory that free questions read from the tiers.", registry=REGISTRY
 )
-camera_decode_on_gpu = Gauge(
-    "sightline_camera_decode_on_gpu",
-    "1 where a camera is decoded on the GPU, 0 where on the CPU.",
-    ["camera"],
+decode_cameras = Gauge(
+    "sightline_decode_cameras",
+    "Cameras by the device that decodes them: cuda or cpu.",
+    ["device"],
     registry=REGISTRY,
 )
 nvdec_sessions = Gauge("sightline_nvdec_sessions", "Sessions of the GPU's decoder in use.", registry=REGISTRY)

@@ -8,7 +8,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from prometheus_client import generate_latest
 
 from cluster.codec import CameraState, FileSource, PushSource
 from cluster.codec.nvdec import Nvdec, shared_nvdec
@@ -20,8 +19,6 @@ from cluster.decoder.gpu.frontend import DeviceFrontend
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus, pipeline_settings
 from cluster.lab.bench.gpu_frontend import host_nvdec
 from cluster.lab.clips import make_clip
-from cluster.metrics import CameraMetrics
-from cluster.metrics.families import REGISTRY
 from cluster.types import FrameSample, PatchGeometry
 
 QWEN = PatchGeometry(patch=14, merge=2, temporal=2)
@@ -214,11 +211,3 @@ def test_a_cameras_device_is_its_own_or_the_decoders(cluster, camera, wanted):
     settings = camera_settings(config, CameraEntry(name="gate", **camera))
     assert settings.decode == wanted
     assert pipeline_settings(settings).decode == wanted
-
-
-def test_the_metric_says_where_a_camera_is_decoded():
-    measured = CameraMetrics("yard")
-    measured.decode_on_gpu.set(True)
-    assert b'sightline_camera_decode_on_gpu{camera="yard"} 1.0' in generate_latest(REGISTRY)
-    measured.remove()
-    assert b"yard" not in generate_latest(REGISTRY)

@@ -6,7 +6,7 @@ one front end at once.
 
 from __future__ import annotations
 
-import time
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,6 +23,8 @@ from cluster.codec.file import FileSource
 from cluster.codec.nvdec import Nvdec, NvdecDecoder
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend
+from cluster.errors import ConfigError
+from cluster.lab.clips import make_demo_clips
 from cluster.types import FrameSample, PatchGeometry, SampledPicture
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
@@ -72,8 +74,8 @@ class _Compared:
         self.kept += float(host.mask.mean())
         self.kept_on_device += float(device.mask.mean())
 
-    def row(self, ms: float) -> dict[str, Any]:
-        """The bench table's line."""
+    @property
+    def row(self) -> dict[str, Any]:
         frames = max(1, self.frames)
         return {
             "clip": self.clip,
@@ -83,30 +85,44 @@ class _Compared:
             "kept_on_device": self.kept_on_device / frames,
             "levels": self.levels,
             "pixels_off": self.off,
-            "ms_per_sample": ms,
         }
 
 
-def compare_clips(clips: Sequence[Path], device: str = "cpu") -> list[dict[str, Any]]:
-    """One row per clip: how many cells both ways decide alike, and how far pictures differ."""
-    frontend, nvdec = DeviceFrontend(device), host_nvdec()
-    with ThreadPoolExecutor(len(clips)) as threads:
-        return list(threads.map(lambda clip: _compare(clip, frontend, nvdec), clips))
+def compare_clips(files: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """One row for each of the demo's clips and the ``files``: how many cells both ways decide alike, and how far
+    pictures differ.
+
+    Raises:
+        ConfigError: a file does not exist.
+    """
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"clip {file} does not exist")
+    frontend, nvdec = DeviceFrontend("cpu"), host_nvdec()
+    with tempfile.TemporaryDirectory() as folder:
+        clips = [*make_demo_clips(folder, seconds=12.0).values(), *files]
+        with ThreadPoolExecutor(len(clips)) as threads:
+            return list(threads.map(lambda clip: _compare(clip, frontend, nvdec), clips))
+
+
+def summary(row: dict[str, Any]) -> str:
+    """A clip's row as a sentence."""
+    return (
+        "gpu_frontend {clip}: {equal:.4%} of the cells equal, {kept:.2%} kept ({kept_on_device:.2%} on the device), "
+        "pixels at most {levels} levels off, {pixels_off:.2%} of them".format(**row)
+    )
 
 
 def _compare(clip: Path, frontend: DeviceFrontend, nvdec: Nvdec) -> dict[str, Any]:
     camera = DeviceCamera(PatchSampler(clip.stem, make_pruner("replenish"), CodecOptions().fps))
     host = _host_frames(clip)
-    compared, seconds, samples = _Compared(clip.stem), 0.0, 0
+    compared = _Compared(clip.stem)
     for processor in _processors(clip, CodecProcessor(GEOMETRY, CodecOptions(decode="cuda"), nvdec)):
         for picture in processor.pop_device_pictures():
-            start = time.perf_counter()
             frame = frontend.process(camera, picture).frame
-            seconds += time.perf_counter() - start
-            samples += 1
             if frame is not None:
                 compared.add(next(host), frame)
-    return compared.row(1e3 * seconds / max(1, samples))
+    return compared.row
 
 
 def _host_frames(clip: Path) -> Iterator[FrameSample]:
