@@ -58,7 +58,7 @@ class Run:
 
 def on_host(frontend: DeviceFrontend | None = None) -> DecodeDevices:
     """A GPU of host memory."""
-    one = frontend or DeviceFrontend("cpu")
+    one = frontend or DeviceFrontend()
     return DecodeDevices(host_nvdec(), lambda: one)
 
 

@@ -103,7 +103,7 @@ class DeviceCamera:
         return planes.painted(self._masks.luma, self._masks.chroma)
 
     def last(self, grid: PatchGrid, device: torch.device) -> torch.Tensor:
-        """Luma of the last sample; nothing of it is known to be of this grid before :meth:`memory` was called."""
+        """Luma of the last sample. A new grid begins with nothing, in the memory too."""
         if self._last is None or self._grid != grid:
             self._last = torch.zeros((grid.height, grid.width), dtype=torch.uint8, device=device)
             self._memory, self._grid = None, grid
@@ -140,13 +140,12 @@ class _Ready:
 
 
 class DeviceFrontend:
-    """Work on the pictures of all cameras of a process, in a thread of its own; the same on ``cpu`` and ``cuda``."""
+    """Work on the pictures of all cameras of a process, in a thread of its own, on the device that they lie on."""
 
     fatal = torch.AcceleratorError
     """What is raised by a device that has failed for good; memory that is short is another error."""
 
-    def __init__(self, device: str = "cuda") -> None:
-        self.device = torch.device(device)
+    def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="gpu-frontend", daemon=True)
         self._thread.start()

@@ -98,7 +98,7 @@ def compare_clips(files: Sequence[Path] = ()) -> list[dict[str, Any]]:
     for file in files:
         if not file.is_file():
             raise ConfigError(f"clip {file} does not exist")
-    frontend, nvdec = DeviceFrontend("cpu"), host_nvdec()
+    frontend, nvdec = DeviceFrontend(), host_nvdec()
     with tempfile.TemporaryDirectory() as folder:
         clips = [*make_demo_clips(folder, seconds=12.0).values(), *files]
         with ThreadPoolExecutor(len(clips)) as threads:

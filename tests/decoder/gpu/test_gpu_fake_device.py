@@ -59,7 +59,7 @@ def cameras(count: int, policy: str = "replenish") -> list[DeviceCamera]:
 @pytest.mark.parametrize("policy", ["replenish", "none"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_nothing_mixes_devices(cuda, policy, masked):
-    frontend, two = DeviceFrontend("cuda:0"), cameras(2, policy)
+    frontend, two = DeviceFrontend(), cameras(2, policy)
     for index in range(4):
         run(frontend, two, index, masked=masked)
     run(frontend, two, 4, size=(1280, 720), masked=masked)
@@ -70,7 +70,7 @@ def test_launches_do_not_follow_the_number_of_cameras(cuda):
     """But for one copy of its picture that each camera keeps. The stand-ins for surfaces are zeros."""
     launches = {}
     for count in (1, 16):
-        frontend, several = DeviceFrontend("cuda:0"), cameras(count)
+        frontend, several = DeviceFrontend(), cameras(count)
         for index in range(3):
             cuda.reset()
             run(frontend, several, index)

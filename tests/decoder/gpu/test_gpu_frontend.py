@@ -40,7 +40,7 @@ def camera(policy: str = "replenish") -> DeviceCamera:
 
 
 def process(pictures: list[DevicePicture], policy: str = "replenish") -> list[DeviceSample]:
-    frontend, one = DeviceFrontend("cpu"), camera(policy)
+    frontend, one = DeviceFrontend(), camera(policy)
     return [frontend.process(one, picture) for picture in pictures]
 
 
@@ -77,7 +77,7 @@ def test_one_batch_of_cameras_of_different_sizes_is_each_of_them_alone(clips, tm
     jobs = [(device_pictures(path, masks=masks), policy) for path in paths.values() for masks in ((), (mask,))
             for policy in ("replenish", "none")]  # fmt: skip
     alone = [process(pictures, policy) for pictures, policy in jobs]
-    frontend, together = DeviceFrontend("cpu"), threading.Barrier(len(jobs))
+    frontend, together = DeviceFrontend(), threading.Barrier(len(jobs))
     batches: list[int] = []
     run_batch = frontend._run_batch
     frontend._run_batch = lambda batch: (batches.append(len(batch)), run_batch(batch))[1]
@@ -124,7 +124,7 @@ def test_policies_without_a_batched_form_run_on_the_host(clips, policy):
 
 
 def test_a_frame_that_waits_is_completed_at_the_end(clips):
-    frontend, one = DeviceFrontend("cpu"), camera()
+    frontend, one = DeviceFrontend(), camera()
     sample = frontend.process(one, device_pictures(clips["street"])[0])
     assert sample.frame is None
     last = frontend.flush(one)
@@ -137,7 +137,7 @@ def test_a_picture_that_fails_fails_alone(clips):
     """A format that cannot be exported; the other camera of the batch has its sample."""
     good, other = device_pictures(clips["street"])[:2]
     bad = replace(good, frame=good.frame.reformat(format="yuv444p"))
-    frontend = DeviceFrontend("cpu")
+    frontend = DeviceFrontend()
     with ThreadPoolExecutor(2) as threads:
         failed = threads.submit(frontend.process, camera(), bad)
         fine = threads.submit(frontend.process, camera(), good)
@@ -149,7 +149,7 @@ def test_a_picture_that_fails_fails_alone(clips):
 
 def test_a_failing_device_fails_every_camera_and_the_thread_goes_on(clips, monkeypatch):
     picture = device_pictures(clips["street"])[0]
-    frontend = DeviceFrontend("cpu")
+    frontend = DeviceFrontend()
 
     def out_of_memory(*_):
         raise torch.OutOfMemoryError("no memory")
