@@ -8,6 +8,7 @@ import math
 import os
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 from sightline.v1 import ingest_pb2_grpc, pictures_pb2_grpc
@@ -18,6 +19,7 @@ from cluster import metrics
 from cluster.alerts.clips.footage_collector import ClipOutcome, FootageCollector
 from cluster.alerts.clips.footage_store import FootageStore
 from cluster.alerts.service import AlertService
+from cluster.codec.nvdec import shared_nvdec
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, CameraAssignment
@@ -131,6 +133,9 @@ class Decoder:
         self._pressure = DecodePressure()
         metrics.decode_behind.set_function(lambda: self._pressure.behind)
         metrics.decode_keyframes_only.set_function(lambda: len(self._pressure.down))
+        for device in ("cuda", "cpu"):
+            metrics.decode_cameras.labels(device).set_function(partial(self._decoded_on, device))
+        metrics.nvdec_sessions.set_function(lambda: shared_nvdec().sessions)
         self._rings = RingBudget(config.clips.ring_bytes)
         metrics.ring_bytes.set_function(lambda: self._rings.held)
         metrics.rings_short.set_function(lambda: self._rings.short)
@@ -289,6 +294,9 @@ class Decoder:
                 f"camera {name!r} reads {camera.settings.source!r} itself; it accepts no pushed packets"
             )
         return PushedCameraSink(camera)
+
+    def _decoded_on(self, device: str) -> int:
+        return sum(camera.decode_device == device for camera in list(self._cameras.values()))
 
     def _footage(self, name: str) -> CameraFootage:
         camera = self._cameras.get(name)

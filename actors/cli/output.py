@@ -102,6 +102,7 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
         table.add_column("class, quality", no_wrap=True)
         table.add_column("picture", no_wrap=True)
         table.add_column("cue", no_wrap=True)
+        table.add_column("decode", no_wrap=True)
         table.add_column("frame age", justify="right", no_wrap=True)
         table.add_column("decoder → replica")
     table.add_column("windows", justify="right")
@@ -114,6 +115,7 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
         details = (
             f"{camera.codec} {camera.width}×{camera.height}" if camera.codec else "",
             camera.cue,
+            camera.decode,
             f"{camera.last_frame_age_s:.1f} s" if camera.frames_decoded else "",
             Text(" → ".join(filter(None, (camera.decoder, camera.replica)))),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import ClassVar
 
 import av
 from av.codec.context import CodecContext
@@ -41,6 +42,9 @@ class Decoder:
     Codecs in :data:`_THREADED` return pictures, and report damage, up to ``threads - 1`` packets later.
     """
 
+    device: ClassVar[str] = "cpu"
+    options: ClassVar[dict[str, str]] = {"flags2": "+export_mvs"}
+
     def __init__(
         self, codec: str, extradata: bytes, decoded_bytes: int = DECODED_BYTES, size: tuple[int, int] = (0, 0)
     ) -> None:
@@ -51,7 +55,7 @@ class Decoder:
         """
         self.codec = codec
         try:
-            context = CodecContext.create(_PREFERRED.get(codec, codec), "r")
+            context = self._create(codec)
         except (av.FFmpegError, ValueError):
             raise SourceError(f"this FFmpeg has no decoder for the codec {codec!r}", retryable=False) from None
         if not isinstance(context, VideoCodecContext):
@@ -68,7 +72,7 @@ class Decoder:
         self.threads = 1
         context.thread_count = 1
         context.copy_opaque = True
-        context.options = {"max_pixels": str(self._memory.max_pixels), "flags2": "+export_mvs"}
+        context.options = {"max_pixels": str(self._memory.max_pixels), **self.options}
         if codec in _ERROR_DETECTION:
             context.options |= {"err_detect": _ERROR_DETECTION[codec]}
         if extradata:
@@ -117,6 +121,9 @@ class Decoder:
 
     def flush(self) -> None:
         self._context.flush_buffers()
+
+    def _create(self, codec: str) -> CodecContext:
+        return CodecContext.create(_PREFERRED.get(codec, codec), "r")
 
     def _choose_threads(self) -> None:
         """Set the thread count before the first packet, when the size is known."""

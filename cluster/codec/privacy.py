@@ -107,12 +107,12 @@ def _areas(polygons: Sequence[Polygon], frame: VideoFrame) -> list[_Area]:
     for polygon in polygons:
         raster = fill(polygon, frame.width, frame.height)
         for component in frame.format.components:
-            part = _shrink(raster, component.width, component.height)
+            part = shrink(raster, component.width, component.height)
             found.append(_Area(component.plane, bool(component.is_chroma), part))
     return found
 
 
-def _shrink(raster: BoolGrid, width: int, height: int) -> BoolGrid:
+def shrink(raster: BoolGrid, width: int, height: int) -> BoolGrid:
     """A subsampled plane's pixels of which any part is masked."""
     if raster.shape == (height, width):
         return raster

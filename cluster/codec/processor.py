@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 import av
 from av.video.frame import PictureType, VideoFrame
 
-from cluster.codec.change import ChangeAccumulator
+from cluster.codec.decode_device import DecodeDevice, DecodeWish
 from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
 from cluster.codec.motion import ReferenceDistance
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
-from cluster.codec.picture import PictureScaler
+from cluster.codec.nvdec import DevicePicture, Nvdec
 from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, trim_heap
-from cluster.codec.privacy import Polygon, PrivacyMasks, covered
+from cluster.codec.privacy import Polygon, PrivacyMasks
 from cluster.codec.source import StreamHeader
 from cluster.codec.timeline import AnchorRule, Sampling, Timeline
+from cluster.codec.view import PictureView
 from cluster.errors import SourceError
-from cluster.types import EncodedPacket, PatchGeometry, PatchGrid, SampledPicture
+from cluster.types import EncodedPacket, PatchGeometry, SampledPicture
 
 # A sequence number this far back is a late repeat; further back the count has started anew.
 _LATE = 1024
@@ -28,13 +30,15 @@ _LATE = 1024
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
     """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump. ``masks``: privacy
-    masks. ``decoded_bytes``: memory limit for decoded pictures."""
+    masks. ``decoded_bytes``: memory limit for decoded pictures. ``decode``: on which device; "auto" takes a GPU
+    if there is one."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
     max_gap_s: float = 10.0
     masks: tuple[Polygon, ...] = ()
     decoded_bytes: int = DECODED_BYTES
+    decode: DecodeWish = "cpu"
 
 
 @dataclass(slots=True)
@@ -85,10 +89,17 @@ class CodecProcessor:
     sample is an anchor. It is *fresh*, the first of a scene, where the stream begins, the clock jumped (back by more
     than a second, or ahead by more than ``max_gap_s`` with no video missing) or the grid changed. Otherwise it follows
     a *gap*, also after a reconnect: earlier content is still valid.
+
+    With a session of ``nvdec`` samples stay on the GPU (:meth:`pop_device_pictures`). Where there is none, or the GPU
+    refuses the stream, the CPU decodes it until it is opened again.
     """
 
-    def __init__(self, geometry: PatchGeometry, options: CodecOptions | None = None) -> None:
+    def __init__(
+        self, geometry: PatchGeometry, options: CodecOptions | None = None, nvdec: Nvdec | None = None
+    ) -> None:
         self.options = options or CodecOptions()
+        self.device = DecodeDevice(self.options.decode, nvdec, self.options.decoded_bytes)
+        self._device_pictures: list[DevicePicture] = []
         self.stats = CodecStats()
         self._geometry = geometry
         self._masks = PrivacyMasks(self.options.masks)
@@ -105,7 +116,7 @@ class CodecProcessor:
         self._fresh, self._gap = True, False
         self._next_sequence: int | None = None
         self._recovery_pts: int | None = None
-        self._view: _View | None = None
+        self._view: PictureView | None = None
         self._numbers = H264FrameNumbers()
         self._length_size = 0
 
@@ -116,6 +127,7 @@ class CodecProcessor:
         Raises:
             SourceError: the codec is unknown, or its configuration is damaged.
         """
+        self.device.reset()
         self._configure(header)
         if header.new_clock:
             self._timeline.restart()
@@ -175,6 +187,17 @@ class CodecProcessor:
         self._lose()
         return samples
 
+    def pop_device_pictures(self) -> list[DevicePicture]:
+        """Samples on the GPU that the last call completed, oldest first."""
+        pictures, self._device_pictures = self._device_pictures, []
+        return pictures
+
+    def leave_device(self, reason: str) -> None:
+        """Decode on the CPU from the next keyframe on."""
+        self.device.leave(reason)
+        self._decoder = self._new_decoder()
+        self.resync("device")
+
     def resync(self, reason: str) -> None:
         """Skip to the next keyframe, counted under ``reason``."""
         self.stats.resyncs[reason] += 1
@@ -198,8 +221,9 @@ class CodecProcessor:
     def _new_decoder(self) -> Decoder:
         header, stats = self._header, self.stats
         self._suspect = False
-        size = header.width or stats.width, header.height or stats.height
-        return Decoder(header.codec, header.extradata, self.options.decoded_bytes, size)
+        # Its session is the next one's.
+        self._decoder = None
+        return self.device.make_decoder(header, (header.width or stats.width, header.height or stats.height))
 
     def _in_sequence(self, packet: EncodedPacket) -> bool:
         expected = self._next_sequence
@@ -255,6 +279,10 @@ class CodecProcessor:
         except PicturesTooLargeError as error:
             self.stats.refusal = str(error)
         except DecodeError:
+            refused = self.device.decode_refused(self._decoder, packet, data, self._header)
+            if refused is not None:
+                self._decoder, frames = refused
+                return frames
             self.stats.decode_errors += 1
             self._suspect = True
             self.resync("corrupt")
@@ -315,7 +343,8 @@ class CodecProcessor:
         if self._trust is _Trust.LOST:
             return None
         past, future = self._order.scale_factors(pts, self._reorders)
-        view.change.add_picture(frame, past, future)
+        if self.device.name == "cpu":
+            view.change.add_picture(frame, past, future)
         if frame.pict_type == PictureType.I or frame.key_frame:
             self._anchors.note_intra_picture(time)
         if time is None:
@@ -343,8 +372,8 @@ class CodecProcessor:
         self._restart()
         return True
 
-    def _make_view(self, frame: VideoFrame) -> _View:
-        self._view = _View(frame.width, frame.height, self._geometry, self._masks)
+    def _make_view(self, frame: VideoFrame) -> PictureView:
+        self._view = PictureView(frame.width, frame.height, self._geometry, self._masks)
         return self._view
 
     def _restart(self) -> None:
@@ -372,7 +401,14 @@ class CodecProcessor:
     def _reorders(self) -> bool:
         return self._decoder is not None and self._decoder.reorders
 
-    def _sample(self, frame: VideoFrame, time: int, view: _View) -> SampledPicture | None:
+    def _sample(self, frame: VideoFrame, time: int, view: PictureView) -> SampledPicture | None:
+        if self.device.name != "cpu":
+            self.stats.cue = "luma"
+            picture = DevicePicture(
+                frame=frame, codec=self.stats.codec, masked=view.masked, **self._header_of_sample(time, view)
+            )
+            self._device_pictures.append(picture)
+            return None
         if self._fresh or self._gap:
             view.change.reset()
         try:
@@ -384,33 +420,23 @@ class CodecProcessor:
             return None
         change = view.change.pop_change(luma)
         self.stats.cue = change.cue
+        return SampledPicture(rgb=rgb, luma=luma, change=change, **self._header_of_sample(time, view))
+
+    def _header_of_sample(self, time: int, view: PictureView) -> dict[str, Any]:
+        """Fields of the next sample's :class:`~cluster.types.PictureHeader`; counts it."""
+        stats, fresh, gap = self.stats, self._fresh, self._gap and not self._fresh
         anchor = self._anchors.is_anchor(time)
-        sample = SampledPicture(
-            index=self.stats.frames_sampled,
-            pts=time,
-            anchor=anchor,
-            fresh=self._fresh,
-            grid=view.grid,
-            rgb=rgb,
-            luma=luma,
-            change=change,
-            hidden=view.hidden,
-            gap=self._gap and not self._fresh,
-        )
-        self.stats.scenes += sample.fresh
+        index = stats.frames_sampled
+        stats.scenes += fresh
+        stats.anchors += anchor
+        stats.frames_sampled += 1
         self._fresh = self._gap = False
-        self.stats.frames_sampled += 1
-        self.stats.anchors += anchor
-        return sample
-
-
-class _View:
-    """State that depends on the picture size: grid, scaler, accumulated change, masks."""
-
-    def __init__(self, width: int, height: int, geometry: PatchGeometry, masks: PrivacyMasks) -> None:
-        self.width, self.height = width, height
-        self.grid: PatchGrid = geometry.grid(width, height)
-        self.scaler = PictureScaler(self.grid)
-        raster = masks.raster(width, height) if masks else None
-        self.hidden = None if raster is None else covered(raster, self.grid.rows, self.grid.cols)
-        self.change = ChangeAccumulator(width, height, self.grid, raster)
+        return {
+            "index": index,
+            "pts": time,
+            "anchor": anchor,
+            "fresh": fresh,
+            "grid": view.grid,
+            "hidden": view.hidden,
+            "gap": gap,
+        }

@@ -138,6 +138,7 @@ class QuestionConfig(Section):
         return Question(self.id, self.text, self.threshold, self.explain)
 
 
+DecodeName: TypeAlias = Literal["auto", "cuda", "cpu"]
 PriorityName: TypeAlias = Literal["critical", "normal", "background"]
 
 
@@ -167,6 +168,9 @@ class CameraEntry(Section):
     source_options: SourceConfig | None = Field(
         default=None, description="Keys that differ from the global source section."
     )
+    decode: DecodeName | None = Field(
+        default=None, description="Where this camera is decoded: auto, cuda or cpu; null: as in cluster.decode."
+    )
     questions: list[QuestionConfig] | None = Field(
         default=None, description="Questions of this camera, in place of the global ones."
     )
@@ -189,6 +193,7 @@ class CameraConfig(Section):
     window: WindowConfig = Field(description="Resolved window section.")
     memory: MemoryConfig = Field(description="Resolved memory section.")
     source_options: SourceConfig = Field(description="Resolved source section.")
+    decode: DecodeName = Field(default="auto", description="auto, cuda or cpu.")
     questions: list[QuestionConfig] = Field(description="Resolved questions.")
     privacy_masks: list[MaskPolygon] = Field(
         default_factory=list, description="Parts of the picture that are blacked out."

@@ -160,6 +160,11 @@ class ClusterConfig(Section):
     decoders: int = Field(
         default=2, ge=1, description="Decoder processes; each runs many cameras, one thread per camera."
     )
+    decode: Literal["auto", "cuda", "cpu"] = Field(
+        default="auto",
+        description="Where decoders decode: cuda is NVDEC, the decoder of NVIDIA's GPUs; auto takes it where there is "
+        "one; cpu never does. A camera that the GPU cannot take is decoded on the CPU, and says why.",
+    )
     replicas: int = Field(default=1, ge=1, description="Model replicas; each loads the model once.")
     max_batch: int = Field(default=8, ge=1, description="Most windows answered in one forward pass of a replica.")
     packet_queue: int = Field(default=512, ge=1, description="Packet queue of one pushing camera.")

@@ -208,6 +208,7 @@ def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
         window=overlay(config.window, entry.window),
         memory=overlay(config.memory, entry.memory),
         source_options=overlay(config.source, entry.source_options),
+        decode=entry.decode or config.cluster.decode,
         questions=config.questions if entry.questions is None else entry.questions,
         privacy_masks=entry.privacy_masks,
     )

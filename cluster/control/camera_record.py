@@ -159,6 +159,7 @@ class CameraRecord:
             width=report.width,
             height=report.height,
             cue=report.cue,
+            decode=report.decode,
             last_frame_age_s=report.last_frame_age_s,
             decoder=route.decoder or "",
             replica=route.replica or "",

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cluster.types import MICROSECONDS, PictureHealth, SampledPicture, UInt8Array
+from cluster.types import (
+    MICROSECONDS,
+    THUMBNAIL_STRIDE,
+    FloatGrid,
+    PictureHeader,
+    PictureHealth,
+    SampledPicture,
+    UInt8Array,
+)
 
 STILL_LEVELS = 0.2
 """Grey levels below which a cell's mean has not changed at all: sensor noise is larger."""
@@ -20,7 +28,6 @@ FLAT_SPREAD = 6.0
 """Luma spread below which there is no scene to compare."""
 
 ROWS, COLS = 9, 16
-STRIDE = 4
 STRANGE_LEVELS, STRANGE_SPREAD = 10.0, 0.5
 MOST = 0.5
 ADAPT_S = 60.0
@@ -46,12 +53,15 @@ class PictureStatistics:
 
     def add_sample(self, frame: SampledPicture) -> None:
         """Process one sample. Samples come in order of ``pts``; after a ``fresh`` one the clock may have restarted."""
-        some = frame.luma[::STRIDE, ::STRIDE]
-        difference = frame.change.luma
+        self.add(frame, frame.luma[::THUMBNAIL_STRIDE, ::THUMBNAIL_STRIDE], frame.change.luma)
+
+    def add(self, frame: PictureHeader, some: UInt8Array, difference: FloatGrid) -> None:
+        """The same of a sample's luma, every ``THUMBNAIL_STRIDE`` pixels, and its ``ChangeGrid.luma``."""
         seen = some
         if frame.hidden is not None and not frame.hidden.all():
             # A privacy mask is not part of the scene; a covered lens hides only the rest.
-            rows, cols = (np.arange(0, side, STRIDE) // frame.grid.patch for side in frame.luma.shape)
+            sides = frame.grid.height, frame.grid.width
+            rows, cols = (np.arange(0, side, THUMBNAIL_STRIDE) // frame.grid.patch for side in sides)
             seen = some[~frame.hidden[np.ix_(rows, cols)]]
             difference = difference[~frame.hidden]
         luma, spread = _moments(seen)

@@ -12,17 +12,28 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor, open_source
+from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor, StreamHeader, open_source
+from cluster.codec.decode_device import DecodeWish
 from cluster.codec.picture_memory import DECODED_BYTES
 from cluster.codec.privacy import Polygon
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import Rung
+from cluster.decoder.device_path import DecodeDevices, DevicePath
 from cluster.decoder.footage.camera import CameraFootage, clip_lookback_s
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.picture_statistics import PictureStatistics
 from cluster.errors import CapacityError, SourceError
-from cluster.types import BoolGrid, EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledPicture, StreamSpec
+from cluster.types import (
+    BoolGrid,
+    EncodedPacket,
+    FrameSample,
+    PatchGeometry,
+    PictureHealth,
+    SampledPicture,
+    ShownPicture,
+    StreamSpec,
+)
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -74,7 +85,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
     """``fps``: samples per second. ``pruner``: a name in the registry, ``pruner_options`` its parameters. ``masks``:
-    privacy masks. ``decoded_bytes``: memory limit of decoded pictures."""
+    privacy masks. ``decoded_bytes``: memory limit of decoded pictures. ``decode``: on which device."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
@@ -83,6 +94,7 @@ class PipelineSettings:
     backoff: Backoff = field(default_factory=Backoff)
     masks: tuple[Polygon, ...] = ()
     decoded_bytes: int = DECODED_BYTES
+    decode: DecodeWish = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,7 @@ class PipelineStatus:
     * ``activity``: of the newest frame, 0..1
     * ``decode_s``, ``prune_s``, ``send_s``: seconds spent on decoding and change grids, masks and patches, the sink
     * ``picture``: statistics of the newest sample, None before the first
+    * ``decode``: "cuda" or "cpu", empty before the stream is open; ``reason`` says why it is not the GPU asked for
     """
 
     camera: str
@@ -121,10 +134,11 @@ class PipelineStatus:
     prune_s: float
     send_s: float
     picture: PictureHealth | None = None
+    decode: str = ""
 
 
 Sink = Callable[[FrameSample], None]
-Show = Callable[[SampledPicture, BoolGrid], None]
+Show = Callable[[ShownPicture, BoolGrid], None]
 """Called with the newest picture and its kept patches; keeps at most a reference."""
 
 
@@ -146,8 +160,9 @@ class CameraPipeline:
         on_end: Callable[[PipelineStatus], None] | None = None,
         show: Show | None = None,
         gate: DecodeGate | None = None,
+        devices: DecodeDevices | None = None,
     ) -> None:
-        """``gate``: shared by the cameras of a process, held for a packet at a time.
+        """``gate``: shared by a process's cameras, held for a packet at a time. ``devices``: default, the process's.
 
         Raises:
             ConfigError: unknown pruner or parameter.
@@ -158,6 +173,7 @@ class CameraPipeline:
         self._show = show
         self._gate: AbstractContextManager[object] = nullcontext() if gate is None else gate
         self._supervisor = SourceSupervisor(source, settings.backoff)
+        devices = devices or DecodeDevices()
         self._processor = CodecProcessor(
             geometry,
             CodecOptions(
@@ -165,10 +181,14 @@ class CameraPipeline:
                 anchor_interval_s=settings.anchor_interval_s,
                 masks=settings.masks,
                 decoded_bytes=settings.decoded_bytes,
+                decode=settings.decode,
             ),
+            devices.nvdec,
         )
         self._watch = PictureStatistics()
         self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
+        self._device = DevicePath(self._sampler, devices)
+        self._told_device = "", ""
         self._thread = threading.Thread(target=self._run, name=f"camera-{name}", daemon=True)
         self._stopping = threading.Event()
         self._fps = settings.fps
@@ -221,6 +241,9 @@ class CameraPipeline:
         if source.state is CameraState.RUNNING and stats.refusal:
             # Packets continue: decoding resumes once they need less memory.
             source = replace(source, state=CameraState.ERROR, reason=stats.refusal)
+        device = self._processor.device
+        if source.state is CameraState.RUNNING and device.fallback:
+            source = replace(source, reason=f"decodes on the CPU: {device.fallback}")
         return PipelineStatus(
             camera=self.name,
             state=source.state,
@@ -245,12 +268,13 @@ class CameraPipeline:
             prune_s=self._prune_s,
             send_s=self._send_s,
             picture=self._watch.health,
+            decode=device.name,
         )
 
     # -- the camera's thread --------------------------------------------------------------------
     def _run(self) -> None:
         try:
-            final = self._supervisor.run(self._processor.open, self._feed, self._on_state)
+            final = self._supervisor.run(self._open, self._feed, self._on_state)
             if not self._stopping.is_set():
                 self._finish()
                 final = self._check_ended(final)
@@ -271,6 +295,25 @@ class CameraPipeline:
     def _log_state(self, status: SourceStatus) -> None:
         self._status, self._told_at = status, time.monotonic()
 
+    def _open(self, header: StreamHeader) -> None:
+        self._processor.open(header)
+        self._note_device()
+
+    def _note_device(self) -> None:
+        """Log where the camera is decoded when that has changed, and why it is not on the GPU."""
+        device = self._processor.device
+        before, self._told_device = self._told_device, (device.name, device.fallback)
+        if before == self._told_device:
+            return
+        if device.name != before[0]:
+            # Samples of two devices make no frame.
+            self._sampler.drop_waiting()
+            self._device.clear()
+        if device.fallback:
+            logger.warning("camera %s decodes on the CPU: %s", self.name, device.fallback)
+        elif device.name != "cpu":
+            logger.info("camera %s decodes on the GPU", self.name)
+
     def _feed(self, packet: EncodedPacket) -> None:
         if self._quality != self._wanted:
             self._quality = prune, fps = self._wanted
@@ -288,12 +331,15 @@ class CameraPipeline:
         # A camera whose pictures are skipped on purpose must not appear as failing.
         if alone or self._processor.stats.frames_decoded != before:
             self._last_frame_at = time.monotonic()
+        self._note_device()
         self._process(frames, alone=alone)
+        self._process_on_device(alone=alone)
 
     def _finish(self) -> None:
         """Process what the decoder and the sampler still hold after the last packet."""
         self._process(self._processor.drain())
-        last = self._sampler.flush()
+        self._process_on_device()
+        last = self._sampler.flush() if self._processor.device.name == "cpu" else self._device.flush()
         if last is not None:
             self._send(last)
 
@@ -311,6 +357,24 @@ class CameraPipeline:
                 if self._show is not None:
                     self._show(frame, sample.mask)
                 self._send(sample)
+
+    def _process_on_device(self, *, alone: bool = False) -> None:
+        """The same of pictures on the GPU, without the gate: other cameras join the batch."""
+        for picture in self._processor.pop_device_pictures():
+            start = time.perf_counter()
+            try:
+                sample, frame = self._device.process(picture, alone=alone)
+            except (ImportError, NotImplementedError, RuntimeError) as error:
+                first, *_ = [*str(error).splitlines(), type(error).__name__]
+                self._processor.leave_device(f"the GPU failed: {first}")
+                self._note_device()
+                return
+            self._prune_s += time.perf_counter() - start
+            self._watch.add(sample.picture, sample.thumbnail, sample.difference)
+            if frame is not None:
+                if self._show is not None:
+                    self._show(sample, frame.mask)
+                self._send(frame)
 
     def _send(self, sample: FrameSample) -> None:
         self._activity = sample.activity
@@ -377,6 +441,7 @@ def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
         backoff=Backoff(first_s=backoff.initial_s, longest_s=backoff.max_s, jitter=backoff.jitter),
         masks=tuple(settings.privacy_masks),
         decoded_bytes=settings.source_options.decoded_bytes,
+        decode=settings.decode,
     )
 
 

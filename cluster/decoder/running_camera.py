@@ -132,6 +132,11 @@ class RunningCamera:
         return not self._pipeline.running
 
     @property
+    def decode_device(self) -> str:
+        """Where it is decoded: "cuda" or "cpu"; empty before it is."""
+        return self._pipeline.status().decode
+
+    @property
     def session(self) -> str | None:
         """Id of the newest push session; ``None`` before the first and for cameras that do not push."""
         return self._source.session if isinstance(self._source, PushSource) else None
@@ -359,6 +364,7 @@ class RunningCamera:
             width=status.width,
             height=status.height,
             cue=status.cue,
+            decode=status.decode,
             last_frame_age_s=status.last_frame_age_s or 0.0,
             counts=counts,
             picture=status.picture,

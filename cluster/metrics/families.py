@@ -204,6 +204,13 @@ ask_seconds = Histogram(
 ask_read_bytes = Counter(
     "sightline_ask_read_bytes", "Bytes of memory that free questions read from the tiers.", registry=REGISTRY
 )
+decode_cameras = Gauge(
+    "sightline_decode_cameras",
+    "Cameras by the device that decodes them: cuda or cpu.",
+    ["device"],
+    registry=REGISTRY,
+)
+nvdec_sessions = Gauge("sightline_nvdec_sessions", "Sessions of the GPU's decoder in use.", registry=REGISTRY)
 camera_quality = Gauge(
     "sightline_camera_quality",
     "Value of a camera's answers relative to full quality, by its rung of the ladder; 0 when it is shed.",

@@ -18,6 +18,7 @@ from cluster.types.cameras import (
 from cluster.types.memories import AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
 from cluster.types.pictures import (
     MICROSECONDS,
+    THUMBNAIL_STRIDE,
     BoolGrid,
     ChangeGrid,
     EncodedPacket,
@@ -26,13 +27,16 @@ from cluster.types.pictures import (
     FrameTrace,
     PatchGeometry,
     PatchGrid,
+    PictureHeader,
     SampledPicture,
+    ShownPicture,
     UInt8Array,
     mask_digest,
 )
 
 __all__ = [
     "MICROSECONDS",
+    "THUMBNAIL_STRIDE",
     "Answer",
     "AskResult",
     "AskSpec",
@@ -51,9 +55,11 @@ __all__ = [
     "Moment",
     "PatchGeometry",
     "PatchGrid",
+    "PictureHeader",
     "PictureHealth",
     "Question",
     "SampledPicture",
+    "ShownPicture",
     "StreamSpec",
     "Timing",
     "TokenCount",

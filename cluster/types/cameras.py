@@ -135,6 +135,7 @@ class CameraStatus:
     why it is not the first. ``windows_per_s``, ``expected_lag_s``: what the scheduler counts with, the latter from a
     window's last frame to its answer; 0 where nobody knows what a window costs. ``manager``: who alone may change it
     (``cluster.control.cameras.managed``). ``life``: another when it was removed and added again under its name.
+    ``decode``: where it is decoded, "cuda" or "cpu"; empty before it is.
     """
 
     name: str
@@ -173,6 +174,7 @@ class CameraStatus:
     expected_lag_s: float = 0.0
     manager: str = ""
     life: str = ""
+    decode: str = ""
 
 
 HEALTH_SUBJECTS = ("camera-offline", "frozen-image", "covered-lens", "scene-change", "camera-unanswered")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,9 @@ FloatGrid = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
 
 MICROSECONDS = 1_000_000
+
+THUMBNAIL_STRIDE = 4
+"""Pixels from one to the next of those that picture statistics are made of, both ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +196,9 @@ class ChangeGrid:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledPicture:
-    """One sampled picture, resized to the patch grid, with what changed since the last one (codec -> vision).
+class PictureHeader:
+    """Where a sampled picture stands in its stream, and on which grid it is seen.
 
-    ``rgb`` is ``[height, width, 3]`` uint8, ``luma`` ``[height, width]`` uint8, both on the grid's pixels.
     ``fresh``: a scene begins here, and nothing before this sample is of it: stream start, another grid, a clock that
     jumped. ``gap``: video before this sample is missing, and what came before that is still true; never with ``fresh``.
     ``hidden`` ``[rows, cols]``: cells that privacy masks cover as a whole and that are black; ``None`` where there are
@@ -208,13 +210,43 @@ class SampledPicture:
     anchor: bool
     fresh: bool
     grid: PatchGrid
-    rgb: UInt8Array
-    luma: UInt8Array
-    change: ChangeGrid
-    hidden: BoolGrid | None = None
-    gap: bool = False
+    hidden: BoolGrid | None = field(default=None, kw_only=True)
+    gap: bool = field(default=False, kw_only=True)
 
     @property
     def random_access(self) -> bool:
         """It needs no sample before it: what it shows is not to be compared with what was seen last."""
         return self.fresh or self.gap
+
+
+@dataclass(frozen=True, slots=True)
+class SampledPicture(PictureHeader):
+    """One sampled picture, resized to the patch grid, with what changed since the last one (codec -> vision).
+
+    ``rgb`` is ``[height, width, 3]`` uint8, ``luma`` ``[height, width]`` uint8, both on the grid's pixels.
+    """
+
+    rgb: UInt8Array
+    luma: UInt8Array
+    change: ChangeGrid
+
+    def host_rgb(self) -> UInt8Array:
+        """``rgb``; other samples have it elsewhere."""
+        return self.rgb
+
+
+class ShownPicture(Protocol):
+    """A sample that can be shown to people, wherever its pixels are."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def pts(self) -> int: ...
+
+    @property
+    def grid(self) -> PatchGrid: ...
+
+    def host_rgb(self) -> UInt8Array:
+        """``[height, width, 3]`` uint8; may have to fetch it."""
+        ...

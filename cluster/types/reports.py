@@ -36,7 +36,7 @@ class CameraReport:
     """One camera as its decoder sees it. ``life``: see :class:`~cluster.types.StreamSpec`.
 
     Keys of ``counts`` are counter fields of :class:`~cluster.types.CameraStatus`. They count since ``run`` began, which
-    is another one each time that a decoder starts the camera.
+    is another one each time that a decoder starts the camera. ``decode``: "cuda" or "cpu".
     """
 
     camera: str
@@ -52,6 +52,7 @@ class CameraReport:
     picture: PictureHealth | None = None
     life: str = ""
     run: str = ""
+    decode: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGrid, SampledPicture, UInt8Array, mask_digest
-from cluster.vision.pruners.base import Pruner, keep_everything
+from cluster.types import (
+    MICROSECONDS,
+    BoolGrid,
+    FrameSample,
+    PatchGrid,
+    PictureHeader,
+    SampledPicture,
+    UInt8Array,
+    mask_digest,
+)
+from cluster.vision.pruners.base import PruneDecision, Pruner, keep_everything
 from cluster.vision.pruners.cells import any_in_group, expand_groups
 
 
@@ -33,11 +42,28 @@ def cut_patches(pictures: list[UInt8Array], groups: BoolGrid, grid: PatchGrid) -
     return patches.reshape(count * merge**2, len(pictures), 3, patch, patch)
 
 
+AnyPicture = TypeVar("AnyPicture", bound=PictureHeader)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSelection:
+    """A frame whose patches have yet to be cut: ``groups`` of ``T`` pictures, wherever their pixels are."""
+
+    frame: FrameSample
+    pictures: list[Any]
+    groups: BoolGrid
+
+    def complete(self, patches: UInt8Array) -> FrameSample:
+        """The frame with its patches (see :func:`cut_patches`)."""
+        return replace(self.frame, patches=patches)
+
+
 @dataclass(slots=True)
 class _Pending:
     """A sample waiting for the rest of its temporal patch; ``period``: microseconds until the next one."""
 
-    frame: SampledPicture
+    frame: PictureHeader
+    rgb: Any
     mask: BoolGrid
     activity: float
     period: float
@@ -56,9 +82,9 @@ class PatchSampler:
         if fps <= 0:
             raise ValueError(f"samples per second must be positive, not {fps}")
         self.stream = stream
+        self.pruner = pruner
         self.fps = fps
         self.dropped = 0
-        self._pruner = pruner
         self._threshold: float | None = getattr(pruner, pruner.knob) if pruner.knob else None
         self._pending: list[_Pending] = []
         self._index = 0
@@ -72,33 +98,47 @@ class PatchSampler:
         """From the next sample on, scale the pruner's threshold by ``prune`` and sample at ``fps``. A waiting sample
         stays, as the pruner counts on it being sent."""
         if self._threshold is not None:
-            setattr(self._pruner, self._pruner.knob, self._threshold * prune)
+            setattr(self.pruner, self.pruner.knob, self._threshold * prune)
         self.fps = fps
 
     def feed(self, frame: SampledPicture) -> FrameSample | None:
         """Add a sample; returns a frame once ``T`` are together."""
-        if self._pending and (frame.random_access or frame.grid != self._pending[0].frame.grid):
-            self.dropped += len(self._pending)
-            self._pending.clear()
-        if self._forced and not frame.anchor:
-            # The camera itself is sound: its pruner keeps what it has learnt, so an anchor is enough for it.
-            frame = replace(frame, anchor=True)
-        decision = self._pruner.prune(frame)
-        self._pending.append(_Pending(frame, decision.mask, decision.activity, MICROSECONDS / self.fps))
-        if len(self._pending) < frame.grid.temporal:
-            return None
-        return self._unite()
+        frame = self.prepare(frame)
+        return _cut(self.add(frame, self.pruner.prune(frame), frame.rgb))
 
     def flush(self) -> FrameSample | None:
         """At the end of the stream, complete a waiting frame by repeating its last picture, as the model's own
         processor does."""
+        return _cut(self.flush_selection())
+
+    def prepare(self, frame: AnyPicture) -> AnyPicture:
+        """A sample as it is to be pruned: an anchor where one is forced."""
+        if self._pending and (frame.random_access or frame.grid != self._pending[0].frame.grid):
+            self.drop_waiting()
+        if self._forced and not frame.anchor:
+            # The camera itself is sound: its pruner keeps what it has learnt, so an anchor is enough for it.
+            return replace(frame, anchor=True)
+        return frame
+
+    def drop_waiting(self) -> None:
+        """Drop samples that wait for the rest of their frame."""
+        self.dropped += len(self._pending)
+        self._pending.clear()
+
+    def add(self, frame: PictureHeader, decision: PruneDecision, rgb: Any) -> FrameSelection | None:
+        """Add a prepared and pruned sample with its picture ``rgb``; returns a selection once ``T`` are together."""
+        self._pending.append(_Pending(frame, rgb, decision.mask, decision.activity, MICROSECONDS / self.fps))
+        return self._unite() if len(self._pending) == frame.grid.temporal else None
+
+    def flush_selection(self) -> FrameSelection | None:
+        """Like :meth:`flush`, before its patches are cut."""
         if not self._pending:
             return None
         while len(self._pending) < self._pending[0].frame.grid.temporal:
             self._pending.append(self._pending[-1])
         return self._unite()
 
-    def _unite(self) -> FrameSample:
+    def _unite(self) -> FrameSelection:
         parts = self._pending
         first = parts[0].frame
         forced = self._forced
@@ -122,7 +162,7 @@ class PatchSampler:
             fresh=fresh,
             grid=first.grid,
             mask=mask,
-            patches=cut_patches([part.frame.rgb for part in parts], groups, first.grid),
+            patches=_NONE,
             # What changed in frames that the reader has missed, nobody has told it.
             activity=1.0 if gap else max(part.activity for part in parts),
             digest=mask_digest(mask, self._index, first.pts),
@@ -130,7 +170,16 @@ class PatchSampler:
         )
         self._index += 1
         self._pending = []
-        return sample
+        return FrameSelection(sample, [part.rgb for part in parts], groups)
+
+
+_NONE: UInt8Array = np.empty((0, 0, 3, 0, 0), np.uint8)
+
+
+def _cut(selection: FrameSelection | None) -> FrameSample | None:
+    if selection is None:
+        return None
+    return selection.complete(cut_patches(selection.pictures, selection.groups, selection.frame.grid))
 
 
 _DIM = 0.35

@@ -17,7 +17,7 @@ from cluster.codec.decoder import DecodeError, Decoder
 from cluster.decoder.footage.clip import Painter
 from cluster.decoder.footage.segments import SegmentPacket
 from cluster.errors import NotReadyError, SourceError
-from cluster.types import BoolGrid, SampledPicture, UInt8Array
+from cluster.types import BoolGrid, ShownPicture, UInt8Array
 from cluster.vision.sampler import overlay
 
 JPEG = "image/jpeg"
@@ -47,7 +47,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    frame: SampledPicture
+    frame: ShownPicture
     mask: BoolGrid
     at_s: float
 
@@ -61,7 +61,7 @@ class LatestPicture:
         self._made_of: _Shown | None = None
         self._made: dict[tuple[bool, int], tuple[bytes, int, int]] = {}
 
-    def show(self, frame: SampledPicture, mask: BoolGrid) -> None:
+    def show(self, frame: ShownPicture, mask: BoolGrid) -> None:
         """Set the newest sample; called in the camera's thread."""
         self._shown = _Shown(frame, mask, time.monotonic())
 
@@ -92,7 +92,7 @@ class LatestPicture:
             made = self._made.get((kept, width))
             if made is None:
                 # Resize first: drawing the kept patches dominates.
-                pixels = resized(shown.frame.rgb, width)
+                pixels = resized(shown.frame.host_rgb(), width)
                 high, wide = pixels.shape[:2]
                 made = to_jpeg(overlay(pixels, shown.mask) if kept else pixels), wide, high
                 if len(self._made) >= _CACHED:

@@ -12,6 +12,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from cluster.engine.native import NativeEngine
@@ -19,6 +20,7 @@ from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
+from cluster.lab.bench.gpu_frontend import compare_clips, summary
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
@@ -49,12 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     parser.add_argument("--dry-run", action="store_true", help="on a fake device of any machine")
     parser.add_argument("--shape", nargs="+", default=list(SHAPES), metavar="NAME", help="model shapes (default: both)")
+    parser.add_argument(
+        "--clip", nargs="+", type=Path, metavar="FILE", help="videos for gpu_frontend_equal beside the four made ones"
+    )
     parser.add_argument("--layers", type=int, default=4, metavar="N", help="layers that are run (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Figures ``device_faults``, ``syncs_per_step``, ``launches_per_layer_64_over_1``, ``launches_tower_64_over_1``,
-    ``keys_copied`` and ``bytes_per_idle_stream``, each the worst of the shapes."""
+    ``keys_copied`` and ``bytes_per_idle_stream``, each the worst of the shapes; and ``gpu_frontend_equal``, the
+    worst of the clips."""
     if not args.dry_run:
         raise ConfigError("measuring on a GPU is not built yet; --dry-run counts what does not depend on its speed")
     rows: list[dict[str, Any]] = []
@@ -65,9 +71,11 @@ def run(args: argparse.Namespace) -> BenchResult:
             for name, value in _counts(shape, args.layers, cuda).items():
                 worst[name] = max(worst.get(name, value), value)
         print(f"gpu: {shape}", file=sys.stderr)
+    compared = compare_clips(args.clip or ())
+    worst["gpu_frontend_equal"] = min(row["equal"] for row in compared)
     figures = {"device_faults": float(sum(bool(row["fault"]) for row in rows)), **worst}
     note = f"fake device, {args.layers} layers of each model at its true width; per layer is the difference to half"
-    return BenchResult("gpu", figures, rows, [note])
+    return BenchResult("gpu", figures, rows, [note, *map(summary, compared)])
 
 
 # -- what runs -------------------------------------------------------------------------------------

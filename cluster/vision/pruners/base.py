@@ -15,7 +15,7 @@ import numpy as np
 
 from cluster.errors import ConfigError
 from cluster.registry import pruners
-from cluster.types import BoolGrid, SampledPicture
+from cluster.types import BoolGrid, PictureHeader, SampledPicture
 from cluster.vision.pruners.cells import any_in_group
 
 
@@ -66,7 +66,7 @@ def make_pruner(name: str, options: Mapping[str, float] | None = None) -> Pruner
     return policy(**(options or {}))
 
 
-def keep_everything(frame: SampledPicture) -> BoolGrid:
+def keep_everything(frame: PictureHeader) -> BoolGrid:
     """A mask of all cells of ``frame``."""
     return np.ones((frame.grid.rows, frame.grid.cols), dtype=np.bool_)
 

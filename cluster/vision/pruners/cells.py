@@ -15,9 +15,10 @@ def cell_means(plane: UInt8Array, grid: PatchGrid) -> FloatGrid:
     """
     patch = grid.patch
     strips = np.add.reduce(plane.reshape(grid.rows, patch, grid.width), axis=1, dtype=np.uint16)
-    ones = np.full(patch, 1.0 / (patch * patch), dtype=np.float32)
-    means: FloatGrid = strips.astype(np.float32).reshape(-1, patch) @ ones
-    return means.reshape(grid.rows, grid.cols)
+    # Sums of whole numbers are exact in any order, so that every implementation rounds a mean alike.
+    sums: FloatGrid = strips.astype(np.float32).reshape(-1, patch) @ np.ones(patch, dtype=np.float32)
+    means: FloatGrid = (sums / np.float32(patch * patch)).reshape(grid.rows, grid.cols)
+    return means
 
 
 def any_in_group(mask: BoolGrid, merge: int) -> BoolGrid:

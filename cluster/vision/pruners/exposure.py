@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from cluster.types import FloatGrid, UInt8Array
 
-_MAX_GAIN = 2.0
-_FLAT = 9.0
-_ROUNDS = 3
+MAX_GAIN = 2.0
+FLAT = 9.0
+ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
     else:
         fitted, error = Exposure(1.0, offset), by_offset
     before = None
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         agree = error <= max(1.0, 3.0 * _median(error))
         if before is not None and np.array_equal(agree, before):
             # The same cells give the same line.
@@ -71,9 +71,9 @@ def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
         mean_x, mean_y = float(xs.mean()), float(ys.mean())
         spread = float(np.square(xs - mean_x).mean())
         gain = 1.0
-        if spread > _FLAT:
+        if spread > FLAT:
             gain = float(np.dot(xs - mean_x, ys - mean_y)) / (spread * xs.size)
-            gain = min(max(gain, 1.0 / _MAX_GAIN), _MAX_GAIN)
+            gain = min(max(gain, 1.0 / MAX_GAIN), MAX_GAIN)
         fitted = Exposure(gain, mean_y - gain * mean_x)
         error = np.abs(y - fitted.gain * x - fitted.offset)
     return fitted

@@ -14,7 +14,7 @@ from cluster.vision.pruners.cells import cell_means, complete_groups, dilate, ne
 from cluster.vision.pruners.exposure import Exposure, fit_exposure
 
 # Steps up against steps down: in balance where a cell's difference lies above its noise 1 / (1 + 0.4) of the time.
-_RISE = 0.4
+RISE = 0.4
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class _Memory:
 
     def learn(self, difference: FloatGrid, patience: float, seen: BoolGrid) -> None:
         """Update each cell's quiet level by fixed steps, and the camera's from the ``seen`` cells."""
-        self.noise += np.clip(difference - self.noise, -patience, patience * _RISE)
+        self.noise += np.clip(difference - self.noise, -patience, patience * RISE)
         visible = difference[seen]
         if visible.size:
             quartile = visible.size * 3 // 4

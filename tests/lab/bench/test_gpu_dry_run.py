@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import threading
 
 import pytest
 import torch
 
+from cluster.errors import ConfigError
 from cluster.lab.bench import gpu
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 
@@ -121,3 +123,17 @@ def test_threads_that_start_inside_have_the_device_too():
 def test_production_runs_on_a_gpu(shape, scenario):
     with FakeCuda():
         gpu.SCENARIOS[scenario](shape, 2)
+
+
+def test_the_front_end_is_compared_over_the_made_clips():
+    """Without a model: what is left of the dry run is the decoder's part."""
+    result = gpu.run(argparse.Namespace(dry_run=True, shape=[], layers=2, clip=None))
+    assert result.figures["gpu_frontend_equal"] >= 0.999
+    assert [note.split(":")[0] for note in result.notes[1:]] == [
+        f"gpu_frontend {clip}" for clip in ("street", "noisy", "hevc", "night")
+    ]
+
+
+def test_a_clip_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere.mp4 does not exist"):
+        gpu.run(argparse.Namespace(dry_run=True, shape=[], layers=2, clip=[tmp_path / "nowhere.mp4"]))

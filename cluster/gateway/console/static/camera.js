@@ -74,7 +74,7 @@ function Figures({ camera }) {
     <${Figure} label="Windows" value=${count(camera.windows_done)} note=${windows(camera)} />
     <${Figure} label="Memory held" value=${bytes(camera.memory_bytes)} note=${plural(camera.memory_frames, "frame")} />
     <${Figure} label="Newest frame" value=${camera.state === "running" ? `${duration(camera.last_frame_age_s)} ago` : "none"}
-      note=${camera.width ? `${camera.codec} ${camera.width} × ${camera.height}, cue ${camera.cue}` : ""} />
+      note=${camera.width ? `${camera.codec} ${camera.width} × ${camera.height}, cue ${camera.cue}, decoded on ${camera.decode}` : ""} />
   </dl>
   <dl class="lines">
     <div><dt>Source</dt><dd class="wrap">${camera.source || "pushed"}</dd></div>

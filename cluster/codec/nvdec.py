@@ -1,0 +1,246 @@
+"""Decoding on an NVIDIA GPU (NVDEC) through PyAV: the sessions of this process, and why there is none.
+
+Pictures stay on the device, where :mod:`cluster.decoder.gpu` works on them. Only the bitstream's own headers are read
+here, so that gaps, anchors and resynchronisation are the CPU decoder's; there are no motion vectors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import av
+from av.codec.codec import Codec
+from av.codec.context import CodecContext
+from av.codec.hwaccel import HWAccel
+from av.video.frame import VideoFrame
+
+from cluster.codec.decoder import Decoder
+from cluster.codec.nal import Sequence
+from cluster.codec.picture_memory import DECODED_BYTES
+from cluster.types import BoolGrid, PictureHeader
+
+SPARE_SURFACES = 4
+"""Pictures that a session holds beyond what its stream refers to: the ones that are sampled."""
+
+RETRY_S = 600.0
+"""A session limit that was met is believed for so long: memory may have been short, not sessions."""
+
+_NO_DEVICE = 100
+
+Kind = tuple[str, int, int, int]
+
+
+class NvdecError(Exception):
+    """NVDEC does not decode this stream. ``absent``: this machine has no GPU at all."""
+
+    def __init__(self, reason: str, *, absent: bool = False) -> None:
+        super().__init__(reason)
+        self.absent = absent
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePicture(PictureHeader):
+    """A sampled picture on the GPU, in the camera's own size.
+
+    ``frame``: a surface of ``codec``'s decoder, to be let go soon. ``masked`` ``[height, width]``: its pixels under
+    privacy masks, which nobody has painted yet.
+    """
+
+    frame: VideoFrame
+    codec: str
+    masked: BoolGrid | None = field(default=None, kw_only=True)
+
+
+class NvdecDecoder(Decoder):
+    """A decoder with a session of ``nvdec``, which it gives back when it goes. Pictures stay on the GPU."""
+
+    device = "cuda"
+    options = {"extra_hw_frames": str(SPARE_SURFACES)}  # noqa: RUF012
+
+    def __init__(self, nvdec: Nvdec, codec: str, extradata: bytes, decoded_bytes: int, size: tuple[int, int]) -> None:
+        """Raises NvdecError: no session. SourceError: see Decoder."""
+        self._nvdec: Nvdec | None = None
+        super().__init__(codec, extradata, decoded_bytes, size)
+        nvdec.take_session()
+        self._nvdec = nvdec
+        self.proven = False
+
+    def __del__(self) -> None:
+        super().__del__()
+        if self._nvdec is not None:
+            self._nvdec.free_session()
+
+    @property
+    def kind(self) -> Kind:
+        """What decides whether a GPU can decode a stream, as far as its headers tell."""
+        sequence: Sequence | None = self._sequence
+        width, height = self._size if sequence is None else (sequence.width, sequence.height)
+        return self.codec, width, height, 8 if sequence is None else sequence.depth
+
+    def _create(self, codec: str) -> CodecContext:
+        accelerator = HWAccel("cuda", allow_software_fallback=False, is_hw_owned=True)
+        try:
+            # FFmpeg's own decoders drive NVDEC, also for AV1.
+            return CodecContext.create(codec, "r", hwaccel=accelerator)
+        except av.FFmpegError as error:
+            raise NvdecError(f"FFmpeg cannot open the GPU ({error.strerror})") from None
+
+    def _choose_threads(self) -> None:
+        """The GPU has its own."""
+
+    def _run(self, packet: av.Packet | None) -> list[VideoFrame]:  # type: ignore[type-arg]
+        frames = super()._run(packet)
+        if frames and not self.proven and self._nvdec is not None:
+            self.proven = True
+            self._nvdec.prove(self.kind)
+        return frames
+
+
+class Nvdec:
+    """NVDEC as this process has it: whether it is there, and how many sessions it gives. Thread-safe.
+
+    Nobody tells how many sessions a card has, and memory may end them earlier. The limit is learnt: where a stream is
+    refused of a kind that was decoded before, as many sessions as were open are what there is.
+    """
+
+    def __init__(
+        self,
+        probe: Callable[[], None] | None = None,
+        decoder: Callable[[Nvdec, str, bytes, int, tuple[int, int]], NvdecDecoder] = NvdecDecoder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``probe`` raises NvdecError where there is no NVDEC; it is asked once."""
+        self._probe = probe or probe_machine
+        self._decoder = decoder
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failure: NvdecError | None = None
+        self._probed = False
+        self._proven: set[Kind] = set()
+        self._limited_s = 0.0
+        self.sessions = 0
+        self.limit: int | None = None
+
+    def check(self) -> None:
+        """Raise NvdecError where this machine has no NVDEC, or has failed."""
+        with self._lock:
+            if not self._probed:
+                self._probed = True
+                try:
+                    self._probe()
+                except NvdecError as error:
+                    self._failure = error
+            if self._failure is not None:
+                raise NvdecError(str(self._failure), absent=self._failure.absent)
+
+    def open(
+        self, codec: str, extradata: bytes, decoded_bytes: int = DECODED_BYTES, size: tuple[int, int] = (0, 0)
+    ) -> NvdecDecoder:
+        """A decoder of ``codec`` with a session; arguments are those of Decoder.
+
+        Raises:
+            NvdecError: why there is none.
+        """
+        self.check()
+        if not _knows(codec):
+            raise NvdecError(f"NVDEC does not decode {codec}")
+        return self._decoder(self, codec, extradata, decoded_bytes, size)
+
+    def take_session(self) -> None:
+        """Raises NvdecError: all are taken."""
+        with self._lock:
+            if self.limit is not None and self._clock() - self._limited_s > RETRY_S:
+                self.limit = None
+            if self.limit is not None and self.sessions >= self.limit:
+                raise NvdecError(f"all {self.limit} NVDEC sessions of this process are taken")
+            self.sessions += 1
+
+    def free_session(self) -> None:
+        """A decoder is gone."""
+        with self._lock:
+            self.sessions -= 1
+
+    def prove(self, kind: Kind) -> None:
+        """NVDEC has decoded a picture of such a stream."""
+        with self._lock:
+            self._proven.add(kind)
+
+    def refuse(self, kind: Kind) -> str:
+        """Why a decoder's first picture of a sound stream failed; learns the limit where that is the reason."""
+        codec, width, height, depth = kind
+        with self._lock:
+            others = self.sessions - 1
+            if kind in self._proven and others > 0:
+                self.limit, self._limited_s = others, self._clock()
+                return f"all {others} NVDEC sessions of this process are taken"
+            shape = f"{codec} of {width} x {height} in {depth} bits"
+            if others > 0:
+                return f"NVDEC refuses {shape}: this GPU cannot decode it, or gives no more than {others} sessions"
+            return f"NVDEC refuses {shape}"
+
+    def fail(self, reason: str) -> None:
+        """The GPU is of no more use to this process, as after an error of CUDA."""
+        with self._lock:
+            self._failure = NvdecError(reason)
+            self._probed = True
+
+
+@functools.cache
+def shared_nvdec() -> Nvdec:
+    """The one of this process."""
+    return Nvdec()
+
+
+def _knows(codec: str) -> bool:
+    try:
+        return any(
+            each.format is not None and each.format.name == "cuda" for each in Codec(codec, "r").hardware_configs
+        )
+    except ValueError:
+        return False
+
+
+def probe_machine(load: Callable[[str], Any] = ctypes.CDLL) -> None:
+    """Check driver, GPU, NVDEC's library and torch, in this order. ``load`` opens a shared library.
+
+    Raises:
+        NvdecError: names what is missing.
+    """
+    try:
+        cuda = load("libcuda.so.1")
+    except OSError:
+        raise NvdecError("this machine has no NVIDIA driver (libcuda.so.1)", absent=True) from None
+    status = cuda.cuInit(0)
+    if status == _NO_DEVICE:
+        raise NvdecError("the NVIDIA driver finds no GPU", absent=True)
+    if status:
+        raise NvdecError(f"the NVIDIA driver does not start (cuInit: error {status})")
+    try:
+        load("libnvcuvid.so.1")
+    except OSError:
+        raise NvdecError(
+            "the driver has no NVDEC library (libnvcuvid.so.1); a container needs "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,video"
+        ) from None
+    version = ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    # Imported where there is a GPU alone: a decoder on the CPU needs no torch.
+    import torch
+
+    if torch.version.cuda is None:
+        raise NvdecError("this build of torch has no CUDA")
+    major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])
+    # Drivers run what was built for any release of their own major one.
+    if version.value // 1000 < major:
+        raise NvdecError(
+            f"the NVIDIA driver is too old: it supports CUDA {version.value // 1000}.{version.value % 1000 // 10}, "
+            f"and torch needs {major}.{minor}"
+        )
+    if not torch.cuda.is_available():
+        raise NvdecError("torch finds no GPU")

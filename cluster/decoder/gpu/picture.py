@@ -1,0 +1,159 @@
+"""Pictures of many cameras scaled to the patch grid, and what changed in them since each camera's last one.
+
+The same as :mod:`cluster.codec.picture` has from libswscale on x86-64: its coefficients and its truncated products are
+repeated here, so that fewer than 1 in 100 pixels are one grey level off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from cluster.decoder.gpu.planes import CENTRE, Planes
+from cluster.types import PatchGrid
+
+_NEGLIGIBLE = 0.002
+_ACROSS, _DOWN = 1 << 14, 1 << 12
+"""One, in the coefficients of each pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaling:
+    """``across`` ``[width, source width]``; ``taps``: for each tap of a row its source rows ``[height]`` and their
+    coefficients ``[height, 1]``."""
+
+    across: torch.Tensor
+    taps: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+@lru_cache(maxsize=256)
+def _scaling(source: tuple[int, int], target: tuple[int, int], site: float, device: torch.device) -> _Scaling:
+    across = torch.from_numpy(_coefficients(source[1], target[1], site, _ACROSS).astype(np.float32)).to(device)
+    down = _coefficients(source[0], target[0], CENTRE, _DOWN)
+    # Vertical filters have an even number of taps.
+    count = min(-(-int((down > 0).sum(axis=1).max()) // 2) * 2, source[0])
+    rows = np.minimum((down > 0).argmax(axis=1), source[0] - count)[:, None] + np.arange(count)
+    factors = np.take_along_axis(down, rows, axis=1).astype(np.int32)
+    taps = zip(torch.from_numpy(rows).to(device).unbind(1), torch.from_numpy(factors).to(device).unbind(1), strict=True)
+    return _Scaling(across, tuple((row, factor[:, None]) for row, factor in taps))
+
+
+def _coefficients(source: int, target: int, site: float, one: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """``[target, source]``: the share of each source pixel in a target pixel, of libswscale's AREA, times ``one``.
+
+    A box as wide as a target pixel where the picture shrinks, else linear interpolation.
+    """
+    step = ((source << 16) + target // 2) // target / 65536
+    centres = (np.arange(target) + site) * step - site
+    pixels = np.arange(-4 - round(step), source + 4 + round(step))
+    if step >= 1:
+        low, high = centres + 0.5 - step / 2, centres + 0.5 + step / 2
+        shares = np.minimum(high[:, None], pixels + 1.0) - np.maximum(low[:, None], pixels)
+    else:
+        shares = 1.0 - np.abs(pixels - centres[:, None])
+    shares = np.clip(shares, 0.0, None)
+    shares[shares <= _NEGLIGIBLE * shares.sum(axis=1, keepdims=True)] = 0.0
+    exact = np.zeros((target, source))
+    np.add.at(exact.T, np.clip(pixels, 0, source - 1), shares.T)
+    exact *= one / exact.sum(axis=1, keepdims=True)
+    # What rounding takes from one coefficient it gives to the next: their sum is one.
+    whole = np.floor(np.cumsum(exact, axis=1) + 0.5)
+    return np.diff(whole, axis=1, prepend=0.0).astype(np.int64)
+
+
+def scale_planes(pictures: Sequence[Planes], grid: PatchGrid) -> tuple[torch.Tensor, torch.Tensor]:
+    """``luma [n, height, width]`` and ``chroma [n, 2, height / 2, width / 2]``, uint8, on the grid's pixels.
+
+    Pictures of one size are one batch.
+    """
+    device = pictures[0].luma.device
+    half = -(-grid.height // 2), -(-grid.width // 2)
+    luma = torch.empty((len(pictures), grid.height, grid.width), dtype=torch.uint8, device=device)
+    chroma = torch.empty((len(pictures), 2, *half), dtype=torch.uint8, device=device)
+    sizes: dict[tuple[torch.Size, torch.dtype, float], list[int]] = {}
+    for place, picture in enumerate(pictures):
+        sizes.setdefault((picture.luma.shape, picture.luma.dtype, picture.site), []).append(place)
+    for (*_, site), places in sizes.items():
+        these = [pictures[place] for place in places]
+        luma[places] = _scale(torch.stack([each.luma for each in these]), grid.height, grid.width, CENTRE)
+        stacked = torch.stack([each.chroma for each in these]).permute(0, 3, 1, 2)
+        chroma[places] = _scale(stacked, *half, site)
+    return luma, chroma
+
+
+def _scale(pixels: torch.Tensor, height: int, width: int, site: float) -> torch.Tensor:
+    """``[..., height, width]`` uint8.
+
+    The first pass is exact in float32 (not in TF32, which torch leaves off); the second drops 16 bits of each product
+    and adds half of what that loses.
+    """
+    scaling = _scaling((pixels.shape[-2], pixels.shape[-1]), (height, width), site, pixels.device)
+    rows = (pixels.to(torch.float32) @ scaling.across.T).to(torch.int32) >> 7
+    rows.clamp_max_(32767)
+    total = torch.full((1,), (64 + 8 * (len(scaling.taps) - 1)) >> 4, dtype=torch.int32, device=pixels.device)
+    for row, factor in scaling.taps:
+        total = total + ((rows.index_select(-2, row) * factor) >> 16)
+    return (total >> 3).clamp_(0, 255).to(torch.uint8)
+
+
+def to_rgb(luma: torch.Tensor, chroma: torch.Tensor, colours: torch.Tensor) -> torch.Tensor:
+    """``[n, height, width, 3]`` uint8 of scaled planes; ``colours`` ``[n, 6]`` int32 (see :class:`Planes`).
+
+    Every product loses its lower 16 bits, as in libswscale: up to three grey levels below an exact conversion.
+    """
+    height, width = luma.shape[1:]
+    black, bright, red, blue, green_u, green_v = colours.to(torch.int32)[..., None, None].unbind(1)
+    # Four pixels share a sample of chroma.
+    wide = (8 * (chroma.to(torch.int32) - 128)).repeat_interleave(2, -2).repeat_interleave(2, -1)
+    u, v = wide[..., :height, :width].unbind(1)
+    level = (8 * (luma.to(torch.int32) - black) * bright) >> 16
+    pixels = torch.stack(
+        [
+            level + ((v * red) >> 16),
+            level + ((u * green_u) >> 16) + ((v * green_v) >> 16),
+            level + ((u * blue) >> 16),
+        ],
+        dim=-1,
+    )
+    return pixels.clamp_(0, 255).to(torch.uint8)
+
+
+def cell_sums(plane: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
+    """Sums over each patch of integers ``[n, height, width]``: ``[n, rows, cols]`` int32."""
+    cells = plane.reshape(-1, grid.rows, grid.patch, grid.cols, grid.patch)
+    return cells.sum(dim=(2, 4), dtype=torch.int32)
+
+
+def cell_means(plane: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
+    """Means over each patch, ``[n, rows, cols]`` float32; bit for bit those of :mod:`cluster.vision.pruners.cells`."""
+    return cell_sums(plane, grid).to(torch.float32) / float(grid.patch**2)
+
+
+def luma_difference(
+    luma: torch.Tensor, last: torch.Tensor, black: torch.Tensor | None, known: torch.Tensor, grid: PatchGrid
+) -> torch.Tensor:
+    """Like :class:`cluster.codec.picture.LumaDifference`: ``[n, rows, cols]`` grey levels; zeros where no last picture
+    is ``known`` ``[n]``. ``black`` ``[n, height, width]``: pixels under privacy masks."""
+    difference = luma.to(torch.int16) - last.to(torch.int16)
+    some = difference[:, ::8, ::8].flatten(1)
+    seen = torch.ones_like(some, dtype=torch.bool)
+    if black is not None:
+        seen = ~black[:, ::8, ::8].flatten(1)
+        seen |= ~seen.any(1, keepdim=True)
+    difference = (difference - masked_quantile(some, seen, 1, 2)[:, None, None]).abs_()
+    if black is not None:
+        difference = difference.masked_fill_(black, 0)
+    return cell_means(difference, grid) * known[:, None, None]
+
+
+def masked_quantile(values: torch.Tensor, seen: torch.Tensor, share: int, of: int) -> torch.Tensor:
+    """Of each row ``[n, m]`` the seen value before which ``share / of`` of the seen lie; 0 where none is: ``[n]``."""
+    largest = torch.inf if values.is_floating_point() else torch.iinfo(values.dtype).max
+    ordered = values.masked_fill(~seen, largest).sort(dim=1).values
+    count = seen.sum(dim=1, keepdim=True)
+    found = ordered.gather(1, count * share // of).squeeze(1)
+    return torch.where(count.squeeze(1) > 0, found, torch.zeros_like(found))

@@ -1,0 +1,227 @@
+"""Replenishment (:mod:`cluster.vision.pruners.replenish`) of many cameras at once, with the same decisions.
+
+The cue is luma: decoders on a GPU export no vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as functional
+
+from cluster.decoder.gpu.picture import cell_means, masked_quantile
+from cluster.types import PatchGrid
+from cluster.vision.pruners.exposure import FLAT, MAX_GAIN, ROUNDS
+from cluster.vision.pruners.replenish import RISE, Replenish
+
+
+@dataclass(slots=True)
+class CellMemory:
+    """What one camera's model has of each cell, as in the pruner; ``levels`` is a ring, of which ``learnt`` were
+    written since the scene began."""
+
+    luma: torch.Tensor
+    means: torch.Tensor
+    noise: torch.Tensor
+    levels: torch.Tensor
+    learnt: int = field(default=0)
+
+    @classmethod
+    def empty(cls, grid: PatchGrid, samples: int, device: torch.device) -> CellMemory:
+        cells = torch.zeros((grid.rows, grid.cols), device=device)
+        pixels = torch.zeros((grid.height, grid.width), dtype=torch.uint8, device=device)
+        return cls(pixels, cells, cells.clone(), torch.full((samples,), torch.inf, device=device))
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """``mask`` ``[n, rows, cols]`` bool and ``activity`` ``[n]``, see PruneDecision."""
+
+    mask: torch.Tensor
+    activity: torch.Tensor
+
+
+def replenish(
+    policies: Sequence[Replenish],
+    memories: Sequence[CellMemory],
+    luma: torch.Tensor,
+    seen: torch.Tensor,
+    anchor: Sequence[bool],
+    begin: Sequence[bool],
+    grid: PatchGrid,
+) -> Decisions:
+    """Decide on one sample ``luma`` ``[n, height, width]`` of each camera, and remember what is kept.
+
+    Args:
+        seen: ``[n, rows, cols]``, cells that no privacy mask hides.
+        anchor: samples that keep everything.
+        begin: samples before which nothing is known (random access).
+    """
+    device = luma.device
+    settings = _Settings.of(policies, memories, begin, device)
+    stored_luma, stored_means, stored_noise = (
+        torch.stack(each) for each in zip(*((m.luma, m.means, m.noise) for m in memories), strict=True)
+    )
+    whole, first = (torch.tensor(flags, device=device)[:, None, None] for flags in (anchor, begin))
+    plain = cell_means(luma, grid)
+    gain, offset = fit_exposure(plain.flatten(1), stored_means.flatten(1), seen.flatten(1))
+    exposed = apply_exposure(luma, gain, offset)
+    means = cell_means(exposed, grid)
+    difference = _difference(exposed, stored_luma, means, stored_means, settings.shade, grid)
+
+    thresholds = torch.minimum(
+        torch.maximum(stored_noise + settings.margin, settings.camera), settings.camera * settings.tolerance
+    )
+    changed = (difference > thresholds) & seen
+    suspicious = difference > thresholds - settings.credit
+    changed_groups = _any_in_group(changed, grid)
+    mask = changed | (_dilate(changed) & suspicious)
+    mask = _expand(_any_in_group(mask, grid), grid)
+
+    noise = stored_noise + torch.minimum(
+        torch.maximum(difference - stored_noise, -settings.patience), settings.patience * RISE
+    )
+    level = masked_quantile(difference.flatten(1), seen.flatten(1), 3, 4)
+    # An anchor's picture is stored in its own exposure; later ones are mapped to it.
+    store = mask | whole | first
+    stored = torch.where(whole | first, luma, exposed)
+    _write(
+        memories,
+        luma=torch.where(_pixels(store, grid), stored, stored_luma),
+        means=torch.where(store, torch.where(whole | first, plain, means), stored_means),
+        noise=noise.masked_fill(first, 0.0),
+    )
+    for memory, begins in zip(memories, begin, strict=True):
+        if begins:
+            memory.learnt = 0
+            memory.levels.fill_(torch.inf)
+    rings = [memory.levels[memory.learnt % len(memory.levels)] for memory in memories]
+    learns = [place for place, begins in enumerate(begin) if not begins]
+    if learns:
+        torch._foreach_copy_([rings[place] for place in learns], [level[place] for place in learns])
+    for place in learns:
+        memories[place].learnt += 1
+    activity = torch.where(first[:, 0, 0], 1.0, changed_groups.flatten(1).to(torch.float32).mean(1))
+    return Decisions(store, activity)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Parameters of each camera, ``[n, 1, 1]``; ``camera``: its threshold, ``credit``: what other evidence is worth."""
+
+    camera: torch.Tensor
+    margin: torch.Tensor
+    tolerance: torch.Tensor
+    credit: torch.Tensor
+    shade: torch.Tensor
+    patience: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        policies: Sequence[Replenish],
+        memories: Sequence[CellMemory],
+        begin: Sequence[bool],
+        device: torch.device,
+    ) -> _Settings:
+        known = [
+            0 if begins else min(memory.learnt, len(memory.levels))
+            for memory, begins in zip(memories, begin, strict=True)
+        ]
+        rows = [
+            (
+                policy.margin,
+                policy.lowest,
+                policy.highest,
+                policy.tolerance,
+                (1.0 - policy.weak) * policy.margin if levels >= policy.calibrated_after else 0.0,
+                policy.shade,
+                policy.patience,
+                float(levels >= policy.calibrated_after),
+                levels // 4,
+            )
+            for policy, levels in zip(policies, known, strict=True)
+        ]
+        table = torch.tensor(rows, dtype=torch.float32).to(device, non_blocking=True)
+        margin, lowest, highest, tolerance, credit, shade, patience, calibrated, quarter = table.unbind(1)
+        ordered = torch.stack([memory.levels for memory in memories]).sort(dim=1).values
+        noise = ordered.gather(1, quarter.to(torch.int64)[:, None]).squeeze(1)
+        camera = torch.where(calibrated > 0, torch.minimum(torch.maximum(noise + margin, lowest), highest), lowest)
+        columns = (each[:, None, None] for each in (camera, margin, tolerance, credit, shade, patience))
+        return cls(*columns)
+
+
+def fit_exposure(now: torch.Tensor, reference: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Like :func:`cluster.vision.pruners.exposure.fit_exposure`, of each row ``[n, cells]``: gain and offset ``[n]``.
+
+    No change where nothing is ``seen``.
+    """
+    shift = masked_quantile(reference - now, seen, 1, 2)
+    ratio = masked_quantile(reference / now.clamp_min(1.0), seen, 1, 2)
+    by_offset = (reference - now - shift[:, None]).abs()
+    by_gain = (reference - ratio[:, None] * now).abs()
+    multiplies = masked_quantile(by_gain, seen, 1, 2) < masked_quantile(by_offset, seen, 1, 2)
+    error = torch.where(multiplies[:, None], by_gain, by_offset)
+    x, y = now.double(), reference.double()
+    for _ in range(ROUNDS):
+        bound = (3.0 * masked_quantile(error, seen, 1, 2)).clamp_min(1.0)
+        agree = seen & (error <= bound[:, None])
+        count = agree.sum(1).clamp_min(1)
+        mean_x, mean_y = (torch.where(agree, each, 0.0).sum(1) / count for each in (x, y))
+        off_x = torch.where(agree, x - mean_x[:, None], 0.0)
+        spread = off_x.square().sum(1) / count
+        slope = (off_x * (y - mean_y[:, None])).sum(1) / (spread * count)
+        gain = torch.where(spread > FLAT, slope.clamp(1.0 / MAX_GAIN, MAX_GAIN), 1.0)
+        offset = mean_y - gain * mean_x
+        error = (reference - gain.float()[:, None] * now - offset.float()[:, None]).abs()
+    none = ~seen.any(1)
+    return gain.masked_fill(none, 1.0), offset.masked_fill(none, 0.0)
+
+
+def apply_exposure(luma: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """Pictures ``[n, height, width]`` uint8 in the reference exposure; as they are where no level changes by half."""
+    identity = torch.maximum(offset.abs(), (255 * (gain - 1) + offset).abs()) < 0.5
+    gain = gain.masked_fill(identity, 1.0).float()[:, None, None]
+    offset = offset.masked_fill(identity, 0.0).float()[:, None, None]
+    return (luma.float() * gain + offset).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _difference(
+    luma: torch.Tensor,
+    stored: torch.Tensor,
+    means: torch.Tensor,
+    stored_means: torch.Tensor,
+    shade: torch.Tensor,
+    grid: PatchGrid,
+) -> torch.Tensor:
+    """Mean absolute difference of each cell, ``[n, rows, cols]`` grey levels, a change of light aside."""
+    forgiven = shade * stored_means
+    shift = torch.minimum(torch.maximum(means - stored_means, -forgiven), forgiven).round().to(torch.int16)
+    difference = luma.to(torch.int16) - stored.to(torch.int16) - _pixels(shift, grid)
+    return cell_means(difference.abs_().clamp_max_(255), grid)
+
+
+def _pixels(cells: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
+    """``[n, rows, cols]`` -> ``[n, height, width]``."""
+    return cells.repeat_interleave(grid.patch, 1).repeat_interleave(grid.patch, 2)
+
+
+def _any_in_group(mask: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
+    return mask.reshape(-1, grid.group_rows, grid.merge, grid.group_cols, grid.merge).any(4).any(2)
+
+
+def _expand(groups: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
+    return groups.repeat_interleave(grid.merge, 1).repeat_interleave(grid.merge, 2)
+
+
+def _dilate(mask: torch.Tensor) -> torch.Tensor:
+    return functional.max_pool2d(mask.float()[:, None], 3, stride=1, padding=1)[:, 0] > 0
+
+
+def _write(memories: Sequence[CellMemory], luma: torch.Tensor, means: torch.Tensor, noise: torch.Tensor) -> None:
+    """Into tensors that each camera owns: a view would hold the whole batch for the slowest of them."""
+    torch._foreach_copy_([memory.luma for memory in memories], list(luma.unbind()))
+    cells = [memory.means for memory in memories] + [memory.noise for memory in memories]
+    torch._foreach_copy_(cells, [*means.unbind(), *noise.unbind()])
