@@ -18,7 +18,7 @@ from cluster.decoder.footage.pictures import LatestPicture
 from cluster.decoder.gpu.frontend import DeviceFrontend
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus, pipeline_settings
 from cluster.lab.bench.gpu_frontend import host_nvdec
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import FrameSample, PatchGeometry
 
 QWEN = PatchGeometry(patch=14, merge=2, temporal=2)

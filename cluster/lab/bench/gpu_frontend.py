@@ -24,7 +24,7 @@ from cluster.codec.nvdec import Nvdec, NvdecDecoder
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend
 from cluster.errors import ConfigError
-from cluster.lab.clips import make_demo_clips
+from cluster.lab.scenes.street_clips import CLIP_KINDS, make_clip
 from cluster.types import FrameSample, PatchGeometry, SampledPicture
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
@@ -100,9 +100,17 @@ def compare_clips(files: Sequence[Path] = ()) -> list[dict[str, Any]]:
             raise ConfigError(f"clip {file} does not exist")
     frontend, nvdec = DeviceFrontend(), host_nvdec()
     with tempfile.TemporaryDirectory() as folder:
-        clips = [*make_demo_clips(folder, seconds=12.0).values(), *files]
+        clips = [*made_clips(Path(folder)).values(), *files]
         with ThreadPoolExecutor(len(clips)) as threads:
             return list(threads.map(lambda clip: _compare(clip, frontend, nvdec), clips))
+
+
+def made_clips(folder: Path) -> dict[str, Path]:
+    """12 seconds of each kind of street clip, made in ``folder``."""
+    paths = {kind: folder / f"{kind}.mp4" for kind in CLIP_KINDS}
+    for number, (kind, path) in enumerate(paths.items()):
+        make_clip(kind, path, seconds=12.0, seed=number)
+    return paths
 
 
 def summary(row: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.lab.clips import make_demo_clips
+from cluster.lab.bench.gpu_frontend import made_clips
 
 
 @pytest.fixture(autouse=True)
@@ -15,4 +15,4 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_demo_clips(tmp_path_factory.mktemp("clips"), seconds=12.0)
+    return made_clips(tmp_path_factory.mktemp("clips"))

@@ -15,7 +15,7 @@ from cluster.codec.nvdec import DevicePicture
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend, DeviceSample
 from cluster.lab.bench.gpu_frontend import compare_clips, host_nvdec
-from cluster.lab.clips import make_clip
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import PatchGeometry
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler, cut_patches
