@@ -64,6 +64,12 @@ class ModelConfig(Section):
     )
     seed: int = Field(default=0, ge=0, description="Seed of a preset's random weights; checkpoints ignore it.")
     threads: int = Field(default=0, ge=0, description="CPU threads of one replica's engine; 0 takes every core.")
+    kv_bytes: int | None = Field(
+        default=None,
+        ge=1 << 20,
+        description="Bytes of a replica's windows' KV, on its device; null takes half of the host's memory, or half of "
+        "what is free on the GPU. A window that does not fit fails with the numbers.",
+    )
     max_new_tokens: int = Field(default=32, ge=1, le=1024, description="Longest explanation, in tokens.")
     score_temperature: float | None = Field(
         default=None,

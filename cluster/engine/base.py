@@ -95,7 +95,7 @@ class Engine(Protocol):
         ...
 
     def export_stream(self, stream: str) -> bytes:
-        """Serialise a stream's state (embeddings, position-free KV, counters), to continue without recomputation."""
+        """Serialise a stream's state (embeddings, KV, counters), to continue without recomputation."""
         ...
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:

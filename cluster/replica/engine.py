@@ -55,6 +55,7 @@ def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: Tier
         score_bias=settings.score_bias,
         max_new_tokens=settings.max_new_tokens,
         memories=bank,
+        kv_bytes=settings.kv_bytes,
     )
     return engine, bank
 

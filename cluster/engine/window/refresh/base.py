@@ -1,7 +1,7 @@
 """Which tokens of the overlap to compute again: one interface, one policy per file, matched budgets.
 
-When a window slides, the frames it shares with the last one have KV from then. Their keys move to their new places
-exactly (raw keys, see :mod:`~cluster.engine.native.attention`), but what they *hold* was computed under a context that
+When a window slides, the frames it shares with the last one have KV from then. Their keys stand where they stood (see
+:mod:`~cluster.engine.window.kv`), but what they *hold* was computed under a context that
 has partly left the window. A policy names the tokens to recompute from their cached visual embeddings.
 """
 
