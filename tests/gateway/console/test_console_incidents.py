@@ -89,7 +89,9 @@ def test_its_picture_shows_once_it_is_there(gateway, open_page):
     name = running(gateway, next(OTHERS))
     say_yes(gateway, name)
     row = page.locator(".incident-row", has_text=name)
-    expect(row.locator(".snapshot.none")).to_have_count(1)
+    expect(row).to_have_count(1)
+    # Its picture is asked for a little later, and the refusal is answered by this test's own thread.
+    expect(row.locator(".snapshot.none")).to_have_count(1, timeout=PATIENCE_MS)
     page.unroute("**/snapshot.jpg")
     gateway.step(0)
     until(lambda: row.locator("img").evaluate("image => image.naturalWidth") > 0)
