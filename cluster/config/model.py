@@ -67,8 +67,8 @@ class ModelConfig(Section):
     kv_bytes: int | None = Field(
         default=None,
         ge=1 << 20,
-        description="Bytes of a replica's windows' KV, on its device; null takes half of the host's memory, or half of "
-        "what is free on the GPU. A window that does not fit fails with the numbers.",
+        description="Bytes of a replica's windows' KV, on its device; null takes half of the host's (or container's) "
+        "memory, or half of what is free on the GPU. A window that does not fit fails with the numbers.",
     )
     max_new_tokens: int = Field(default=32, ge=1, le=1024, description="Longest explanation, in tokens.")
     score_temperature: float | None = Field(

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.engine.window import kv as kv_module
 from cluster.engine.window.kv import KVPool, StreamKV, rotate, unrotate
 from cluster.errors import CapacityError, ConfigError
 from cluster.models import load_model
@@ -73,6 +74,14 @@ def test_a_full_pool_says_so(model) -> None:
     assert len(kv) == 8
     with pytest.raises(ValueError, match="9 slots cannot be dropped of 8"):
         kv.drop_slots(9)
+
+
+def test_a_container_s_limit_counts(model, monkeypatch, tmp_path) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(kv_module, "_CONTAINER_LIMITS", (str(tmp_path / "nothing"), str(limit)))
+    for text, slots in (("max\n", kv_module.MOST_SLOTS), ("1000000\n", 500_000 // pool_of(model).slot_bytes)):
+        limit.write_text(text)
+        assert KVPool(model).capacity == slots
 
 
 def test_without_a_pool_only_numbers_are_kept() -> None:

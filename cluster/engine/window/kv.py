@@ -7,8 +7,10 @@ of a window need no order, so nothing is ever moved, and a stream that leaves gi
 
 from __future__ import annotations
 
+import contextlib
 import os
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ MOST_SLOTS = 1 << 20
 """Slots of a pool at most: about 700 windows of 1,500 tokens."""
 SHARE = 0.5
 """Share of the memory, of the host or free on the GPU, that a pool may fill."""
+_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class KVPool:
@@ -186,7 +189,12 @@ def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _memory_share(device: torch.device) -> int:
     if device.type == "cuda" and torch.cuda.is_available():
         return int(SHARE * torch.cuda.mem_get_info(device)[0])
-    return int(SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in _CONTAINER_LIMITS:
+        # "max" where there is none.
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path(file).read_text()))
+    return int(SHARE * min(limits))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
