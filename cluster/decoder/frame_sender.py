@@ -285,9 +285,10 @@ class FrameSender:
                     lane.hand_over.done.set()
                     continue
                 # Frames queued for a replica that was never reached can still be sent.
+                frames = 0
                 if link.connected:
                     lane.cut_queue()
-                frames = lane.reset() if link.connected else 0
+                    frames = lane.reset()
                 lost.append(LostCamera(camera, link.address, frames, reason))
                 if lane.closing is not None and link.connected:
                     del self._lanes[camera]

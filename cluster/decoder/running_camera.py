@@ -290,9 +290,7 @@ class RunningCamera:
         taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample)
         reason = unwanted or ("replica_slow" if self.address else "no_replica")
         with self._lock:
-            cut = self._sender.take_cut(sample.stream)
-            if cut is not None:
-                self._in_flight.truncate(cut)
+            cut = self._take_cut()
             if taken:
                 moved = self._moves and sample.random_access
                 self._in_flight.add_frame(sample, moved=moved)
@@ -305,11 +303,16 @@ class RunningCamera:
             raise CapacityError(f"camera {self.settings.name!r} sends no frames now: {reason}")
         metrics.frames_sent.inc()
 
-    def _count_cut(self) -> None:
-        """Count windows of which all frames were dropped from the queue as dropped, not as in flight."""
+    def _take_cut(self) -> int | None:
+        """Start of a queue that was dropped since the last call, whose windows are not in flight; ``None`` without."""
         cut = self._sender.take_cut(self.settings.name)
         if cut is not None:
             self._in_flight.truncate(cut)
+        return cut
+
+    def _count_cut(self) -> None:
+        """Count windows of which all frames were dropped from the queue as dropped, not as in flight."""
+        if self._take_cut() is not None:
             self._unsent.begin(self._in_flight.last_window_end, "no_replica")
 
     def _frame_times(self) -> FrameTimes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from packed_rotary import rotate
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.soak import SyntheticCamera
@@ -49,12 +50,6 @@ def _held(engine: NativeEngine) -> dict[int, tuple[torch.Tensor, ...]]:
     return found
 
 
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding as transformers writes it."""
-    a, b = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-b, a), dim=-1) * sin
-
-
 def test_every_frame_leaves_once_and_in_order(left) -> None:
     engine, chunks, _, sizes = left
     indices = [chunk.index for chunk in chunks]
@@ -70,7 +65,8 @@ def test_it_is_what_the_window_held(left) -> None:
     _, chunks, held, _ = left
     for chunk in chunks:
         key, value, cos, sin = held[chunk.index]
-        torch.testing.assert_close(rotated(chunk.key, cos, sin), key, rtol=1e-5, atol=1e-5)
+        raw, stored = (part.flatten(0, 1).transpose(0, 1) for part in (chunk.key, key))
+        torch.testing.assert_close(rotate(raw, cos, sin), stored, rtol=1e-5, atol=1e-5)
         assert torch.equal(chunk.value, value)
         assert int(chunk.cell.max()) < (SIDE // 28) ** 2
         assert chunk.columns == SIDE // 28

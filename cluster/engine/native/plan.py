@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cluster.engine.native.forward import PassResult, StreamPass, ragged_forward
 from cluster.engine.native.kernels import Kernel
-from cluster.engine.window.kv import KVPool, StreamKV, rotate
+from cluster.engine.window.kv import KVPool, StreamKV, rotate_wide
 from cluster.engine.window.planner import (
     BoolArray,
     IntArray,
@@ -61,9 +61,8 @@ class SystemPrompt:
         cos, sin = pool.rotary(torch.cat([plan.places.text(range(len(self))) for plan in plans], dim=1))
         # Scratch slots begin with the system prompt's.
         index = pool.index(np.concatenate([plan.stream.kv.scratch[: len(self)] for plan in plans]))
-        wide, v = (part.repeat(1, 1, len(plans), 1) for part in (self.k.float(), self.v))
-        k = rotate(wide, cos, sin, torch.empty_like(wide)).to(v.dtype)
-        pool.k.index_copy_(1, index, k.transpose(1, 2))
+        k, v = (part.repeat(1, 1, len(plans), 1) for part in (self.k, self.v))
+        pool.k.index_copy_(1, index, rotate_wide(k, cos, sin).transpose(1, 2))
         pool.v.index_copy_(1, index, v.transpose(1, 2))
 
 

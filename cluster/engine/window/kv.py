@@ -178,12 +178,20 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The inverse of :func:`rotate`, in float32; the result has the dtype of ``x``."""
+def rotate_wide(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """:func:`rotate` in float32; the result has the dtype of ``x``."""
     wide = x.float()
-    # Some checkpoints scale their rotary: cos² + sin² is that scale, squared.
+    return rotate(wide, cos, sin, torch.empty_like(wide)).to(x.dtype)
+
+
+def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The inverse of :func:`rotate_wide`.
+
+    Cosines and sines are divided by their squared length: rounded ones are not quite of length one, and some
+    checkpoints scale theirs.
+    """
     norm = cos.square() + sin.square()
-    return rotate(wide, cos / norm, -sin / norm, torch.empty_like(wide)).to(x.dtype)
+    return rotate_wide(x, cos / norm, -sin / norm)
 
 
 def _memory_share(device: torch.device) -> int:

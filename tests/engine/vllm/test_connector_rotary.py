@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from cluster.engine.vllm.connector.paged import Rotary, rotate, unrotate
+from cluster.engine.vllm.connector.paged import Rotary
+from cluster.engine.window.kv import rotate_wide, unrotate
 from cluster.errors import ConfigError, ModelError
 from cluster.models import load_model
 
@@ -30,14 +31,14 @@ def test_three_axes_agree_with_the_model() -> None:
     positions, keys = torch.randint(0, 300, (3, 40)), torch.randn(40, 2, size)
     cos, sin = model.rotary(positions)
     expected = apply_rotary_pos_emb(keys, keys, cos, sin, unsqueeze_dim=1)[1]
-    torch.testing.assert_close(rotate(keys, *rotary.at(positions)), expected)
+    torch.testing.assert_close(rotate_wide(keys, *rotary.at(positions)), expected)
 
 
 def test_one_axis_is_three_equal_ones() -> None:
     positions = torch.randint(0, 512, (1, 20))
     keys = torch.randn(20, 2, SIZE)
-    one = rotate(keys, *Rotary(table()).at(positions))
-    torch.testing.assert_close(rotate(keys, *Rotary(table(), [2, 3, 3]).at(positions)), one)
+    one = rotate_wide(keys, *Rotary(table()).at(positions))
+    torch.testing.assert_close(rotate_wide(keys, *Rotary(table(), [2, 3, 3]).at(positions)), one)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 0.004)])
@@ -46,7 +47,7 @@ def test_off_undoes_on(dtype: torch.dtype, limit: float) -> None:
     rotary = Rotary(table(dtype=dtype), [2, 3, 3])
     keys = torch.randn(2000, 2, SIZE).to(dtype)
     at = rotary.at(torch.randint(0, 512, (3, 2000)))
-    back = unrotate(rotate(keys, *at), *at)
+    back = unrotate(rotate_wide(keys, *at), *at)
     assert back.dtype == dtype
     assert float((back.float() - keys.float()).norm() / keys.float().norm()) < limit
 

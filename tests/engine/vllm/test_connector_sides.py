@@ -13,11 +13,12 @@ from torch import Tensor
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
 
-from cluster.engine.vllm.connector.paged import Rotary, RowPaged, block_slots, rotate
+from cluster.engine.vllm.connector.paged import Rotary, RowPaged, block_slots
 from cluster.engine.vllm.connector.scheduling import SchedulerSide, StepJobs, StepReport
 from cluster.engine.vllm.connector.store import BlockFolder, BlockStore, KVShape
 from cluster.engine.vllm.connector.transfer import FIELD, Load, Save, Transfer
 from cluster.engine.vllm.connector.worker import WorkerSide
+from cluster.engine.window.kv import rotate_wide
 
 BLOCK, SIZE, LAYERS = 4, 16, ["one", "two"]
 SHAPE = KVShape(layers=2, heads=2, size=SIZE, dtype=torch.float32)
@@ -84,7 +85,7 @@ class Core:
         for number, name in enumerate(LAYERS):
             keys = self.raw[0, number, start : request.num_tokens]
             values = self.raw[1, number, start : request.num_tokens]
-            RowPaged().write(self.caches[name], slots, rotate(keys, *at), values)
+            RowPaged().write(self.caches[name], slots, rotate_wide(keys, *at), values)
             self.worker.load_layer(name)
             self.worker.save_layer(name)
         self.worker.end_step()
@@ -128,7 +129,7 @@ def test_kept_blocks_are_loaded_at_other_positions_and_places(core: Core) -> Non
     for layer in range(2):
         keys, values = core.read(blocks, 8, layer)
         raw = torch.cat((core.raw[:, layer, 3:9], core.raw[:, layer, 0:3:2]), dim=1)
-        torch.testing.assert_close(keys, rotate(raw[0], *ROTARY.at(torch.arange(30, 38)[None])))
+        torch.testing.assert_close(keys, rotate_wide(raw[0], *ROTARY.at(torch.arange(30, 38)[None])))
         assert torch.equal(values, raw[1])
     done = core.scheduler.on_finished(request)
     assert done == {FIELD: {"listed": 8, "loaded": 8, "local": 0}}
@@ -142,7 +143,7 @@ def test_what_vllm_has_itself_is_not_loaded(core: Core) -> None:
     keys, _ = core.read(blocks, 9)
     assert not keys[:4].any()
     raw = torch.cat((core.raw[0, 0, 3:9], core.raw[0, 0, 0:3]))[4:]
-    torch.testing.assert_close(keys[4:], rotate(raw, *ROTARY.at(torch.arange(34, 39)[None])))
+    torch.testing.assert_close(keys[4:], rotate_wide(raw, *ROTARY.at(torch.arange(34, 39)[None])))
 
 
 def test_at_least_one_token_is_computed(core: Core) -> None:
@@ -167,7 +168,7 @@ def test_a_block_that_is_not_there_fails_its_request_alone(core: Core, at: int) 
     assert report == StepReport(failed={"s": "block gone is missing"}, lost={"s": 1})
     assert core.folder.tokens("c") is None
     keys, _ = core.read(others, 3)
-    torch.testing.assert_close(keys, rotate(core.raw[0, 0, :3], *ROTARY.at(torch.arange(30, 33)[None])))
+    torch.testing.assert_close(keys, rotate_wide(core.raw[0, 0, :3], *ROTARY.at(torch.arange(30, 33)[None])))
     assert core.scheduler.pop_counts()["failed_loads"] == 1
 
 

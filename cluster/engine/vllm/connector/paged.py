@@ -41,7 +41,7 @@ class Rotary:
             self._axis = torch.repeat_interleave(torch.arange(3, device=table.device), counts)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """``cos, sin [n, 1, size / 2]`` float32 at positions ``[1 or 3, n]``.
+        """``cos, sin [n, 1, size]`` float32 at positions ``[1 or 3, n]``.
 
         Raises:
             ConfigError: a position outside the table.
@@ -58,25 +58,7 @@ class Rotary:
             cosines, sines = rows.chunk(2, dim=-1)
             pick = self._axis.expand(1, cosines.shape[1], -1)
             cos, sin = cosines.gather(0, pick)[0], sines.gather(0, pick)[0]
-        return cos.unsqueeze(1), sin.unsqueeze(1)
-
-
-def rotate(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Raw keys ``[n, heads, size]`` -> rotated, in their own type."""
-    first, second = keys.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(keys.dtype)
-
-
-def unrotate(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The inverse of :func:`rotate`, in float32, then in the keys' own type.
-
-    A rounded cosine and sine are not quite of length one, so the inverse divides by their squared length.
-    """
-    first, second = keys.float().chunk(2, dim=-1)
-    scale = (cos.square() + sin.square()).reciprocal()
-    return torch.cat(((first * cos + second * sin) * scale, (second * cos - first * sin) * scale), dim=-1).to(
-        keys.dtype
-    )
+        return cos.repeat(1, 2).unsqueeze(1), sin.repeat(1, 2).unsqueeze(1)
 
 
 _Reader = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.vllm.connector.paged import PagedKV, Rotary, RowPaged, block_slots, rotate, unrotate
+from cluster.engine.vllm.connector.paged import PagedKV, Rotary, RowPaged, block_slots
 from cluster.engine.vllm.connector.scheduling import LoadJob, SaveJob, StepJobs, StepReport
 from cluster.engine.vllm.connector.store import BlockStore, Fault
 from cluster.engine.vllm.connector.transfer import Load
+from cluster.engine.window.kv import rotate_wide, unrotate
 from cluster.errors import ConfigError
 
 
@@ -91,7 +92,7 @@ class WorkerSide:
         """Load blocks into one layer's cache."""
         number = self._number[name]
         for loading in self._loading:
-            keys = rotate(loading.layer(0, number).to(loading.cos.device), loading.cos, loading.sin)
+            keys = rotate_wide(loading.layer(0, number).to(loading.cos.device), loading.cos, loading.sin)
             values = loading.layer(1, number).to(loading.cos.device)
             self._paged.write(self._caches[name], loading.slots, keys, values)
 
