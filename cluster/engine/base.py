@@ -82,6 +82,14 @@ class Engine(Protocol):
         """Close the current, incomplete window at the end of the source."""
         ...
 
+    def prefill_ahead(self) -> bool:
+        """Compute, in one pass of bounded size, what is known of windows that have not ended: their refreshed tokens,
+        and the frames that came. Returns whether there was enough to do; call it while no window waits.
+
+        Windows of cameras that are patient, or whose answer may still stand (static gate), are left for their step.
+        """
+        ...
+
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
         """Answer these windows (at most one per stream, in window order) in one batch.
 

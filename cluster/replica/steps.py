@@ -298,6 +298,8 @@ class StepRunner:
         self._max_batch = max_batch
         self._step_budget_s = step_budget_s
         self._rested_s = 0.0
+        # Compute time ahead of windows since the last step.
+        self._ahead_s = 0.0
 
     def enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest]) -> None:
         """Queue closed windows of a camera."""
@@ -324,6 +326,17 @@ class StepRunner:
         except Exception:
             log.exception("a batch of %d windows failed; answering them one by one", len(batch.requests))
             self._answer_singly(batch.requests)
+
+    def prefill_ahead(self) -> bool:
+        """Compute ahead of windows that have not ended; returns whether there may be more to do."""
+        self.began_s = time.monotonic()
+        try:
+            return self._engine.prefill_ahead()
+        except Exception:
+            log.exception("computing ahead of windows failed; they are computed at their end")
+            return False
+        finally:
+            self._ahead_s += time.monotonic() - self.began_s
 
     def _wait(
         self,
@@ -382,7 +395,8 @@ class StepRunner:
         self.began_s = time.monotonic()
         answers = self._engine.step(requests)
         self.trouble = ""
-        self._pace.observe(answers, time.monotonic() - self.began_s)
+        self._pace.observe(answers, time.monotonic() - self.began_s + self._ahead_s)
+        self._ahead_s = 0.0
         computed = len({answer.stream for answer in answers if not answer.gated})
         self.steps += computed > 0
         self.windows += computed

@@ -93,6 +93,8 @@ class EngineWorker:
         self._stopping = False
         self._busy_since: float | None = None
         self._busy_s = 0.0
+        # Whether there may be more to compute of windows that have not ended.
+        self._ahead = False
         self._steps = StepRunner(
             engine,
             events,
@@ -295,6 +297,7 @@ class EngineWorker:
                     self._take_frames(name)
                 if self._steps.backoff_s is None:
                     self._steps.step()
+                    self._ahead = not len(self._queue) and self._steps.prefill_ahead()
             now = time.monotonic()
             self._busy_s += now - began
             self._busy_since = now
@@ -310,7 +313,8 @@ class EngineWorker:
         if self._steps.backoff_s is not None:
             return any(stream.inbox and not self._intake.must_wait(stream) for stream in self._streams.values())
         return bool(
-            len(self._queue)
+            self._ahead
+            or len(self._queue)
             or len(self._asks)
             or any(stream.inbox or stream.ending or stream.leaving for stream in self._streams.values())
         )

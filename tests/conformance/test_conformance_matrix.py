@@ -158,6 +158,30 @@ def test_skipping_windows_changes_nothing_when_all_is_refreshed(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_computing_before_a_window_ends_changes_nothing(
+    model: VisionLanguageModel, camera: SyntheticCamera, policy: str
+) -> None:
+    """(i) Refreshed once the window before is answered, and prefilled frame by frame: same results, same counts."""
+    if policy == "topk_deviation":
+        camera = replace(camera, anchor_every=2)
+    runs = []
+    for ahead in (False, True):
+        driver = Driver(NativeEngine(model))
+        driver.engine.admit(spec_of(refresh=policy))
+        runs.append(driver.run(take(camera, 20), ahead=ahead))
+    at_end, early = runs
+    assert len(at_end) == len(early) == 10
+    for expected, got in zip(at_end, early, strict=True):
+        close(got.logits, expected.logits)
+        assert got.answers[0].tokens == expected.answers[0].tokens
+        assert got.stats.computed == pytest.approx(expected.stats.computed)
+        assert got.stats.attended == pytest.approx(expected.stats.attended)
+        assert got.stats.tower_flops == expected.stats.tower_flops
+        # Only its last frame and the question were left.
+        assert got.plan.computed.sum() == len(got.plan.frames[-1].tokens)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_stale_kv_is_exactly_what_it_claims_to_be(
     model: VisionLanguageModel, driver: Driver, camera: SyntheticCamera, policy: str
 ) -> None:

@@ -45,7 +45,7 @@ def test_ages_contexts_and_losses(engine, make_camera, make_spec, policy) -> Non
             if plans[-1].work.narrowing is not None:
                 through = np.array([f.computed[0][o] == request.window for f in frames for o in range(len(f.tokens))])
                 # Whatever went on is what the budget allows, on top of what is new.
-                assert through.sum() == context.budget + plans[-1].new
+                assert through.sum() == context.budget + plans[-1].visual - plans[-1].cached
             for place, token in enumerate(layout):
                 if through[place]:
                     known[token] = (request.window, layout[:place])

@@ -101,6 +101,54 @@ def test_every_window_of_an_idle_engine_is_answered_in_order(start, recorder) ->
     assert report.latency_s > 0
 
 
+def test_frames_are_computed_before_their_window_ends(start, recorder, engine) -> None:
+    engine.ahead_rows = 1, 1000
+    worker = start()
+    worker.open(spec("a", stride_s=4.0)).result(WAIT_S)
+    for index in range(3):
+        feed(worker, "a", 1, index)
+        until(lambda: all(frame.has_kv for frame in engine._streams["a"].frames))
+    feed(worker, "a", 1, 3)
+    recorder.wait(lambda r: r.answers)
+    [answer] = recorder.answers
+    assert answer.tokens.new == answer.tokens.encoded == 16
+
+
+def test_what_fails_before_a_window_ends_is_computed_at_its_end(start, recorder, held_engine, engine, caplog) -> None:
+    engine.ahead_rows = 1, 1000
+    tried = []
+
+    def broken() -> bool:
+        tried.append(engine)
+        raise RuntimeError("out of luck")
+
+    held_engine.prefill_ahead = broken
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    feed(worker, "a", 2)
+    recorder.wait(lambda r: r.answers)
+    assert tried
+    assert "computing ahead of windows failed" in caplog.text
+    worker.check()
+
+
+def test_work_ahead_of_a_window_is_part_of_its_time(start, recorder, held_engine) -> None:
+    slept = iter([0.5])
+
+    def slow() -> bool:
+        time.sleep(next(slept, 0.0))
+        return False
+
+    held_engine.prefill_ahead = slow
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    feed(worker, "a", 2)
+    recorder.wait(lambda r: r.answers)
+    until(lambda: worker._pace.expected_s("a") > 0)
+    assert worker._pace.expected_s("a") >= 0.5
+    assert worker.load().busy_s >= 0.5
+
+
 def test_closing_with_flush_answers_the_rest_and_frees_the_stream(start, recorder, engine) -> None:
     worker = start()
     worker.open(spec("a")).result(WAIT_S)

@@ -12,6 +12,7 @@ from torch import Tensor
 from cluster.engine.base import WindowRequest
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WindowPlan
+from cluster.engine.window.windowed_engine import WindowStats
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, FrameSample, Question, StreamSpec
@@ -28,6 +29,7 @@ class Recorded:
     answers: list[Answer]
     logits: Tensor
     plan: WindowPlan | None
+    stats: WindowStats
 
 
 @dataclass
@@ -63,17 +65,23 @@ class Driver:
         records = []
         for plan in self._plans:
             given = [a for a in answers if a.stream == plan.request.stream]
-            records.append(Recorded(plan.request, given, rows[: len(given)], plan))
+            [stats] = [each for each in self.engine.stats.windows if each.stream == plan.request.stream]
+            records.append(Recorded(plan.request, given, rows[: len(given)], plan, stats))
             rows = rows[len(given) :]
         return records
 
-    def run(self, samples: Iterable[FrameSample], skip: Sequence[int] = ()) -> list[Recorded]:
-        """Push all, stepping each window as it closes but those in ``skip``."""
+    def run(self, samples: Iterable[FrameSample], skip: Sequence[int] = (), *, ahead: bool = False) -> list[Recorded]:
+        """Push all, stepping each window as it closes but those in ``skip``; ``ahead``: what is known of a window is
+        computed frame by frame before it closes."""
+        if ahead:
+            self.engine.ahead_rows = 1, 1
         records = []
         for sample in samples:
             for request in self.engine.push(sample):
                 if request.window not in skip:
                     records += self.step([request])
+            while ahead and self.engine.prefill_ahead():
+                pass
         return records
 
 

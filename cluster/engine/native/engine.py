@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -19,17 +21,28 @@ from cluster.engine.native.attention import install_attention
 from cluster.engine.native.explanations import decode_explanations
 from cluster.engine.native.forward import PassResult
 from cluster.engine.native.kernels import choose_kernel
-from cluster.engine.native.passes import pass_rows, run_passes
+from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
 from cluster.engine.window.kv import KVPool, StreamKV
 from cluster.engine.window.score import end_token_ids, make_score
-from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
+from cluster.engine.window.stream import Stream, StreamFrame
+from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
 from cluster.errors import NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVSink
 from cluster.memory.tiered_heads import MemoryShape
 from cluster.models.base import VisionLanguageModel
-from cluster.types import Answer, AskSpec, DeletedMemory, MemoryStatus, Question, StreamSpec, TokenCount, WindowRequest
+from cluster.types import (
+    Answer,
+    AskSpec,
+    DeletedMemory,
+    FrameSample,
+    MemoryStatus,
+    Question,
+    StreamSpec,
+    TokenCount,
+    WindowRequest,
+)
 
 
 class NativeEngine(WindowedEngine):
@@ -59,6 +72,7 @@ class NativeEngine(WindowedEngine):
         self._kv_sink = kv_sink if memories is None else memories.accept_chunk
         self.kernel = choose_kernel(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
+        self.ahead_rows = ahead_rows(model.device)
         self.pool = KVPool(model, kv_bytes)
         self.memories = memories
         if memories is not None and memories.window is None:
@@ -71,6 +85,8 @@ class NativeEngine(WindowedEngine):
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         install_attention(model)
         self._system = system_prompt(model, self.pool, self.kernel)
+        # Rows to compute that came since there were too few for a pass.
+        self._arrived_rows: float = 0.0
 
     # -- streams --------------------------------------------------------------------------------------
     def prepare(self, spec: StreamSpec) -> None:
@@ -104,8 +120,15 @@ class NativeEngine(WindowedEngine):
         held = self._streams.get(stream)
         return None if held is None or held.nbytes > limit else self._snapshot(stream).dump
 
+    def push(self, sample: FrameSample) -> list[WindowRequest]:
+        closed = super().push(sample)
+        self._arrived_rows += sample.tokens
+        return closed
+
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
+        # What the next windows refresh is known once these are answered.
+        self._arrived_rows = math.inf
         if self.memories is None:
             return super().step(requests)
         with self.memories.writer.engine_step():
@@ -119,9 +142,8 @@ class NativeEngine(WindowedEngine):
         clock.lap()
         try:
             plans = [self._plan(each) for each in work]
-            self._system.store(self.pool, plans)
             clock.lap()
-            results = run_passes(self.model, [plan.work for plan in plans], self.kernel, self.pass_rows)
+            results = self._run(plans)
             scores, firsts = self._read(plans, results)
             texts, decoded = decode_explanations(self.model, self.kernel, plans, firsts, self._ends)
         except BaseException:
@@ -131,13 +153,21 @@ class NativeEngine(WindowedEngine):
         vision_s, plan_s, llm_s = clock.stop()
         done: list[ComputedWindow] = []
         for i, (each, plan, result) in enumerate(zip(work, plans, results, strict=True)):
-            commit_plan(plan, result)
+            progress = commit_plan(plan, result)
+            each.stream.progress = None
+            each.tower_flops += progress.tower_flops
             if result.queries and self.memories is not None:
                 self.memories.observe_queries(each.request.stream, result.queries)
-            rows, attended = result.stats.mean(result.stats.rows), result.stats.mean(result.stats.attended)
-            done.append(
-                ComputedWindow(self._count(each, plan, result), scores[i], texts[i], rows, attended, decoded[i])
+            tokens = TokenCount(
+                full=self._full(plan.frames),
+                kept=plan.visual,
+                reused=progress.overlap - round(progress.refreshed),
+                refreshed=round(progress.refreshed),
+                new=plan.visual - progress.overlap,
+                query=plan.query,
+                encoded=each.encoded + progress.encoded,
             )
+            done.append(ComputedWindow(tokens, scores[i], texts[i], progress.rows, progress.attended, decoded[i]))
         return done, (vision_s, plan_s, llm_s)
 
     def _plan(self, each: WindowWork) -> WindowPlan:
@@ -146,6 +176,10 @@ class NativeEngine(WindowedEngine):
         return plan_window(
             self.model, self.pool, self._system, each.stream, each.request, each.frames, prompts, watch=watch
         )
+
+    def _run(self, plans: Sequence[WindowPlan]) -> list[PassResult]:
+        self._system.store(self.pool, plans)
+        return run_passes(self.model, [plan.work for plan in plans], self.kernel, self.pass_rows)
 
     def _read(
         self, plans: Sequence[WindowPlan], results: Sequence[PassResult]
@@ -166,17 +200,72 @@ class NativeEngine(WindowedEngine):
             del flat_scores[:count], flat_firsts[:count]
         return scores, firsts
 
-    def _count(self, each: WindowWork, plan: WindowPlan, result: PassResult) -> TokenCount:
-        refreshed = round(result.stats.mean(result.stats.narrowable_rows))
-        return TokenCount(
-            full=self._full(plan.frames),
-            kept=plan.visual,
-            reused=plan.cached - refreshed,
-            refreshed=refreshed,
-            new=plan.new,
-            query=plan.query,
-            encoded=each.encoded,
-        )
+    # -- before windows end ---------------------------------------------------------------------------
+    @torch.inference_mode()
+    def prefill_ahead(self) -> bool:
+        work = self._work_ahead()
+        if not work:
+            return False
+        idle = nullcontext() if self.memories is None else self.memories.writer.engine_step()
+        try:
+            with idle:
+                self._encode(work)
+                plans = [self._plan_ahead(each) for each in work]
+                for each, plan, result in zip(work, plans, self._run(plans), strict=True):
+                    progress = commit_plan(plan, result)
+                    progress.encoded += each.encoded
+                    progress.tower_flops += each.tower_flops
+        except BaseException:
+            for each in work:
+                each.stream.invalidate_kv()
+                each.stream.failed_ahead = each.request.window
+            raise
+        return True
+
+    def _plan_ahead(self, each: WindowWork) -> WindowPlan:
+        return plan_window(self.model, self.pool, self._system, each.stream, each.request, each.frames, ())
+
+    def _work_ahead(self) -> list[WindowWork]:
+        """Frames to encode and prefill, of the window that ends soonest first; none where they are too few."""
+        fewest, most = self.ahead_rows
+        if self._arrived_rows < fewest:
+            return []
+        windows = [each for stream in self._streams.values() if (each := self._unfinished(stream)) is not None]
+        self._arrived_rows = sum(self._rows(frame) for each in windows for frame in each.frames)
+        if self._arrived_rows < fewest and all(each.stream.progress is not None for each in windows):
+            return []
+        work: list[WindowWork] = []
+        taken = 0
+        for each in sorted(windows, key=lambda each: each.request.end - each.frames[-1].pts):
+            fitting = 0
+            for frame in each.frames:
+                rows = self._rows(frame)
+                if taken and rows and taken + rows > most:
+                    break
+                taken += rows
+                fitting += 1
+            each.frames = each.frames[:fitting]
+            each.encoded = sum(frame.size for frame in each.frames if frame.tokens is None)
+            if each.frames:
+                work.append(each)
+            if taken >= most:
+                break
+        return work
+
+    def _unfinished(self, stream: Stream) -> WindowWork | None:
+        """The next window of a stream, as far as there is work on it before it ends."""
+        clock = stream.clock
+        begun = stream.progress is not None and stream.progress.window == clock.number
+        if stream.spec.patient or stream.outstanding or not stream.frames or stream.failed_ahead == clock.number:
+            return None
+        if (begun and stream.frames[-1].has_kv) or last_valid_answers(stream, clock.end) is not None:
+            return None
+        frames = stream.window_frames(clock.start, clock.end)
+        request = WindowRequest(stream.spec.stream, clock.number, clock.start, clock.end, 0.0)
+        return WindowWork(stream, request, frames, 0) if frames else None
+
+    def _rows(self, frame: StreamFrame) -> int:
+        return 0 if frame.has_kv or not frame.size else frame.size + self._frame_text
 
     # -- asking ---------------------------------------------------------------------------------------
     def ask(self, ask: AskSpec) -> NativeAskRun:

@@ -124,6 +124,11 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     ragged = _attention(rows, hidden, kernel)
     last = len(model.layers) - 1
     for index, layer in enumerate(model.layers):
+        if not hidden.shape[1]:
+            # Before a window's end, narrowing may leave nothing.
+            for each in rows:
+                each.count_layer()
+            continue
         narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, last)]
         before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
         output = layer(hidden, attention_mask=None, position_embeddings=(cos[None], sin[None]), ragged=ragged)
@@ -140,7 +145,8 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
             kept = torch.from_numpy(np.flatnonzero(np.concatenate(stays))).to(hidden.device)
             hidden = hidden.index_select(1, kept)
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
-            ragged = _attention(rows, hidden, kernel)
+            if len(kept):
+                ragged = _attention(rows, hidden, kernel)
     _hand_out(rows, ragged, cos, sin)
     results: list[PassResult] = []
     end = 0

@@ -14,6 +14,10 @@ from cluster.engine.native.forward import PassResult, PassStats, StreamPass, rag
 from cluster.engine.native.kernels import Kernel
 from cluster.models.base import VisionLanguageModel
 
+# Fewest rows worth a pass before a window ends: a pass reads every weight, so that fewer take as long as these, and
+# add next to nothing to the pass at the window's end.
+AHEAD_ROWS = 256
+CPU_AHEAD_ROWS = 64
 # Rows per pass: bounds activations when many cameras start at once.
 ROWS = 16384
 # On a CPU, so few that a layer's activations stay in its caches: a window of 5,800 tokens then took 4 to 8 % less time.
@@ -23,6 +27,11 @@ CPU_ROWS = 2048
 def pass_rows(device: torch.device) -> int:
     """The fastest row limit for a device."""
     return CPU_ROWS if device.type == "cpu" else ROWS
+
+
+def ahead_rows(device: torch.device) -> tuple[int, int]:
+    """Fewest and most rows of a pass before windows end; a window that ends meanwhile waits for it."""
+    return (CPU_AHEAD_ROWS if device.type == "cpu" else AHEAD_ROWS), pass_rows(device) // 4
 
 
 def run_passes(
@@ -35,7 +44,11 @@ def run_passes(
     then. A narrowing window is not split, as it selects among all its rows.
     """
     results: list[list[PassResult]] = [[] for _ in works]
-    for group in _groups([_pieces(work, rows) for work in works], rows):
+    for number, work in enumerate(works):
+        if not len(work.embeds):
+            results[number].append(PassResult(work.embeds, work.slots, PassStats(len(model.layers)), []))
+    pieces = [_pieces(work, rows) if len(work.embeds) else [] for work in works]
+    for group in _groups(pieces, rows):
         given = ragged_forward(model, [piece for _, piece in group], kernel)
         for (stream, _), result in zip(group, given, strict=True):
             results[stream].append(result)

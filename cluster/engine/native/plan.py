@@ -21,8 +21,9 @@ from cluster.engine.window.planner import (
     question_runs,
     question_tails,
 )
+from cluster.engine.window.refresh.base import Selection
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens, own_positions
+from cluster.engine.window.stream import Stream, StreamFrame, WindowProgress, encoded_tokens, own_positions
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Question, WindowRequest
 
@@ -42,6 +43,7 @@ def system_prompt(model: VisionLanguageModel, pool: KVPool, kernel: Kernel[Any])
     return SystemPrompt(k, v)
 
 
+_NONE = np.zeros(0, np.int64)
 # Question rows recorded for compressors; SnapKV uses the last 32.
 WATCHED_ROWS = 64
 
@@ -82,6 +84,7 @@ class Prompt:
 class WindowPlan:
     """A window to compute.
 
+    * ``progress``: of the window, without this plan
     * ``visual``: visual tokens, of which the first ``cached`` have KV; ``computed [visual]``: those to compute
     * ``order`` ``[slots]``: the slots in the order in which rows see them
     * ``places``: see :class:`WindowPlaces`
@@ -90,6 +93,7 @@ class WindowPlan:
     stream: Stream
     request: WindowRequest
     frames: Sequence[StreamFrame]
+    progress: WindowProgress
     prompts: Sequence[Prompt]
     tails: Sequence[Tail]
     system: int
@@ -104,10 +108,6 @@ class WindowPlan:
     def slots(self) -> int:
         """Slots of the system prompt and the frames."""
         return self.system + self.visual
-
-    @property
-    def new(self) -> int:
-        return self.visual - self.cached
 
     @property
     def query(self) -> int:
@@ -127,7 +127,8 @@ def plan_window(
 ) -> WindowPlan:
     """Plan a window of encoded ``frames``; older frames leave the stream and its KV.
 
-    ``watch``: record the raw queries of every question's last rows.
+    Tokens are refreshed by the window's first plan. ``prompts``: none before the window's end. ``watch``: record the
+    raw queries of every question's last rows.
 
     Raises:
         CapacityError: the pool is full.
@@ -137,14 +138,18 @@ def plan_window(
     visual = sum(map(len, tokens))
     cached = sum(len(held) for held, frame in zip(tokens, frames, strict=True) if frame.has_kv)
     tails = question_tails(len(system) + visual, [len(p) for p in prompts], [p.reserved for p in prompts])
-    slots = tails[-1].stop
+    slots = tails[-1].stop if tails else len(system) + visual
 
-    policy, selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))
+    selection, reordered = Selection(np.zeros(cached, dtype=bool)), False
+    progress = stream.progress_of(request.window, frames[0].pts)
+    if progress is None:
+        progress = WindowProgress(request.window, frames[0].pts, overlap=cached)
+        policy, selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))
+        # With nothing refreshed, the reused tokens are first as they lie.
+        reordered = policy.reused_first and bool(selection.mask.any())
     computed = np.ones(visual, dtype=bool)
     computed[:cached] = selection.mask
     rows = np.flatnonzero(computed)
-    # With nothing refreshed, the reused tokens are first as they lie.
-    reordered = policy.reused_first and selection.mask.any()
     order = prefix_order(len(system), computed, slots) if reordered else np.arange(slots)
 
     stream.kv.extend(visual)
@@ -156,7 +161,7 @@ def plan_window(
         pool=pool,
         table=np.concatenate((scratch[: len(system)], stream.kv.slots, scratch[len(system) :]))[order],
         slots=np.argsort(order)[rows + len(system)],
-        tail_slots=np.concatenate([np.arange(tail.start, tail.start + tail.tokens) for tail in tails]),
+        tail_slots=np.concatenate([_NONE, *(np.arange(tail.start, tail.start + tail.tokens) for tail in tails)]),
         tail_runs=tuple(question_runs(len(system) + visual, tails)),
         embeds=torch.cat([*_rows(tokens, computed), *(prompt.embeds for prompt in prompts)]),
         positions=torch.cat((visible[:, torch.from_numpy(rows)], around.text(asked)), dim=1),
@@ -165,16 +170,22 @@ def plan_window(
         watched=watched_rows([len(prompt) for prompt in prompts]) if watch else np.zeros(0, np.int64),
     )
     return WindowPlan(
-        stream, request, frames, prompts, tails, len(system), visual, cached, computed, order, around, work
+        stream, request, frames, progress, prompts, tails, len(system), visual, cached, computed, order, around, work
     )
 
 
-def commit_plan(plan: WindowPlan, result: PassResult) -> None:
+def commit_plan(plan: WindowPlan, result: PassResult) -> WindowProgress:
     """Record the KV and its context after the pass."""
     through = np.zeros(plan.visual, dtype=bool)
     through[plan.order[result.slots] - plan.system] = True
-    plan.stream.kv.release_scratch()
-    plan.stream.record_computed(plan.request.window, plan.frames, through)
+    stream, stats, progress = plan.stream, result.stats, plan.progress
+    stream.kv.release_scratch()
+    stream.record_computed(plan.request.window, plan.frames, through)
+    progress.refreshed += stats.mean(stats.narrowable_rows)
+    progress.rows += stats.mean(stats.rows)
+    progress.attended += stats.mean(stats.attended)
+    stream.progress = progress
+    return progress
 
 
 def watched_rows(lengths: Sequence[int]) -> IntArray:
@@ -190,7 +201,7 @@ def watched_rows(lengths: Sequence[int]) -> IntArray:
 
 def _rows(tokens: Sequence[FrameTokens], computed: BoolArray) -> list[Tensor]:
     """Embeddings of the tokens to compute, frame by frame."""
-    rows: list[Tensor] = []
+    rows: list[Tensor] = [tokens[0].embeds[:0]]
     start = 0
     for held in tokens:
         wanted = computed[start : start + len(held)]

@@ -19,7 +19,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from cluster.engine.window.kv import StreamKV
-from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, StreamFrame, encoded_tokens
+from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, StreamFrame, WindowProgress, encoded_tokens
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
 from cluster.memory.manifest import read_header
@@ -87,6 +87,7 @@ def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
         "epoch": stream.epoch,
         "seen": stream.seen,
         "counters": asdict(stream.counters),
+        "progress": None if stream.progress is None else asdict(stream.progress),
     }
     return Snapshot(header, tensors)
 
@@ -124,6 +125,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
             epoch=header["epoch"],
             seen=header["seen"],
             counters=StreamCounters(**header["counters"]),
+            progress=None if header["progress"] is None else WindowProgress(**header["progress"]),
         )
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ModelError(f"{spec.stream}: this state is damaged: {error}") from error

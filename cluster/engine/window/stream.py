@@ -104,6 +104,25 @@ class LastWindow:
 
 
 @dataclass(slots=True)
+class WindowProgress:
+    """Work done so far on a window that is not answered yet.
+
+    * ``window``: its number; ``opening``: pts of its first frame
+    * ``overlap``: tokens that had KV from earlier windows; ``refreshed``: of them, averaged over layers
+    * ``encoded``, ``tower_flops``, ``rows``, ``attended``: as in ``WindowStats``
+    """
+
+    window: int
+    opening: int
+    overlap: int = 0
+    refreshed: float = 0.0
+    encoded: int = 0
+    tower_flops: int = 0
+    rows: float = 0.0
+    attended: float = 0.0
+
+
+@dataclass(slots=True)
 class StreamCounters:
     """Window counters since the stream was admitted."""
 
@@ -134,6 +153,9 @@ class Stream:
     epoch: int = 0
     seen: int = 0
     counters: StreamCounters = field(default_factory=StreamCounters)
+    progress: WindowProgress | None = None
+    # Window on which work failed before it ended: the rest is left for its step.
+    failed_ahead: int | None = None
     # Receives the KV of frames that leave the window.
     kv_sink: KVSink | None = None
 
@@ -198,6 +220,11 @@ class Stream:
         first = opening_index(self.frames, start)
         return [frame for frame in self.frames[first:] if frame.window_time < end]
 
+    def progress_of(self, window: int, opening: int) -> WindowProgress | None:
+        """Progress of this window, if work on it has begun."""
+        progress = self.progress
+        return progress if progress is not None and (progress.window, progress.opening) == (window, opening) else None
+
     def record_computed(self, window: int, frames: Sequence[StreamFrame], computed: BoolArray) -> None:
         """Record that ``frames`` (the oldest) have KV, and the context of each ``computed [t]`` token."""
         for frame in frames:
@@ -243,6 +270,7 @@ class Stream:
         self.frames = []
         self.outstanding.clear()
         self.kv.clear()
+        self.progress = None
         self.last = None
         self.windows_since_fresh = 0
         self.first_token = self.next_token
@@ -256,12 +284,14 @@ class Stream:
             self.reset()
         else:
             self.drop_frames(sum(frame.pts < pts for frame in self.frames))
+            self.progress = None
         self.kv_sink = kv_sink
 
     def invalidate_kv(self) -> None:
         """Discard all KV after a computation failed halfway; everything is recomputed."""
         self.first_token = self.next_token
         self.kv.clear()
+        self.progress = None
         for frame in self.frames:
             frame.computed = None
 

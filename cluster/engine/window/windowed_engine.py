@@ -159,6 +159,8 @@ class WindowedEngine(ABC):
         held = self._streams.get(spec.stream)
         if held is not None:
             held.spec = spec
+            # Its policies may be others; what is computed already is like an earlier window's.
+            held.progress = None
             held.clock.change_lengths(*_lengths(spec))
             return False
         if saved is not None:
@@ -232,6 +234,10 @@ class WindowedEngine(ABC):
         self._streams[spec.stream] = taken
 
     # -- windows --------------------------------------------------------------------------------------
+    def prefill_ahead(self) -> bool:
+        """See ``Engine.prefill_ahead``: not built here."""
+        return False
+
     @torch.inference_mode()
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
         """See ``Engine.step``. Windows too old to be answered are counted in ``stats``; after an error the same windows
@@ -249,8 +255,8 @@ class WindowedEngine(ABC):
                 expired += 1
                 continue
             frames = stream.window_frames(request.start, request.end)
-            last = _last_valid_answers(stream, request)
-            if last is not None:
+            last = last_valid_answers(stream, request.end)
+            if last is not None and any(last.end <= frame.window_time for frame in frames):
                 gated += 1
                 stream.counters.gated += 1
                 answers[request.stream] = self._repeat(last, request, frames, started)
@@ -352,8 +358,9 @@ def _lengths(spec: StreamSpec) -> tuple[int, int]:
     return round(spec.window_s * MICROSECONDS), round(spec.stride_s * MICROSECONDS)
 
 
-def _last_valid_answers(stream: Stream, request: WindowRequest) -> LastWindow | None:
-    """Static gate: the last window if its answers are still valid for this request, else ``None``.
+def last_valid_answers(stream: Stream, end: int) -> LastWindow | None:
+    """Static gate: the last window if, by the frames so far, its answers are valid for a window until ``end``, else
+    ``None``.
 
     They are valid while nothing changed in any frame since that window's end (anchors included), the questions are the
     same, and at most ``max_idle_s`` of camera time has passed.
@@ -361,12 +368,11 @@ def _last_valid_answers(stream: Stream, request: WindowRequest) -> LastWindow | 
     spec, last = stream.spec, stream.last
     if not spec.static_gate or last is None or stream.windows_since_fresh < FIRST_WINDOWS:
         return None
-    if last.questions != spec.questions or request.end - last.end > spec.max_idle_s * MICROSECONDS:
+    if last.questions != spec.questions or end - last.end > spec.max_idle_s * MICROSECONDS:
         return None
     if stream.last_motion_dropped is not None and stream.last_motion_dropped >= last.end:
         return None
-    since = [frame for frame in stream.frames if last.end <= frame.window_time < request.end]
-    return last if since and not any(frame.moving for frame in since) else None
+    return None if any(frame.moving for frame in stream.frames if last.end <= frame.window_time < end) else last
 
 
 def _timing(request: WindowRequest, started: float, vision: float = 0.0, plan: float = 0.0, llm: float = 0.0) -> Timing:

@@ -3,7 +3,8 @@
 *Full* puts every frame of every window through the tower and the language model. *Ours* keeps what the pruner keeps,
 reuses position-free KV and refreshes by policy. Both answer the same windows, one after the other, window by window,
 so that a machine that slows down slows both. Latency is last frame in -> answer: nothing of a stride is encoded
-before its last frame has come, in either.
+before its last frame has come, in either. Beside them the same windows are computed as a live camera's are, frame by
+frame before they end.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from cluster.types import MICROSECONDS, Answer, FrameSample, Question, StreamSpe
 
 QUESTION = Question("q", "Is a person or a car moving in this picture?")
 NATURAL = "anchors"
+AHEAD = f"{NATURAL}, ahead"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +67,8 @@ class Measured:
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Measure every clip; figures ``speedup_<clip>`` and ``decision_overhead`` (the worst clip's)."""
+    """Measure every clip; figures ``speedup_<clip>``, and of the worst clip ``decision_overhead`` and
+    ``end_latency_share``: latency of windows computed ahead over that of windows computed at their end."""
     import torch
 
     if args.threads:
@@ -78,6 +81,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     figures: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
     overheads: list[float] = []
+    shares: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
         for name, path in clip_names(args.clips or made_clips(Path(directory))):
             at_least = args.window + (6 if args.windows is None else args.windows) * args.stride
@@ -92,9 +96,12 @@ def run(args: argparse.Namespace) -> BenchResult:
             exact = measured.get("all")
             rows += [_row(path, policy, full, exact, result) for policy, result in [("full", full), *measured.items()]]
             full_s = statistics.fmean(full.latency_s)
+            at_end, ahead = (statistics.fmean(measured[policy].latency_s) for policy in (NATURAL, AHEAD))
+            shares.append(ahead / at_end)
             figures[f"speedup_{name}"] = full_s / statistics.fmean(measured[NATURAL].latency_s)
             overheads.append(decision_s / full_s)
     figures["decision_overhead"] = max(overheads)
+    figures["end_latency_share"] = max(shares)
     notes = [
         f"model {args.model}: {parameters / 1e6:.1f}M parameters, random weights: {model.random_weights}",
         f"window {args.window:g} s, stride {args.stride:g} s, {args.fps:g} FPS, pruner {args.pruner}; "
@@ -107,30 +114,30 @@ def _measure(
     engine: NativeEngine, clip: ClipFrames, args: argparse.Namespace, policies: Sequence[str]
 ) -> tuple[Measured, dict[str, Measured], float]:
     """Full, every policy, and the seconds that deciding takes per stride: change grid, masks and plan."""
-    spec = StreamSpec("ours", (QUESTION,), args.window, args.stride, refresh=NATURAL, static_gate=False)
+    # Of a patient camera nothing is computed ahead.
+    spec = StreamSpec("ours", (QUESTION,), args.window, args.stride, refresh=NATURAL, static_gate=False, patient=True)
+    live = replace(spec, stream="live", patient=False)
     whole = prune_clip(clip, "full", "none").samples
     pruned = prune_clip(clip, "ours", args.pruner)
     kept = pruned.samples
-    full, ours = Measured(), Measured()
-    for request, answer, seconds in _stream(engine, spec, kept):
-        if request.end - whole[0].pts <= args.window * MICROSECONDS:
-            continue
-        ours.add(engine, seconds, answer)
+    full, ours, ahead = Measured(), Measured(), Measured()
+    runs = zip(_answer(engine, spec, kept, ours), _answer(engine, live, kept, ahead), strict=True)
+    for request, _ in runs:
         (answer,), cost = answer_in_full(engine, spec, whole, request)
         full.add(engine, cost.seconds, answer)
         print_progress(
-            f"{clip.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, ours {seconds:.2f} s"
+            f"{clip.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, "
+            f"ours {ours.latency_s[-1]:.2f} s, {ahead.latency_s[-1]:.2f} s with work ahead"
         )
     budget = _budget(ours.answers)
-    measured = {NATURAL: ours}
+    measured = {NATURAL: ours, AHEAD: ahead}
     for name in policies:
         if name == NATURAL:
             continue
         policy = replace(spec, refresh=name, refresh_budget=None if name in ("all", "none") else budget)
         measured[name] = Measured()
-        for request, answer, seconds in _stream(engine, policy, kept):
-            if request.end - whole[0].pts > args.window * MICROSECONDS:
-                measured[name].add(engine, seconds, answer)
+        for _ in _answer(engine, policy, kept, measured[name]):
+            pass
         print_progress(f"{clip.path.name}: {name}: {statistics.fmean(measured[name].latency_s):.2f} s a window")
     strides = span_seconds(kept) / args.stride
     decision_s = (clip.change_s + pruned.mask_s) / strides + statistics.fmean(ours.plan_s)
@@ -145,17 +152,21 @@ def _budget(answers: Sequence[Answer]) -> float:
     return sum(tokens.refreshed for tokens in refreshing) / overlap if overlap else 0.0
 
 
-def _stream(
-    engine: NativeEngine, spec: StreamSpec, samples: Sequence[FrameSample]
-) -> Iterator[tuple[WindowRequest, Answer, float]]:
-    """Every window of a stream with its answer and the seconds from its last frame to the answer."""
+def _answer(
+    engine: NativeEngine, spec: StreamSpec, samples: Sequence[FrameSample], measured: Measured
+) -> Iterator[WindowRequest]:
+    """Answer every window of a stream; yields those after the first, measured from the last frame to the answer."""
     engine.evict(spec.stream)
     engine.admit(spec)
     for sample in samples:
-        for request in engine.push(sample):
+        for request in engine.push(replace(sample, stream=spec.stream)):
             began = time.perf_counter()
             (answer,) = engine.step([request])
-            yield request, answer, time.perf_counter() - began
+            if request.end - samples[0].pts > spec.window_s * MICROSECONDS:
+                measured.add(engine, time.perf_counter() - began, answer)
+                yield request
+        while not spec.patient and engine.prefill_ahead():
+            pass
     engine.evict(spec.stream)
 
 

@@ -47,12 +47,14 @@ def test_bench_counts_what_each_policy_computes(clip, tmp_path, capsys):
     assert main(["window", "--model", "tiny-qwen2_5_vl", "--clips", str(clip), "--json", str(out), *options]) == 0
     body = json.loads(out.read_text())
     rows = {row["policy"]: row for row in body["rows"]}
-    assert set(rows) == {"full", "anchors", "all", "none", "random"}
+    assert set(rows) == {"full", "anchors", "anchors, ahead", "all", "none", "random"}
     assert {row["windows"] for row in rows.values()} == {3}
     assert rows["full"]["kept"] == rows["full"]["tokens_full"]
     assert rows["none"]["refreshed"] == 0
     assert rows["none"]["computed"] < rows["all"]["computed"] < rows["full"]["computed"]
     assert rows["all"]["refresh_diff"] == 0
+    assert rows["anchors, ahead"]["computed"] == rows["anchors"]["computed"]
+    assert rows["anchors, ahead"]["gflops"] == rows["anchors"]["gflops"]
     assert rows["none"]["gflops"] <= rows["anchors"]["gflops"] <= rows["full"]["gflops"]
-    assert set(body["figures"]) == {"speedup_street_1", "decision_overhead"}
+    assert set(body["figures"]) == {"speedup_street_1", "decision_overhead", "end_latency_share"}
     assert "speedup_street_1 = " in capsys.readouterr().out

@@ -1,0 +1,173 @@
+"""What is computed of a window before it ends; the conformance matrix has that results are the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.engine.native import NativeEngine
+from cluster.types import FrameSample
+
+
+@pytest.fixture
+def engine(engine: NativeEngine) -> NativeEngine:
+    """Every frame is worth a pass."""
+    engine.ahead_rows = 1, 1
+    return engine
+
+
+def settle(engine: NativeEngine) -> int:
+    """Compute all that is known; number of passes."""
+    passes = 0
+    while engine.prefill_ahead():
+        passes += 1
+    return passes
+
+
+def drive(engine: NativeEngine, samples: list) -> list:
+    answers = []
+    for sample in samples:
+        for request in engine.push(sample):
+            answers += engine.step([request])
+        settle(engine)
+    return answers
+
+
+def push_and_settle(engine: NativeEngine, sample: FrameSample) -> int:
+    assert not engine.push(sample)
+    return settle(engine)
+
+
+def scores(answers: list) -> list[float]:
+    return [answer.score for answer in answers]
+
+
+def test_frames_have_kv_before_their_window_ends(engine, make_camera, make_spec) -> None:
+    camera = make_camera()
+    engine.admit(make_spec(stride_s=4.0))
+    for index in range(3):
+        engine.push(camera.sample(index))
+        assert settle(engine) == 1
+        assert [frame.has_kv for frame in engine._streams["cam"].frames] == [True] * (index + 1)
+    assert settle(engine) == 0
+
+
+def test_what_the_next_window_refreshes_is_computed_after_the_answer(engine, make_camera, make_spec) -> None:
+    camera = make_camera(kept=1.0)
+    engine.admit(make_spec(refresh="all"))
+    for index in range(9):
+        for request in engine.push(camera.sample(index)):
+            engine.step([request])
+    assert settle(engine) > 0
+    stream = engine._streams["cam"]
+    number = stream.clock.number
+    assert stream.progress is not None
+    assert stream.progress.window == number
+    assert all((frame.computed[0] == number).all() for frame in stream.frames)
+    (request,) = engine.push(camera.sample(9))
+    (answer,) = engine.step([request])
+    # From 2 s, where the window opens, to 8 s: six tokens a second.
+    assert (answer.tokens.refreshed, answer.tokens.new) == (36, 12)
+    assert engine.stats.windows[0].tokens == answer.tokens
+
+
+def test_few_rows_wait_for_more(engine, make_camera, make_spec) -> None:
+    """A frame has six tokens."""
+    engine.ahead_rows = 13, 100
+    camera = make_camera(kept=1.0)
+    engine.admit(make_spec(stride_s=8.0))
+    assert [push_and_settle(engine, camera.sample(index)) for index in range(7)] == [0, 0, 1, 0, 0, 1, 0]
+
+
+def test_the_window_that_ends_soonest_is_first(engine, make_camera, make_spec) -> None:
+    for name, stride_s in (("late", 8.0), ("soon", 4.0)):
+        engine.admit(make_spec(name, stride_s=stride_s))
+        engine.push(make_camera(stream=name).sample(0))
+    assert engine.prefill_ahead()
+    assert engine._streams["soon"].frames[0].has_kv
+    assert not engine._streams["late"].frames[0].has_kv
+    assert settle(engine) == 1
+    assert engine._streams["late"].frames[0].has_kv
+
+
+def test_nothing_is_computed_while_the_answer_may_stand(engine, make_camera, make_spec) -> None:
+    night, day = make_camera(still=True), make_camera()
+    engine.admit(make_spec(static_gate=True, stride_s=4.0, max_idle_s=60.0))
+    drive(engine, [night.sample(index) for index in range(9)])
+    stream = engine._streams["cam"]
+    assert not stream.frames[-1].has_kv
+    # Somebody comes.
+    assert push_and_settle(engine, day.sample(9)) > 0
+    assert stream.frames[-1].has_kv
+
+
+def test_patient_cameras_are_left_for_their_step(engine, make_camera, make_spec) -> None:
+    engine.admit(make_spec(patient=True))
+    engine.push(make_camera().sample(0))
+    assert settle(engine) == 0
+
+
+@pytest.mark.parametrize("policy", ["anchors", "all"])
+def test_a_move_takes_the_progress_along(engine, model, make_camera, make_spec, policy) -> None:
+    camera = make_camera(kept=0.5)
+    samples = [camera.sample(index) for index in range(20)]
+    spec = make_spec(stride_s=4.0, refresh=policy)
+    engine.admit(spec)
+    expected = drive(engine, samples)
+    here, there = NativeEngine(model), NativeEngine(model)
+    here.ahead_rows = there.ahead_rows = 1, 1
+    here.admit(spec)
+    answers = drive(here, samples[:14])
+    there.import_stream(spec, here.export_stream("cam"))
+    answers += drive(there, samples[14:])
+    assert scores(answers) == pytest.approx(scores(expected))
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+
+
+def test_another_policy_refreshes_again(engine, make_camera, make_spec) -> None:
+    camera = make_camera()
+    engine.admit(make_spec(refresh="none"))
+    drive(engine, [camera.sample(index) for index in range(13)])
+    engine.admit(make_spec(refresh="all"))
+    settle(engine)
+    (request,) = engine.push(camera.sample(13))
+    (answer,) = engine.step([request])
+    assert answer.tokens.reused == 0
+
+
+def test_a_window_that_is_skipped_is_like_any_earlier_one(engine, model, make_camera, make_spec) -> None:
+    camera = make_camera()
+    answers = {}
+    for ahead in (False, True):
+        fresh = NativeEngine(model)
+        fresh.ahead_rows = 1, 1
+        fresh.admit(make_spec(refresh="all"))
+        answers[ahead] = []
+        for index in range(20):
+            for request in fresh.push(camera.sample(index)):
+                if request.window not in (2, 5, 6):
+                    answers[ahead] += fresh.step([request])
+            if ahead:
+                settle(fresh)
+    assert scores(answers[True]) == pytest.approx(scores(answers[False]), abs=1e-5)
+
+
+def test_a_failure_is_left_for_the_step(engine, make_camera, make_spec, monkeypatch) -> None:
+    camera = make_camera()
+    engine.admit(make_spec())
+    drive(engine, [camera.sample(index) for index in range(12)])
+    run = engine._run
+    monkeypatch.setattr(engine, "_run", lambda plans: 1 / 0)
+    engine.push(camera.sample(12))
+    with pytest.raises(ZeroDivisionError):
+        engine.prefill_ahead()
+    monkeypatch.setattr(engine, "_run", run)
+    assert settle(engine) == 0
+    (request,) = engine.push(camera.sample(13))
+    (answer,) = engine.step([request])
+    twin = NativeEngine(engine.model)
+    twin.admit(make_spec(refresh="all"))
+    expected = [a for i in range(14) for r in twin.push(camera.sample(i)) for a in twin.step([r])]
+    assert answer.score == pytest.approx(expected[-1].score, abs=1e-5)
+    # The windows after it are computed ahead again.
+    engine.push(camera.sample(14))
+    assert settle(engine) > 0
