@@ -93,9 +93,7 @@ refresh_policies: Registry[Any] = Registry(
     {
         "all": "cluster.engine.window.refresh.controls:All",
         "anchors": "cluster.engine.window.refresh.anchors:Anchors",
-        "anchors_last": "cluster.engine.window.refresh.anchors:AnchorsLast",
         "budget": "cluster.engine.window.refresh.budget:Budget",
-        "budget_last": "cluster.engine.window.refresh.budget:BudgetLast",
         "first_n": "cluster.engine.window.refresh.controls:FirstN",
         "first_percent": "cluster.engine.window.refresh.first_percent:FirstPercent",
         "none": "cluster.engine.window.refresh.controls:Nothing",

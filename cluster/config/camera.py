@@ -46,9 +46,8 @@ class WindowConfig(Section):
     stride_s: float = Field(default=8.0, gt=0, description="Seconds between two answers; must not exceed length_s.")
     refresh: Annotated[str, OneOf(refresh_policies)] = Field(
         default="anchors",
-        description="Which reused tokens are recomputed: all, none, anchors, anchors_last (in the order vLLM "
-        "forces), first_n, shifted, random, topk_deviation (CacheBlend), first_percent (VLCache), budget (ours) or "
-        "budget_last (ours in the order vLLM forces).",
+        description="Which reused tokens are recomputed: all, none, anchors, first_n, shifted, random, "
+        "topk_deviation (CacheBlend), first_percent (VLCache) or budget (ours).",
     )
     refresh_budget: float | None = Field(
         default=None,

@@ -29,10 +29,9 @@ class SimulatedConfig(Section):
 class VllmConfig(Section):
     """What vLLM computes of a window, and vLLM's own engine arguments."""
 
-    mode: Literal["full", "pruned", "reuse"] = Field(
+    mode: Literal["full", "pruned"] = Field(
         default="pruned",
-        description="full: every token of every window; pruned: the kept tokens of every window; reuse: kept tokens, "
-        "of which the last window's are loaded through a KV connector.",
+        description="full: every token of every window; pruned: the kept tokens of every window.",
     )
     arguments: dict[str, Any] = Field(
         default_factory=dict,

@@ -98,7 +98,7 @@ WRONG = {
     ),
     "unknown refresh policy": (
         "window:\n  refresh: anchor",
-        "2: window.refresh: unknown refresh policy 'anchor'; did you mean 'anchors'? there are: all, anchors, anchors_",
+        "2: window.refresh: unknown refresh policy 'anchor'; did you mean 'anchors'? there are: all, anchors, budget",
     ),
     "duplicate key": (
         "window:\n  stride_s: 8\n  stride_s: 9",

@@ -198,8 +198,7 @@ def test_stale_kv_is_exactly_what_it_claims_to_be(
         narrowing = plan.work.narrowing is not None
         thin = _thin(policy, plan) if narrowing else None
         questions = [question.text for question in plan.stream.spec.questions]
-        reused_first = refresh_policies.get(policy).reused_first
-        expected = oracle.window(samples, plan.computed, questions, thin, reused_first=reused_first)
+        expected = oracle.window(samples, plan.computed, questions, thin)
         for got, wanted in zip(record.logits, expected, strict=True):
             close(got, wanted)
     assert any(record.plan.work.narrowing is not None for record in records) == (policy in NARROWING)

@@ -15,7 +15,7 @@ from cluster.models.base import VisionLanguageModel
 from cluster.types import Question, StreamSpec
 
 QUESTIONS = (Question("q", "Is anyone climbing the fence?"), Question("r", "Is there a fire or smoke?"))
-REFRESH = ("all", "anchors", "anchors_last", "random", "topk_deviation")
+REFRESH = ("all", "anchors", "random", "topk_deviation")
 
 
 @pytest.fixture

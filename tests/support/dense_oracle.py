@@ -45,17 +45,12 @@ class DenseOracle:
         computed: np.ndarray,
         questions: Sequence[str],
         thin: Thin | None = None,
-        *,
-        reused_first: bool = False,
     ) -> list[Tensor]:
-        """Logits ``[vocab]`` per question. ``computed``: which visual tokens to compute; the rest must be in ``kv``.
-
-        ``reused_first``: every computed token sees every one that is not, whenever it was.
-        """
+        """Logits ``[vocab]`` per question. ``computed``: which visual tokens to compute; the rest must be in ``kv``."""
         frames = [tokens_of(self.model, sample) for sample in samples]
         logits = []
         for question in questions:
-            answer, fresh = self._run(samples, frames, computed.copy(), question, thin, reused_first)
+            answer, fresh = self._run(samples, frames, computed.copy(), question, thin)
             logits.append(answer)
         start = 0
         for sample, frame in zip(samples, frames, strict=True):
@@ -70,7 +65,6 @@ class DenseOracle:
         computed: np.ndarray,
         question: str,
         thin: Thin | None,
-        reused_first: bool,
     ) -> tuple[Tensor, Tensor]:
         model, config = self.model, self.model.text_config
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -92,9 +86,6 @@ class DenseOracle:
             start += len(frame)
         old = held.clone()
         inner = slice(len(system), len(system) + visual)
-        if reused_first:
-            for slot in np.flatnonzero(~computed) + len(system):
-                causal[len(system) :, slot] = 0.0
         for index, layer in enumerate(model.layers):
             active = torch.ones(count, dtype=torch.bool)
             active[inner] = torch.from_numpy(computed)

@@ -17,7 +17,6 @@ from cluster.engine.window.planner import (
     BoolArray,
     IntArray,
     Tail,
-    prefix_order,
     question_runs,
     question_tails,
 )
@@ -86,7 +85,6 @@ class WindowPlan:
 
     * ``progress``: of the window, without this plan
     * ``visual``: visual tokens, of which the first ``cached`` have KV; ``computed [visual]``: those to compute
-    * ``order`` ``[slots]``: the slots in the order in which rows see them
     * ``places``: see :class:`WindowPlaces`
     """
 
@@ -100,7 +98,6 @@ class WindowPlan:
     visual: int
     cached: int
     computed: BoolArray
-    order: IntArray
     places: WindowPlaces
     work: StreamPass
 
@@ -140,17 +137,14 @@ def plan_window(
     tails = question_tails(len(system) + visual, [len(p) for p in prompts], [p.reserved for p in prompts])
     slots = tails[-1].stop if tails else len(system) + visual
 
-    selection, reordered = Selection(np.zeros(cached, dtype=bool)), False
+    selection = Selection(np.zeros(cached, dtype=bool))
     progress = stream.progress_of(request.window, frames[0].pts)
     if progress is None:
         progress = WindowProgress(request.window, frames[0].pts, overlap=cached)
-        policy, selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))
-        # With nothing refreshed, the reused tokens are first as they lie.
-        reordered = policy.reused_first and bool(selection.mask.any())
+        selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))
     computed = np.ones(visual, dtype=bool)
     computed[:cached] = selection.mask
     rows = np.flatnonzero(computed)
-    order = prefix_order(len(system), computed, slots) if reordered else np.arange(slots)
 
     stream.kv.extend(visual)
     scratch = stream.kv.take_scratch(slots - visual)
@@ -159,8 +153,8 @@ def plan_window(
     visible = torch.cat([own_positions(model, frame) for frame in frames], dim=1)
     work = StreamPass(
         pool=pool,
-        table=np.concatenate((scratch[: len(system)], stream.kv.slots, scratch[len(system) :]))[order],
-        slots=np.argsort(order)[rows + len(system)],
+        table=np.concatenate((scratch[: len(system)], stream.kv.slots, scratch[len(system) :])),
+        slots=rows + len(system),
         tail_slots=np.concatenate([_NONE, *(np.arange(tail.start, tail.start + tail.tokens) for tail in tails)]),
         tail_runs=tuple(question_runs(len(system) + visual, tails)),
         embeds=torch.cat([*_rows(tokens, computed), *(prompt.embeds for prompt in prompts)]),
@@ -170,14 +164,14 @@ def plan_window(
         watched=watched_rows([len(prompt) for prompt in prompts]) if watch else np.zeros(0, np.int64),
     )
     return WindowPlan(
-        stream, request, frames, progress, prompts, tails, len(system), visual, cached, computed, order, around, work
+        stream, request, frames, progress, prompts, tails, len(system), visual, cached, computed, around, work
     )
 
 
 def commit_plan(plan: WindowPlan, result: PassResult) -> WindowProgress:
     """Record the KV and its context after the pass."""
     through = np.zeros(plan.visual, dtype=bool)
-    through[plan.order[result.slots] - plan.system] = True
+    through[result.slots - plan.system] = True
     stream, stats, progress = plan.stream, result.stats, plan.progress
     stream.kv.release_scratch()
     stream.record_computed(plan.request.window, plan.frames, through)

@@ -4,8 +4,7 @@ Data flow of a window (modules marked * import vLLM; nothing of vLLM is patched)
 
 1. ``engine`` implements :class:`~cluster.engine.base.Engine`; streams, windows and the static gate are shared with the
    native engine.
-2. ``prompt_layout``* turns encoded frames into prompts in time order (``TimeOrderLayout``); ``reuse_layout``* in an
-   order whose prefix a KV connector can serve.
+2. ``prompt_layout``* turns encoded frames into prompts in time order.
 3. ``prompt_items``*: a prompt is ``[system | items | question]``. An item is embeddings, their positions, and a digest
    of both for vLLM's prefix cache. Items may stand in any order: positions alone place the tokens.
 4. ``core``*: vLLM's ``AsyncLLM`` with a deadline, restarted when its processes died.

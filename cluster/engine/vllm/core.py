@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -47,26 +47,22 @@ class PromptRequest:
 
     * ``query``: number of question tokens
     * ``max_tokens``: of the answer, at least 1
-    * ``extra``: the request's extra arguments, read by a KV connector
     """
 
     prompt: Any
     query: int
     max_tokens: int = 1
-    extra: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReply:
     """``scores``: log-probabilities of the watched ids at the first token; ``tokens`` of the answer without the end
-    token; ``prompt`` tokens, of which ``cached`` were not computed. ``failed``: vLLM ended the request without an
-    answer (a connector load failed), and nothing else is set."""
+    token; ``prompt`` tokens, of which ``cached`` were not computed."""
 
     scores: list[float]
     tokens: list[int]
     prompt: int
     cached: int
-    failed: bool = False
 
 
 class VllmCore:
@@ -162,7 +158,6 @@ class VllmCore:
             stop_token_ids=self._ends,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args=None if ask.extra is None else dict(ask.extra),
         )
         last: RequestOutput | None = None
         try:
@@ -173,8 +168,6 @@ class VllmCore:
         return self._reply(last)
 
     def _reply(self, output: RequestOutput | None) -> PromptReply:
-        if output is not None and output.outputs and output.outputs[0].finish_reason == "error":
-            return PromptReply([], [], 0, 0, failed=True)
         if output is None or not output.outputs or not output.outputs[0].logprobs:
             raise UnavailableError("vLLM ended a request without an answer; try again")
         answer = output.outputs[0]
@@ -199,7 +192,6 @@ class VllmHost:
         arguments: complete engine arguments (:func:`engine_arguments`).
         watched, ends: see :class:`VllmCore`.
         settings: timeout, and restarts allowed.
-        lost: called when the core's state is lost.
 
     Raises:
         ModelError: vLLM refuses an argument, or its core does not start.
@@ -211,10 +203,9 @@ class VllmHost:
         watched: Sequence[int],
         ends: Sequence[int],
         settings: VllmSettings,
-        lost: Callable[[], None],
     ) -> None:
         self.settings = settings
-        self._arguments, self._watched, self._ends, self._lost = arguments, watched, ends, lost
+        self._arguments, self._watched, self._ends = arguments, watched, ends
         self._failures = 0
         self._closed = False
         self._core: VllmCore | None = None
@@ -262,7 +253,6 @@ class VllmHost:
             self._failures += 1
             # Now, to free its memory for the next core.
             self._stop_core()
-            self._lost()
             raise
         self._failures = 0
         return replies

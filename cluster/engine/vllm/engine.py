@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
@@ -14,24 +14,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from cluster.engine.base import completed_future
-from cluster.engine.vllm.served_model import ServedModel, write_model_folder
+from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
+from cluster.engine.vllm.window_checkpoint import WindowCheckpoints
 from cluster.engine.window.checks import NOMINAL_FPS
 from cluster.engine.window.score import end_token_ids, make_score
 from cluster.engine.window.stream import frame_spans
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
-from cluster.errors import ConfigError, UnavailableError
+from cluster.errors import ConfigError
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, DeletedMemory, StreamSpec, TokenCount, WindowRequest
 
 if TYPE_CHECKING:
-    from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
     from cluster.engine.vllm.core import PromptReply, PromptRequest
-    from cluster.engine.vllm.prompt_layout import PromptWindow, TimeOrderLayout
     from cluster.memory.tiers.stack import TierStack
 
 
-Mode = Literal["full", "pruned", "reuse"]
+Mode = Literal["full", "pruned"]
 
 
 class VllmEngine(WindowedEngine):
@@ -41,12 +40,11 @@ class VllmEngine(WindowedEngine):
     own processes. A step sends all questions of all its windows together, and raises ``UnavailableError`` when the core
     died or timed out; the next step restarts it.
 
-    * ``mode``: ``pruned`` and ``full`` differ only in the frames sent by decoders (``full``: unpruned); ``reuse`` loads
-      KV through a connector
+    * ``mode``: ``pruned`` and ``full`` differ only in the frames sent by decoders (``full``: unpruned)
     * ``settings``: vLLM settings
     * ``score_temperature``, ``score_bias``, ``max_new_tokens``: as of ``NativeEngine``
     * ``release``: free the model's decoder layers in this process; nothing else may use the model then
-    * ``tiers``: storage for windows, with ``reuse`` also their KV, beyond this process; not closed with the engine
+    * ``tiers``: storage for windows beyond this process; not closed with the engine
 
     Raises:
         ConfigError: vLLM is not installed, of an untested version, or does not know an argument.
@@ -73,7 +71,7 @@ class VllmEngine(WindowedEngine):
         super().__init__(model, max_new_tokens)
         self.mode = mode
         self._tiers = tiers
-        self._keeper: WindowCheckpoints | None = None
+        self._keeper = None if tiers is None else WindowCheckpoints(tiers)
         self.settings = (settings or VllmSettings()).validated()
         yes, no = model.yes_no_ids()
         self._watched = [*yes, *no]
@@ -89,13 +87,14 @@ class VllmEngine(WindowedEngine):
         try:
             self._start(release=release)
         except BaseException:
+            if self._keeper is not None:
+                self._keeper.close()
             self._folder.cleanup()
             raise
 
     # -- streams --------------------------------------------------------------------------------------
     def admit(self, spec: StreamSpec) -> None:
-        """See ``Engine.admit``. For a stream with a memory, continues a window that another process saved; its KV is
-        fetched block by block when a window needs it."""
+        """See ``Engine.admit``. For a stream with a memory, continues a window that another process saved."""
         self._check(spec)
         keeper, held = self._keeper, spec.stream in self._streams
         if self._tiers is not None and spec.memory is not None:
@@ -105,16 +104,16 @@ class VllmEngine(WindowedEngine):
         if keeper is not None and new:
             keeper.discard_stale(spec.stream)
         elif keeper is not None and held and spec.memory is None:
-            keeper.clear_stream(spec.stream)
+            keeper.writer.queue_clear(spec.stream)
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
         """See ``Engine.evict``. Nothing is in flight in vLLM, as a step ends with all its requests."""
-        if self._streams.pop(stream, None) is not None:
-            self.layout.drop_stream(stream)
+        if self._streams.pop(stream, None) is not None and self._keeper is not None:
+            self._keeper.writer.cancel_stream(stream)
 
     # -- moving ---------------------------------------------------------------------------------------
     def hand_over(self, stream: str) -> Future[bool]:
-        """See ``Engine.hand_over``: the window goes through the tiers, with mode ``reuse`` its KV too."""
+        """See ``Engine.hand_over``: the window goes through the tiers."""
         keeper = self._checkpoints_of(stream)
         saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
         self.evict(stream)
@@ -124,7 +123,6 @@ class VllmEngine(WindowedEngine):
         """See ``Engine.import_stream``; replaces a stream of that name. A native engine's KV is discarded."""
         super().import_stream(spec, state)
         self._streams[spec.stream].invalidate_kv()
-        self.layout.drop_stream(spec.stream)
 
     def _checkpoints_of(self, stream: str) -> WindowCheckpoints | None:
         held = self._streams.get(stream)
@@ -158,7 +156,7 @@ class VllmEngine(WindowedEngine):
         ]
         asks = [self.layout.make_prompts(window) for window in windows]
         planned = time.perf_counter()
-        replies = self._ask(windows, asks)
+        replies = _in_turn(self.host.answer([ask for mine in asks for ask in mine]), asks)
         seconds = (encoded - began, planned - encoded, time.perf_counter() - planned)
         done: list[ComputedWindow] = []
         for each, window, mine, given in zip(work, windows, asks, replies, strict=True):
@@ -181,22 +179,6 @@ class VllmEngine(WindowedEngine):
             done.append(ComputedWindow(tokens, scores, texts, counted.rows, counted.attended, decoded))
         return done, seconds
 
-    def _ask(self, windows: Sequence[PromptWindow], asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
-        """Replies to all questions of each window; windows with a failed question are asked again."""
-        replies = _in_turn(self.host.answer([ask for mine in asks for ask in mine]), asks)
-        failed = [number for number, given in enumerate(replies) if any(reply.failed for reply in given)]
-        if failed:
-            retried = [self.layout.retry_prompts(windows[number]) for number in failed]
-            given_now = _in_turn(self.host.answer([ask for mine in retried for ask in mine]), retried)
-            for number, given in zip(failed, given_now, strict=True):
-                if any(reply.failed for reply in given):
-                    raise UnavailableError(
-                        f"vLLM ended window {windows[number].request.window} of {windows[number].request.stream!r} "
-                        "twice without an answer; its log says why"
-                    )
-                replies[number] = given
-        return replies
-
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
@@ -204,7 +186,8 @@ class VllmEngine(WindowedEngine):
         """See ``Engine.delete_memory``: deletes the window's frames, here and in the tiers."""
         forgotten = super().delete_memory(stream, ago_s)
         # Everything: the rest of the window is saved again with its next step.
-        self.layout.drop_stream(stream, everywhere=True)
+        if self._keeper is not None:
+            self._keeper.writer.delete_stream(stream)
         return forgotten
 
     # -- vLLM -----------------------------------------------------------------------------------------
@@ -228,53 +211,29 @@ class VllmEngine(WindowedEngine):
     def close(self) -> None:
         """Stop vLLM's processes; the engine is then unusable."""
         self.host.close()
-        self.layout.close()
+        if self._keeper is not None:
+            self._keeper.close()
         self._folder.cleanup()
 
     def _start(self, *, release: bool) -> None:
         from vllm.platforms import current_platform
 
         from cluster.engine.vllm import plugin
-        from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints
         from cluster.engine.vllm.core import VllmHost
+        from cluster.engine.vllm.prompt_layout import TimeOrderLayout
 
         plugin.register()
         cpu = current_platform.is_cpu()
-        self.layout, self.served, needed = self._make_layout(
-            Path(self._folder.name), _cpu_head_sizes() if cpu else None
-        )
+        served = write_model_folder(self.model, Path(self._folder.name), _cpu_head_sizes() if cpu else None)
+        self.layout = TimeOrderLayout(self.model, served)
         if release:
             # Before vLLM measures free memory.
             for layer in self.model.layers:
                 layer.to("meta")
             if self.model.device.type == "cuda":
                 torch.cuda.empty_cache()
-        try:
-            arguments = engine_arguments(self.served, self.model.dtype, self.settings.arguments, needed, cpu=cpu)
-            self.host = VllmHost(arguments, self._watched, self._ends, self.settings, self.layout.on_core_lost)
-        except BaseException:
-            self.layout.close()
-            raise
-        if self._tiers is not None and self.layout.writer is not None:
-            self._keeper = WindowCheckpoints(self._tiers, self.layout.writer, self.layout.describe_kv)
-
-    def _make_layout(
-        self, folder: Path, head_sizes: Sequence[int] | None
-    ) -> tuple[TimeOrderLayout, ServedModel, Mapping[str, Any]]:
-        """Create the prompt layout, the served model, and the engine arguments they need."""
-        served = write_model_folder(self.model, folder, head_sizes)
-        if self.mode == "reuse":
-            from cluster.engine.vllm.reuse_layout import make_reuse_layout
-
-            given = self.settings.arguments
-            shards = int(given.get("tensor_parallel_size", 1)) * int(given.get("pipeline_parallel_size", 1))
-            layout, needed = make_reuse_layout(self.model, served, tier=self._tiers, shards=shards)
-            return layout, served, needed
-        from cluster.engine.vllm.connector.tier_writer import TierWriter
-        from cluster.engine.vllm.prompt_layout import TimeOrderLayout
-
-        writer = None if self._tiers is None else TierWriter(self._tiers)
-        return TimeOrderLayout(self.model, served, writer), served, {}
+        arguments = engine_arguments(served, self.model.dtype, self.settings.arguments, cpu=cpu)
+        self.host = VllmHost(arguments, self._watched, self._ends, self.settings)
 
     # -- set-up ---------------------------------------------------------------------------------------
     def _check(self, spec: StreamSpec) -> None:

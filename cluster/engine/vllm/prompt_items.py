@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,7 +84,6 @@ def window_prompt(
     behind: Sequence[int],
     *,
     placeholder: int,
-    salt: str | None = None,
 ) -> MultiModalInput:
     """Render ``[before | items | behind]`` for ``AsyncLLM.generate``.
 
@@ -94,7 +92,6 @@ def window_prompt(
         items: in prompt order; see :func:`check_items`.
         behind: token ids of the question, from the last item's ``after`` on.
         placeholder: token id in place of embeddings; never read.
-        salt: prompts with different salts share nothing in vLLM's prefix cache.
     """
     ids = list(before)
     places = []
@@ -107,19 +104,7 @@ def window_prompt(
         MultiModalKwargsItems({MODALITY: [item_kwargs(item) for item in items]}),
         {MODALITY: [item.digest for item in items]},
         {MODALITY: places},
-        cache_salt=salt,
     )
-
-
-def without_content(prompt: Any, count: int) -> Any:
-    """``prompt`` (see :func:`window_prompt`) without the embeddings of its first ``count`` items; positions stay.
-
-    Embeddings of loaded tokens are never read, and a window's are megabytes per question. Such a prompt can only be
-    computed if its first items are loaded: a request whose load fails must end.
-    """
-    for item in prompt["mm_kwargs"][MODALITY][:count]:
-        item.pop("embeds")
-    return prompt
 
 
 def item_kwargs(item: WindowItem) -> MultiModalKwargsItem:

@@ -1,8 +1,8 @@
-"""Prompt layouts: a window's tokens in time order, or reordered for a KV connector."""
+"""Prompt layout: a window's tokens in time order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.engine.vllm.connector.tier_writer import TierWriter
 from cluster.engine.vllm.core import PromptReply, PromptRequest
 from cluster.engine.vllm.prompt_items import WindowItem, check_items, content_digest, window_prompt
 from cluster.engine.vllm.served_model import ServedModel
@@ -62,15 +61,11 @@ class WindowCounts:
 
 class TimeOrderLayout:
     """Prompts ``[system | frames in time order | question]``, shared among a window's questions by vLLM's prefix cache.
-    Called by the engine's thread only.
+    Called by the engine's thread only."""
 
-    ``writer``: writes checkpoints to the tiers; None without any.
-    """
-
-    def __init__(self, model: VisionLanguageModel, served: ServedModel, writer: TierWriter | None = None) -> None:
+    def __init__(self, model: VisionLanguageModel, served: ServedModel) -> None:
         self.model = model
         self.served = served
-        self.writer = writer
         self.system_ids = model.system_ids()
         self.question_ids = lru_cache(maxsize=4096)(model.question_ids)
 
@@ -86,10 +81,6 @@ class TimeOrderLayout:
             for question, max_tokens in zip(window.questions, window.max_tokens, strict=True)
         ]
 
-    def retry_prompts(self, window: PromptWindow) -> list[PromptRequest]:
-        """Requests for all questions again after one failed, without the failed loads."""
-        return self.make_prompts(window)
-
     def record_replies(self, window: PromptWindow, replies: Sequence[PromptReply]) -> WindowCounts:
         """Record the replies to all questions of a window. Tokens cached at the first one stem from an earlier
         window."""
@@ -98,28 +89,9 @@ class TimeOrderLayout:
         reused = min(max(0, found), visual)
         return WindowCounts.of(reused, 0, visual - reused, replies)
 
-    def drop_stream(self, stream: str, *, everywhere: bool = False) -> None:
-        """Drop a stream's local state; ``everywhere``: in the tiers too."""
-        if self.writer is not None and everywhere:
-            self.writer.delete_stream(stream)
-        elif self.writer is not None:
-            self.writer.cancel_stream(stream)
-
-    def describe_kv(self, stream: str) -> Mapping[str, Any]:  # noqa: ARG002
-        """JSON-compatible record of a stream's stored KV; empty if there is none."""
-        return {}
-
-    def on_core_lost(self) -> None:
-        """Called when the engine core died with everything it held."""
-
-    def close(self) -> None:
-        """Release resources when the engine ends."""
-        if self.writer is not None:
-            self.writer.close()
-
     # -- prompts ----------------------------------------------------------------------------------
-    def prompt(self, window: PromptWindow, items: Sequence[WindowItem], question: Question, **options: Any) -> Any:
-        """Render ``[system | items | question]``, checked; options as of :func:`window_prompt`."""
+    def prompt(self, window: PromptWindow, items: Sequence[WindowItem], question: Question) -> Any:
+        """Render ``[system | items | question]``, checked."""
         ids = self.question_ids(question.text)
         if not items:
             # Nothing is seen at all: the question's first token is given by its embedding, so that it has its place.
@@ -127,7 +99,7 @@ class TimeOrderLayout:
             items = [WindowItem.of(embeds, torch.full((3, 1), at), content_digest(embeds), after=at + 1)]
             ids = ids[1:]
         check_items(items, self.served.hidden, self.model.dtype)
-        return window_prompt(self.system_ids, items, ids, placeholder=0, **options)
+        return window_prompt(self.system_ids, items, ids, placeholder=0)
 
     def pad_embeds(self, embeds: Tensor) -> Tensor:
         """Embeddings on the CPU, padded to the served model's width."""

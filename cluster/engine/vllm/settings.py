@@ -96,17 +96,12 @@ class VllmSettings:
         return self
 
 
-def engine_arguments(
-    served: ServedModel, dtype: torch.dtype, given: Mapping[str, Any], needed: Mapping[str, Any], *, cpu: bool
-) -> dict[str, Any]:
-    """All engine arguments: ``given`` by the operator, ``needed`` by the layout, and ours.
+def engine_arguments(served: ServedModel, dtype: torch.dtype, given: Mapping[str, Any], *, cpu: bool) -> dict[str, Any]:
+    """All engine arguments: ``given`` by the operator, and ours.
 
     Raises:
-        ConfigError: an argument is both given and needed, or the KV cache cannot hold one prompt.
+        ConfigError: the KV cache cannot hold one prompt.
     """
-    clash = sorted(set(needed) & set(given))
-    if clash:
-        raise ConfigError(f"vllm: this mode sets the engine argument {clash[0]!r} itself; leave it out")
     defaults: dict[str, Any] = {"max_model_len": -1}
     if cpu:
         defaults |= {"enforce_eager": True, "block_size": 32}
@@ -123,7 +118,7 @@ def engine_arguments(
         "enable_log_requests": False,
         "disable_log_stats": False,
     }
-    complete = {**defaults, **needed, **given, **ours}
+    complete = {**defaults, **given, **ours}
     _check_memory(complete, served.kv_bytes)
     return complete
 

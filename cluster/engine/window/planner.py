@@ -71,16 +71,6 @@ def causal_runs(slots: IntArray, row: int = 0) -> list[Run]:
     ]
 
 
-def prefix_order(system: int, computed: BoolArray, slots: int) -> IntArray:
-    """The window's ``slots`` in the order ``[system | reused | refreshed, new | questions]``, each part in slot order.
-
-    ``computed [t]`` marks the visual tokens to compute. What is reused then is a prefix, which is all that a serving
-    engine's prefix cache can be given from outside.
-    """
-    visual = np.concatenate((np.flatnonzero(~computed), np.flatnonzero(computed))) + system
-    return np.concatenate((np.arange(system), visual, np.arange(system + len(computed), slots)))
-
-
 def question_tails(first: int, tokens: Sequence[int], reserved: Sequence[int]) -> list[Tail]:
     """Tails of questions of these lengths, placed one after the other from slot ``first``."""
     tails: list[Tail] = []

@@ -121,8 +121,6 @@ def standard_grid(shape: WindowShape) -> list[Setting]:
         for refresh, budget in (
             ("all", None),
             ("anchors", None),
-            ("anchors_last", None),
-            ("budget_last", 0.25),
             *((name, 0.1) for name in _budgeted_policies()),
         )
     ]

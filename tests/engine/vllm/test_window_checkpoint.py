@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.engine.vllm.connector import window_checkpoint
-from cluster.engine.vllm.connector.tier_writer import TierWriter
-from cluster.engine.vllm.connector.window_checkpoint import WindowCheckpoints, WindowManifest, unpack
+from cluster.engine.vllm import window_checkpoint
 from cluster.engine.vllm.settings import tier_fingerprint
+from cluster.engine.vllm.window_checkpoint import ManifestWriter, WindowCheckpoints, WindowManifest, unpack
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.stack import TierStack
@@ -54,46 +53,43 @@ class State:
 
 
 @contextmanager
-def keeper(tiers: TierStack, held: Callable[[str], dict] = lambda _: {}) -> Iterator[WindowCheckpoints]:
-    writer = TierWriter(tiers)
+def keeper(tiers: TierStack) -> Iterator[WindowCheckpoints]:
+    checkpoints = WindowCheckpoints(tiers)
     try:
-        yield WindowCheckpoints(tiers, writer, held)
+        yield checkpoints
     finally:
-        writer.close()
+        checkpoints.close()
 
 
-@given(st.binary(max_size=200), st.dictionaries(st.text(), st.integers()), st.text())
-def test_a_manifest_is_read_as_it_was_written(window: bytes, held: dict, writer: str) -> None:
-    kept = WindowManifest(window, held, writer)
+@given(st.binary(max_size=200), st.text())
+def test_a_manifest_is_read_as_it_was_written(window: bytes, writer: str) -> None:
+    kept = WindowManifest(window, writer)
     assert unpack(kept.pack()) == kept
 
 
 @given(st.binary(max_size=60), st.integers(0, 40))
 def test_what_is_no_manifest_of_ours_is_nothing(noise: bytes, cut: int) -> None:
     assert unpack(noise) is None
-    whole = WindowManifest(b"", {"frames": []}, "a").pack()
+    whole = WindowManifest(b"", "a").pack()
     assert unpack(whole[: min(cut, len(whole) - 1)]) is None
 
 
 def test_a_manifest_of_another_version_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_checkpoint, "VERSION", window_checkpoint.VERSION + 1)
-    later = WindowManifest(b"window", {}, "a").pack()
+    later = WindowManifest(b"window", "a").pack()
     monkeypatch.undo()
     assert unpack(None) is unpack(later) is None
 
 
 def test_another_process_finds_a_window_and_its_writer_does_not() -> None:
     node = shared()
-    with keeper(stack(node), lambda stream: {"of": stream}) as here, keeper(stack(node)) as there:
+    with keeper(stack(node)) as here, keeper(stack(node)) as there:
         assert there.find_window("gate") is None
         assert here.queue_window("gate", State(b"first"))
         assert here.queue_window("gate", State(b"second"))
         assert here.writer.wait_stream_written("gate", 10)
         assert here.find_window("gate") is None
         assert there.find_window("gate") == b"second"
-        kept = unpack(there.writer.read_manifest("gate"))
-        assert kept is not None
-        assert kept.held == {"of": "gate"}
 
 
 def test_a_window_is_handed_over_only_where_others_find_it() -> None:
@@ -121,7 +117,7 @@ def test_a_window_that_is_too_large_is_counted_and_not_kept(monkeypatch: pytest.
 def test_what_a_tier_cannot_take_is_tried_again_and_only_the_newest_waits() -> None:
     node = shared()
     node.down = True
-    writer = TierWriter(node)
+    writer = ManifestWriter(node)
     made = []
 
     def written(number: int) -> bytes:
@@ -149,7 +145,7 @@ def test_what_waited_is_not_written_after_its_end(end: str) -> None:
     """Not even what was on its way when it ended, and is refused only afterwards."""
     node = shared()
     node.down = True
-    writer = TierWriter(node)
+    writer = ManifestWriter(node)
     try:
         writer.queue_manifest("gate", lambda: b"late")
         deadline = time.monotonic() + 30

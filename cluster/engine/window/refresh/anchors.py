@@ -25,15 +25,3 @@ class Anchors(RefreshPolicy):
         others = np.flatnonzero(~context.anchor)
         added = others[spread_evenly(len(others), wanted - len(anchors))]
         return Selection(context.mask(np.concatenate((anchors, added))))
-
-
-@dataclass(frozen=True, slots=True)
-class AnchorsLast(Anchors):
-    """As :class:`Anchors`, with recomputed tokens ordered after all reused ones.
-
-    Engines like vLLM take KV from outside as a prefix alone, so a window must be laid out as
-    ``[system | reused | refreshed, new | question]``. Positions stay true, and new tokens see what they saw before; but
-    a refreshed token sees the reused tokens that come later in time as well, which causal attention would hide from it.
-    """
-
-    reused_first = True

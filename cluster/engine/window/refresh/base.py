@@ -98,9 +98,6 @@ class RefreshPolicy(ABC):
 
     # False: the policy is its own amount (``all``, ``none``) and a budget changes nothing.
     budgeted: ClassVar[bool] = True
-    # True: refreshed tokens stand behind all reused ones (``prefix_order``) and see them, later ones too. Positions
-    # stay those of the time order.
-    reused_first: ClassVar[bool] = False
 
     @abstractmethod
     def select(self, context: RefreshContext) -> Selection:

@@ -35,14 +35,3 @@ class Budget(RefreshPolicy):
         # Equal drift (a frame's tokens, nearly): the older first, which keeps runs long.
         order = np.argsort(-drift, kind="stable")
         return Selection(context.mask(order[:wanted]))
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetLast(Budget):
-    """As :class:`Budget`, with recomputed tokens ordered after all reused ones.
-
-    Ours for ``engine: vllm``: see :mod:`~cluster.engine.window.refresh.anchors` for the order and what it costs.
-    Anchors are half of a pruned window; a quarter of it chosen by drift leaves more of the saving.
-    """
-
-    reused_first = True

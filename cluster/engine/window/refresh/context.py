@@ -20,22 +20,16 @@ def choose_refreshed(
     frames: Sequence[StreamFrame],
     system: int,
     layers: int,
-    *,
-    first_token: int | None = None,
-) -> tuple[RefreshPolicy, Selection]:
-    """The stream's policy and its selection.
-
-    ``first_token``: number of the first token since the stream began (afresh), where that is not the stream's own.
-    """
+) -> Selection:
+    """The selection of the stream's policy."""
     policy: RefreshPolicy = refresh_policies.get(stream.spec.refresh)()
     context = refresh_context(stream, window, frames, system, layers)
     # Until the first frame leaves the window, every token was computed under the context it has now: causal attention
     # makes that KV the one a full computation gives, and there is nothing to refresh.
-    first_token = stream.first_token if first_token is None else first_token
-    exact = policy.budgeted and frames[0].first == first_token and frames[0].has_kv
+    exact = policy.budgeted and frames[0].first == stream.first_token and frames[0].has_kv
     if exact or not len(context):
-        return policy, Selection(np.zeros(len(context), dtype=bool))
-    return policy, policy.select(context)
+        return Selection(np.zeros(len(context), dtype=bool))
+    return policy.select(context)
 
 
 def refresh_context(

@@ -1,9 +1,9 @@
 """Engines side by side: same clips, same weights, same windows, one run.
 
 *Full* computes every token of every window and encodes each frame once. *Pruned* computes the kept tokens of every
-window. *Ours* and *reuse* keep position-free KV of the last window and refresh a part of it. All streams of a batch
-close a window together; each engine answers the batch in one step, one engine after the other. Latency is last frame
-in -> answers: nothing of a stride is encoded before its last frame has come, in any engine.
+window. *Ours* keeps the KV of the last window and refreshes a part of it. All streams of a batch close a window
+together; each engine answers the batch in one step, one engine after the other. Latency is last frame in -> answers:
+nothing of a stride is encoded before its last frame has come, in any engine.
 """
 
 from __future__ import annotations
@@ -85,9 +85,6 @@ FIGURES: dict[str, tuple[str, str]] = {
     # Seconds of the first over seconds of the second.
     "native_over_vllm_full": ("vllm_full", "native"),
     "vllm_pruned_over_vllm_full": ("vllm_full", "vllm_pruned"),
-    "vllm_reuse_over_vllm_pruned": ("vllm_pruned", "vllm_reuse"),
-    "vllm_reuse_anchors_over_vllm_pruned": ("vllm_pruned", "vllm_reuse_anchors"),
-    "vllm_reuse_none_over_vllm_pruned": ("vllm_pruned", "vllm_reuse_none"),
     # The same work on both sides: nothing cached but frames' embeddings.
     "native_full_vs_vllm_full": ("vllm_full_uncached", "native_full"),
 }

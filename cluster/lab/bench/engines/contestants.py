@@ -25,7 +25,7 @@ def _native(model: VisionLanguageModel) -> Iterator[Engine]:
 
 @contextmanager
 def _vllm(
-    model: VisionLanguageModel, *, mode: Literal["full", "pruned", "reuse"], prefix_cache: bool = True
+    model: VisionLanguageModel, *, mode: Literal["full", "pruned"], prefix_cache: bool = True
 ) -> Iterator[Engine]:
     from cluster.engine.vllm.engine import VllmEngine
     from cluster.engine.vllm.settings import VllmSettings
@@ -77,23 +77,6 @@ CONTESTANTS: dict[str, Contestant] = {
     for contestant in (
         Contestant("native_full", "every token of every window; a frame is encoded once", _native, True, "all"),
         Contestant("native", "pruned, reused, refreshed by policy", _native, False, "anchors", goes_on=True),
-        Contestant(
-            "native_anchors_last",
-            "the same in the order that vLLM forces",
-            _native,
-            False,
-            "anchors_last",
-            goes_on=True,
-        ),
-        Contestant(
-            "native_budget_last",
-            "the same order; what drifted most is refreshed, a quarter of the overlap",
-            _native,
-            False,
-            "budget_last",
-            goes_on=True,
-            budget=0.25,
-        ),
         Contestant("native_none", "the same with nothing refreshed", _native, False, "none", goes_on=True),
         Contestant(
             "vllm_full",
@@ -112,33 +95,5 @@ CONTESTANTS: dict[str, Contestant] = {
             vllm=True,
         ),
         Contestant("vllm_pruned", "vLLM, kept tokens alone", partial(_vllm, mode="pruned"), False, "all", vllm=True),
-        Contestant(
-            "vllm_reuse",
-            "vLLM, kept tokens, the last window's loaded through a KV connector; a quarter of them refreshed, by drift",
-            partial(_vllm, mode="reuse"),
-            False,
-            "budget_last",
-            vllm=True,
-            goes_on=True,
-            budget=0.25,
-        ),
-        Contestant(
-            "vllm_reuse_anchors",
-            "the same with all anchors refreshed, as CodecSight does",
-            partial(_vllm, mode="reuse"),
-            False,
-            "anchors_last",
-            vllm=True,
-            goes_on=True,
-        ),
-        Contestant(
-            "vllm_reuse_none",
-            "the same with nothing refreshed",
-            partial(_vllm, mode="reuse"),
-            False,
-            "none",
-            vllm=True,
-            goes_on=True,
-        ),
     )
 }

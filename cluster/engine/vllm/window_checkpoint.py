@@ -1,0 +1,234 @@
+"""Window checkpoints: a manifest per stream in the memory tiers, from which another process continues its window.
+
+A manifest is the stream's exported state (:mod:`cluster.engine.window.export`). A tier (host arena, Redis, a node's
+tier over gRPC) is slow and may be down, and must never block the engine: a background thread writes through.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cluster.engine.window.export import Snapshot
+from cluster.memory.tiers.base import Outcome
+from cluster.memory.tiers.stack import TierStack
+
+VERSION = 3
+"""Format version."""
+
+MAX_BYTES = 15 * 2**20
+"""Largest checkpoint: nodes accept messages of 16 MiB."""
+
+HAND_OVER_S = 5.0
+"""Longest wait for the tiers at a hand-over; after that the stream starts with an empty window elsewhere."""
+
+PAUSE_S = 0.5
+"""Pause after a ``RETRY``."""
+DELETE_S = CLOSE_S = 30.0
+"""Longest wait for a running tier call; tiers have shorter deadlines."""
+
+_HEAD = struct.Struct("<4sHI")  # magic, version, bytes of the JSON behind it
+_MAGIC = b"SLVW"
+
+
+class TierLike(Protocol):
+    """A tier of :mod:`cluster.memory.tiers`, or a stack of them. Thread-safe; no call raises."""
+
+    def drop(self, stream: str, /) -> int | None: ...
+
+    def put_manifest(self, stream: str, manifest: bytes, /) -> Outcome: ...
+
+    def manifest(self, stream: str, /) -> tuple[Outcome, bytes | None]: ...
+
+
+class ManifestWriter:
+    """Writes the newest manifest of each stream to ``tier`` in the background. Thread-safe.
+
+    Failed writes are retried; a newer manifest replaces a queued one, so the queue is bounded by the number of streams.
+
+    * ``counts``: ``retries``; manifests ``noted`` (written) or ``refused`` for good
+    """
+
+    def __init__(self, tier: TierLike) -> None:
+        self.tier = tier
+        self.counts: Counter[str] = Counter()
+        # Streams to be deleted, before anything is written, in order.
+        self._clears: OrderedDict[str, None] = OrderedDict()
+        self._manifests: OrderedDict[str, Callable[[], bytes]] = OrderedDict()
+        self._busy: str | None = None
+        # Do not retry the job in flight.
+        self._dismissed = False
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="window-writer", daemon=True)
+        self._thread.start()
+
+    def queue_manifest(self, stream: str, manifest: Callable[[], bytes]) -> None:
+        """Queue a stream's manifest; ``manifest`` is called in the writing thread, and only if it is written."""
+        with self._changed:
+            self._manifests[stream] = manifest
+            self._changed.notify_all()
+
+    def read_manifest(self, stream: str) -> bytes | None:
+        """The last written manifest; None if there is none or the tier is unavailable."""
+        with self._changed:
+            if stream in self._clears:
+                return None
+        return self.tier.manifest(stream)[1]
+
+    def queue_clear(self, stream: str) -> None:
+        """Queue the deletion of everything the tier holds of a stream, and cancel its queued write."""
+        with self._changed:
+            self._cancel(stream)
+            self._clears[stream] = None
+            self._changed.notify_all()
+
+    def cancel_stream(self, stream: str) -> None:
+        """Cancel a stream's queued write, as another process may continue it."""
+        with self._changed:
+            self._cancel(stream)
+
+    def delete_stream(self, stream: str) -> None:
+        """Delete everything of a stream, in the tier too; blocks for at most the tier's deadline."""
+        with self._changed:
+            self._cancel(stream)
+            self._clears.pop(stream, None)
+            # A write in flight would arrive after the deletion.
+            self._changed.wait_for(lambda: self._busy != stream, timeout=DELETE_S)
+        self.tier.drop(stream)
+
+    def wait_stream_written(self, stream: str, deadline_s: float) -> bool:
+        """Wait until nothing of a stream is queued; False after ``deadline_s``."""
+        with self._changed:
+            if stream in self._manifests:
+                self._manifests.move_to_end(stream, last=False)
+            return self._changed.wait_for(
+                lambda: stream not in (self._busy, *self._manifests, *self._clears), timeout=deadline_s
+            )
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until nothing is queued; False after ``deadline_s``."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._clears and not self._manifests and self._busy is None, timeout=deadline_s
+            )
+
+    def close(self) -> None:
+        """Stop writing; what is queued is dropped."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout=CLOSE_S)
+
+    def _cancel(self, stream: str) -> None:
+        self._manifests.pop(stream, None)
+        self._dismissed = self._dismissed or self._busy == stream
+
+    # -- the thread -------------------------------------------------------------------------------
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or bool(self._clears or self._manifests))
+                if self._closed:
+                    return
+                manifest = None
+                if self._clears:
+                    stream = next(iter(self._clears))
+                else:
+                    stream, manifest = self._manifests.popitem(last=False)
+                self._busy, self._dismissed = stream, False
+            if manifest is None:
+                outcome = Outcome.RETRY if self.tier.drop(stream) is None else Outcome.HIT
+            else:
+                outcome = self.tier.put_manifest(stream, manifest())
+            with self._changed:
+                self._busy = None
+                if outcome is Outcome.RETRY:
+                    self.counts["retries"] += 1
+                    if manifest is not None and not self._dismissed:
+                        # Unless a newer one is queued.
+                        self._manifests.setdefault(stream, manifest)
+                elif manifest is not None:
+                    self.counts["noted" if outcome is Outcome.HIT else "refused"] += 1
+                else:
+                    self._clears.pop(stream, None)
+                self._changed.notify_all()
+                if outcome is Outcome.RETRY:
+                    self._changed.wait_for(lambda: self._closed, timeout=PAUSE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowManifest:
+    """``window``: exported stream state; ``writer``: id of the writing process."""
+
+    window: bytes
+    writer: str
+
+    def pack(self) -> bytes:
+        """Serialise."""
+        body = json.dumps({"writer": self.writer}).encode()
+        return _HEAD.pack(_MAGIC, VERSION, len(body)) + body + self.window
+
+
+def unpack(manifest: bytes | None) -> WindowManifest | None:
+    """Inverse of :meth:`WindowManifest.pack`; None for another version, another engine, or damage."""
+    if manifest is None or len(manifest) < _HEAD.size:
+        return None
+    magic, version, length = _HEAD.unpack_from(manifest)
+    if (magic, version) != (_MAGIC, VERSION):
+        return None
+    try:
+        body = json.loads(manifest[_HEAD.size : _HEAD.size + length])
+        return WindowManifest(manifest[_HEAD.size + length :], str(body["writer"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class WindowCheckpoints:
+    """Writes the windows of one process to the tiers, and finds those of others. Called by the engine's thread.
+
+    * ``too_large``: windows not written because of their size
+    """
+
+    def __init__(self, tiers: TierStack) -> None:
+        self.tiers, self.writer = tiers, ManifestWriter(tiers)
+        self.too_large = 0
+        self._process = uuid.uuid4().hex
+
+    def find_window(self, stream: str) -> bytes | None:
+        """The window another process saved of a stream. One saved by this process is stale and ignored."""
+        kept = unpack(self.writer.read_manifest(stream))
+        return None if kept is None or kept.writer == self._process else kept.window
+
+    def queue_window(self, stream: str, window: Snapshot) -> bool:
+        """Queue a checkpoint; False if it is too large.
+
+        Serialised in the writing thread, and only if no newer one replaces it first.
+        """
+        if window.nbytes > MAX_BYTES:
+            self.too_large += 1
+            return False
+        self.writer.queue_manifest(stream, lambda: WindowManifest(window.dump(), self._process).pack())
+        return True
+
+    def hand_over(self, stream: str, window: Snapshot) -> bool:
+        """Write a checkpoint where another process finds it; False if that is impossible or takes too long."""
+        noted = self.queue_window(stream, window) and self.writer.wait_stream_written(stream, HAND_OVER_S)
+        return noted and self.tiers.shared
+
+    def discard_stale(self, stream: str) -> None:
+        """Delete the tiers' checkpoint of a stream that starts anew, now or once they are available."""
+        down = not all(state.up for state in self.tiers.states().values())
+        # Without a search where there is nothing.
+        if down or self.writer.read_manifest(stream) is not None or any(self.tiers.usage(stream).values()):
+            self.writer.queue_clear(stream)
+
+    def close(self) -> None:
+        """Stop writing."""
+        self.writer.close()
