@@ -86,6 +86,7 @@ families: Registry[Any] = Registry(
     {
         "internvl": "cluster.models.internvl:InternVL",
         "qwen2_5_vl": "cluster.models.qwen2_5_vl:Qwen25VL",
+        "qwen2_vl": "cluster.models.qwen2_vl:Qwen2VL",
     },
 )
 refresh_policies: Registry[Any] = Registry(

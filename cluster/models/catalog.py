@@ -10,11 +10,13 @@ from cluster.registry import families
 
 PRESETS = (
     "bench-qwen2_5_vl",
+    "bench-qwen2_vl",
     "demo-internvl3",
     "demo-qwen2_5_vl",
     "kv7b-qwen2_5_vl",
     "tiny-internvl3",
     "tiny-qwen2_5_vl",
+    "tiny-qwen2_vl",
 )
 # Trained models that come with this package: name -> folder of the checkpoint.
 BUNDLED = {"demo": Path(__file__).parent / "demo"}

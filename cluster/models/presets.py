@@ -45,6 +45,10 @@ def _qwen_tower(hidden: int, intermediate: int, depth: int, heads: int, full: li
     }
 
 
+def _full_tower(hidden: int, depth: int, heads: int) -> dict[str, Any]:
+    return {"embed_dim": hidden, "depth": depth, "num_heads": heads}
+
+
 def _intern_tower(hidden: int, intermediate: int, layers: int, heads: int, image: int) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
@@ -61,6 +65,12 @@ PRESETS: dict[str, Preset] = {
         text=_text(64, 128, 3, 4, 2, mrope_section=[2, 3, 3]),
         # Windows of 2x2 groups: even a tiny frame has several.
         vision={**_qwen_tower(32, 64, 4, 2, [1, 3]), "window_size": 56},
+        max_pixels=112 * 112,
+    ),
+    "tiny-qwen2_vl": Preset(
+        "qwen2_vl",
+        text=_text(64, 128, 3, 4, 2, mrope_section=[2, 3, 3]),
+        vision=_full_tower(32, 3, 2),
         max_pixels=112 * 112,
     ),
     "tiny-internvl3": Preset(
@@ -91,6 +101,11 @@ PRESETS: dict[str, Preset] = {
         text=_text(512, 1536, 12, 8, 2, mrope_section=[8, 12, 12]),
         vision=_qwen_tower(384, 1152, 8, 6, [3, 7]),
     ),
+    "bench-qwen2_vl": Preset(
+        "qwen2_vl",
+        text=_text(512, 1536, 12, 8, 2, mrope_section=[8, 12, 12]),
+        vision=_full_tower(384, 8, 6),
+    ),
 }
 
 # From the config.json of the published checkpoints.
@@ -99,6 +114,11 @@ SHAPES: dict[str, Preset] = {
         "qwen2_5_vl",
         text={**_text(3584, 18944, 28, 28, 4, mrope_section=[16, 24, 24]), "vocab_size": 152064},
         vision=_qwen_tower(1280, 3420, 32, 16, [7, 15, 23, 31]),
+    ),
+    "qwen2_vl-7b": Preset(
+        "qwen2_vl",
+        text={**_text(3584, 18944, 28, 28, 4, mrope_section=[16, 24, 24]), "vocab_size": 152064},
+        vision=_full_tower(1280, 32, 16),
     ),
     "internvl3-8b": Preset(
         "internvl",

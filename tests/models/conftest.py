@@ -7,9 +7,10 @@ import torch
 
 from cluster.models import load_model
 from cluster.models.base import PatchBatch, VisionLanguageModel
+from cluster.models.presets import PRESETS
 from cluster.types import PatchGrid
 
-FAMILIES = ("tiny-qwen2_5_vl", "tiny-internvl3")
+FAMILIES = [name for name in PRESETS if name.startswith("tiny-")]
 
 torch.set_num_threads(1)
 
@@ -22,6 +23,11 @@ def model(request: pytest.FixtureRequest) -> VisionLanguageModel:
 @pytest.fixture(scope="session")
 def qwen() -> VisionLanguageModel:
     return load_model("tiny-qwen2_5_vl")
+
+
+@pytest.fixture(scope="session")
+def qwen2() -> VisionLanguageModel:
+    return load_model("tiny-qwen2_vl")
 
 
 @pytest.fixture(scope="session")

@@ -207,7 +207,9 @@ def test_an_internvl_head_that_is_not_supported(tmp_path, internvl, change):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_stays_close(model, make_frame, dtype):
-    half = load_model({"qwen2_5_vl": "tiny-qwen2_5_vl", "internvl": "tiny-internvl3"}[model.family], dtype=dtype)
+    half = load_model(
+        next(n for n in PRESETS if n.startswith("tiny-") and PRESETS[n].family == model.family), dtype=dtype
+    )
     grid = model.geometry.grid(160, 120)
     frames = [make_frame(grid)]
     (tokens,), (expected,) = half.encode(frames), model.encode(frames)

@@ -12,6 +12,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_
 from cluster.models import load_model
 from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.models.checkpoint import PATCHES_PER_PASS
+from cluster.models.presets import PRESETS
 from cluster.types import PatchGrid
 
 
@@ -59,7 +60,8 @@ def test_a_complete_window_equals_the_library(model, grid, make_frame):
 def qwen_dense(model: VisionLanguageModel, grid: PatchGrid, keep: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
     """Transformers' blocks over the complete frame, one dense mask per kind of layer, pruned patches masked as keys."""
     visual, merge = model.model.model.visual, grid.merge
-    side = visual.window_size // visual.patch_size
+    # A tower without windows sees the whole frame in every layer.
+    side = getattr(visual, "window_size", grid.width + grid.height) // visual.patch_embed.patch_size
     places = [
         (group_row * merge + row, group_col * merge + col)
         for group_row, group_col, row, col in itertools.product(
@@ -77,7 +79,7 @@ def qwen_dense(model: VisionLanguageModel, grid: PatchGrid, keep: torch.Tensor, 
     cos, sin = visual.rotary_pos_emb(hidden, torch.tensor(places))
     for index, block in enumerate(visual.blocks):
         attention = block.attn
-        mask = full if index in visual.fullatt_block_indexes else windowed
+        mask = full if index in getattr(visual, "fullatt_block_indexes", range(len(visual.blocks))) else windowed
         qkv = attention.qkv(block.norm1(hidden)).reshape(n, 3, attention.num_heads, attention.head_dim)
         q, k = apply_rotary_pos_emb_vision(qkv[:, 0], qkv[:, 1], cos, sin)
         scores = torch.einsum("ihd,jhd->hij", q, k) * attention.head_dim**-0.5 + mask
@@ -120,7 +122,7 @@ def internvl_dense(
 def test_pruned_equals_the_library_with_pruned_patches_hidden(model, grid, make_frame, random_keep, share):
     keep = random_keep(grid, share)
     frame = make_frame(grid, keep)
-    dense = {"qwen2_5_vl": qwen_dense, "internvl": internvl_dense}[model.family]
+    dense = {"qwen2_5_vl": qwen_dense, "qwen2_vl": qwen_dense, "internvl": internvl_dense}[model.family]
     expected = dense(model, grid, keep, hidden_groups(frame, filler=make_frame(grid).patches))
     assert_close(visual_tokens(model.encode([frame])[0]), expected[keep.flatten()])
 
@@ -138,7 +140,7 @@ def test_pruning_changes_what_is_left(model, grid, make_frame, random_keep):
     assert (full[keep.flatten()] - pruned).abs().max() > 1e-2
 
 
-_tiny = {name: load_model(name) for name in ("tiny-qwen2_5_vl", "tiny-internvl3")}
+_tiny = {name: load_model(name) for name in PRESETS if name.startswith("tiny-")}
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

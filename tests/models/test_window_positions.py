@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from cluster.lab.bench.faults.positions import SeenFrame, qwen2_5_vl
+from cluster.lab.bench.faults.positions import RULES, SeenFrame, qwen2_5_vl
 from cluster.models.base import FrameSpan
 from cluster.types import PatchGrid
 
@@ -47,6 +47,24 @@ def test_qwen_full_window_is_the_published_rule(qwen, make_frame, size, period):
     before, after = torch.arange(first).expand(3, -1), torch.arange(window.next, window.next + question).expand(3, -1)
     ours = torch.cat([before, *window.frames, after], dim=1)
     assert torch.equal(ours, by_hand(qwen2_5_vl, spans, first, question))
+
+
+@pytest.mark.parametrize("size", [(160, 120), (90, 160), (112, 112)])
+@pytest.mark.parametrize("period", [1.0, 0.5, 0.25, 4.0])
+def test_a_full_window_is_the_published_rule(model, make_frame, size, period):
+    spans = spans_of(model, [make_frame(model.geometry.grid(*size)) for _ in range(5)], period)
+    window = model.window_positions(7, spans)
+    before, after = torch.arange(7).expand(3, -1), torch.arange(window.next, window.next + 4).expand(3, -1)
+    assert torch.equal(torch.cat([before, *window.frames, after], dim=1), by_hand(RULES[model.family], spans, 7, 4))
+
+
+def test_qwen2_counts_frames_and_not_seconds(qwen2):
+    """Twenty frames of 4x3 groups behind 5 tokens, whatever the pace: the last at 5 + 19, the text after it."""
+    grid, cells = PatchGrid(8, 6, 14, 2, 2), torch.ones(4, 3).nonzero()
+    for period in (0.5, 7.0):
+        window = qwen2.window_positions(5, [FrameSpan(slot * period, slot, cells, grid) for slot in range(20)])
+        assert window.frames[-1].amax(1).tolist() == [24, 8, 7]
+        assert window.next == 25
 
 
 @pytest.mark.parametrize("fps", [Fraction(30000, 1001), Fraction(24000, 1001), Fraction(25, 2)])

@@ -67,6 +67,17 @@ def qwen2_5_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_p
     return positions + [(largest + 1 + at,) * 3 for at in range(question)]
 
 
+def qwen2_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
+    """Qwen2-VL: as Qwen2.5-VL, but time is the frame's number, whatever the pace (arXiv 2409.12191, 2.1)."""
+    del tokens_per_second
+    positions = [(at, at, at) for at in range(system)]
+    largest = system - 1
+    for number, frame in enumerate(frames):
+        largest = max(largest, system + number, system + frame.rows - 1, system + frame.columns - 1)
+        positions += [(system + number, system + row, system + column) for row, column in frame.cells]
+    return positions + [(largest + 1 + at,) * 3 for at in range(question)]
+
+
 def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
     """InternVL: a plain sequence, in which every frame takes the place of all its tokens whatever is kept of it."""
     del tokens_per_second
@@ -88,7 +99,7 @@ def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per
 
 
 Rule = Callable[[int, Sequence[SeenFrame], int, int], list[Position]]
-RULES: dict[str, Rule] = {"qwen2_5_vl": qwen2_5_vl, "internvl": internvl}
+RULES: dict[str, Rule] = {"qwen2_5_vl": qwen2_5_vl, "qwen2_vl": qwen2_vl, "internvl": internvl}
 
 
 def measure(seed: int) -> Part:
