@@ -21,8 +21,6 @@ from cluster.models.checkpoint import INSTRUCTION, PATCHES_PER_PASS, SYSTEM_PROM
 from cluster.models.settings import ModelSettings
 from cluster.types import PatchGeometry, PatchGrid
 
-_ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
-
 
 @dataclass(frozen=True, slots=True)
 class PatchBatch:
@@ -81,6 +79,10 @@ class VisionLanguageModel(ABC):
     family: ClassVar[str]
     # Special tokens its prompt is made of: a tokenizer that would spell them out letter by letter is refused.
     prompt_tokens: ClassVar[tuple[str, ...]]
+    # Its chat template: up to the user's first words, from the question to the answer, and from there to the next one.
+    chat_opening: ClassVar[str] = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n"
+    chat_answer: ClassVar[str] = "<|im_end|>\n<|im_start|>assistant\n"
+    chat_follow_up: ClassVar[str] = "<|im_end|>\n<|im_start|>user\n"
     # What its prompt has before the first frame and behind the last.
     video_brackets: ClassVar[tuple[str, str]] = ("", "")
     # Of pixels (RGB), where the checkpoint has no image processor.
@@ -175,18 +177,17 @@ class VisionLanguageModel(ABC):
     # -- text -----------------------------------------------------------------------------------
     def system_ids(self) -> list[int]:
         """Token ids before the first frame, equal for every stream, so that their KV is computed once and shared."""
-        before = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n"
-        return self._ids(before + self.video_brackets[0])
+        return self._ids(self.chat_opening + self.video_brackets[0])
 
     def question_ids(self, text: str) -> list[int]:
         """Token ids from the end of the last frame to the prediction of the answer's first token."""
-        return self._prompt_ids(self.video_brackets[1], text, f"{INSTRUCTION}{_ANSWER}")
+        return self._prompt_ids(self.video_brackets[1], text, f"{INSTRUCTION}{self.chat_answer}")
 
     def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
         """:meth:`question_ids` of a free question; ``follow_up``: after the last answer instead of the last frame. Ends
         with the checkpoint's ``open_instruction``, by default nothing."""
-        before = "<|im_end|>\n<|im_start|>user\n" if follow_up else self.video_brackets[1]
-        return self._prompt_ids(before, text, f"{self.settings.open_instruction or ''}{_ANSWER}")
+        before = self.chat_follow_up if follow_up else self.video_brackets[1]
+        return self._prompt_ids(before, text, f"{self.settings.open_instruction or ''}{self.chat_answer}")
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -26,6 +26,8 @@ MAX_PIXELS = 448 * 448
 PUBLISHED = {
     "Qwen/Qwen2-VL-7B-Instruct": "qwen2_vl-7b",
     "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2_5_vl-7b",
+    "llava-hf/LLaVA-NeXT-Video-7B-hf": "llava_next_video-7b",
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": "llava_onevision-7b",
     "OpenGVLab/InternVL3-8B-hf": "internvl3-8b",
     "OpenGVLab/InternVL3-14B-hf": "internvl3-14b",
 }

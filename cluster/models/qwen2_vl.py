@@ -28,7 +28,7 @@ class Qwen2VL(Qwen25VL):
 
     # -- vision -----------------------------------------------------------------------------------
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
-        """See the base. A frame's kept patches see each other in every layer, at the rotary positions of their cells."""
+        """See the base. A frame's kept patches see each other in every layer, at rotary positions of their cells."""
         counts = [len(frame.cells) for frame in frames]
         cells = torch.cat([frame.cells for frame in frames])
         hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))

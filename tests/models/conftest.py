@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from overlapping_patches import same_where_shown_twice
 
 from cluster.models import load_model
 from cluster.models.base import PatchBatch, VisionLanguageModel
@@ -46,6 +47,8 @@ def make_frame() -> Callable[..., PatchBatch]:
         cells = keep.nonzero()
         shape = (len(cells) * grid.merge**2, grid.temporal, 3, grid.patch, grid.patch)
         patches = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        if grid.overlap:
+            patches = same_where_shown_twice(patches, cells, grid)
         return PatchBatch(patches=patches, cells=cells, grid=grid)
 
     return make

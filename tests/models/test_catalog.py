@@ -33,7 +33,10 @@ def test_checkpoint_of_a_known_family_passes(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ('{"model_type": "llava"}', "family 'llava'; supported families: internvl, qwen2_5_vl, qwen2_vl"),
+        (
+            '{"model_type": "llava"}',
+            "family 'llava'; supported families: internvl, llava_next_video, llava_onevision, qwen2_5_vl",
+        ),
         ("{}", "no model_type"),
         ("not json", "no model_type"),
     ],

@@ -17,6 +17,9 @@ from cluster.models.presets import PRESETS
 from cluster.types import AskSpec
 
 END = "<|im_end|>\n<|im_start|>assistant\n"
+FOLLOWING = "<|im_end|>\n<|im_start|>user\n"
+# What ends a question and begins the next one, where it is not ChatML.
+TURNS = {"llava_next_video": (" ASSISTANT:", "</s>USER: ")}
 ORDINARY = [
     "Is anyone climbing the fence?",
     "",
@@ -49,9 +52,10 @@ def plain(model: VisionLanguageModel, text: str) -> list[int]:
 def test_ordinary_questions_read_as_one_text_with_the_template(asked: VisionLanguageModel, text: str) -> None:
     first = asked.video_brackets[1]
     opening = asked.settings.open_instruction or ""
-    assert asked.question_ids(text) == plain(asked, f"{first}{text}{INSTRUCTION}{END}")
-    assert asked.ask_ids(text) == plain(asked, f"{first}{text}{opening}{END}")
-    follow = f"<|im_end|>\n<|im_start|>user\n{text}{opening}{END}"
+    end, following = TURNS.get(asked.family, (END, FOLLOWING))
+    assert asked.question_ids(text) == plain(asked, f"{first}{text}{INSTRUCTION}{end}")
+    assert asked.ask_ids(text) == plain(asked, f"{first}{text}{opening}{end}")
+    follow = f"{following}{text}{opening}{end}"
     assert asked.ask_ids(text, follow_up=True) == plain(asked, follow)
     assert asked.text_ids(text) == plain(asked, text)
 

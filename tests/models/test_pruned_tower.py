@@ -1,17 +1,20 @@
 """The pruned towers against transformers' own tower, whole and with pruned patches hidden from it."""
 
 import itertools
+import math
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from overlapping_patches import same_where_shown_twice
 from transformers.models.internvl.modeling_internvl import eager_attention_forward
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 
 from cluster.models import load_model
 from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.models.checkpoint import PATCHES_PER_PASS
+from cluster.models.llava import Llava
 from cluster.models.presets import PRESETS
 from cluster.types import PatchGrid
 
@@ -41,6 +44,10 @@ def grid(model: VisionLanguageModel) -> PatchGrid:
 
 def library_tower(model: VisionLanguageModel, frames: list[PatchBatch]) -> torch.Tensor:
     with model._library_attention(), torch.no_grad():
+        if isinstance(model, Llava):
+            pooled = model.model.model.get_video_features(**model._pixels(frames), return_dict=True).pooler_output
+            # OneVision's newline behind the frames is not of the tower.
+            return torch.cat(list(pooled)).flatten(0, -2)[: len(frames) * frames[0].grid.tokens]
         if model.family == "internvl":
             pixels = torch.stack([model._picture(frame) for frame in frames])
             return model.model.get_image_features(pixels, return_dict=True).pooler_output.flatten(0, 1)
@@ -117,13 +124,55 @@ def internvl_dense(
     return core.multi_modal_projector(shuffled.reshape(grid.tokens, -1))
 
 
+def llava_dense(model: VisionLanguageModel, grid: PatchGrid, keep: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
+    """Transformers' embedding and pooling of the whole frame, eager attention with pruned patches masked as keys."""
+    core, config = model.model.model, model.model.config
+    tower, side = core.vision_tower, grid.rows - grid.overlap
+    visible = torch.zeros(side, side, dtype=torch.bool)
+    for row, col in keep.nonzero().tolist():
+        # A token needs the patches around its middle.
+        top, left = (math.floor((place + 0.5) * side / grid.group_rows - 0.5) for place in (row, col))
+        visible[top : top + 2, left : left + 2] = True
+    seen = visible.flatten()
+    first = hasattr(tower.embeddings, "class_embedding")
+    if first:
+        seen = torch.cat([torch.ones(1, dtype=torch.bool), seen])
+    mask = torch.where(seen[None, :] | torch.eye(len(seen), dtype=torch.bool), 0.0, -torch.inf)
+    frame = PatchBatch(patches=patches, cells=torch.ones_like(keep).nonzero(), grid=grid)
+    hidden = tower.embeddings(model._picture(frame)[None])
+    if first:
+        hidden = tower.pre_layrnorm(hidden)
+    layers = len(tower.encoder.layers)
+    for layer in tower.encoder.layers[: layers + 1 + config.vision_feature_layer]:
+        attention, normed = layer.self_attn, layer.layer_norm1(hidden)
+        q, k, v = (
+            project(normed).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        attended = ((q @ k.transpose(2, 3)) * attention.scale + mask).softmax(-1) @ v
+        hidden = hidden + attention.out_proj(attended.transpose(1, 2).flatten(2))
+        hidden = hidden + layer.mlp(layer.layer_norm2(hidden))
+    if first:
+        return core.multi_modal_projector(core.vision_resampler(hidden[:, 1:]))[0]
+    square = core.multi_modal_projector(hidden).reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    half = [math.ceil(side / 2)] * 2
+    return torch.nn.functional.interpolate(square, size=half, mode="bilinear")[0].flatten(1).T
+
+
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
 @torch.no_grad()
 def test_pruned_equals_the_library_with_pruned_patches_hidden(model, grid, make_frame, random_keep, share):
     keep = random_keep(grid, share)
     frame = make_frame(grid, keep)
-    dense = {"qwen2_5_vl": qwen_dense, "qwen2_vl": qwen_dense, "internvl": internvl_dense}[model.family]
-    expected = dense(model, grid, keep, hidden_groups(frame, filler=make_frame(grid).patches))
+    dense = internvl_dense if model.family == "internvl" else llava_dense if isinstance(model, Llava) else qwen_dense
+    patches = hidden_groups(frame, filler=make_frame(grid).patches)
+    if grid.overlap:
+        # What a kept group shows of the middle is what the picture has there.
+        order = torch.cat([frame.cells, (~keep).nonzero()])
+        index = order[:, 0] * grid.group_cols + order[:, 1]
+        first = same_where_shown_twice(patches.unflatten(0, (-1, 4))[index].flatten(0, 1), order, grid)
+        patches = first.unflatten(0, (-1, 4))[index.argsort()].flatten(0, 1)
+    expected = dense(model, grid, keep, patches)
     assert_close(visual_tokens(model.encode([frame])[0]), expected[keep.flatten()])
 
 

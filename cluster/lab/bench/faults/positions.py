@@ -99,7 +99,13 @@ def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per
 
 
 Rule = Callable[[int, Sequence[SeenFrame], int, int], list[Position]]
-RULES: dict[str, Rule] = {"qwen2_5_vl": qwen2_5_vl, "qwen2_vl": qwen2_vl, "internvl": internvl}
+RULES: dict[str, Rule] = {
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen2_vl": qwen2_vl,
+    "internvl": internvl,
+    "llava_next_video": internvl,
+    "llava_onevision": internvl,
+}
 
 
 def measure(seed: int) -> Part:
