@@ -89,6 +89,7 @@ families: Registry[Any] = Registry(
         "llava_onevision": "cluster.models.llava_onevision:LlavaOnevision",
         "qwen2_5_vl": "cluster.models.qwen2_5_vl:Qwen25VL",
         "qwen2_vl": "cluster.models.qwen2_vl:Qwen2VL",
+        "qwen3_vl": "cluster.models.qwen3_vl:Qwen3VL",
     },
 )
 refresh_policies: Registry[Any] = Registry(

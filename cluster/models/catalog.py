@@ -13,6 +13,7 @@ PRESETS = (
     "bench-llava_onevision",
     "bench-qwen2_5_vl",
     "bench-qwen2_vl",
+    "bench-qwen3_vl",
     "demo-internvl3",
     "demo-qwen2_5_vl",
     "kv7b-qwen2_5_vl",
@@ -21,6 +22,7 @@ PRESETS = (
     "tiny-llava_onevision",
     "tiny-qwen2_5_vl",
     "tiny-qwen2_vl",
+    "tiny-qwen3_vl",
 )
 # Trained models that come with this package: name -> folder of the checkpoint.
 BUNDLED = {"demo": Path(__file__).parent / "demo"}

@@ -75,7 +75,8 @@ class Llava(SequentialFrames):
         for layer in self._tower.encoder.layers[: self._depth]:
             # SigLIP's attention hands on no argument but the mask.
             hidden = layer(hidden, packing)
-        return hidden[0] if rows is None else hidden[0, rows]
+        features: Tensor = hidden[0] if rows is None else hidden[0, rows]
+        return features
 
     @property
     def _class_tokens(self) -> int:

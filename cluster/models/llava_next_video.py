@@ -46,7 +46,7 @@ class LlavaNextVideo(Llava):
         raster = row * (self.geometry.square // self.geometry.patch) + col
         counts = [len(frame.patches) for frame in frames]
         features = self._tower_features(torch.cat([frame.patches for frame in frames]), raster, counts)
-        pooled = features.unflatten(0, (-1, 4)).mean(1)
+        pooled = features.view(-1, 4, features.shape[-1]).mean(1)
         visual = self.model.model.multi_modal_projector(pooled)
         return list(torch.split(visual.to(self.dtype), [len(frame.cells) for frame in frames]))
 

@@ -55,7 +55,8 @@ class LlavaOnevision(Llava):
         cells = torch.cat([frame.cells for frame in frames])
         share = self._shares[cells]
         weight = (share[:, 0, :, None] * share[:, 1, None]).flatten(1).to(self.device, self.dtype)
-        visual = torch.einsum("tk,tkd->td", weight, projected[back.to(self.device)].unflatten(0, (-1, 4)))
+        taps = projected[back.to(self.device)].view(len(cells), 4, -1)
+        visual = torch.einsum("tk,tkd->td", weight, taps)
         return list(torch.split(visual.to(self.dtype), [len(frame.cells) for frame in frames]))
 
     def _places(self, frames: Sequence[PatchBatch]) -> Tensor:

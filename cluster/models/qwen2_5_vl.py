@@ -174,21 +174,32 @@ class Qwen25VL(VisionLanguageModel):
         Raises:
             ValueError: a frame is pruned, or frames differ in grid.
         """
+        grid = self._reference_grid(frames)
+        video = int(self.model.config.video_token_id)
+        system, ask = self.system_ids(), self.question_ids(question)
+        positions = self._reference_positions(frames, times_s, len(system), len(ask))
+        ids = [*system, *[video] * (grid.tokens * len(frames)), *ask]
+        return self._library_logits(ids, frames, grid, position_ids=positions)
+
+    def _reference_grid(self, frames: Sequence[PatchBatch]) -> PatchGrid:
         grid = frames[0].grid
         if any(frame.grid != grid or len(frame.cells) != grid.tokens for frame in frames):
             raise ValueError("the reference needs complete frames of one grid")
-        video = int(self.model.config.video_token_id)
-        system, ask = self.system_ids(), self.question_ids(question)
-        ids = torch.tensor([[*system, *[video] * (grid.tokens * len(frames)), *ask]], device=self.device)
+        return grid
+
+    def _library_logits(
+        self, ids: Sequence[int], frames: Sequence[PatchBatch], grid: PatchGrid, **options: Any
+    ) -> Tensor:
+        tokens = torch.tensor([ids], device=self.device)
         with self._library_attention():
             output = self.model(
-                input_ids=ids,
-                mm_token_type_ids=(ids == video).int() * 2,
+                input_ids=tokens,
+                mm_token_type_ids=(tokens == int(self.model.config.video_token_id)).int() * 2,
                 pixel_values_videos=self._pixel_values(torch.cat([f.patches for f in frames]).to(self.device)),
                 video_grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]], device=self.device),
-                position_ids=self._reference_positions(frames, times_s, len(system), len(ask)),
                 use_cache=False,
                 logits_to_keep=1,
+                **options,
             )
         logits: Tensor = output.logits[0, -1]
         return logits
@@ -213,9 +224,13 @@ class Qwen25VL(VisionLanguageModel):
         per_patch = visual.patch_embed.proj.weight.numel() + sum(linear_weights(block) for block in visual.blocks)
         return int(
             2 * patches * per_patch
-            + 2 * patches // self.geometry.merge**2 * linear_weights(visual.merger)
+            + 2 * patches // self.geometry.merge**2 * sum(linear_weights(merger) for merger in self._mergers)
             + 4 * visual.patch_embed.embed_dim * self._attention_pairs(frames)
         )
+
+    @property
+    def _mergers(self) -> list[Any]:
+        return [self._visual.merger]
 
     def _attention_pairs(self, frames: Sequence[PatchBatch | int]) -> int:
         """Pairs of patches that see each other, over all layers of the tower."""

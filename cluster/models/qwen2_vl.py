@@ -36,15 +36,23 @@ class Qwen2VL(Qwen25VL):
         return list(torch.split(merged.to(self.dtype), counts))
 
     def _run_blocks(self, hidden: Tensor, places: Tensor, counts: Sequence[int]) -> Tensor:
-        """Embedded patches at ``places`` (row, col), of frames with these group counts -> visual tokens ``[t, D]``."""
+        """Embedded patches at ``places`` (row, col), of frames with these group counts -> visual tokens ``[t, W]``."""
         packing = SequencePacking.of([n * self.geometry.merge**2 for n in counts], self.device, self.dtype)
         rotary = self._visual.rotary_pos_emb(hidden, places.to(self.device))
         # Without ``max_seqlen``, each block would read it back from the device.
         lengths = {"cu_seqlens": packing.cu_seqlens, "max_seqlen": packing.longest}
-        for block in self._visual.blocks:
+        merger, *deepstack = self._mergers
+        added: list[Tensor] = []
+        for index, block in enumerate(self._visual.blocks):
             hidden = block(hidden, **lengths, position_embeddings=rotary, packing=packing)
-        merged: Tensor = self._visual.merger(hidden)
-        return merged
+            if index in self._deepstack_blocks:
+                added.append(deepstack[len(added)](hidden))
+        return torch.cat([merger(hidden), *added], dim=1)
+
+    @property
+    def _deepstack_blocks(self) -> Sequence[int]:
+        """Blocks of the tower, ascending, whose output early layers of the language model add."""
+        return ()
 
     # -- positions --------------------------------------------------------------------------------
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:

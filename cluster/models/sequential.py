@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
+from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.models.checkpoint import normalise
 from cluster.types import PatchGrid
 
@@ -26,16 +26,9 @@ class SequentialFrames(VisionLanguageModel):
         before, after = self.frame_brackets
         return self._ids(before), self._ids(after)
 
-    def _frame_tokens(self, frame: PatchBatch, visual: Tensor) -> FrameTokens:
-        before, after = self._brackets
-        text = self.embed(torch.tensor([*before, *after], dtype=torch.int64))
-        index = torch.arange(len(text))
-        text_cells = torch.stack([torch.full_like(index, -1), index], dim=1)
-        return FrameTokens(
-            embeds=torch.cat([text[: len(before)], visual, text[len(before) :]]),
-            cells=torch.cat([text_cells[: len(before)], frame.cells, text_cells[len(before) :]]),
-            grid=frame.grid,
-        )
+    def _frame_text(self, frame: PatchBatch) -> tuple[list[int], list[int]]:
+        del frame
+        return self._brackets
 
     # -- positions --------------------------------------------------------------------------------
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:

@@ -32,6 +32,11 @@ def qwen2() -> VisionLanguageModel:
 
 
 @pytest.fixture(scope="session")
+def qwen3() -> VisionLanguageModel:
+    return load_model("tiny-qwen3_vl")
+
+
+@pytest.fixture(scope="session")
 def internvl() -> VisionLanguageModel:
     return load_model("tiny-internvl3")
 

@@ -55,6 +55,7 @@ def test_language_model(model):
     [
         ("qwen2_5_vl-7b", 7.6),
         ("qwen2_vl-7b", 7.7),
+        ("qwen3_vl-8b", 8.1),
         ("llava_next_video-7b", 6.9),
         ("llava_onevision-7b", 7.5),
         ("internvl3-8b", 7.4),

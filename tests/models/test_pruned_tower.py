@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from overlapping_patches import same_where_shown_twice
 from transformers.models.internvl.modeling_internvl import eager_attention_forward
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
 from cluster.models import load_model
 from cluster.models.base import PatchBatch, VisionLanguageModel
@@ -53,9 +54,8 @@ def library_tower(model: VisionLanguageModel, frames: list[PatchBatch]) -> torch
             return model.model.get_image_features(pixels, return_dict=True).pooler_output.flatten(0, 1)
         grid = frames[0].grid
         pixels = model._pixel_values(torch.cat([frame.patches for frame in frames]))
-        return model.model.model.visual(
-            pixels, grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]])
-        ).pooler_output
+        seen = model.model.model.visual(pixels, grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]]))
+        return torch.cat([seen.pooler_output, *getattr(seen, "deepstack_features", [])], dim=1)
 
 
 def test_a_complete_window_equals_the_library(model, grid, make_frame):
@@ -83,6 +83,13 @@ def qwen_dense(model: VisionLanguageModel, grid: PatchGrid, keep: torch.Tensor, 
             if (a[0] // side, a[1] // side) == (b[0] // side, b[1] // side):
                 windowed[i, j] = 0.0
     hidden = visual.patch_embed(model._pixel_values(patches))
+    if hasattr(visual, "pos_embed"):
+        taps, weights = get_vision_interpolation_indices_and_weights(
+            torch.tensor([[1, grid.rows, grid.cols]]), visual.num_grid_per_side, align_corners=True
+        )
+        raster = torch.tensor([row * grid.cols + col for row, col in places])
+        hidden = hidden + (visual.pos_embed(taps[raster]) * weights[raster][:, :, None]).sum(1)
+    added = []
     cos, sin = visual.rotary_pos_emb(hidden, torch.tensor(places))
     for index, block in enumerate(visual.blocks):
         attention = block.attn
@@ -93,7 +100,9 @@ def qwen_dense(model: VisionLanguageModel, grid: PatchGrid, keep: torch.Tensor, 
         attended = torch.einsum("hij,jhd->ihd", scores.softmax(-1), qkv[:, 2]).reshape(n, -1)
         hidden = hidden + attention.proj(attended)
         hidden = hidden + block.mlp(block.norm2(hidden))
-    return visual.merger(hidden)
+        if index in getattr(visual, "deepstack_visual_indexes", ()):
+            added.append(visual.deepstack_merger_list[len(added)](hidden))
+    return torch.cat([visual.merger(hidden), *added], dim=1)
 
 
 def internvl_dense(
@@ -239,7 +248,7 @@ def test_a_frame_without_patches_has_no_token(model, grid, make_frame):
     nothing = torch.zeros(grid.group_rows, grid.group_cols, dtype=torch.bool)
     before, empty, after = model.encode([make_frame(grid), make_frame(grid, nothing), make_frame(grid)])
     assert len(empty) == 0
-    assert empty.embeds.shape == (0, model.text_config.hidden_size)
+    assert empty.embeds.shape == (0, model.text_config.hidden_size * (1 + model.deepstack))
     assert len(before) == len(after) > 0
     assert [len(tokens) for tokens in model.encode([make_frame(grid, nothing)])] == [0]
     assert model.encode([]) == []

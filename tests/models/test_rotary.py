@@ -17,7 +17,10 @@ def test_rotated_raw_keys_are_the_models_own(model):
     AttentionInterface.register("test_recording", recording)
     text = model.model.model.language_model
     hooks = [
-        layer.self_attn.k_proj.register_forward_hook(lambda _m, _i, out: raw.append(out[0])) for layer in model.layers
+        getattr(layer.self_attn, "k_norm", layer.self_attn.k_proj).register_forward_hook(
+            lambda _m, _i, out: raw.append(out[0])
+        )
+        for layer in model.layers
     ]
     generator = torch.Generator().manual_seed(3)
     n = 40
