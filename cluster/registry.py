@@ -85,7 +85,11 @@ families: Registry[Any] = Registry(
     "model family",
     {
         "internvl": "cluster.models.internvl:InternVL",
+        "llava_next_video": "cluster.models.llava_next_video:LlavaNextVideo",
+        "llava_onevision": "cluster.models.llava_onevision:LlavaOnevision",
         "qwen2_5_vl": "cluster.models.qwen2_5_vl:Qwen25VL",
+        "qwen2_vl": "cluster.models.qwen2_vl:Qwen2VL",
+        "qwen3_vl": "cluster.models.qwen3_vl:Qwen3VL",
     },
 )
 refresh_policies: Registry[Any] = Registry(

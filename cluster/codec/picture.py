@@ -29,7 +29,7 @@ class PictureScaler:
 
     def __call__(self, frame: VideoFrame) -> tuple[UInt8Array, UInt8Array]:
         """``rgb [height, width, 3]`` and ``luma [height, width]``, uint8."""
-        width, height = self._grid.width, self._grid.height
+        height, width = self._grid.scaled
         small = self._scale.reformat(frame, width, height, "yuv420p", interpolation=Interpolation.AREA, threads=1)
         plane = small.planes[0]
         # Typed as an object without a buffer; a row may be padded.
@@ -37,6 +37,9 @@ class PictureScaler:
         luma: UInt8Array = np.frombuffer(memory, np.uint8).reshape(-1, plane.line_size)[:height, :width].copy()
         rgb = self._colour.reformat(small, format="rgb24", interpolation=Interpolation.FAST_BILINEAR, threads=1)
         pixels: Any = rgb.to_ndarray()
+        if self._grid.overlap:
+            shown = np.ix_(self._grid.pixel_sources, self._grid.pixel_sources)
+            return pixels[shown], luma[shown]
         return pixels, luma
 
 

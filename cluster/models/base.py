@@ -15,13 +15,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cluster.errors import ModelError
 from cluster.models.checkpoint import INSTRUCTION, PATCHES_PER_PASS, SYSTEM_PROMPT, Checkpoint, linear_weights
 from cluster.models.settings import ModelSettings
 from cluster.types import PatchGeometry, PatchGrid
-
-_ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +29,20 @@ class PatchBatch:
 
     * ``patches`` ``[n, T, C, p, p]`` uint8 in group order (see ``FrameSample``)
     * ``cells`` ``[n / merge**2, 2]`` int64: (row, col) of each group on the merged grid, row-major
+    * ``time_s``: of the frame in its stream's own time, for families that write it before the frame
     """
 
     patches: Tensor
     cells: Tensor
     grid: PatchGrid
+    time_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class FrameTokens:
     """One frame as the language model sees it: visual tokens and any text around them.
 
-    * ``embeds`` ``[t, D]``
+    * ``embeds`` ``[t, W]``: the embedding, and behind it what early layers add (see :meth:`VisionLanguageModel.embed`)
     * ``cells`` ``[t, 2]`` int64, (row, col) on the merged grid; (-1, k) for the k-th text token of the frame
     """
 
@@ -81,6 +82,12 @@ class VisionLanguageModel(ABC):
     family: ClassVar[str]
     # Special tokens its prompt is made of: a tokenizer that would spell them out letter by letter is refused.
     prompt_tokens: ClassVar[tuple[str, ...]]
+    # Its chat template: up to the user's first words, from the question to the answer, and from there to the next one.
+    chat_opening: ClassVar[str] = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n"
+    chat_answer: ClassVar[str] = "<|im_end|>\n<|im_start|>assistant\n"
+    chat_follow_up: ClassVar[str] = "<|im_end|>\n<|im_start|>user\n"
+    # Position axes that a frame's place moves: time alone, or all.
+    moving_axes: ClassVar[tuple[int, int, int]] = (1, 0, 0)
     # What its prompt has before the first frame and behind the last.
     video_brackets: ClassVar[tuple[str, str]] = ("", "")
     # Of pixels (RGB), where the checkpoint has no image processor.
@@ -129,11 +136,23 @@ class VisionLanguageModel(ABC):
 
     @abstractmethod
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
-        """Visual tokens ``[t, D]`` of frames with at least one kept patch, in order of cells."""
+        """Visual tokens ``[t, W]`` of frames with at least one kept patch, in order of cells."""
+
+    def _frame_text(self, frame: PatchBatch) -> tuple[list[int], list[int]]:
+        """Token ids of the text that the family writes before and behind a frame; as many for every frame."""
+        del frame
+        return [], []
 
     def _frame_tokens(self, frame: PatchBatch, visual: Tensor) -> FrameTokens:
-        """Visual tokens ``[t, D]`` with the text that the family writes around a frame."""
-        return FrameTokens(embeds=visual, cells=frame.cells, grid=frame.grid)
+        before, after = self._frame_text(frame)
+        text = self.embed(torch.tensor([*before, *after], dtype=torch.int64))
+        index = torch.arange(len(text))
+        text_cells = torch.stack([torch.full_like(index, -1), index], dim=1)
+        return FrameTokens(
+            embeds=torch.cat([text[: len(before)], visual, text[len(before) :]]),
+            cells=torch.cat([text_cells[: len(before)], frame.cells, text_cells[len(before) :]]),
+            grid=frame.grid,
+        )
 
     # -- vision -----------------------------------------------------------------------------------
     @torch.no_grad()
@@ -145,7 +164,7 @@ class VisionLanguageModel(ABC):
         """
         kept = [frame for frame in frames if len(frame.cells)]
         visual = iter([tokens for part in self._parts(kept) for tokens in self._encode_kept(part)])
-        nothing = torch.zeros(0, self.text_config.hidden_size, dtype=self.dtype, device=self.device)
+        nothing = self.embed(torch.zeros(0, dtype=torch.int64))
         return [
             self._frame_tokens(frame, next(visual))
             if len(frame.cells)
@@ -175,18 +194,17 @@ class VisionLanguageModel(ABC):
     # -- text -----------------------------------------------------------------------------------
     def system_ids(self) -> list[int]:
         """Token ids before the first frame, equal for every stream, so that their KV is computed once and shared."""
-        before = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n"
-        return self._ids(before + self.video_brackets[0])
+        return self._ids(self.chat_opening + self.video_brackets[0])
 
     def question_ids(self, text: str) -> list[int]:
         """Token ids from the end of the last frame to the prediction of the answer's first token."""
-        return self._prompt_ids(self.video_brackets[1], text, f"{INSTRUCTION}{_ANSWER}")
+        return self._prompt_ids(self.video_brackets[1], text, f"{INSTRUCTION}{self.chat_answer}")
 
     def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
         """:meth:`question_ids` of a free question; ``follow_up``: after the last answer instead of the last frame. Ends
         with the checkpoint's ``open_instruction``, by default nothing."""
-        before = "<|im_end|>\n<|im_start|>user\n" if follow_up else self.video_brackets[1]
-        return self._prompt_ids(before, text, f"{self.settings.open_instruction or ''}{_ANSWER}")
+        before = self.chat_follow_up if follow_up else self.video_brackets[1]
+        return self._prompt_ids(before, text, f"{self.settings.open_instruction or ''}{self.chat_answer}")
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -301,11 +319,26 @@ class VisionLanguageModel(ABC):
         """The language model's configuration (``num_hidden_layers, num_key_value_heads, hidden_size`` …)."""
         return self._text_model.config
 
+    @property
+    def deepstack(self) -> int:
+        """Embeddings that visual tokens carry besides their first: layer ``i`` adds the ``i``-th to its output."""
+        return 0
+
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
-        """Token ids ``[n]`` -> embeddings ``[n, D]``."""
+        """Token ids ``[n]`` -> embeddings ``[n, W]``, ``W = (1 + deepstack) D``: to text, early layers add nothing."""
         embedded: Tensor = self._text_model.embed_tokens(ids.to(self.device))
-        return embedded
+        return F.pad(embedded, (0, self.deepstack * embedded.shape[1]))
+
+    def run_layer(self, index: int, hidden: Tensor, embeds: Tensor, **options: Any) -> Tensor:
+        """``hidden [1, n, D]`` after the ``index``-th layer, of rows with ``embeds [n, W]``; ``options``: of the
+        library's layer."""
+        output = self.layers[index](hidden, attention_mask=None, **options)
+        hidden = output[0] if isinstance(output, tuple) else output
+        if index < self.deepstack:
+            width = hidden.shape[-1]
+            hidden = hidden + embeds[:, (1 + index) * width : (2 + index) * width]
+        return hidden
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -9,12 +9,20 @@ from cluster.errors import ModelError
 from cluster.registry import families
 
 PRESETS = (
+    "bench-llava_next_video",
+    "bench-llava_onevision",
     "bench-qwen2_5_vl",
+    "bench-qwen2_vl",
+    "bench-qwen3_vl",
     "demo-internvl3",
     "demo-qwen2_5_vl",
     "kv7b-qwen2_5_vl",
     "tiny-internvl3",
+    "tiny-llava_next_video",
+    "tiny-llava_onevision",
     "tiny-qwen2_5_vl",
+    "tiny-qwen2_vl",
+    "tiny-qwen3_vl",
 )
 # Trained models that come with this package: name -> folder of the checkpoint.
 BUNDLED = {"demo": Path(__file__).parent / "demo"}

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from cluster.errors import ModelError
-from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel, patch_counts
+from cluster.models.base import PatchBatch, patch_counts
 from cluster.models.checkpoint import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -21,28 +21,27 @@ from cluster.models.checkpoint import (
     normalise,
     preset_tokenizer,
 )
-from cluster.models.packed_attention import PACKED, SequencePacking
-from cluster.types import PatchGeometry, PatchGrid
+from cluster.models.packed_attention import PACKED, SequencePacking, prepend_token
+from cluster.models.sequential import SequentialFrames
+from cluster.types import PatchGeometry
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>")
-# The family's own template writes "Frame7: <img>...". A number would change when the window slides and take the
-# frame's KV with it, so frames are told apart by their order alone.
-BEFORE_FRAME, AFTER_FRAME = "<img>", "</img>\n"
 
 
-class InternVL(VisionLanguageModel):
+class InternVL(SequentialFrames):
     """``InternVLForConditionalGeneration`` with a pruned tower (InternVL3 report, section 2.1)."""
 
     family = "internvl"
     prompt_tokens = ("<|im_start|>", "<|im_end|>", "<img>", "</img>")
+    # The family's own template writes "Frame7: <img>...". A number would change when the window slides and take the
+    # frame's KV with it, so frames are told apart by their order alone.
+    frame_brackets = ("<img>", "</img>\n")
     pixel_mean, pixel_std = IMAGENET_MEAN, IMAGENET_STD
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         self._tower: Any = self.model.model.vision_tower
         self._tower.config._attn_implementation = PACKED
-        self._before = self._ids(BEFORE_FRAME)
-        self._after = self._ids(AFTER_FRAME)
 
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
         config, vision = checkpoint.model.config, checkpoint.model.config.vision_config
@@ -83,23 +82,16 @@ class InternVL(VisionLanguageModel):
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
         """See the base. Each frame is its class token and its kept patches, with the position embeddings of their
         cells; linear layers run over all frames at once."""
-        embeddings = self._tower.embeddings
-        unit = self.geometry.merge**2
-        lengths = [1 + len(frame.cells) * unit for frame in frames]
-        packing = SequencePacking.of(lengths, self.device, self.dtype)
-        ends = torch.tensor(lengths).cumsum(0)
-        is_patch = torch.ones(sum(lengths), dtype=torch.bool)
-        is_patch[ends - torch.tensor(lengths)] = False
-        starts, rows = (kind.nonzero()[:, 0].to(self.device) for kind in (~is_patch, is_patch))
-
-        patches = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
-        hidden = patches.new_empty(len(is_patch), patches.shape[-1])
-        hidden[starts] = embeddings.cls_token[0]
-        hidden[rows] = patches
+        embeddings, unit = self._tower.embeddings, self.geometry.merge**2
+        counts = [len(frame.cells) * unit for frame in frames]
+        packing = SequencePacking.of([1 + count for count in counts], self.device, self.dtype)
+        hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
+        first = embeddings.cls_token[0, 0]
         if embeddings.position_embeddings is not None:
-            place = torch.zeros(len(is_patch), dtype=torch.long)
-            place[is_patch] = 1 + self._raster(torch.cat([frame.cells for frame in frames]))
-            hidden = hidden + embeddings.position_embeddings[0, place.to(self.device)]
+            table = embeddings.position_embeddings[0]
+            place = 1 + self._raster(torch.cat([frame.cells for frame in frames]))
+            hidden, first = hidden + table[place.to(self.device)], first + table[0]
+        hidden, rows = prepend_token(hidden, first, counts)
 
         hidden = self._run_layers(hidden[None], packing)[0][rows]
         # A group's patches are row-major, which is the channel order of InternVL's pixel shuffle.
@@ -126,17 +118,6 @@ class InternVL(VisionLanguageModel):
         layer, layers = self._feature_layer, len(self._tower.encoder.layer)
         return layer if layer >= 0 else layers + 1 + layer
 
-    def _frame_tokens(self, frame: PatchBatch, visual: Tensor) -> FrameTokens:
-        before = len(self._before)
-        text = self.embed(torch.tensor([*self._before, *self._after]))
-        index = torch.arange(len(text))
-        text_cells = torch.stack([torch.full_like(index, -1), index], dim=1)
-        return FrameTokens(
-            embeds=torch.cat([text[:before], visual, text[before:]]),
-            cells=torch.cat([text_cells[:before], frame.cells, text_cells[before:]]),
-            grid=frame.grid,
-        )
-
     def _embed_patches(self, patches: Tensor) -> Tensor:
         projection = self._tower.embeddings.patch_embeddings.projection
         pixels = normalise(patches, self.mean, self.std, self.dtype).flatten(1)
@@ -148,61 +129,13 @@ class InternVL(VisionLanguageModel):
         row, col = self._patch_positions(cells).unbind(1)
         return row * (self.geometry.square // self.geometry.patch) + col
 
-    # -- positions --------------------------------------------------------------------------------
-    def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
-        """See the base; frames stand in slots, whatever time lies between them."""
-        del time_s
-        return slot * self._frame_length(grid)
-
-    def next_position(self, first: int, place: int, grid: PatchGrid) -> int:
-        return first + place + self._frame_length(grid)
-
-    def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """One axis, repeated: a frame's slot times its tokens with nothing pruned, then its tokens in order."""
-        del time_s
-        row, col = cells.to(torch.int64).unbind(1)
-        before = len(self._before)
-        visual = before + row * grid.group_cols + col
-        text = torch.where(col < before, col, col + grid.tokens)
-        start = first + slot.to(torch.int64) * self._frame_length(grid)
-        return (start + torch.where(row < 0, text, visual)).expand(3, -1)
-
-    def _frame_length(self, grid: PatchGrid) -> int:
-        return len(self._before) + grid.tokens + len(self._after)
-
     # -- the reference ----------------------------------------------------------------------------
-    @torch.no_grad()
-    def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
-        """See the base. Times only order the frames, which stand in consecutive slots.
+    @property
+    def _placeholder(self) -> int:
+        return int(self.model.config.image_token_id)
 
-        Raises:
-            ValueError: a frame is pruned, or times do not ascend.
-        """
-        if list(times_s) != sorted(times_s) or len(times_s) != len(frames):
-            raise ValueError("the reference needs one time per frame, ascending")
-        if any(len(frame.cells) != frame.grid.tokens for frame in frames):
-            raise ValueError("the reference needs complete frames")
-        image = int(self.model.config.image_token_id)
-        ids = self.system_ids()
-        for frame in frames:
-            ids += [*self._before, *[image] * frame.grid.tokens, *self._after]
-        ids += self.question_ids(question)
-        with self._library_attention():
-            output = self.model(
-                input_ids=torch.tensor([ids], device=self.device),
-                pixel_values=torch.stack([self._picture(frame) for frame in frames]),
-                use_cache=False,
-                logits_to_keep=1,
-            )
-        logits: Tensor = output.logits[0, -1]
-        return logits
-
-    def _picture(self, frame: PatchBatch) -> Tensor:
-        """A complete frame's patches in group order -> normalised pixels ``[C, height, width]``."""
-        grid, merge = frame.grid, self.geometry.merge
-        pixels = normalise(frame.patches.to(self.device), self.mean, self.std, self.dtype)[:, 0]
-        tiles = pixels.view(grid.group_rows, grid.group_cols, merge, merge, -1, grid.patch, grid.patch)
-        return tiles.permute(4, 0, 2, 5, 1, 3, 6).reshape(-1, grid.height, grid.width)
+    def _pixels(self, frames: Sequence[PatchBatch]) -> dict[str, Tensor]:
+        return {"pixel_values": torch.stack([self._picture(frame) for frame in frames])}
 
     # -- sizes ------------------------------------------------------------------------------------
     def tower_flops(self, frames: Sequence[PatchBatch | int]) -> int:

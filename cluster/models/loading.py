@@ -24,7 +24,11 @@ META = torch.device("meta")
 MAX_PIXELS = 448 * 448
 
 PUBLISHED = {
+    "Qwen/Qwen2-VL-7B-Instruct": "qwen2_vl-7b",
     "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2_5_vl-7b",
+    "Qwen/Qwen3-VL-8B-Instruct": "qwen3_vl-8b",
+    "llava-hf/LLaVA-NeXT-Video-7B-hf": "llava_next_video-7b",
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": "llava_onevision-7b",
     "OpenGVLab/InternVL3-8B-hf": "internvl3-8b",
     "OpenGVLab/InternVL3-14B-hf": "internvl3-14b",
 }
@@ -103,6 +107,8 @@ def load_truncated(name: str, layers: int, device: torch.device) -> VisionLangua
     tower: dict[str, Any] = {key: layers for key in ("depth", "num_hidden_layers") if key in shape.vision}
     if "fullatt_block_indexes" in shape.vision:
         tower |= {"fullatt_block_indexes": [layers - 1]}
+    if "deepstack_visual_indexes" in shape.vision:
+        tower |= {"deepstack_visual_indexes": list(range(layers))[-3:]}
     shape = replace(shape, text={**shape.text, "num_hidden_layers": layers}, vision={**shape.vision, **tower})
     model, tokenizer = _untrained(shape, META)
     model = model.to(torch.bfloat16).to_empty(device=device)

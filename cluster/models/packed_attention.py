@@ -53,13 +53,18 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 sequences are kept apart by the packing
+    attention_mask: SequencePacking | None,
     *,
-    packing: SequencePacking,
+    packing: SequencePacking | None = None,
     scaling: float,
     **kwargs: Any,  # noqa: ARG001
 ) -> tuple[Tensor, None]:
-    """``query, key, value [1, h, n, d]`` -> ``[1, n, h, d]``; on a GPU one launch for all sequences."""
+    """``query, key, value [1, h, n, d]`` -> ``[1, n, h, d]``; on a GPU one launch for all sequences.
+
+    The packing keeps sequences apart, and needs no mask; towers that hand on nothing else pass it as one.
+    """
+    packing = packing or attention_mask
+    assert packing is not None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if not packing.batches:
         ends, longest = packing.cu_seqlens, packing.longest
@@ -79,6 +84,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
     """``[b, n, h, d]`` each -> ``[b, n, h, d]``."""
     attended = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=scaling)
     return attended.transpose(1, 2)
+
+
+def prepend_token(rows: Tensor, token: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Put ``token [D]`` before each frame's ``rows [n, D]``, of which frames have ``counts``; also returns the places
+    ``[n]`` of the rows."""
+    frame = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    places = (torch.arange(len(frame)) + frame + 1).to(rows.device)
+    packed = token.repeat(len(rows) + len(counts), 1)
+    packed[places] = rows
+    return packed, places
 
 
 AttentionInterface.register(PACKED, packed_attention)

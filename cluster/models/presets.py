@@ -45,6 +45,27 @@ def _qwen_tower(hidden: int, intermediate: int, depth: int, heads: int, full: li
     }
 
 
+def _deepstack_tower(
+    hidden: int, intermediate: int, depth: int, heads: int, added: list[int], places: int = 48
+) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "depth": depth,
+        "num_heads": heads,
+        "deepstack_visual_indexes": added,
+        "num_position_embeddings": places**2,
+    }
+
+
+def _full_tower(hidden: int, depth: int, heads: int) -> dict[str, Any]:
+    return {"embed_dim": hidden, "depth": depth, "num_heads": heads}
+
+
+def _square_tower(hidden: int, intermediate: int, layers: int, heads: int, image: int) -> dict[str, Any]:
+    return {**_intern_tower(hidden, intermediate, layers, heads, image), "patch_size": 14}
+
+
 def _intern_tower(hidden: int, intermediate: int, layers: int, heads: int, image: int) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
@@ -63,10 +84,33 @@ PRESETS: dict[str, Preset] = {
         vision={**_qwen_tower(32, 64, 4, 2, [1, 3]), "window_size": 56},
         max_pixels=112 * 112,
     ),
+    "tiny-qwen2_vl": Preset(
+        "qwen2_vl",
+        text=_text(64, 128, 3, 4, 2, mrope_section=[2, 3, 3]),
+        vision=_full_tower(32, 3, 2),
+        max_pixels=112 * 112,
+    ),
+    "tiny-qwen3_vl": Preset(
+        "qwen3_vl",
+        text={**_text(64, 128, 3, 4, 2, mrope_section=[4, 2, 2]), "head_dim": 16},
+        vision=_deepstack_tower(32, 64, 3, 2, [0, 1], places=6),
+        max_pixels=128 * 128,
+    ),
     "tiny-internvl3": Preset(
         "internvl",
         text=_text(64, 128, 3, 4, 2),
         vision={**_intern_tower(32, 64, 3, 2, 112), "use_qk_norm": True},
+    ),
+    "tiny-llava_next_video": Preset(
+        "llava_next_video",
+        text=_text(64, 128, 3, 4, 2),
+        vision=_square_tower(32, 64, 3, 2, 112),
+    ),
+    "tiny-llava_onevision": Preset(
+        "llava_onevision",
+        text=_text(64, 128, 3, 4, 2),
+        # 7x7 patches and a rest, as the published 27x27 have one.
+        vision={**_square_tower(32, 64, 3, 2, 100), "vision_use_head": False},
     ),
     # As many layers, key heads and channels as the published 7B, so that its KV is as large, and narrow otherwise.
     "kv7b-qwen2_5_vl": Preset(
@@ -91,6 +135,26 @@ PRESETS: dict[str, Preset] = {
         text=_text(512, 1536, 12, 8, 2, mrope_section=[8, 12, 12]),
         vision=_qwen_tower(384, 1152, 8, 6, [3, 7]),
     ),
+    "bench-qwen2_vl": Preset(
+        "qwen2_vl",
+        text=_text(512, 1536, 12, 8, 2, mrope_section=[8, 12, 12]),
+        vision=_full_tower(384, 8, 6),
+    ),
+    "bench-qwen3_vl": Preset(
+        "qwen3_vl",
+        text={**_text(512, 1536, 12, 8, 2, mrope_section=[12, 10, 10]), "head_dim": 64},
+        vision=_deepstack_tower(384, 1152, 8, 6, [2, 4, 6], places=24),
+    ),
+    "bench-llava_next_video": Preset(
+        "llava_next_video",
+        text=_text(512, 1536, 12, 8, 2),
+        vision=_square_tower(384, 1536, 9, 6, 336),
+    ),
+    "bench-llava_onevision": Preset(
+        "llava_onevision",
+        text=_text(512, 1536, 12, 8, 2),
+        vision={**_square_tower(384, 1536, 9, 6, 384), "vision_use_head": False},
+    ),
 }
 
 # From the config.json of the published checkpoints.
@@ -99,6 +163,30 @@ SHAPES: dict[str, Preset] = {
         "qwen2_5_vl",
         text={**_text(3584, 18944, 28, 28, 4, mrope_section=[16, 24, 24]), "vocab_size": 152064},
         vision=_qwen_tower(1280, 3420, 32, 16, [7, 15, 23, 31]),
+    ),
+    "qwen2_vl-7b": Preset(
+        "qwen2_vl",
+        text={**_text(3584, 18944, 28, 28, 4, mrope_section=[16, 24, 24]), "vocab_size": 152064},
+        vision=_full_tower(1280, 32, 16),
+    ),
+    "qwen3_vl-8b": Preset(
+        "qwen3_vl",
+        text={
+            **_text(4096, 12288, 36, 32, 8, rope_theta=5_000_000.0, mrope_section=[24, 20, 20]),
+            "head_dim": 128,
+            "vocab_size": 151936,
+        },
+        vision=_deepstack_tower(1152, 4304, 27, 16, [8, 16, 24]),
+    ),
+    "llava_next_video-7b": Preset(
+        "llava_next_video",
+        text={**_text(4096, 11008, 32, 32, 32, rope_theta=10_000.0), "vocab_size": 32064},
+        vision=_square_tower(1024, 4096, 24, 16, 336),
+    ),
+    "llava_onevision-7b": Preset(
+        "llava_onevision",
+        text={**_text(3584, 18944, 28, 28, 4), "vocab_size": 152000},
+        vision={**_square_tower(1152, 4304, 26, 16, 384), "vision_use_head": False},
     ),
     "internvl3-8b": Preset(
         "internvl",

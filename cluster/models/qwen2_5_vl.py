@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class Qwen25VL(VisionLanguageModel):
     prompt_tokens = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
     video_brackets = ("<|vision_start|>", "<|vision_end|>")
     pixel_mean, pixel_std = CLIP_MEAN, CLIP_STD
+    # transformers' configuration and model.
+    library: ClassVar[tuple[Any, Any]] = (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
@@ -53,7 +55,7 @@ class Qwen25VL(VisionLanguageModel):
 
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
         vision = checkpoint.model.config.vision_config
-        if vision.window_size % (vision.patch_size * vision.spatial_merge_size):
+        if getattr(vision, "window_size", 0) % (vision.patch_size * vision.spatial_merge_size):
             raise ModelError(
                 f"the tower's window_size {vision.window_size} is no multiple of a merge group "
                 f"({vision.patch_size * vision.spatial_merge_size} pixels); correct the checkpoint's config.json"
@@ -71,16 +73,22 @@ class Qwen25VL(VisionLanguageModel):
         tokenizer = preset_tokenizer(SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
         ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
         common = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
-        config = Qwen2_5_VLConfig(
+        make_config, make_model = cls.library
+        config = make_config(
             text_config={"vocab_size": VOCABULARY, "pad_token_id": ids["<|endoftext|>"], **common, **text},
-            vision_config={"out_hidden_size": text["hidden_size"], "tokens_per_second": 2, **vision},
+            vision_config=cls._vision_config(text["hidden_size"], vision),
             image_token_id=ids["<|image_pad|>"],
             video_token_id=ids["<|video_pad|>"],
             vision_start_token_id=ids["<|vision_start|>"],
             vision_end_token_id=ids["<|vision_end|>"],
             tie_word_embeddings=True,
         )
-        return Qwen2_5_VLForConditionalGeneration(config), tokenizer
+        return make_model(config), tokenizer
+
+    @classmethod
+    def _vision_config(cls, hidden: int, vision: dict[str, Any]) -> dict[str, Any]:
+        """Entries of the tower's configuration, for a language model of this width."""
+        return {"out_hidden_size": hidden, "tokens_per_second": 2, **vision}
 
     # -- vision -----------------------------------------------------------------------------------
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
@@ -119,7 +127,8 @@ class Qwen25VL(VisionLanguageModel):
 
     def _embed_patches(self, patches: Tensor) -> Tensor:
         # A Conv3d whose stride is its kernel is a matrix product, and a far faster one on CPU.
-        return F.linear(self._pixel_values(patches), self._visual.patch_embed.proj.weight.flatten(1))
+        projection = self._visual.patch_embed.proj
+        return F.linear(self._pixel_values(patches), projection.weight.flatten(1), projection.bias)
 
     # -- positions --------------------------------------------------------------------------------
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
@@ -165,21 +174,32 @@ class Qwen25VL(VisionLanguageModel):
         Raises:
             ValueError: a frame is pruned, or frames differ in grid.
         """
+        grid = self._reference_grid(frames)
+        video = int(self.model.config.video_token_id)
+        system, ask = self.system_ids(), self.question_ids(question)
+        positions = self._reference_positions(frames, times_s, len(system), len(ask))
+        ids = [*system, *[video] * (grid.tokens * len(frames)), *ask]
+        return self._library_logits(ids, frames, grid, position_ids=positions)
+
+    def _reference_grid(self, frames: Sequence[PatchBatch]) -> PatchGrid:
         grid = frames[0].grid
         if any(frame.grid != grid or len(frame.cells) != grid.tokens for frame in frames):
             raise ValueError("the reference needs complete frames of one grid")
-        video = int(self.model.config.video_token_id)
-        system, ask = self.system_ids(), self.question_ids(question)
-        ids = torch.tensor([[*system, *[video] * (grid.tokens * len(frames)), *ask]], device=self.device)
+        return grid
+
+    def _library_logits(
+        self, ids: Sequence[int], frames: Sequence[PatchBatch], grid: PatchGrid, **options: Any
+    ) -> Tensor:
+        tokens = torch.tensor([ids], device=self.device)
         with self._library_attention():
             output = self.model(
-                input_ids=ids,
-                mm_token_type_ids=(ids == video).int() * 2,
+                input_ids=tokens,
+                mm_token_type_ids=(tokens == int(self.model.config.video_token_id)).int() * 2,
                 pixel_values_videos=self._pixel_values(torch.cat([f.patches for f in frames]).to(self.device)),
                 video_grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]], device=self.device),
-                position_ids=self._reference_positions(frames, times_s, len(system), len(ask)),
                 use_cache=False,
                 logits_to_keep=1,
+                **options,
             )
         logits: Tensor = output.logits[0, -1]
         return logits
@@ -200,18 +220,24 @@ class Qwen25VL(VisionLanguageModel):
     def tower_flops(self, frames: Sequence[PatchBatch | int]) -> int:
         """See the base. Linear layers and attention products; a frame given as a count is taken as dense: its patches
         fill as few windows as they can."""
-        visual, unit = self._visual, self.geometry.merge**2
-        counts = patch_counts(frames)
-        patches = sum(counts)
+        visual, patches = self._visual, sum(patch_counts(frames))
         per_patch = visual.patch_embed.proj.weight.numel() + sum(linear_weights(block) for block in visual.blocks)
-        full = sum(1 for index in range(len(visual.blocks)) if index in visual.fullatt_block_indexes)
-        pairs = full * sum(count**2 for count in counts)
-        pairs += (len(visual.blocks) - full) * sum(self._windowed_pairs(frame) for frame in frames)
         return int(
             2 * patches * per_patch
-            + 2 * patches // unit * linear_weights(visual.merger)
-            + 4 * visual.config.hidden_size * pairs
+            + 2 * patches // self.geometry.merge**2 * sum(linear_weights(merger) for merger in self._mergers)
+            + 4 * visual.patch_embed.embed_dim * self._attention_pairs(frames)
         )
+
+    @property
+    def _mergers(self) -> list[Any]:
+        return [self._visual.merger]
+
+    def _attention_pairs(self, frames: Sequence[PatchBatch | int]) -> int:
+        """Pairs of patches that see each other, over all layers of the tower."""
+        visual = self._visual
+        full = sum(1 for index in range(len(visual.blocks)) if index in visual.fullatt_block_indexes)
+        windowed = (len(visual.blocks) - full) * sum(self._windowed_pairs(frame) for frame in frames)
+        return windowed + full * sum(count**2 for count in patch_counts(frames))
 
     def _windowed_pairs(self, frame: PatchBatch | int) -> int:
         side = self._visual.window_size // self._visual.patch_size

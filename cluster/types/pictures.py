@@ -90,7 +90,9 @@ THUMBNAIL_STRIDE = 4
 class PatchGrid:
     """Patch grid of one camera's frames: ``rows x cols`` patches of ``patch`` pixels.
 
-    ``merge x merge`` patches make one visual token (a *group*); ``temporal`` samples make one frame.
+    ``merge x merge`` patches make one visual token (a *group*); ``temporal`` samples make one frame. ``overlap``: the
+    middle row and column of the picture's patches stand in the grid that many times more, as groups on both sides of
+    them need them (see :attr:`sources`).
     """
 
     rows: int
@@ -98,6 +100,24 @@ class PatchGrid:
     patch: int
     merge: int
     temporal: int
+    overlap: int = field(default=0, compare=False)
+
+    @property
+    def sources(self) -> npt.NDArray[np.int64]:
+        """Row of the picture's patches that each row of the grid shows ``[rows]``; columns are the same."""
+        rows = np.arange(self.rows)
+        return rows - self.overlap * (rows >= -(-self.group_rows // 2) * 2)
+
+    @property
+    def pixel_sources(self) -> npt.NDArray[np.int64]:
+        """Row of the scaled picture's pixels that each row of pixels shows ``[height]``; columns are the same."""
+        pixels: npt.NDArray[np.int64] = (self.sources[:, None] * self.patch + np.arange(self.patch)).ravel()
+        return pixels
+
+    @property
+    def scaled(self) -> tuple[int, int]:
+        """Height and width in pixels to scale pictures to, the grid's without its overlap."""
+        return self.height - self.overlap * self.patch, self.width - self.overlap * self.patch
 
     @property
     def height(self) -> int:
@@ -127,7 +147,8 @@ class PatchGrid:
 class PatchGeometry:
     """A model family's patch geometry for decoders.
 
-    ``square`` set: every camera is resized to ``square x square`` pixels (InternVL's tile). Otherwise the grid follows
+    ``square`` set: every camera is resized to ``square x square`` pixels (InternVL's tile), whose groups overlap in the
+    middle where it has an odd number of patches (LLaVA-OneVision's). Otherwise the grid follows
     the camera's shape within ``max_pixels`` (Qwen's native resolution).
     """
 
@@ -149,7 +170,8 @@ class PatchGeometry:
         unit = self.patch * self.merge
         if self.square is not None:
             side = self.square // self.patch
-            return PatchGrid(side, side, self.patch, self.merge, self.temporal)
+            rows = -(-side // self.merge) * self.merge
+            return PatchGrid(rows, rows, self.patch, self.merge, self.temporal, overlap=rows - side)
         scale = 1.0
         if width * height > self.max_pixels:
             scale = math.sqrt(self.max_pixels / (width * height))

@@ -152,6 +152,21 @@ def test_scaled_pictures_are_area_means_in_the_right_colours(size: tuple[int, in
     assert np.abs(rgb - expected.clip(0, 255)).mean() < 2.0
 
 
+def test_a_square_of_an_odd_number_of_patches_shows_its_middle_twice() -> None:
+    """Seven patches in four groups: the fourth row and column belong to the groups on both sides."""
+    frame = av.VideoFrame.from_ndarray(texture(320, 200), "gray")
+    grid = PatchGeometry(14, 2, 1, square=98).grid(320, 200)
+    assert (grid.rows, grid.cols, grid.tokens, grid.scaled) == (8, 8, 16, (98, 98))
+    whole = PictureScaler(PatchGrid(7, 7, 14, 1, 1))(frame)
+    for picture, shown in zip(whole, PictureScaler(grid)(frame), strict=True):
+        for row, above in enumerate((0, 1, 2, 3, 3, 4, 5, 6)):
+            for column, beside in enumerate((0, 1, 2, 3, 3, 4, 5, 6)):
+                patch = picture[above * 14 : above * 14 + 14, beside * 14 : beside * 14 + 14]
+                ours = shown[row * 14 : row * 14 + 14, column * 14 : column * 14 + 14]
+                np.testing.assert_array_equal(ours, patch)
+    assert PatchGeometry(14, 2, 1, square=112).grid(320, 200).overlap == 0
+
+
 def test_luma_difference_is_the_mean_over_each_patch() -> None:
     grid = PatchGrid(4, 6, 14, 2, 2)
     random = np.random.default_rng(0)

@@ -19,6 +19,7 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import INSTRUCTION
+from cluster.models.presets import PRESETS
 from cluster.registry import organisers
 from cluster.types import MICROSECONDS, AskSpec, MemorySpec, Moment, Question, StreamSpec
 
@@ -26,7 +27,7 @@ TEXT = "Is anyone climbing the fence?"
 EVERYTHING = {"retriever": "top_k", "retriever_options": {"share": 1.0}}
 
 
-@pytest.fixture(scope="module", params=["tiny-qwen2_5_vl", "tiny-internvl3"])
+@pytest.fixture(scope="module", params=[name for name in PRESETS if name.startswith("tiny-")])
 def family(request: Any) -> VisionLanguageModel:
     torch.set_num_threads(1)
     model = load_model(request.param)

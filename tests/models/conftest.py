@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from overlapping_patches import same_where_shown_twice
 
 from cluster.models import load_model
 from cluster.models.base import PatchBatch, VisionLanguageModel
+from cluster.models.presets import PRESETS
 from cluster.types import PatchGrid
 
-FAMILIES = ("tiny-qwen2_5_vl", "tiny-internvl3")
+FAMILIES = [name for name in PRESETS if name.startswith("tiny-")]
 
 torch.set_num_threads(1)
 
@@ -22,6 +24,16 @@ def model(request: pytest.FixtureRequest) -> VisionLanguageModel:
 @pytest.fixture(scope="session")
 def qwen() -> VisionLanguageModel:
     return load_model("tiny-qwen2_5_vl")
+
+
+@pytest.fixture(scope="session")
+def qwen2() -> VisionLanguageModel:
+    return load_model("tiny-qwen2_vl")
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> VisionLanguageModel:
+    return load_model("tiny-qwen3_vl")
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +52,8 @@ def make_frame() -> Callable[..., PatchBatch]:
         cells = keep.nonzero()
         shape = (len(cells) * grid.merge**2, grid.temporal, 3, grid.patch, grid.patch)
         patches = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        if grid.overlap:
+            patches = same_where_shown_twice(patches, cells, grid)
         return PatchBatch(patches=patches, cells=cells, grid=grid)
 
     return make

@@ -33,7 +33,10 @@ def test_checkpoint_of_a_known_family_passes(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ('{"model_type": "llava"}', "family 'llava'; supported families: internvl, qwen2_5_vl"),
+        (
+            '{"model_type": "llava"}',
+            "family 'llava'; supported families: internvl, llava_next_video, llava_onevision, qwen2_5_vl",
+        ),
         ("{}", "no model_type"),
         ("not json", "no model_type"),
     ],
@@ -48,7 +51,7 @@ def test_empty_folder_is_refused(tmp_path) -> None:
         catalog.check_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen3", "/nowhere/at/all", "./here"])
+@pytest.mark.parametrize("name", ["tiny-qwen9", "/nowhere/at/all", "./here"])
 def test_unknown_name_lists_the_presets(name: str) -> None:
     with pytest.raises(ModelError, match="tiny-qwen2_5_vl"):
         catalog.check_model(name)

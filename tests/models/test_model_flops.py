@@ -50,7 +50,18 @@ def test_language_model(model):
     assert model.llm_flops(0, 0) == 0
 
 
-@pytest.mark.parametrize(("name", "billions"), [("qwen2_5_vl-7b", 7.6), ("internvl3-8b", 7.4), ("internvl3-14b", 14.6)])
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("qwen2_5_vl-7b", 7.6),
+        ("qwen2_vl-7b", 7.7),
+        ("qwen3_vl-8b", 8.1),
+        ("llava_next_video-7b", 6.9),
+        ("llava_onevision-7b", 7.5),
+        ("internvl3-8b", 7.4),
+        ("internvl3-14b", 14.6),
+    ],
+)
 def test_published_shapes_have_published_sizes(name, billions):
     """Shapes take no memory. Parameters, without the output head that our count ties to the embedding."""
     model = load_shape(name)

@@ -11,11 +11,14 @@ from cluster.models.checkpoint import VOCABULARY
 
 def test_the_prompt_reads_as_the_family_writes_it(model):
     decode = model.tokenizer.decode
-    assert decode(model.system_ids()).startswith("<|im_start|>system\n")
+    opening, answer = "<|im_start|>system\n", "<|im_end|>\n<|im_start|>assistant\n"
+    if model.family == "llava_next_video":
+        opening, answer = "<s>USER: ", " ASSISTANT:"
+    assert decode(model.system_ids()).startswith(opening)
     asked = decode(model.question_ids("Is a bag left behind?"))
     assert "Is a bag left behind? Answer with yes or no" in asked
-    assert asked.endswith("<|im_end|>\n<|im_start|>assistant\n")
-    if model.family == "qwen2_5_vl":
+    assert asked.endswith(answer)
+    if model.family in ("qwen2_5_vl", "qwen2_vl"):
         assert decode(model.system_ids()).endswith("<|vision_start|>")
         assert asked.startswith("<|vision_end|>")
 

@@ -13,9 +13,13 @@ from cluster.engine.native.ask_run import _prompt_tokens
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import INSTRUCTION
+from cluster.models.presets import PRESETS
 from cluster.types import AskSpec
 
 END = "<|im_end|>\n<|im_start|>assistant\n"
+FOLLOWING = "<|im_end|>\n<|im_start|>user\n"
+# What ends a question and begins the next one, where it is not ChatML.
+TURNS = {"llava_next_video": (" ASSISTANT:", "</s>USER: ")}
 ORDINARY = [
     "Is anyone climbing the fence?",
     "",
@@ -27,7 +31,7 @@ ORDINARY = [
 ]
 
 
-@pytest.fixture(scope="module", params=["tiny-qwen2_5_vl", "tiny-internvl3", "demo"])
+@pytest.fixture(scope="module", params=[*(name for name in PRESETS if name.startswith("tiny-")), "demo"])
 def asked(request: Any) -> VisionLanguageModel:
     return load_model(request.param)
 
@@ -46,11 +50,12 @@ def plain(model: VisionLanguageModel, text: str) -> list[int]:
 
 @pytest.mark.parametrize("text", ORDINARY)
 def test_ordinary_questions_read_as_one_text_with_the_template(asked: VisionLanguageModel, text: str) -> None:
-    first = "<|vision_end|>" if asked.family == "qwen2_5_vl" else ""
+    first = asked.video_brackets[1]
     opening = asked.settings.open_instruction or ""
-    assert asked.question_ids(text) == plain(asked, f"{first}{text}{INSTRUCTION}{END}")
-    assert asked.ask_ids(text) == plain(asked, f"{first}{text}{opening}{END}")
-    follow = f"<|im_end|>\n<|im_start|>user\n{text}{opening}{END}"
+    end, following = TURNS.get(asked.family, (END, FOLLOWING))
+    assert asked.question_ids(text) == plain(asked, f"{first}{text}{INSTRUCTION}{end}")
+    assert asked.ask_ids(text) == plain(asked, f"{first}{text}{opening}{end}")
+    follow = f"{following}{text}{opening}{end}"
     assert asked.ask_ids(text, follow_up=True) == plain(asked, follow)
     assert asked.text_ids(text) == plain(asked, text)
 

@@ -1,17 +1,22 @@
 """The pruned towers against transformers' own tower, whole and with pruned patches hidden from it."""
 
 import itertools
+import math
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from overlapping_patches import same_where_shown_twice
 from transformers.models.internvl.modeling_internvl import eager_attention_forward
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
 from cluster.models import load_model
 from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.models.checkpoint import PATCHES_PER_PASS
+from cluster.models.llava import Llava
+from cluster.models.presets import PRESETS
 from cluster.types import PatchGrid
 
 
@@ -40,14 +45,17 @@ def grid(model: VisionLanguageModel) -> PatchGrid:
 
 def library_tower(model: VisionLanguageModel, frames: list[PatchBatch]) -> torch.Tensor:
     with model._library_attention(), torch.no_grad():
+        if isinstance(model, Llava):
+            pooled = model.model.model.get_video_features(**model._pixels(frames), return_dict=True).pooler_output
+            # OneVision's newline behind the frames is not of the tower.
+            return torch.cat(list(pooled)).flatten(0, -2)[: len(frames) * frames[0].grid.tokens]
         if model.family == "internvl":
             pixels = torch.stack([model._picture(frame) for frame in frames])
             return model.model.get_image_features(pixels, return_dict=True).pooler_output.flatten(0, 1)
         grid = frames[0].grid
         pixels = model._pixel_values(torch.cat([frame.patches for frame in frames]))
-        return model.model.model.visual(
-            pixels, grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]])
-        ).pooler_output
+        seen = model.model.model.visual(pixels, grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]]))
+        return torch.cat([seen.pooler_output, *getattr(seen, "deepstack_features", [])], dim=1)
 
 
 def test_a_complete_window_equals_the_library(model, grid, make_frame):
@@ -59,7 +67,8 @@ def test_a_complete_window_equals_the_library(model, grid, make_frame):
 def qwen_dense(model: VisionLanguageModel, grid: PatchGrid, keep: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
     """Transformers' blocks over the complete frame, one dense mask per kind of layer, pruned patches masked as keys."""
     visual, merge = model.model.model.visual, grid.merge
-    side = visual.window_size // visual.patch_size
+    # A tower without windows sees the whole frame in every layer.
+    side = getattr(visual, "window_size", grid.width + grid.height) // visual.patch_embed.patch_size
     places = [
         (group_row * merge + row, group_col * merge + col)
         for group_row, group_col, row, col in itertools.product(
@@ -74,17 +83,26 @@ def qwen_dense(model: VisionLanguageModel, grid: PatchGrid, keep: torch.Tensor, 
             if (a[0] // side, a[1] // side) == (b[0] // side, b[1] // side):
                 windowed[i, j] = 0.0
     hidden = visual.patch_embed(model._pixel_values(patches))
+    if hasattr(visual, "pos_embed"):
+        taps, weights = get_vision_interpolation_indices_and_weights(
+            torch.tensor([[1, grid.rows, grid.cols]]), visual.num_grid_per_side, align_corners=True
+        )
+        raster = torch.tensor([row * grid.cols + col for row, col in places])
+        hidden = hidden + (visual.pos_embed(taps[raster]) * weights[raster][:, :, None]).sum(1)
+    added = []
     cos, sin = visual.rotary_pos_emb(hidden, torch.tensor(places))
     for index, block in enumerate(visual.blocks):
         attention = block.attn
-        mask = full if index in visual.fullatt_block_indexes else windowed
+        mask = full if index in getattr(visual, "fullatt_block_indexes", range(len(visual.blocks))) else windowed
         qkv = attention.qkv(block.norm1(hidden)).reshape(n, 3, attention.num_heads, attention.head_dim)
         q, k = apply_rotary_pos_emb_vision(qkv[:, 0], qkv[:, 1], cos, sin)
         scores = torch.einsum("ihd,jhd->hij", q, k) * attention.head_dim**-0.5 + mask
         attended = torch.einsum("hij,jhd->ihd", scores.softmax(-1), qkv[:, 2]).reshape(n, -1)
         hidden = hidden + attention.proj(attended)
         hidden = hidden + block.mlp(block.norm2(hidden))
-    return visual.merger(hidden)
+        if index in getattr(visual, "deepstack_visual_indexes", ()):
+            added.append(visual.deepstack_merger_list[len(added)](hidden))
+    return torch.cat([visual.merger(hidden), *added], dim=1)
 
 
 def internvl_dense(
@@ -115,13 +133,55 @@ def internvl_dense(
     return core.multi_modal_projector(shuffled.reshape(grid.tokens, -1))
 
 
+def llava_dense(model: VisionLanguageModel, grid: PatchGrid, keep: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
+    """Transformers' embedding and pooling of the whole frame, eager attention with pruned patches masked as keys."""
+    core, config = model.model.model, model.model.config
+    tower, side = core.vision_tower, grid.rows - grid.overlap
+    visible = torch.zeros(side, side, dtype=torch.bool)
+    for row, col in keep.nonzero().tolist():
+        # A token needs the patches around its middle.
+        top, left = (math.floor((place + 0.5) * side / grid.group_rows - 0.5) for place in (row, col))
+        visible[top : top + 2, left : left + 2] = True
+    seen = visible.flatten()
+    first = hasattr(tower.embeddings, "class_embedding")
+    if first:
+        seen = torch.cat([torch.ones(1, dtype=torch.bool), seen])
+    mask = torch.where(seen[None, :] | torch.eye(len(seen), dtype=torch.bool), 0.0, -torch.inf)
+    frame = PatchBatch(patches=patches, cells=torch.ones_like(keep).nonzero(), grid=grid)
+    hidden = tower.embeddings(model._picture(frame)[None])
+    if first:
+        hidden = tower.pre_layrnorm(hidden)
+    layers = len(tower.encoder.layers)
+    for layer in tower.encoder.layers[: layers + 1 + config.vision_feature_layer]:
+        attention, normed = layer.self_attn, layer.layer_norm1(hidden)
+        q, k, v = (
+            project(normed).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        attended = ((q @ k.transpose(2, 3)) * attention.scale + mask).softmax(-1) @ v
+        hidden = hidden + attention.out_proj(attended.transpose(1, 2).flatten(2))
+        hidden = hidden + layer.mlp(layer.layer_norm2(hidden))
+    if first:
+        return core.multi_modal_projector(core.vision_resampler(hidden[:, 1:]))[0]
+    square = core.multi_modal_projector(hidden).reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    half = [math.ceil(side / 2)] * 2
+    return torch.nn.functional.interpolate(square, size=half, mode="bilinear")[0].flatten(1).T
+
+
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
 @torch.no_grad()
 def test_pruned_equals_the_library_with_pruned_patches_hidden(model, grid, make_frame, random_keep, share):
     keep = random_keep(grid, share)
     frame = make_frame(grid, keep)
-    dense = {"qwen2_5_vl": qwen_dense, "internvl": internvl_dense}[model.family]
-    expected = dense(model, grid, keep, hidden_groups(frame, filler=make_frame(grid).patches))
+    dense = internvl_dense if model.family == "internvl" else llava_dense if isinstance(model, Llava) else qwen_dense
+    patches = hidden_groups(frame, filler=make_frame(grid).patches)
+    if grid.overlap:
+        # What a kept group shows of the middle is what the picture has there.
+        order = torch.cat([frame.cells, (~keep).nonzero()])
+        index = order[:, 0] * grid.group_cols + order[:, 1]
+        first = same_where_shown_twice(patches.unflatten(0, (-1, 4))[index].flatten(0, 1), order, grid)
+        patches = first.unflatten(0, (-1, 4))[index.argsort()].flatten(0, 1)
+    expected = dense(model, grid, keep, patches)
     assert_close(visual_tokens(model.encode([frame])[0]), expected[keep.flatten()])
 
 
@@ -138,7 +198,7 @@ def test_pruning_changes_what_is_left(model, grid, make_frame, random_keep):
     assert (full[keep.flatten()] - pruned).abs().max() > 1e-2
 
 
-_tiny = {name: load_model(name) for name in ("tiny-qwen2_5_vl", "tiny-internvl3")}
+_tiny = {name: load_model(name) for name in PRESETS if name.startswith("tiny-")}
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -188,7 +248,7 @@ def test_a_frame_without_patches_has_no_token(model, grid, make_frame):
     nothing = torch.zeros(grid.group_rows, grid.group_cols, dtype=torch.bool)
     before, empty, after = model.encode([make_frame(grid), make_frame(grid, nothing), make_frame(grid)])
     assert len(empty) == 0
-    assert empty.embeds.shape == (0, model.text_config.hidden_size)
+    assert empty.embeds.shape == (0, model.text_config.hidden_size * (1 + model.deepstack))
     assert len(before) == len(after) > 0
     assert [len(tokens) for tokens in model.encode([make_frame(grid, nothing)])] == [0]
     assert model.encode([]) == []

@@ -1,5 +1,6 @@
 """The reference is transformers' own forward, and our pieces put together reproduce it."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -86,7 +87,7 @@ def test_internvl_reference_is_the_processor_and_model_of_the_library(internvl):
 @torch.no_grad()
 def layer_loop(model, frames, times_s, question):
     """A window computed as an engine does: identity rotary for the layers, the true one inside the attention."""
-    tokens = model.encode(frames)
+    tokens = model.encode([replace(frame, time_s=time) for frame, time in zip(frames, times_s, strict=True)])
     spans = [
         FrameSpan(time_s=time - times_s[0], slot=slot, cells=t.cells, grid=t.grid)
         for slot, (t, time) in enumerate(zip(tokens, times_s, strict=True))
@@ -111,16 +112,17 @@ def layer_loop(model, frames, times_s, question):
         return attended.transpose(1, 2), None
 
     AttentionInterface.register("test_rotating", rotating)
-    hidden = torch.cat(
-        [model.embed(torch.tensor(system)), *[t.embeds for t in tokens], model.embed(torch.tensor(ask))]
-    )[None]
+    embeds = torch.cat([model.embed(torch.tensor(system)), *[t.embeds for t in tokens], model.embed(torch.tensor(ask))])
+    hidden, *added = embeds.split(model.text_config.hidden_size, dim=1)
+    hidden = hidden[None]
     before = model.text_config._attn_implementation
     model.text_config._attn_implementation = "test_rotating"
     try:
         identity = (torch.ones_like(cos)[None], torch.zeros_like(sin)[None])
-        for layer in model.layers:
+        for number, layer in enumerate(model.layers):
             hidden = layer(hidden, position_embeddings=identity, attention_mask=None)
             assert isinstance(hidden, torch.Tensor)
+            hidden = hidden + added[number] if number < len(added) else hidden
         # With a foreign attention function in place the reference must still be the library's.
         reference = model.reference_logits(frames, times_s, question)
         assert model.text_config._attn_implementation == "test_rotating"
@@ -146,7 +148,7 @@ def test_the_answer_depends_on_frames_time_and_question(model, make_frame):
     ]
     assert logits[0].shape == (model.text_config.vocab_size,)
     assert min((logits[0] - other).std() for other in logits[1:]) > 0.05
-    if model.family == "qwen2_5_vl":
+    if model.family in ("qwen2_5_vl", "qwen3_vl"):
         assert not torch.equal(logits[0], model.reference_logits(first, [0.0, 4.0, 8.0], QUESTION))
 
 

@@ -17,18 +17,22 @@ def test_rotated_raw_keys_are_the_models_own(model):
     AttentionInterface.register("test_recording", recording)
     text = model.model.model.language_model
     hooks = [
-        layer.self_attn.k_proj.register_forward_hook(lambda _m, _i, out: raw.append(out[0])) for layer in model.layers
+        getattr(layer.self_attn, "k_norm", layer.self_attn.k_proj).register_forward_hook(
+            lambda _m, _i, out: raw.append(out[0])
+        )
+        for layer in model.layers
     ]
     generator = torch.Generator().manual_seed(3)
     n = 40
     positions = torch.randint(0, 3000, (3, n), generator=generator)
-    if model.family == "internvl":
+    three_axes = "qwen" in model.family
+    if not three_axes:
         positions[1:] = positions[:1]
     embeds = torch.randn(1, n, model.text_config.hidden_size, generator=generator)
     before = text.config._attn_implementation
     text.config._attn_implementation = "test_recording"
     try:
-        text(inputs_embeds=embeds, position_ids=positions[:, None] if model.family == "qwen2_5_vl" else positions[:1])
+        text(inputs_embeds=embeds, position_ids=positions[:, None] if three_axes else positions[:1])
     finally:
         text.config._attn_implementation = before
         for hook in hooks:

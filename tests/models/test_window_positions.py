@@ -1,12 +1,13 @@
 """Positions: the full layout is the library's; a pruned token stands where it would have stood."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import torch
 
-from cluster.lab.bench.faults.positions import SeenFrame, qwen2_5_vl
+from cluster.lab.bench.faults.positions import RULES, SeenFrame, qwen2_5_vl
 from cluster.models.base import FrameSpan
 from cluster.types import PatchGrid
 
@@ -47,6 +48,42 @@ def test_qwen_full_window_is_the_published_rule(qwen, make_frame, size, period):
     before, after = torch.arange(first).expand(3, -1), torch.arange(window.next, window.next + question).expand(3, -1)
     ours = torch.cat([before, *window.frames, after], dim=1)
     assert torch.equal(ours, by_hand(qwen2_5_vl, spans, first, question))
+
+
+@pytest.mark.parametrize("size", [(160, 120), (90, 160), (112, 112)])
+@pytest.mark.parametrize("period", [1.0, 0.5, 0.25, 4.0])
+def test_a_full_window_is_the_published_rule(model, make_frame, size, period):
+    spans = spans_of(model, [make_frame(model.geometry.grid(*size)) for _ in range(5)], period)
+    window = model.window_positions(7, spans)
+    before, after = torch.arange(7).expand(3, -1), torch.arange(window.next, window.next + 4).expand(3, -1)
+    assert torch.equal(torch.cat([before, *window.frames, after], dim=1), by_hand(RULES[model.family], spans, 7, 4))
+
+
+def test_qwen2_counts_frames_and_not_seconds(qwen2):
+    """Twenty frames of 4x3 groups behind 5 tokens, whatever the pace: the last at 5 + 19, the text after it."""
+    grid, cells = PatchGrid(8, 6, 14, 2, 2), torch.ones(4, 3).nonzero()
+    for period in (0.5, 7.0):
+        window = qwen2.window_positions(5, [FrameSpan(slot * period, slot, cells, grid) for slot in range(20)])
+        assert window.frames[-1].amax(1).tolist() == [24, 8, 7]
+        assert window.next == 25
+
+
+def test_qwen3_writes_the_streams_time_whatever_the_window(qwen3, make_frame):
+    """The same number of tokens for every time, so that frames stand as in the prompt that is written out."""
+    grid = qwen3.geometry.grid(160, 120)
+    frames = [replace(make_frame(grid), time_s=time) for time in (0.0, 7.96, 1234.5, 8999.9, 9000.0)]
+    read = []
+    for tokens in qwen3.encode(frames):
+        text = (tokens.cells[:, 0] < 0).nonzero().flatten()
+        width = qwen3.text_config.hidden_size
+        table = qwen3.model.model.language_model.embed_tokens.weight
+        ids = torch.cdist(tokens.embeds[text, :width], table).argmin(1)
+        read.append(qwen3.tokenizer.decode(ids))
+        assert not tokens.embeds[text, width:].any()
+        assert tokens.embeds[tokens.cells[:, 0] >= 0, width:].any()
+    times = ("1000.0", "1008.0", "2234.5", "9999.9", "1000.0")
+    assert read == [f"<{time} seconds><|vision_start|><|vision_end|>" for time in times]
+    assert len({len(tokens) for tokens in qwen3.encode(frames)}) == 1
 
 
 @pytest.mark.parametrize("fps", [Fraction(30000, 1001), Fraction(24000, 1001), Fraction(25, 2)])

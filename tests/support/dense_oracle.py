@@ -24,10 +24,12 @@ Thin = Callable[[int, np.ndarray, Tensor, Tensor], np.ndarray]
 
 
 def tokens_of(model: VisionLanguageModel, sample: FrameSample) -> FrameTokens:
-    """One frame alone through the tower."""
+    """One frame alone through the tower; its stream began at 0."""
     merge = sample.grid.merge
     cells = torch.from_numpy(np.argwhere(sample.mask[::merge, ::merge]))
-    return model.encode([PatchBatch(torch.from_numpy(sample.patches), cells, sample.grid)])[0]
+    return model.encode([PatchBatch(torch.from_numpy(sample.patches), cells, sample.grid, sample.pts / MICROSECONDS)])[
+        0
+    ]
 
 
 @dataclass
@@ -73,9 +75,12 @@ class DenseOracle:
         visual = len(computed)
         overlap = sum(len(f) for s, f in zip(samples, frames, strict=True) if s.index in self.kv)
         cos, sin = model.rotary(self._positions(samples, frames, len(system), len(ask)))
-        hidden = torch.cat(
+        embeds = torch.cat(
             [model.embed(torch.tensor(system)), *(frame.embeds for frame in frames), model.embed(torch.tensor(ask))]
         )
+        # What the first layers add to their output, behind the embedding itself.
+        hidden, *added = embeds.split(config.hidden_size, dim=1)
+        no_norm = torch.nn.Identity()
         count = len(hidden)
         causal = torch.full((count, count), float("-inf")).triu(1)
         held = torch.zeros(2, len(model.layers), visual, kv_heads, size)
@@ -91,12 +96,12 @@ class DenseOracle:
             active[inner] = torch.from_numpy(computed)
             attention = layer.self_attn
             normed = layer.input_layernorm(hidden)
-            k = attention.k_proj(normed).view(count, kv_heads, size)
+            k = getattr(attention, "k_norm", no_norm)(attention.k_proj(normed).view(count, kv_heads, size))
             v = attention.v_proj(normed).view(count, kv_heads, size)
             stale = ~active
             k[stale], v[stale] = old[0, index][stale[inner]], old[1, index][stale[inner]]
             held[0, index], held[1, index] = k[inner], v[inner]
-            q = attention.q_proj(normed).view(count, heads, size)
+            q = getattr(attention, "q_norm", no_norm)(attention.q_proj(normed).view(count, heads, size))
             q_r, k_r = apply_rotary_pos_emb(q[None], k[None], cos[None], sin[None], unsqueeze_dim=2)
             attended = torch.zeros_like(q)
             for head in range(heads):
@@ -105,6 +110,8 @@ class DenseOracle:
                 attended[:, head] = weights @ v[:, shared]
             after = hidden + attention.o_proj(attended.reshape(count, -1))
             after = after + layer.mlp(layer.post_attention_layernorm(after))
+            if index < len(added):
+                after = after + added[index]
             # What is not computed has no hidden state: make sure that nobody reads one.
             after[stale] = float("nan")
             hidden = torch.where(active[:, None], after, torch.zeros(()))

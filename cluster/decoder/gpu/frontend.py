@@ -228,6 +228,9 @@ def prune_pictures(
     luma, chroma = scale_planes(planes, grid)
     device = luma.device
     rgb = to_rgb(luma, chroma, torch.tensor([each.colour for each in planes]).to(device, non_blocking=True))
+    if grid.overlap:
+        shown = torch.from_numpy(grid.pixel_sources).to(device)
+        luma, rgb = (part.index_select(1, shown).index_select(2, shown) for part in (luma, rgb))
     last = [camera.last(grid, device) for camera in cameras]
     begin = [picture.random_access for picture in pictures]
     black: torch.Tensor | None = None

@@ -66,20 +66,22 @@ def _coefficients(source: int, target: int, site: float, one: int) -> np.ndarray
 
 
 def scale_planes(pictures: Sequence[Planes], grid: PatchGrid) -> tuple[torch.Tensor, torch.Tensor]:
-    """``luma [n, height, width]`` and ``chroma [n, 2, height / 2, width / 2]``, uint8, on the grid's pixels.
+    """``luma [n, height, width]`` and ``chroma [n, 2, height / 2, width / 2]``, uint8, on the grid's pixels without
+    its overlap.
 
     Pictures of one size are one batch.
     """
     device = pictures[0].luma.device
-    half = -(-grid.height // 2), -(-grid.width // 2)
-    luma = torch.empty((len(pictures), grid.height, grid.width), dtype=torch.uint8, device=device)
+    height, width = grid.scaled
+    half = -(-height // 2), -(-width // 2)
+    luma = torch.empty((len(pictures), height, width), dtype=torch.uint8, device=device)
     chroma = torch.empty((len(pictures), 2, *half), dtype=torch.uint8, device=device)
     sizes: dict[tuple[torch.Size, torch.dtype, float], list[int]] = {}
     for place, picture in enumerate(pictures):
         sizes.setdefault((picture.luma.shape, picture.luma.dtype, picture.site), []).append(place)
     for (*_, site), places in sizes.items():
         these = [pictures[place] for place in places]
-        luma[places] = _scale(torch.stack([each.luma for each in these]), grid.height, grid.width, CENTRE)
+        luma[places] = _scale(torch.stack([each.luma for each in these]), height, width, CENTRE)
         stacked = torch.stack([each.chroma for each in these]).permute(0, 3, 1, 2)
         chroma[places] = _scale(stacked, *half, site)
     return luma, chroma

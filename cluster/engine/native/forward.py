@@ -26,7 +26,7 @@ class StreamPass:
     * ``table`` ``[slots]``: the pool's slots of the window, in the order in which rows see them
     * ``slots`` ``[v]``: places in ``table`` of the window rows, ascending
     * ``tail_slots`` ``[m]``, ``tail_runs``: rows after them (questions), with runs whose row 0 is the first of these
-    * ``embeds`` ``[v + m, D]``, ``positions`` ``[3, v + m]`` int64 in the stream's own time, on the host
+    * ``embeds`` ``[v + m, W]``, ``positions`` ``[3, v + m]`` int64 in the stream's own time, on the host
     * ``narrowing`` may drop, between layers, rows among ``narrowable`` (ascending indices into ``slots``)
     * ``watched``: indices into ``tail_slots`` of rows whose raw queries are wanted
     """
@@ -119,20 +119,20 @@ class _Rows:
 def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], kernel: Kernel[Any]) -> list[PassResult]:
     """Run all streams' rows through all layers and write their KV to the pool."""
     rows = [_Rows(stream) for stream in streams]
-    hidden = torch.cat([stream.embeds for stream in streams]).unsqueeze(0)
+    embeds = torch.cat([stream.embeds for stream in streams])
+    hidden = embeds[None, :, : model.text_config.hidden_size]
     cos, sin = (part.to(hidden.dtype) for part in model.rotary(torch.cat([each.positions for each in streams], dim=1)))
     ragged = _attention(rows, hidden, kernel)
-    last = len(model.layers) - 1
-    for index, layer in enumerate(model.layers):
+    layers = len(model.layers)
+    for index in range(layers):
         if not hidden.shape[1]:
             # Before a window's end, narrowing may leave nothing.
             for each in rows:
                 each.count_layer()
             continue
-        narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, last)]
+        narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, layers - 1)]
         before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
-        output = layer(hidden, attention_mask=None, position_embeddings=(cos[None], sin[None]), ragged=ragged)
-        hidden = output[0] if isinstance(output, tuple) else output
+        hidden = model.run_layer(index, hidden, embeds, position_embeddings=(cos[None], sin[None]), ragged=ragged)
         for each in rows:
             each.count_layer()
         if narrowing:
@@ -143,7 +143,7 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
                 for i, r in enumerate(rows)
             ]
             kept = torch.from_numpy(np.flatnonzero(np.concatenate(stays))).to(hidden.device)
-            hidden = hidden.index_select(1, kept)
+            hidden, embeds = hidden.index_select(1, kept), embeds.index_select(0, kept)
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
             if len(kept):
                 ragged = _attention(rows, hidden, kernel)

@@ -185,13 +185,12 @@ class MemoryAttention:
         self._cos = self._sin = torch.zeros(0)
 
     def run(self, embeds: Tensor, positions: Tensor) -> Tensor:
-        """Run rows ``[n, W]`` at ``positions [3, n]`` through all layers; hidden states ``[n, W]`` after the last."""
+        """Run rows ``[n, W]`` at ``positions [3, n]`` through all layers; hidden states ``[n, D]`` after the last."""
         self._set_positions(positions)
-        hidden = embeds.unsqueeze(0)
+        hidden = embeds[None, :, : self._model.text_config.hidden_size]
         identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
-        for layer in self._model.layers:
-            output = layer(hidden, attention_mask=None, position_embeddings=identity, ragged=self)
-            hidden = output[0] if isinstance(output, tuple) else output
+        for index in range(len(self._model.layers)):
+            hidden = self._model.run_layer(index, hidden, embeds, position_embeddings=identity, ragged=self)
         return hidden[0]
 
     def _set_positions(self, positions: Tensor) -> None:

@@ -46,7 +46,8 @@ def run_passes(
     results: list[list[PassResult]] = [[] for _ in works]
     for number, work in enumerate(works):
         if not len(work.embeds):
-            results[number].append(PassResult(work.embeds, work.slots, PassStats(len(model.layers)), []))
+            nothing = work.embeds[:, : model.text_config.hidden_size]
+            results[number].append(PassResult(nothing, work.slots, PassStats(len(model.layers)), []))
     pieces = [_pieces(work, rows) if len(work.embeds) else [] for work in works]
     for group in _groups(pieces, rows):
         given = ragged_forward(model, [piece for _, piece in group], kernel)

@@ -69,7 +69,7 @@ class SystemPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A tokenised question; ``reserved`` slots for its explanation; ``embeds [tokens, D]``."""
+    """A tokenised question; ``reserved`` slots for its explanation; ``embeds [tokens, W]``."""
 
     question: Question
     embeds: Tensor
@@ -212,20 +212,22 @@ class WindowPlaces:
     """Where a window lies in its stream's own time, so that relative positions are those of a window that begins at 0.
 
     ``first``: place of its first frame; ``system``: tokens before it; ``next``: position of a question's first token,
-    counted from the system prompt.
+    counted from the system prompt; ``axes``: those that ``first`` moves.
     """
 
     first: int
     system: int
     next: int
+    axes: tuple[int, int, int]
 
     def text(self, positions: Sequence[int]) -> Tensor:
         """Own-time positions ``[3, n]`` of text at these positions of the window."""
         place = torch.tensor(positions, dtype=torch.int64) - self.system
-        return torch.stack((place + self.first, place, place))
+        return torch.stack([place + axis * self.first for axis in self.axes])
 
 
 def window_places(model: VisionLanguageModel, system: int, frames: Sequence[StreamFrame]) -> WindowPlaces:
     """Places of a window of these frames."""
     first, last = (model.frame_place(frame.time_s, frame.slot, frame.grid) for frame in (frames[0], frames[-1]))
-    return WindowPlaces(first, system, model.next_position(system, last - first, frames[-1].grid))
+    following = model.next_position(system, last - first, frames[-1].grid)
+    return WindowPlaces(first, system, following, model.moving_axes)

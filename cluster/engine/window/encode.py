@@ -16,7 +16,7 @@ from cluster.models.base import PatchBatch, VisionLanguageModel
 def patch_batch(frame: StreamFrame) -> PatchBatch:
     """Patches of a pending frame as the tower's input."""
     assert frame.patches is not None
-    return PatchBatch(torch.from_numpy(frame.patches), frame_cells(frame), frame.grid)
+    return PatchBatch(torch.from_numpy(frame.patches), frame_cells(frame), frame.grid, frame.time_s)
 
 
 def frame_cells(frame: StreamFrame) -> Tensor:

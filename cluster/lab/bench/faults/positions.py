@@ -67,6 +67,44 @@ def qwen2_5_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_p
     return positions + [(largest + 1 + at,) * 3 for at in range(question)]
 
 
+def qwen2_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
+    """Qwen2-VL: as Qwen2.5-VL, but time is the frame's number, whatever the pace (arXiv 2409.12191, 2.1)."""
+    del tokens_per_second
+    positions = [(at, at, at) for at in range(system)]
+    largest = system - 1
+    for number, frame in enumerate(frames):
+        largest = max(largest, system + number, system + frame.rows - 1, system + frame.columns - 1)
+        positions += [(system + number, system + row, system + column) for row, column in frame.cells]
+    return positions + [(largest + 1 + at,) * 3 for at in range(question)]
+
+
+def qwen3_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
+    """Qwen3-VL: a plain sequence of text and pictures, one after the other; a picture is a square of its longer side,
+    and its tokens stand at (0, row, column) from its beginning (arXiv 2511.21631, 2)."""
+    del tokens_per_second
+    written = next((frame.cells for frame in frames if frame.cells), [])
+    text = [k for row, k in written if row < 0]
+    before = 0
+    while before < len(written) and written[before][0] < 0:
+        before += 1
+    positions = [(at, at, at) for at in range(system)]
+    following = system
+    for frame in frames:
+        places: dict[tuple[int, int], Position] = {}
+        for k in text[:before]:
+            places[-1, k] = (following,) * 3
+            following += 1
+        for row in range(frame.rows):
+            for column in range(frame.columns):
+                places[row, column] = (following, following + row, following + column)
+        following += max(frame.rows, frame.columns)
+        for k in text[before:]:
+            places[-1, k] = (following,) * 3
+            following += 1
+        positions += [places[cell] for cell in frame.cells]
+    return positions + [(following + at,) * 3 for at in range(question)]
+
+
 def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
     """InternVL: a plain sequence, in which every frame takes the place of all its tokens whatever is kept of it."""
     del tokens_per_second
@@ -88,7 +126,14 @@ def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per
 
 
 Rule = Callable[[int, Sequence[SeenFrame], int, int], list[Position]]
-RULES: dict[str, Rule] = {"qwen2_5_vl": qwen2_5_vl, "internvl": internvl}
+RULES: dict[str, Rule] = {
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen2_vl": qwen2_vl,
+    "qwen3_vl": qwen3_vl,
+    "internvl": internvl,
+    "llava_next_video": internvl,
+    "llava_onevision": internvl,
+}
 
 
 def measure(seed: int) -> Part:

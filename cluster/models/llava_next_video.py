@@ -1,0 +1,54 @@
+"""LLaVA-NeXT-Video: 24x24 patches of a CLIP tower, averaged two by two, in a plain sequence of Vicuna."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import LlavaNextVideoConfig, LlavaNextVideoForConditionalGeneration
+
+from cluster.errors import ModelError
+from cluster.models.base import PatchBatch
+from cluster.models.checkpoint import CLIP_MEAN, CLIP_STD, Checkpoint
+from cluster.models.llava import Llava
+from cluster.types import PatchGeometry
+
+
+class LlavaNextVideo(Llava):
+    """``LlavaNextVideoForConditionalGeneration`` with a pruned tower (LLaVA-NeXT: A Strong Zero-shot Video
+    Understanding Model, 2024)."""
+
+    family = "llava_next_video"
+    library = (LlavaNextVideoConfig, LlavaNextVideoForConditionalGeneration)
+    special_tokens = ("<unk>", "</s>", "<s>", "<image>", "<video>")
+    prompt_tokens = ("<s>", "</s>")
+    chat_opening, chat_answer, chat_follow_up = "<s>USER: ", " ASSISTANT:", "</s>USER: "
+    video_brackets = ("", "\n")
+    pixel_mean, pixel_std = CLIP_MEAN, CLIP_STD
+
+    def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
+        config, vision = checkpoint.model.config, checkpoint.model.config.vision_config
+        if (config.spatial_pool_mode, config.spatial_pool_stride) != ("average", 2):
+            raise ModelError(
+                f"only spatial_pool_mode 'average' with a stride of 2 is supported, not {config.spatial_pool_mode!r} "
+                f"with {config.spatial_pool_stride}"
+            )
+        if vision.image_size % (2 * vision.patch_size):
+            raise ModelError(f"image_size {vision.image_size} is no whole number of 2x2 patches of {vision.patch_size}")
+        return super()._geometry(checkpoint)
+
+    def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
+        """See the base. Each frame is its class token and its kept patches, with the position embeddings of their
+        cells; a group's four patches are averaged."""
+        assert self.geometry.square is not None
+        row, col = self._patch_positions(torch.cat([frame.cells for frame in frames])).unbind(1)
+        raster = row * (self.geometry.square // self.geometry.patch) + col
+        counts = [len(frame.patches) for frame in frames]
+        features = self._tower_features(torch.cat([frame.patches for frame in frames]), raster, counts)
+        pooled = features.view(-1, 4, features.shape[-1]).mean(1)
+        visual = self.model.model.multi_modal_projector(pooled)
+        return list(torch.split(visual.to(self.dtype), [len(frame.cells) for frame in frames]))
+
+    def _projected(self, patches: int) -> int:
+        return patches // 4

@@ -1,0 +1,147 @@
+"""Qwen3-VL: a time in text before every frame, interleaved three-axis rotary positions, and deepstack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights
+
+from cluster.errors import ModelError
+from cluster.models.base import PatchBatch
+from cluster.models.checkpoint import Checkpoint
+from cluster.models.qwen2_vl import Qwen2VL
+from cluster.types import PatchGrid
+
+HALF = (0.5, 0.5, 0.5)
+# A stream's clock in the prompt, seconds: every time has four digits, and so as many tokens. Its origin is arbitrary,
+# as it is for a camera that was on before anybody looked, and after 2.5 hours it begins again.
+CLOCK_BEGIN, CLOCK_END = 1000, 10000
+
+
+class Qwen3VL(Qwen2VL):
+    """``Qwen3VLForConditionalGeneration`` with a pruned tower (arXiv 2511.21631, section 2)."""
+
+    family = "qwen3_vl"
+    library = (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
+    video_brackets = ("", "")
+    pixel_mean, pixel_std = HALF, HALF
+    moving_axes = (1, 1, 1)
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        # Learned position embeddings of whole grids, by (rows, cols).
+        self._tables: dict[tuple[int, int], Tensor] = {}
+        if len({len(self._time_ids(time)) for time in (0.0, 234.5, 8999.9)}) > 1:
+            raise ModelError("the tokenizer must spell numbers digit by digit; use the one the checkpoint came with")
+
+    @classmethod
+    def _vision_config(cls, hidden: int, vision: dict[str, Any]) -> dict[str, Any]:
+        return {"out_hidden_size": hidden, **vision}
+
+    # -- vision -----------------------------------------------------------------------------------
+    def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
+        """See the base. As Qwen2-VL's, with the embeddings of the patches' places in their own grids."""
+        counts = [len(frame.cells) for frame in frames]
+        hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
+        hidden = hidden + torch.cat([self._place_embeddings(frame) for frame in frames]).to(hidden.dtype)
+        merged = self._run_blocks(hidden, self._patch_positions(torch.cat([frame.cells for frame in frames])), counts)
+        return list(torch.split(merged.to(self.dtype), counts))
+
+    def _place_embeddings(self, frame: PatchBatch) -> Tensor:
+        """Learned position embeddings of a frame's patches ``[n, D]``, interpolated from the checkpoint's square."""
+        grid, visual = frame.grid, self._visual
+        size = (grid.rows, grid.cols)
+        if size not in self._tables:
+            whole = torch.tensor([[1, *size]], device=self.device)
+            taps, weights = get_vision_interpolation_indices_and_weights(
+                whole,
+                visual.num_grid_per_side,
+                mode=visual.interpolation_mode,
+                align_corners=visual.interpolation_align_corners,
+                spatial_merge_size=grid.merge,
+            )
+            self._tables[size] = (visual.pos_embed(taps) * weights[:, :, None]).sum(1)
+        group = frame.cells[:, 0] * grid.group_cols + frame.cells[:, 1]
+        unit = grid.merge**2
+        return self._tables[size][(group[:, None] * unit + torch.arange(unit)).flatten().to(self.device)]
+
+    @property
+    def deepstack(self) -> int:
+        return len(self._deepstack_blocks)
+
+    @property
+    def _deepstack_blocks(self) -> Sequence[int]:
+        return list(self.model.config.vision_config.deepstack_visual_indexes)
+
+    @property
+    def _mergers(self) -> list[Any]:
+        return [self._visual.merger, *self._visual.deepstack_merger_list]
+
+    # -- text -------------------------------------------------------------------------------------
+    def _frame_text(self, frame: PatchBatch) -> tuple[list[int], list[int]]:
+        return self._time_ids(frame.time_s), self._ids("<|vision_end|>")
+
+    def _time_ids(self, time_s: float) -> list[int]:
+        """What is written before a frame at this time of its stream, whatever window it is in."""
+        tenths = math.floor(time_s * 10 + 0.5) % (10 * (CLOCK_END - CLOCK_BEGIN))
+        return self._ids(f"<{CLOCK_BEGIN + tenths / 10:.1f} seconds><|vision_start|>")
+
+    @cached_property
+    def _text_lengths(self) -> tuple[int, int]:
+        return len(self._time_ids(0.0)), len(self._ids("<|vision_end|>"))
+
+    # -- positions --------------------------------------------------------------------------------
+    def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
+        """See the base; frames stand in slots, with their time in text."""
+        del time_s
+        return slot * self._frame_length(grid)
+
+    def next_position(self, first: int, place: int, grid: PatchGrid) -> int:
+        return first + place + self._frame_length(grid)
+
+    def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
+        """A plain sequence in which a picture is (0, row, column) from where it begins, and as long as its longer side.
+
+        Source: Qwen3-VL report, section 2; ``get_rope_index`` of transformers.
+        """
+        del time_s
+        before, _ = self._text_lengths
+        row, col = cells.to(torch.int64).unbind(1)
+        start = first + slot.to(torch.int64) * self._frame_length(grid)
+        side = max(grid.group_rows, grid.group_cols)
+        text = start + torch.where(col < before, col, col + side)
+        picture = torch.stack([torch.zeros_like(row), row, col]) + start + before
+        return torch.where(row < 0, text.expand(3, -1), picture)
+
+    def _frame_length(self, grid: PatchGrid) -> int:
+        return sum(self._text_lengths) + max(grid.group_rows, grid.group_cols)
+
+    @cached_property
+    def _rotary_axes(self) -> Tensor:
+        """Frequencies go to time, row and column in turn, until a section is used up; the rest is time's."""
+        rope = self._text_model.rotary_emb
+        axes = torch.zeros(len(rope.inv_freq), dtype=torch.int64, device=self.device)
+        for axis in (1, 2):
+            axes[axis : 3 * rope.mrope_section[axis] : 3] = axis
+        return axes
+
+    # -- the reference ----------------------------------------------------------------------------
+    @torch.no_grad()
+    def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
+        """See the base; positions are transformers' own.
+
+        Raises:
+            ValueError: a frame is pruned, or frames differ in grid.
+        """
+        grid = self._reference_grid(frames)
+        video = int(self.model.config.video_token_id)
+        ids = self.system_ids()
+        for frame, time_s in zip(frames, times_s, strict=True):
+            ids += [*self._time_ids(time_s), *[video] * frame.grid.tokens, *self._ids("<|vision_end|>")]
+        return self._library_logits([*ids, *self.question_ids(question)], frames, grid)
