@@ -73,6 +73,12 @@ class WindowPositions:
     next: int
 
 
+def _cells_with_text(cells: Tensor, before: int, after: int) -> Tensor:
+    """Cells ``[t, 2]`` of a frame's visual tokens between those of its text."""
+    text = torch.stack((torch.full((before + after,), -1), torch.arange(before + after)), dim=1)
+    return torch.cat((text[:before], cells, text[before:]))
+
+
 class VisionLanguageModel(ABC):
     """A transformers checkpoint of one family on one device, in evaluation mode, without gradients.
 
@@ -143,17 +149,6 @@ class VisionLanguageModel(ABC):
         del frame
         return [], []
 
-    def _frame_tokens(self, frame: PatchBatch, visual: Tensor) -> FrameTokens:
-        before, after = self._frame_text(frame)
-        text = self.embed(torch.tensor([*before, *after], dtype=torch.int64))
-        index = torch.arange(len(text))
-        text_cells = torch.stack([torch.full_like(index, -1), index], dim=1)
-        return FrameTokens(
-            embeds=torch.cat([text[: len(before)], visual, text[len(before) :]]),
-            cells=torch.cat([text_cells[: len(before)], frame.cells, text_cells[len(before) :]]),
-            grid=frame.grid,
-        )
-
     # -- vision -----------------------------------------------------------------------------------
     @torch.no_grad()
     def encode(self, frames: Sequence[PatchBatch]) -> list[FrameTokens]:
@@ -163,14 +158,25 @@ class VisionLanguageModel(ABC):
         without patches gives a ``FrameTokens`` of length 0 (without text).
         """
         kept = [frame for frame in frames if len(frame.cells)]
-        visual = iter([tokens for part in self._parts(kept) for tokens in self._encode_kept(part)])
-        nothing = self.embed(torch.zeros(0, dtype=torch.int64))
-        return [
-            self._frame_tokens(frame, next(visual))
-            if len(frame.cells)
-            else FrameTokens(embeds=nothing, cells=frame.cells, grid=frame.grid)
-            for frame in frames
-        ]
+        visual = [tokens for part in self._parts(kept) for tokens in self._encode_kept(part)]
+        texts = [self._frame_text(frame) for frame in kept]
+        text = self.embed(torch.tensor([i for before, after in texts for i in (*before, *after)], dtype=torch.int64))
+        around = iter(torch.split(text, [len(ids) for both in texts for ids in both]))
+        sources: list[Tensor] = []
+        targets: list[Tensor] = []
+        done = []
+        for frame, seen in zip(kept, visual, strict=True):
+            parts = (next(around), seen, next(around))
+            embeds = text.new_empty(sum(map(len, parts)), text.shape[1])
+            sources += parts
+            targets += torch.split(embeds, [len(part) for part in parts])
+            done.append(FrameTokens(embeds, _cells_with_text(frame.cells, len(parts[0]), len(parts[2])), frame.grid))
+        # In one launch, to memory of each frame's own: a view would keep the whole call's alive.
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        nothing = text[:0].clone()
+        found = iter(done)
+        return [next(found) if len(frame.cells) else FrameTokens(nothing, frame.cells, frame.grid) for frame in frames]
 
     def _parts(self, frames: Sequence[PatchBatch]) -> list[list[PatchBatch]]:
         limit = PATCHES_PER_PASS.get(self.device.type, PATCHES_PER_PASS["cuda"])
