@@ -15,6 +15,7 @@ from actors.cli import (
     incidents,
     loadtest,
     memory,
+    models,
     plan,
     push,
     replicas,
@@ -69,6 +70,7 @@ def command() -> Any:
     app.add_typer(evaluate.app, name="eval")
     app.command("bench", context_settings=bench.PASS_THROUGH)(bench.bench)
     app.add_typer(configuration.app, name="config")
+    app.add_typer(models.app, name="models")
     app.add_typer(train.app, name="train")
     app.add_typer(tokens.app, name="tokens")
     app.add_typer(plan.app, name="plan")

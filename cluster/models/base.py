@@ -86,6 +86,10 @@ class VisionLanguageModel(ABC):
     """
 
     family: ClassVar[str]
+    # How its tokens are placed, for people.
+    position_rule: ClassVar[str]
+    # Whether the embeddings of its text are those of the token ids, which is all that a serving engine gets of text.
+    text_is_ids: ClassVar[bool] = True
     # Special tokens its prompt is made of: a tokenizer that would spell them out letter by letter is refused.
     prompt_tokens: ClassVar[tuple[str, ...]]
     # Its chat template: up to the user's first words, from the question to the answer, and from there to the next one.
@@ -148,6 +152,11 @@ class VisionLanguageModel(ABC):
         """Token ids of the text that the family writes before and behind a frame; as many for every frame."""
         del frame
         return [], []
+
+    def frame_text_tokens(self, grid: PatchGrid) -> int:
+        """Text tokens around each frame."""
+        nothing = torch.zeros(0, dtype=torch.uint8)
+        return sum(map(len, self._frame_text(PatchBatch(nothing, nothing, grid))))
 
     # -- vision -----------------------------------------------------------------------------------
     @torch.no_grad()

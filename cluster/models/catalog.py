@@ -9,6 +9,7 @@ from cluster.errors import ModelError
 from cluster.registry import families
 
 PRESETS = (
+    "bench-internvl3",
     "bench-llava_next_video",
     "bench-llava_onevision",
     "bench-qwen2_5_vl",

@@ -135,6 +135,11 @@ PRESETS: dict[str, Preset] = {
         text=_text(512, 1536, 12, 8, 2, mrope_section=[8, 12, 12]),
         vision=_qwen_tower(384, 1152, 8, 6, [3, 7]),
     ),
+    "bench-internvl3": Preset(
+        "internvl",
+        text=_text(512, 1536, 12, 8, 2),
+        vision=_intern_tower(384, 1536, 8, 6, 448),
+    ),
     "bench-qwen2_vl": Preset(
         "qwen2_vl",
         text=_text(512, 1536, 12, 8, 2, mrope_section=[8, 12, 12]),

@@ -42,6 +42,7 @@ class Qwen25VL(VisionLanguageModel):
     """``Qwen2_5_VLForConditionalGeneration`` with a pruned tower (Qwen2.5-VL report, section 2.1)."""
 
     family = "qwen2_5_vl"
+    position_rule = "time in seconds, row, column"
     prompt_tokens = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
     video_brackets = ("<|vision_start|>", "<|vision_end|>")
     pixel_mean, pixel_std = CLIP_MEAN, CLIP_STD

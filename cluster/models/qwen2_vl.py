@@ -19,6 +19,7 @@ class Qwen2VL(Qwen25VL):
     """``Qwen2VLForConditionalGeneration`` with a pruned tower (arXiv 2409.12191, section 2.1)."""
 
     family = "qwen2_vl"
+    position_rule = "number of the frame, row, column"
     library = (Qwen2VLConfig, Qwen2VLForConditionalGeneration)
 
     @classmethod

@@ -28,6 +28,7 @@ class Qwen3VL(Qwen2VL):
     """``Qwen3VLForConditionalGeneration`` with a pruned tower (arXiv 2511.21631, section 2)."""
 
     family = "qwen3_vl"
+    position_rule = "a sequence of pictures (row, column), each after its time in text"
     library = (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
     video_brackets = ("", "")
     pixel_mean, pixel_std = HALF, HALF

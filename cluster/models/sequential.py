@@ -18,6 +18,7 @@ from cluster.types import PatchGrid
 class SequentialFrames(VisionLanguageModel):
     """A family with one-dimensional positions and square frames, of one picture each."""
 
+    position_rule = "one axis, as many for every frame"
     # Text that its prompt has around every frame.
     frame_brackets: ClassVar[tuple[str, str]] = ("", "")
 

@@ -38,6 +38,19 @@ class ServedModel:
     kv_bytes: int
 
 
+def why_not_served(model: VisionLanguageModel) -> str:
+    """Why vLLM cannot serve a model, in one sentence; empty if it can."""
+    kind = model.text_config.model_type
+    if kind not in TEXT_MODELS:
+        served = ", ".join(TEXT_MODELS)
+        return f"engine vllm serves language models of type {served}, and this model's is {kind!r}; use engine native"
+    if not model.text_is_ids:
+        return (
+            f"engine vllm embeds text by its ids, and {model.family} ends a video by what has none; use engine native"
+        )
+    return ""
+
+
 def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[int] | None) -> ServedModel:
     """Write into ``folder`` what vLLM needs to serve ``model`` beyond its checkpoint.
 
@@ -49,12 +62,9 @@ def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Seq
     Raises:
         ModelError: an unsupported language model, or no head size is large enough.
     """
+    if reason := why_not_served(model):
+        raise ModelError(reason)
     config = model.text_config
-    if config.model_type not in TEXT_MODELS:
-        raise ModelError(
-            f"engine vllm serves language models of type {', '.join(TEXT_MODELS)}, "
-            f"and this model's is {config.model_type!r}; use engine native"
-        )
     head = _head(config)
     wide = padded_head_size(config, head_sizes)
     checkpoint = str(getattr(model.model, "name_or_path", "") or "")

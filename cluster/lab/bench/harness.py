@@ -25,6 +25,7 @@ from cluster.errors import ConfigError, SightlineError
 BENCHES: dict[str, str] = {
     "window": "full computation against pruned and refreshed, same engine, same clips",
     "codec": "the whole front end against bare decoding of the same clip, one core",
+    "families": "every model family against transformers in full, and with reuse against without",
     "ingest": "packets per second through the gateway by gRPC push, flow control on",
     "streams": "milliseconds of a core for each second of a pushed camera, by process",
     "batch": "streams stepped together against one by one",

@@ -65,6 +65,9 @@ def test_models_that_are_not_served(tmp_path: Path) -> None:
     model = load_model("tiny-qwen2_5_vl")
     with pytest.raises(ModelError, match="heads of at most 8"):
         write_model_folder(model, tmp_path, [8])
+    # Its newline behind a video has no token id, and vLLM gets nothing else of text.
+    with pytest.raises(ModelError, match="embeds text by its ids"):
+        write_model_folder(load_model("tiny-llava_onevision"), tmp_path, None)
     model.text_config.model_type = "llama"
     with pytest.raises(ModelError, match="serves language models of type qwen2"):
         write_model_folder(model, tmp_path, None)

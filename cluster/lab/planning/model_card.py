@@ -1,0 +1,127 @@
+"""What a model is and needs, from its shape alone: nothing is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.engine.vllm.served_model import why_not_served
+from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import PUBLISHED, load_shape
+from cluster.models.presets import PRESETS, SHAPES
+from cluster.registry import families
+
+HALF = 2
+"""Bytes of a weight and of a number of KV, in half precision."""
+FPS = 2.0
+WINDOW_S = 40.0
+PICTURE = (1920, 1080)
+GPUS = {"NVIDIA L4": 24e9, "NVIDIA L40S": 48e9, "NVIDIA A100": 80e9, "NVIDIA H100": 80e9, "NVIDIA H200": 141e9}
+"""Bytes of memory, from the data sheets."""
+USABLE = 0.85
+"""Share of a GPU's memory that weights and KV may fill; the rest is for activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyCard:
+    """A family. ``presets`` and ``shapes`` by name, ``published`` by hub id.
+
+    What it can do: ``window``: pruned windows, ``reuse`` and refresh of their KV, ``memory`` of what left them,
+    ``ask``: free questions; and on which ``engines``.
+    """
+
+    family: str
+    presets: tuple[str, ...]
+    shapes: tuple[str, ...]
+    published: tuple[str, ...]
+    window: bool
+    reuse: bool
+    memory: bool
+    ask: bool
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model in half precision, for a camera of 1080p at 2 FPS with nothing pruned.
+
+    * ``tokens_per_frame``: visual ones, and text around them; a frame is ``frame_s`` long
+    * ``kv_token_bytes``, ``kv_second_bytes``: KV of one token, and of a second of video
+    * ``windows``: GPU -> windows of 40 s that fit beside the weights; 0 where not even these do
+    """
+
+    model: str
+    family: str
+    parameters: int
+    weight_bytes: int
+    layers: int
+    positions: str
+    patch: int
+    picture: tuple[int, int]
+    tokens_per_frame: int
+    frame_s: float
+    kv_token_bytes: int
+    kv_second_bytes: int
+    windows: dict[str, int]
+
+
+def family_cards() -> list[FamilyCard]:
+    """All families, by name."""
+    return [_family_card(name) for name in families]
+
+
+def _family_card(family: str) -> FamilyCard:
+    presets = tuple(name for name, preset in PRESETS.items() if preset.family == family)
+    shapes = tuple(name for name, shape in SHAPES.items() if shape.family == family)
+    unserved = why_not_served(load_shape(presets[0]))
+    return FamilyCard(
+        family=family,
+        presets=presets,
+        shapes=shapes,
+        published=tuple(hub for hub, shape in PUBLISHED.items() if shape in shapes),
+        # The native engine asks nothing of a family beyond its interface.
+        window=True,
+        reuse=True,
+        memory=True,
+        ask=True,
+        engines=("native",) if unserved else ("native", "vllm"),
+    )
+
+
+def model_card(name: str) -> ModelCard:
+    """The card of a shape, preset, bundled model, or checkpoint folder.
+
+    Raises:
+        ModelError: not found, or of an unsupported family.
+    """
+    model = load_shape(name)
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    grid = model.geometry.grid(*PICTURE)
+    frame_s = model.geometry.temporal / FPS
+    tokens = grid.tokens + model.frame_text_tokens(grid)
+    token_bytes = kv_token_bytes(model)
+    second = round(tokens / frame_s * token_bytes)
+    return ModelCard(
+        model=name,
+        family=model.family,
+        parameters=parameters,
+        weight_bytes=parameters * HALF,
+        layers=len(model.layers),
+        positions=model.position_rule,
+        patch=grid.patch,
+        picture=(grid.scaled[1], grid.scaled[0]),
+        tokens_per_frame=tokens,
+        frame_s=frame_s,
+        kv_token_bytes=token_bytes,
+        kv_second_bytes=second,
+        windows={
+            gpu: max(0, int((memory * USABLE - parameters * HALF) / (WINDOW_S * second)))
+            for gpu, memory in GPUS.items()
+        },
+    )
+
+
+def kv_token_bytes(model: VisionLanguageModel) -> int:
+    """Bytes of one token's keys and values in half precision."""
+    config = model.text_config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * len(model.layers) * config.num_key_value_heads * size * HALF)
