@@ -203,15 +203,18 @@ class Qwen25VL(VisionLanguageModel):
         visual, unit = self._visual, self.geometry.merge**2
         counts = patch_counts(frames)
         patches = sum(counts)
-        per_patch = visual.patch_embed.proj.weight.numel() + sum(linear_weights(block) for block in visual.blocks)
+        per_patch, merger = self._tower_weights
         full = sum(1 for index in range(len(visual.blocks)) if index in visual.fullatt_block_indexes)
         pairs = full * sum(count**2 for count in counts)
         pairs += (len(visual.blocks) - full) * sum(self._windowed_pairs(frame) for frame in frames)
-        return int(
-            2 * patches * per_patch
-            + 2 * patches // unit * linear_weights(visual.merger)
-            + 4 * visual.config.hidden_size * pairs
-        )
+        return int(2 * patches * per_patch + 2 * patches // unit * merger + 4 * visual.config.hidden_size * pairs)
+
+    @cached_property
+    def _tower_weights(self) -> tuple[int, int]:
+        """Weights that a patch passes, and those that a merged group does."""
+        visual = self._visual
+        blocks = sum(linear_weights(block) for block in visual.blocks)
+        return visual.patch_embed.proj.weight.numel() + blocks, linear_weights(visual.merger)
 
     def _windowed_pairs(self, frame: PatchBatch | int) -> int:
         side = self._visual.window_size // self._visual.patch_size
@@ -219,7 +222,7 @@ class Qwen25VL(VisionLanguageModel):
             whole, rest = divmod(frame, side**2)
             return int(whole * side**4 + rest**2)
         windows = frame.cells // (side // self.geometry.merge)
-        members = torch.unique(windows, dim=0, return_counts=True)[1] * self.geometry.merge**2
+        members = torch.bincount(windows[:, 0] * frame.grid.group_cols + windows[:, 1]) * self.geometry.merge**2
         return int((members**2).sum())
 
 

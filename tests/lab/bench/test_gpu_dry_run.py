@@ -12,6 +12,7 @@ import torch
 from cluster.errors import ConfigError
 from cluster.lab.bench import gpu
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
+from cluster.lab.bench.gpu_host import host_cost
 
 INDICES = [
     0,
@@ -137,3 +138,11 @@ def test_the_front_end_is_compared_over_the_made_clips():
 def test_a_clip_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere.mp4 does not exist"):
         gpu.run(argparse.Namespace(dry_run=True, shape=[], layers=2, clip=[tmp_path / "nowhere.mp4"]))
+
+
+def test_the_host_s_part_of_a_step_is_measured_without_arithmetic():
+    """In a process of its own: what torch does elsewhere with shapes is left alone."""
+    cost = host_cost("tiny-qwen2_5_vl", 2)
+    assert 0 < cost.end < cost.step < 1000
+    assert cost.ahead > 0
+    assert torch.ones(2, device="meta").abs().shape == (2,)
