@@ -131,9 +131,10 @@ class VisionLanguageModel(ABC):
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
         """Visual tokens ``[t, D]`` of frames with at least one kept patch, in order of cells."""
 
-    def _frame_tokens(self, frame: PatchBatch, visual: Tensor) -> FrameTokens:
-        """Visual tokens ``[t, D]`` with the text that the family writes around a frame."""
-        return FrameTokens(embeds=visual, cells=frame.cells, grid=frame.grid)
+    @property
+    def _around_frame(self) -> tuple[list[int], list[int]]:
+        """Ids of the text that the family writes before and after each frame."""
+        return [], []
 
     # -- vision -----------------------------------------------------------------------------------
     @torch.no_grad()
@@ -144,14 +145,35 @@ class VisionLanguageModel(ABC):
         without patches gives a ``FrameTokens`` of length 0 (without text).
         """
         kept = [frame for frame in frames if len(frame.cells)]
-        visual = iter([tokens for part in self._parts(kept) for tokens in self._encode_kept(part)])
+        visual = [tokens for part in self._parts(kept) for tokens in self._encode_kept(part)]
+        encoded = iter(self._with_text(kept, visual))
         nothing = torch.zeros(0, self.text_config.hidden_size, dtype=self.dtype, device=self.device)
         return [
-            self._frame_tokens(frame, next(visual))
-            if len(frame.cells)
-            else FrameTokens(embeds=nothing, cells=frame.cells, grid=frame.grid)
+            next(encoded) if len(frame.cells) else FrameTokens(embeds=nothing, cells=frame.cells, grid=frame.grid)
             for frame in frames
         ]
+
+    def _with_text(self, frames: Sequence[PatchBatch], visual: Sequence[Tensor]) -> list[FrameTokens]:
+        """Visual tokens ``[t, D]`` of each frame between the text around it; one launch for all frames. Each has memory
+        of its own, as a view would keep the whole call's result alive."""
+        if not frames:
+            return []
+        before, after = self._around_frame
+        text = self.embed(torch.tensor([*before, *after])) if before or after else visual[0][:0]
+        index = torch.arange(len(text))
+        cells = torch.stack([torch.full_like(index, -1), index], dim=1)
+        tokens: list[FrameTokens] = []
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for frame, embeds in zip(frames, visual, strict=True):
+            parts = [part for part in (text[: len(before)], embeds, text[len(before) :]) if len(part)]
+            whole = embeds.new_empty(len(text) + len(embeds), embeds.shape[1])
+            targets += torch.split(whole, [len(part) for part in parts])
+            sources += parts
+            around = torch.cat([cells[: len(before)], frame.cells, cells[len(before) :]])
+            tokens.append(FrameTokens(embeds=whole, cells=around, grid=frame.grid))
+        torch._foreach_copy_(targets, sources)
+        return tokens
 
     def _parts(self, frames: Sequence[PatchBatch]) -> list[list[PatchBatch]]:
         limit = PATCHES_PER_PASS.get(self.device.type, PATCHES_PER_PASS["cuda"])

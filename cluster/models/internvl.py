@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from cluster.errors import ModelError
-from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel, patch_counts
+from cluster.models.base import PatchBatch, VisionLanguageModel, patch_counts
 from cluster.models.checkpoint import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -127,16 +127,9 @@ class InternVL(VisionLanguageModel):
         layer, layers = self._feature_layer, len(self._tower.encoder.layer)
         return layer if layer >= 0 else layers + 1 + layer
 
-    def _frame_tokens(self, frame: PatchBatch, visual: Tensor) -> FrameTokens:
-        before = len(self._before)
-        text = self.embed(torch.tensor([*self._before, *self._after]))
-        index = torch.arange(len(text))
-        text_cells = torch.stack([torch.full_like(index, -1), index], dim=1)
-        return FrameTokens(
-            embeds=torch.cat([text[:before], visual, text[before:]]),
-            cells=torch.cat([text_cells[:before], frame.cells, text_cells[before:]]),
-            grid=frame.grid,
-        )
+    @property
+    def _around_frame(self) -> tuple[list[int], list[int]]:
+        return self._before, self._after
 
     def _embed_patches(self, patches: Tensor) -> Tensor:
         projection = self._tower.embeddings.patch_embeddings.projection

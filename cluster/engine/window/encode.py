@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,8 +33,7 @@ def encode_pending(model: VisionLanguageModel, frames: Iterable[StreamFrame]) ->
     batches = [patch_batch(frame) for frame in pending]
     flops: dict[int, int] = {}
     for frame, batch, tokens in zip(pending, batches, model.encode(batches), strict=True):
-        # A copy, as a view would keep the whole call's result alive.
-        frame.tokens = replace(tokens, embeds=tokens.embeds.clone())
+        frame.tokens = tokens
         frame.patches = None
         flops[id(frame)] = model.tower_flops([batch])
     return flops

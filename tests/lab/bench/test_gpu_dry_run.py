@@ -126,6 +126,13 @@ def test_production_runs_on_a_gpu(shape, scenario):
         gpu.SCENARIOS[scenario](shape, 2)
 
 
+@pytest.mark.parametrize("shape", gpu.SHAPES)
+def test_the_tower_launches_as_much_for_many_frames_as_for_one(shape):
+    with FakeCuda() as cuda:
+        rig = gpu.Rig.of(shape, 2)
+        assert gpu._tower(rig, cuda, 8) == gpu._tower(rig, cuda, 1)
+
+
 def test_the_front_end_is_compared_over_the_made_clips():
     """Without a model: what is left of the dry run is the decoder's part."""
     result = gpu.run(argparse.Namespace(dry_run=True, shape=[], layers=2, clip=None))
