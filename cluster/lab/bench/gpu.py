@@ -20,7 +20,8 @@ from cluster.errors import ConfigError
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.lab.bench.gpu_frontend import compare_clips, summary
 from cluster.lab.bench.gpu_host import QUESTION, STRIDE_S, WINDOW_S, camera_samples, host_cost
-from cluster.lab.bench.harness import BenchResult, print_progress
+from cluster.lab.bench.gpu_roofline import predict, predicted_streams
+from cluster.lab.bench.harness import BenchResult, print_progress, table
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -35,6 +36,7 @@ from cluster.types import (
 )
 
 SHAPES = ("qwen2_5_vl-7b", "internvl3-8b")
+PREDICTED = "qwen2_5_vl-7b"
 MANY = 64
 HOST_STREAMS = 16
 SYSTEM_COPIES = 7
@@ -45,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="on a fake device of any machine")
     parser.add_argument("--shape", nargs="+", default=list(SHAPES), metavar="NAME", help="model shapes (default: both)")
     parser.add_argument(
-        "--clip", nargs="+", type=Path, metavar="FILE", help="videos for gpu_frontend_equal beside the four made ones"
+        "--clip",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="videos for gpu_frontend_equal beside the four made ones, and for the roofline instead of two made ones",
     )
     parser.add_argument("--layers", type=int, default=4, metavar="N", help="layers that are run (default: %(default)s)")
 
@@ -53,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> BenchResult:
     """Figures ``device_faults``, ``syncs_per_step``, ``launches_per_layer_64_over_1``, ``launches_tower_64_over_1``,
     ``keys_copied``, ``bytes_per_idle_stream`` and ``host_ms_per_window``, each the worst of the shapes; and
-    ``gpu_frontend_equal``, the worst of the clips."""
+    ``gpu_frontend_equal`` and ``predicted_streams_h100`` (and ``_fp8``) of Qwen2.5-VL-7B, the worst of the clips."""
     if not args.dry_run:
         raise ConfigError("measuring on a GPU is not built yet; --dry-run counts what does not depend on its speed")
     rows: list[dict[str, Any]] = []
@@ -72,10 +78,15 @@ def run(args: argparse.Namespace) -> BenchResult:
             f"as they come, {cost.end:.2f} ms at its end and {cost.ahead:.2f} ms before"
         )
     compared = compare_clips(args.clip or ())
+    predicted = predict(PREDICTED, args.clip or ()) if PREDICTED in args.shape else []
+    if predicted:
+        print(f"roofline of {PREDICTED}\n{table(predicted)}\n", flush=True)
+        worst["predicted_streams_h100"] = predicted_streams(predicted, "H100 SXM", "bf16")
+        worst["predicted_streams_h100_fp8"] = predicted_streams(predicted, "H100 SXM", "fp8")
     worst["gpu_frontend_equal"] = min(row["equal"] for row in compared)
     figures = {"device_faults": float(sum(bool(row["fault"]) for row in rows)), **worst}
     note = f"fake device, {args.layers} layers of each model at its true width; per layer is the difference to half"
-    return BenchResult("gpu", figures, rows, [note, *notes, *map(summary, compared)])
+    return BenchResult("gpu", figures, [*rows, *predicted], [note, *notes, *map(summary, compared)])
 
 
 # -- what runs -------------------------------------------------------------------------------------
