@@ -143,7 +143,12 @@ def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: Any = None,
     return torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device=device or x.device)
 
 
+def _layer_norm(x: Tensor, shape: Sequence[int], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows = (*x.shape[: -len(shape)], *[1] * len(shape))
+    return x.new_empty(x.shape), x.new_empty(rows), x.new_empty(rows)
+
+
 # Its registrations end with it.
 _LIBRARY: Any = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
 # Of frequent operations of a step that torch has no shape function in C++ for.
-_SHAPES = {"index_select": _index_select, "_to_copy": _to_copy}
+_SHAPES = {"index_select": _index_select, "_to_copy": _to_copy, "native_layer_norm": _layer_norm}

@@ -160,8 +160,8 @@ def test_a_clip_that_is_not_there_is_named(tmp_path):
 def test_the_host_s_part_of_a_step_is_measured_without_arithmetic():
     """In a process of its own: what torch does elsewhere with shapes is left alone."""
     cost = host_cost("tiny-qwen2_5_vl", 2)
-    assert 0 < cost.end < cost.step < 1000
-    assert cost.ahead > 0
+    assert 0 < cost.step < 1000
+    assert 0 < cost.end < cost.end + cost.ahead < 1000
     assert torch.ones(2, device="meta").abs().shape == (2,)
 
 
