@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -142,12 +143,18 @@ class InternVL(SequentialFrames):
         """See the base: linear layers and attention products of kept patches and one class token per frame."""
         counts = [count for count in patch_counts(frames) if count]
         patches = sum(counts)
-        layers = self._tower.encoder.layer[: self._depth]
-        projection = self._tower.embeddings.patch_embeddings.projection
-        pairs = len(layers) * sum((1 + count) ** 2 for count in counts)
+        embedding, layers, projector = self._tower_weights
+        pairs = self._depth * sum((1 + count) ** 2 for count in counts)
         return int(
-            2 * patches * projection.weight.numel()
-            + 2 * (patches + len(counts)) * sum(linear_weights(layer) for layer in layers)
-            + 2 * patches // self.geometry.merge**2 * linear_weights(self.model.model.multi_modal_projector)
+            2 * patches * embedding
+            + 2 * (patches + len(counts)) * layers
+            + 2 * patches // self.geometry.merge**2 * projector
             + 4 * self._tower.config.hidden_size * pairs
         )
+
+    @cached_property
+    def _tower_weights(self) -> tuple[int, int, int]:
+        """Weights of patch embedding, layers and projector."""
+        embedding = self._tower.embeddings.patch_embeddings.projection.weight.numel()
+        layers = sum(linear_weights(layer) for layer in self._tower.encoder.layer[: self._depth])
+        return embedding, layers, linear_weights(self.model.model.multi_modal_projector)

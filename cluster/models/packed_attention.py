@@ -40,7 +40,7 @@ class SequencePacking:
         ends = size.cumsum(0)
         starts = ends - size
         cu_seqlens = F.pad(ends, (1, 0)).to(torch.int32).to(device)
-        if device.type == "cuda" and dtype != torch.float32:
+        if device.type != "cpu" and dtype != torch.float32:
             return cls(cu_seqlens, int(size.max()), ())
         batches = tuple(
             (starts[size == length][:, None] + torch.arange(int(length))).to(device) for length in torch.unique(size)

@@ -221,13 +221,19 @@ class Qwen25VL(VisionLanguageModel):
     def tower_flops(self, frames: Sequence[PatchBatch | int]) -> int:
         """See the base. Linear layers and attention products; a frame given as a count is taken as dense: its patches
         fill as few windows as they can."""
-        visual, patches = self._visual, sum(patch_counts(frames))
-        per_patch = visual.patch_embed.proj.weight.numel() + sum(linear_weights(block) for block in visual.blocks)
+        patches, (per_patch, per_group) = sum(patch_counts(frames)), self._tower_weights
         return int(
             2 * patches * per_patch
-            + 2 * patches // self.geometry.merge**2 * sum(linear_weights(merger) for merger in self._mergers)
-            + 4 * visual.patch_embed.embed_dim * self._attention_pairs(frames)
+            + 2 * patches // self.geometry.merge**2 * per_group
+            + 4 * self._visual.patch_embed.embed_dim * self._attention_pairs(frames)
         )
+
+    @cached_property
+    def _tower_weights(self) -> tuple[int, int]:
+        """Weights that a patch passes, and those that a merged group does."""
+        visual = self._visual
+        blocks = sum(linear_weights(block) for block in visual.blocks)
+        return visual.patch_embed.proj.weight.numel() + blocks, sum(linear_weights(each) for each in self._mergers)
 
     @property
     def _mergers(self) -> list[Any]:
@@ -246,7 +252,7 @@ class Qwen25VL(VisionLanguageModel):
             whole, rest = divmod(frame, side**2)
             return int(whole * side**4 + rest**2)
         windows = frame.cells // (side // self.geometry.merge)
-        members = torch.unique(windows, dim=0, return_counts=True)[1] * self.geometry.merge**2
+        members = torch.bincount(windows[:, 0] * frame.grid.group_cols + windows[:, 1]) * self.geometry.merge**2
         return int((members**2).sum())
 
 

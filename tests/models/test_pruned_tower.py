@@ -254,6 +254,11 @@ def test_a_frame_without_patches_has_no_token(model, grid, make_frame):
     assert model.encode([]) == []
 
 
+def test_a_frame_s_tokens_keep_no_other_frame_s_alive(model, grid, make_frame):
+    for tokens in model.encode([make_frame(grid) for _ in range(3)]):
+        assert tokens.embeds.untyped_storage().nbytes() == tokens.embeds.nbytes
+
+
 def test_internvl_wraps_each_frame_in_its_own_text(internvl, make_frame, random_keep):
     grid = internvl.geometry.grid(640, 360)
     (tokens,) = internvl.encode([make_frame(grid, random_keep(grid, 0.5))])

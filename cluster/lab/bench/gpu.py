@@ -7,9 +7,7 @@ Every refresh policy, gate, explanations, memories, questions about the past and
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +19,9 @@ from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.lab.bench.gpu_frontend import compare_clips, summary
-from cluster.lab.bench.harness import BenchResult
-from cluster.lab.bench.soak import SyntheticCamera
+from cluster.lab.bench.gpu_host import QUESTION, STRIDE_S, WINDOW_S, camera_samples, host_cost
+from cluster.lab.bench.gpu_roofline import predict, predicted_streams
+from cluster.lab.bench.harness import BenchResult, print_progress, table
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -30,20 +29,16 @@ from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_truncated
 from cluster.registry import refresh_policies
 from cluster.types import (
-    MICROSECONDS,
     AskSpec,
-    FrameSample,
     MemorySpec,
-    PatchGeometry,
-    Question,
     StreamSpec,
     WindowRequest,
 )
 
 SHAPES = ("qwen2_5_vl-7b", "internvl3-8b")
+PREDICTED = "qwen2_5_vl-7b"
 MANY = 64
-QUESTION = Question("fire", "Is there a fire?")
-_WINDOW_S, _STRIDE_S = 40.0, 8.0
+HOST_STREAMS = 16
 SYSTEM_COPIES = 7
 
 
@@ -52,30 +47,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="on a fake device of any machine")
     parser.add_argument("--shape", nargs="+", default=list(SHAPES), metavar="NAME", help="model shapes (default: both)")
     parser.add_argument(
-        "--clip", nargs="+", type=Path, metavar="FILE", help="videos for gpu_frontend_equal beside the four made ones"
+        "--clip",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="videos for gpu_frontend_equal beside the four made ones, and for the roofline instead of two made ones",
     )
     parser.add_argument("--layers", type=int, default=4, metavar="N", help="layers that are run (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Figures ``device_faults``, ``syncs_per_step``, ``launches_per_layer_64_over_1``, ``launches_tower_64_over_1``,
-    ``keys_copied`` and ``bytes_per_idle_stream``, each the worst of the shapes; and ``gpu_frontend_equal``, the
-    worst of the clips."""
+    ``keys_copied``, ``bytes_per_idle_stream`` and ``host_ms_per_window``, each the worst of the shapes; and
+    ``gpu_frontend_equal`` and ``predicted_streams_h100`` (and ``_fp8``) of Qwen2.5-VL-7B, the worst of the clips."""
     if not args.dry_run:
         raise ConfigError("measuring on a GPU is not built yet; --dry-run counts what does not depend on its speed")
     rows: list[dict[str, Any]] = []
     worst: dict[str, float] = {}
+    notes: list[str] = []
     for shape in args.shape:
         with FakeCuda() as cuda:
             rows += [_tried(shape, args.layers, *scenario) for scenario in SCENARIOS.items()]
             for name, value in _counts(shape, args.layers, cuda).items():
                 worst[name] = max(worst.get(name, value), value)
-        print(f"gpu: {shape}", file=sys.stderr)
+        print_progress(f"gpu: {shape}: faults and counts")
+        cost = host_cost(shape, HOST_STREAMS)
+        worst["host_ms_per_window"] = max(worst.get("host_ms_per_window", 0.0), cost.step)
+        notes.append(
+            f"{shape}: {cost.step:.2f} ms of the host per window, {HOST_STREAMS} cameras a step; with frames computed "
+            f"as they come, {cost.end:.2f} ms at its end and {cost.ahead:.2f} ms before"
+        )
     compared = compare_clips(args.clip or ())
+    predicted = predict(PREDICTED, args.clip or ()) if PREDICTED in args.shape else []
+    if predicted:
+        print(f"roofline of {PREDICTED}\n{table(predicted)}\n", flush=True)
+        worst["predicted_streams_h100"] = predicted_streams(predicted, "H100 SXM", "bf16")
+        worst["predicted_streams_h100_fp8"] = predicted_streams(predicted, "H100 SXM", "fp8")
     worst["gpu_frontend_equal"] = min(row["equal"] for row in compared)
     figures = {"device_faults": float(sum(bool(row["fault"]) for row in rows)), **worst}
     note = f"fake device, {args.layers} layers of each model at its true width; per layer is the difference to half"
-    return BenchResult("gpu", figures, rows, [note, *map(summary, compared)])
+    return BenchResult("gpu", figures, [*rows, *predicted], [note, *notes, *map(summary, compared)])
 
 
 # -- what runs -------------------------------------------------------------------------------------
@@ -93,7 +104,7 @@ class Rig:
         return cls(NativeEngine(model, memories=bank, max_new_tokens=4), model)
 
     def spec(self, name: str, **options: Any) -> StreamSpec:
-        standard: dict[str, Any] = {"questions": (QUESTION,), "window_s": _WINDOW_S, "stride_s": _STRIDE_S}
+        standard: dict[str, Any] = {"questions": (QUESTION,), "window_s": WINDOW_S, "stride_s": STRIDE_S}
         return StreamSpec(name, **{"static_gate": False, **standard, **options})
 
     def admit(self, name: str, **options: Any) -> None:
@@ -101,12 +112,12 @@ class Rig:
 
     def requests(self, name: str, *, still: bool = False) -> Iterator[WindowRequest]:
         """The windows of a camera, one after the other; of the last, the oldest frames have left."""
-        for sample in _samples(self.model.geometry, still):
+        for sample in camera_samples(self.model.geometry, still):
             yield from self.engine.push(replace(sample, stream=name))
 
     def alike(self, names: Sequence[str]) -> list[WindowRequest]:
         """The next window of cameras that have all seen the same until now."""
-        *before, last = _samples(self.model.geometry)
+        *before, last = camera_samples(self.model.geometry)
         first, *others = names
         self.admit(first)
         for sample in before:
@@ -121,14 +132,6 @@ class Rig:
         self.admit(name, **spec)
         for request in self.requests(name, still=still):
             self.engine.step([request])
-
-
-@functools.cache
-def _samples(geometry: PatchGeometry, still: bool = False) -> list[FrameSample]:
-    """Frames of a camera that keeps a quarter of its tokens between anchors, or nothing where it is ``still``."""
-    seconds = _WINDOW_S + 2 * _STRIDE_S
-    camera = SyntheticCamera("camera", geometry, width=448, height=448, fps=2.0, still=still)
-    return list(itertools.takewhile(lambda sample: sample.pts < seconds * MICROSECONDS, camera))
 
 
 def _policy(name: str) -> Callable[[str, int], None]:
@@ -161,7 +164,7 @@ def _ask(shape: str, layers: int) -> None:
 def _move(shape: str, layers: int) -> None:
     rig = Rig.of(shape, layers)
     rig.drive()
-    rig.engine.import_stream(StreamSpec("other", (QUESTION,), _WINDOW_S, _STRIDE_S), rig.engine.export_stream("camera"))
+    rig.engine.import_stream(StreamSpec("other", (QUESTION,), WINDOW_S, STRIDE_S), rig.engine.export_stream("camera"))
 
 
 SCENARIOS: dict[str, Callable[[str, int], Any]] = {
@@ -222,7 +225,7 @@ def _counts(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
 
 def _tower(rig: Rig, cuda: FakeCuda, frames: int) -> int:
     """Launches of the tower for so many frames."""
-    samples = itertools.islice(itertools.cycle(_samples(rig.model.geometry)), frames)
+    samples = itertools.islice(itertools.cycle(camera_samples(rig.model.geometry)), frames)
     cuda.reset()
     rig.model.encode([patch_batch(StreamFrame.of(sample)) for sample in samples])
     return sum(cuda.launches.values())

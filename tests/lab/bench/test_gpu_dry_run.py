@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,16 @@ import torch
 from cluster.errors import ConfigError
 from cluster.lab.bench import gpu
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
+from cluster.lab.bench.gpu_host import host_cost
+from cluster.lab.bench.gpu_roofline import (
+    CARDS,
+    PREFILL_MFU,
+    TOWER_MFU,
+    WindowLoad,
+    _row,
+    predicted_streams,
+)
+from cluster.models.loading import load_shape
 
 INDICES = [
     0,
@@ -125,6 +136,13 @@ def test_production_runs_on_a_gpu(shape, scenario):
         gpu.SCENARIOS[scenario](shape, 2)
 
 
+@pytest.mark.parametrize("shape", gpu.SHAPES)
+def test_the_tower_launches_as_much_for_many_frames_as_for_one(shape):
+    with FakeCuda() as cuda:
+        rig = gpu.Rig.of(shape, 2)
+        assert gpu._tower(rig, cuda, 8) == gpu._tower(rig, cuda, 1)
+
+
 def test_the_front_end_is_compared_over_the_made_clips():
     """Without a model: what is left of the dry run is the decoder's part."""
     result = gpu.run(argparse.Namespace(dry_run=True, shape=[], layers=2, clip=None))
@@ -137,3 +155,34 @@ def test_the_front_end_is_compared_over_the_made_clips():
 def test_a_clip_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere.mp4 does not exist"):
         gpu.run(argparse.Namespace(dry_run=True, shape=[], layers=2, clip=[tmp_path / "nowhere.mp4"]))
+
+
+def test_the_host_s_part_of_a_step_is_measured_without_arithmetic():
+    """In a process of its own: what torch does elsewhere with shapes is left alone."""
+    cost = host_cost("tiny-qwen2_5_vl", 2)
+    assert 0 < cost.step < 1000
+    assert 0 < cost.end < cost.end + cost.ahead < 1000
+    assert torch.ones(2, device="meta").abs().shape == (2,)
+
+
+@pytest.fixture(scope="module")
+def load():
+    return WindowLoad("clip", computed=1500, attended=3e6, slots=2600, patches=2000, patch_bytes=4e6, tower_flops=3e12)
+
+
+def test_the_roofline_is_the_least_of_time_memory_and_link(load):
+    model = load_shape("qwen2_5_vl-7b")
+    h100 = next(card for card in CARDS if card.name == "H100 SXM")
+    row = _row(model, h100, load, "bf16")
+    assert row["streams"] == min(row["by_time"], row["by_memory"], row["by_pcie"])
+    products = 2 * 1500 * 6.525e9 + 4 * 28 * 28 * 128 * 3e6
+    assert row["prefill_ms"] == pytest.approx(1e3 * products / 989e12 / PREFILL_MFU, rel=0.01)
+    assert row["tower_ms"] == pytest.approx(1e3 * 3e12 / 989e12 / TOWER_MFU)
+    # 57,344 bytes a slot in half of what 16.6 GB of weights leave.
+    assert row["by_memory"] == pytest.approx(0.5 * (80e9 - 16.6e9) / 57344 / 2600, rel=0.01)
+    slow = replace(h100, bandwidth=h100.bandwidth / 100)
+    assert _row(model, slow, load, "bf16")["prefill_ms"] > 2 * row["prefill_ms"], "bytes, not products"
+    fp8 = _row(model, h100, load, "fp8")
+    assert row["by_time"] < fp8["by_time"] < 2 * row["by_time"], "attention stays in bf16"
+    assert fp8["by_memory"] > row["by_memory"]
+    assert predicted_streams([row, fp8], "H100 SXM", "fp8") == fp8["streams"]

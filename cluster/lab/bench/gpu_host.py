@@ -1,0 +1,154 @@
+"""What a step costs the host: Python and dispatch of production's own step, without its arithmetic.
+
+Tensors of the ``meta`` device have shapes and no data: an operation is dispatched to its shape function and computes
+nothing, at a model's true depth and width. torch replaces its own shape functions in C++ (2 us, as much as dispatch to
+a CPU or a GPU takes) by Python ones for its compiler, which take up to 700 us; in a process of its own they are taken
+back, so that what is measured is planning, Python of engine and layers, and dispatch. Not in it: the driver's part of a
+launch. One thread's own time, so that other work on the machine does not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.engine.native import NativeEngine
+from cluster.lab.bench.soak import SyntheticCamera
+from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_shape
+from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, Question, StreamSpec
+
+WINDOW_S, STRIDE_S = 40.0, 8.0
+QUESTION = Question("fire", "Is there a fire?")
+SPEC = StreamSpec("camera", (QUESTION,), WINDOW_S, STRIDE_S, static_gate=False)
+
+
+@dataclass(frozen=True, slots=True)
+class HostCost:
+    """Milliseconds of one thread per window: ``step`` of windows computed at their end; ``end`` and ``ahead`` where
+    frames are computed as they come."""
+
+    step: float
+    end: float
+    ahead: float
+
+
+@functools.cache
+def camera_samples(geometry: PatchGeometry, still: bool = False) -> list[FrameSample]:
+    """Frames of a camera that keeps a quarter of its tokens between anchors, or nothing where it is ``still``."""
+    seconds = WINDOW_S + 2 * STRIDE_S
+    camera = SyntheticCamera("camera", geometry, width=448, height=448, fps=2.0, still=still)
+    return list(itertools.takewhile(lambda sample: sample.pts < seconds * MICROSECONDS, camera))
+
+
+def host_cost(shape: str, streams: int) -> HostCost:
+    """Cost of steps of ``streams`` cameras with windows of full length; ``shape``: of a published model.
+
+    Raises:
+        ModelError: there is no such shape.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(_host_cost, shape, streams).result()
+
+
+def _host_cost(shape: str, streams: int) -> HostCost:
+    torch.set_num_threads(1)
+    _own_shape_functions()
+    model = load_shape(shape)
+    model.model.to(torch.bfloat16)
+    samples = camera_samples(model.geometry)
+    with _read_as_zeros():
+        step, _ = _drive(model, replace(SPEC, patient=True), samples, streams)
+        end, ahead = _drive(model, SPEC, samples, streams)
+    return HostCost(step, end, ahead)
+
+
+def _drive(
+    model: VisionLanguageModel, spec: StreamSpec, samples: Sequence[FrameSample], streams: int
+) -> tuple[float, float]:
+    """Milliseconds per window in ``step`` (the median step's), and before it."""
+    engine = NativeEngine(model, kernel="slots", kv_bytes=2**37)
+    names = [f"camera-{number}" for number in range(streams)]
+    for name in names:
+        engine.admit(replace(spec, stream=name))
+    steps: list[float] = []
+    aheads: list[float] = []
+    ahead = 0.0
+    for sample in samples:
+        requests = [request for name in names for request in engine.push(replace(sample, stream=name))]
+        began = time.thread_time()
+        if requests:
+            engine.step(requests)
+            if requests[0].start > samples[0].pts:
+                steps.append(time.thread_time() - began)
+                aheads.append(ahead)
+            began, ahead = time.thread_time(), 0.0
+        while not spec.patient and engine.prefill_ahead():
+            pass
+        ahead += time.thread_time() - began
+    return 1e3 * statistics.median(steps) / streams, 1e3 * statistics.median(aheads) / streams
+
+
+@contextlib.contextmanager
+def _read_as_zeros() -> Iterator[None]:
+    """Reads of data that is not there, one per step, give zeros."""
+    read = Tensor.tolist
+
+    def tolist(tensor: Tensor) -> Any:
+        return read(torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor)
+
+    Tensor.tolist = tolist  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Tensor.tolist = read  # type: ignore[method-assign]
+
+
+def _own_shape_functions() -> None:
+    """torch's own shape functions of this process; Python's only where it has none."""
+    from torch import _decomp, _meta_registrations
+
+    registered: Any = _meta_registrations._meta_lib_dont_use_me_use_register_meta
+    registered._destroy()
+    for name, function in _SHAPES.items():
+        _LIBRARY.impl(name, function)
+    has: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+    for table in ("meta", "post_autograd", "pre_autograd"):
+        for op, function in _decomp.global_decomposition_table[table].items():
+            if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten" or op.is_view:
+                continue
+            name = str(op._schema.name) + (f".{op._overloadname}" if op._overloadname != "default" else "")
+            if not has(name, "Meta") and not has(name, "CompositeImplicitAutograd"):
+                _LIBRARY.impl(op, function)
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    shape = list(x.shape)
+    shape[dim] = len(index)
+    return x.new_empty(shape)
+
+
+def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device=device or x.device)
+
+
+def _layer_norm(x: Tensor, shape: Sequence[int], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows = (*x.shape[: -len(shape)], *[1] * len(shape))
+    return x.new_empty(x.shape), x.new_empty(rows), x.new_empty(rows)
+
+
+# Its registrations end with it.
+_LIBRARY: Any = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
+# Of frequent operations of a step that torch has no shape function in C++ for.
+_SHAPES = {"index_select": _index_select, "_to_copy": _to_copy, "native_layer_norm": _layer_norm}

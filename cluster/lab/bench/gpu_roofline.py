@@ -1,0 +1,168 @@
+"""How many streams a card carries by its peak numbers: operations and bytes of production's windows against a roofline.
+
+Windows are production's own on a fake device (rows, attended slots, encoded patches); operations are counted by the
+model's functions at its true depth. A stage takes the longer of its products at a share of the peak, and its bytes:
+weights once per pass, keys and values once per block of rows. What else moves memory (norms, activations) is part of
+the share. Decoding of video and the host are left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cluster.engine.native import NativeEngine
+from cluster.engine.native.kernels.slots import ROWS as ATTENTION_ROWS
+from cluster.engine.native.passes import ahead_rows
+from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.kv import MOST_SLOTS, SHARE
+from cluster.engine.window.stream import StreamFrame
+from cluster.engine.window.windowed_engine import WindowStats
+from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
+from cluster.lab.bench.frames import made_clips, prune_clip, read_clip, span_seconds
+from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
+from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_shape, load_truncated
+from cluster.types import MICROSECONDS, FrameSample
+
+PREFILL_MFU, TOWER_MFU = 0.60, 0.45
+"""Shares of the peak that the engine is to reach on a card; not measured."""
+WINDOWS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Peak numbers of NVIDIA's data sheets, without sparsity, SI units; ``fp8``: 0 where there is none; ``pcie``: one
+    way."""
+
+    name: str
+    bf16: float
+    fp8: float
+    bandwidth: float
+    memory: float
+    pcie: float
+
+
+CARDS = (
+    Card("A100 80GB SXM", 312e12, 0.0, 2039e9, 80e9, 32e9),
+    Card("H100 SXM", 989e12, 1979e12, 3350e9, 80e9, 64e9),
+    Card("H200 SXM", 989e12, 1979e12, 4800e9, 141e9, 64e9),
+    Card("L4", 121e12, 242e12, 300e9, 24e9, 32e9),
+    Card("L40S", 362e12, 733e12, 864e9, 48e9, 32e9),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLoad:
+    """Means of a clip's windows of full length: rows ``computed``, ``attended`` slots of all rows, ``slots`` that
+    the window holds; ``patches``, ``patch_bytes`` and ``tower_flops`` of a stride."""
+
+    clip: str
+    computed: float
+    attended: float
+    slots: float
+    patches: float
+    patch_bytes: float
+    tower_flops: float
+
+
+def predicted_streams(rows: Sequence[dict[str, Any]], card: str, precision: str) -> float:
+    """Streams of the worst clip."""
+    return min(float(row["streams"]) for row in rows if (row["card"], row["precision"]) == (card, precision))
+
+
+def predict(shape: str, clips: Sequence[Path]) -> list[dict[str, Any]]:
+    """One row per card, precision and clip; ``clips``: none for two made ones.
+
+    Raises:
+        ModelError: there is no such shape.
+        SourceError: a clip cannot be read.
+    """
+    model = load_shape(shape)
+    with tempfile.TemporaryDirectory() as folder:
+        loads = [_load(shape, model, clip) for clip in clips or made_clips(Path(folder))]
+    return [
+        _row(model, card, load, precision)
+        for card in CARDS
+        for precision in (("bf16", "fp8") if card.fp8 else ("bf16",))
+        for load in loads
+    ]
+
+
+def _load(shape: str, model: VisionLanguageModel, clip: Path) -> WindowLoad:
+    seconds = WINDOW_S + WINDOWS * STRIDE_S
+    sampled = read_clip(clip, model.geometry, fps=2.0, at_least=seconds, at_most=seconds)
+    samples = prune_clip(sampled, SPEC.stream, "replenish").samples
+    strides = span_seconds(samples) / STRIDE_S
+    patches = [patch_batch(StreamFrame.of(sample)) for sample in samples]
+    windows = _windows(shape, samples)
+    return WindowLoad(
+        clip=clip.stem,
+        computed=statistics.fmean(window.computed for window in windows),
+        attended=statistics.fmean(window.attended for window in windows),
+        slots=statistics.fmean(window.tokens.kept + window.tokens.query for window in windows),
+        patches=sum(len(each.patches) for each in patches) / strides,
+        patch_bytes=sum(each.patches.nbytes for each in patches) / strides,
+        tower_flops=sum(model.tower_flops([each]) for each in patches if len(each.cells)) / strides,
+    )
+
+
+def _windows(shape: str, samples: Sequence[FrameSample]) -> list[WindowStats]:
+    """What the engine counts of windows of full length; rows and slots are those of any depth."""
+    windows: list[WindowStats] = []
+    with FakeCuda():
+        engine = NativeEngine(load_truncated(shape, 1, DEVICE))
+        engine.admit(replace(SPEC, patient=True))
+        for sample in samples:
+            for request in engine.push(sample):
+                engine.step([request])
+                if request.end - samples[0].pts > WINDOW_S * MICROSECONDS:
+                    windows += engine.stats.windows
+    return windows
+
+
+def _row(model: VisionLanguageModel, card: Card, load: WindowLoad, precision: str) -> dict[str, Any]:
+    fp8 = precision == "fp8"
+    width, dense = (1, card.fp8) if fp8 else (2, card.bf16)
+    config, weights = model.text_config, list(model.model.parameters())
+    linear, attention = model.llm_flops(round(load.computed), 0), model.llm_flops(0, round(load.attended))
+    layers = sum(weight.numel() for layer in model.layers for weight in layer.parameters())
+    tower = sum(weight.numel() for weight in weights if weight.shape[0] != config.vocab_size) - layers
+    # Embeddings and output head stay bf16; they are two, as published, though a shape shares one.
+    table_bytes = 2 * config.vocab_size * config.hidden_size
+    head = config.hidden_size // config.num_attention_heads
+    slot_bytes = 2 * 2 * len(model.layers) * config.num_key_value_heads * head
+    # A pass reads every weight, and is shared by the rows of many cameras.
+    rows = ahead_rows(torch.device("cuda"))[1]
+    prefill_bytes = (layers * width + table_bytes) * load.computed / rows
+    prefill_bytes += slot_bytes * (load.computed + load.attended / ATTENTION_ROWS)
+    tower_bytes = tower * width * load.patches / (rows * model.geometry.merge**2) + load.patch_bytes
+    prefill_s = max((linear / dense + attention / card.bf16) / PREFILL_MFU, prefill_bytes / card.bandwidth)
+    # Attention of the tower, a fortieth of it at most, is counted with its linear layers.
+    tower_s = max(load.tower_flops / dense / TOWER_MFU, tower_bytes / card.bandwidth)
+    # The pool has its share of what the weights leave, as by default.
+    free = max(0.0, card.memory - (layers + tower) * width - 2 * table_bytes)
+    by_time = STRIDE_S / (prefill_s + tower_s)
+    by_memory = min(MOST_SLOTS, SHARE * free / slot_bytes) / load.slots
+    by_pcie = STRIDE_S * card.pcie / load.patch_bytes
+    return {
+        "card": card.name,
+        "precision": precision,
+        "clip": load.clip,
+        "streams": min(by_time, by_memory, by_pcie),
+        "by_time": by_time,
+        "by_memory": by_memory,
+        "by_pcie": by_pcie,
+        "tower_ms": 1e3 * tower_s,
+        "prefill_ms": 1e3 * prefill_s,
+        "gflop": (linear + attention + load.tower_flops) / 1e9,
+        "gbytes": (prefill_bytes + tower_bytes) / 1e9,
+        "computed": load.computed,
+        "slots": load.slots,
+    }
