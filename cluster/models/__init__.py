@@ -8,11 +8,13 @@ Adding a family, in six steps:
    ``cluster.registry`` under the ``model_type`` of the checkpoint's ``config.json``.
 2. Vision: ``_encode_kept`` packs the kept patches of many frames through the tower. Whatever depends on a patch's place
    (rotary, position embedding, window) is computed from its cell, never from its index among the kept.
-3. Prompt: ``system_ids`` and ``question_ids`` cut the family's chat template at the first and the last frame.
-4. Positions: ``window_positions`` gives each kept token the place it has in the full layout.
+3. Prompt: ``chat_opening``, ``chat_answer``, ``chat_follow_up`` and ``video_brackets`` cut the family's chat template
+   at the first and the last frame; ``_frame_text`` is what it writes around each.
+4. Positions: ``frame_place``, ``next_position``, ``token_positions`` give each kept token its place in the full
+   layout, and a rule in ``cluster.lab.bench.faults.positions`` writes the same out by hand.
 5. The oracle: ``reference_logits`` calls the family's own transformers forward, nothing of ours in between.
-6. Add a ``tiny-`` preset to ``presets`` and
-   ``catalog``, and that to ``tests/models/conftest.py``: the shared matrix runs every oracle on it.
+6. Add a ``tiny-`` and a ``bench-`` preset to ``presets`` and ``catalog``: the shared matrix runs every oracle on the
+   first, ``sightline bench families`` measures both.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ class SequentialFrames(VisionLanguageModel):
     """A family with one-dimensional positions and square frames, of one picture each."""
 
     position_rule = "one axis, as many for every frame"
+    moving_axes = (1, 1, 1)
     # Text that its prompt has around every frame.
     frame_brackets: ClassVar[tuple[str, str]] = ("", "")
 

@@ -20,13 +20,14 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.presets import PRESETS
 from cluster.registry import compressors
 from cluster.types import FrameSample, MemorySpec, Question, StreamSpec
 
 TEXT = "Is anyone climbing the fence?"
 
 
-@pytest.fixture(scope="module", params=["tiny-qwen2_5_vl", "tiny-internvl3"])
+@pytest.fixture(scope="module", params=[name for name in PRESETS if name.startswith("tiny-")])
 def family(request: Any) -> VisionLanguageModel:
     torch.set_num_threads(1)
     return load_model(request.param)
@@ -59,7 +60,9 @@ def projected(model: VisionLanguageModel, samples: list[FrameSample], text: str)
     """Per layer the queries ``[H, n, D]`` of a question's rows in transformers' own dense forward."""
     seen: list[Tensor] = []
     hooks = [
-        layer.self_attn.q_proj.register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
+        getattr(layer.self_attn, "q_norm", layer.self_attn.q_proj).register_forward_hook(
+            lambda _module, _inputs, out: seen.append(out[0].flatten(1))
+        )
         for layer in model.layers
     ]
     batches = [patch_batch(StreamFrame.of(sample)) for sample in samples]

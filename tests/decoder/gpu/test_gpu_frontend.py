@@ -57,6 +57,16 @@ def test_the_same_cells_are_kept_of_clips_as_by_a_decoder_on_the_cpu(clips):
     assert max(row["kept"] for row in rows) > 0.05
 
 
+def test_a_grid_that_shows_the_middle_twice_is_the_same_on_the_device(clips, monkeypatch):
+    """Seven by seven patches in eight rows and columns, whose fourth and fifth are one."""
+    square = PatchGeometry(patch=14, merge=2, temporal=1, square=98)
+    monkeypatch.setattr("cluster.lab.bench.gpu_frontend.GEOMETRY", square)
+    for row in compare_clips([clips["street"]]):
+        assert row["equal"] >= 0.999, row
+        assert row["levels"] <= 5
+        assert row["kept"] == pytest.approx(row["kept_on_device"], abs=0.001)
+
+
 def test_patches_are_those_of_the_pictures_on_the_device(clips):
     samples = process(device_pictures(clips["street"])[:8])
     assert [sample.frame is not None for sample in samples] == [False, True] * 4

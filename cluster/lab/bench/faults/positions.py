@@ -21,12 +21,13 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WindowPlan
 from cluster.engine.vllm.positions import prompt_positions
-from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans
+from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans, own_positions
 from cluster.engine.window.windowed_engine import WindowWork
 from cluster.lab.bench.harness import Part
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.presets import PRESETS
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, Question, StreamSpec
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
@@ -144,7 +145,7 @@ def measure(seed: int) -> Part:
         for rate, fps in RATES.items():
             clip = Path(folder) / f"{rate}.mp4"
             make_clip("street", clip, seconds=SECONDS, fps=fps, size=(160, 96), seed=seed)
-            for preset in ("tiny-qwen2_5_vl", "tiny-internvl3"):
+            for preset in (name for name in PRESETS if name.startswith("tiny-")):
                 model = load_model(preset)
                 for case in CASES:
                     counts = _judged(model, case, list(_samples(clip, model, case)))
@@ -186,19 +187,13 @@ class _Watched(NativeEngine):
         self.windows: list[tuple[Sequence[StreamFrame], Tensor]] = []
 
     def _plan(self, each: WindowWork) -> WindowPlan:
-        seen: list[Tensor] = []
-        rotary = self.model.rotary
-
-        def watched(positions: Tensor) -> tuple[Tensor, Tensor]:
-            seen.append(positions)
-            return rotary(positions)
-
-        self.model.rotary = watched  # type: ignore[method-assign]
-        try:
-            plan = super()._plan(each)
-        finally:
-            self.model.rotary = rotary  # type: ignore[method-assign]
-        self.windows.append((plan.frames, seen[-1]))
+        plan = super()._plan(each)
+        places = plan.places
+        asked = [places.next + at for tail in plan.tails for at in range(tail.tokens)]
+        frames = (own_positions(self.model, frame) for frame in plan.frames)
+        own = torch.cat([places.text(range(places.system)), *frames, places.text(asked)], dim=1)
+        # Only distances matter: the stream's own time, counted from the window's beginning.
+        self.windows.append((plan.frames, own - torch.tensor(places.axes)[:, None] * places.first + places.system))
         return plan
 
 
