@@ -200,6 +200,13 @@ class VisionLanguageModel(ABC):
             room -= count
         return parts
 
+    def _upload(self, frames: Sequence[PatchBatch]) -> Tensor:
+        """Kept patches of all frames ``[n, T, C, p, p]`` on the device; from pinned memory, the host does not wait."""
+        patches = torch.cat([frame.patches for frame in frames])
+        if self.device.type == "cuda" and torch.cuda.is_available():
+            patches = patches.pin_memory()
+        return patches.to(self.device, non_blocking=True)
+
     def _patch_positions(self, cells: Tensor) -> Tensor:
         """Group cells ``[g, 2]`` -> (row, col) of each of their patches ``[g * merge**2, 2]``."""
         merge = self.geometry.merge

@@ -86,7 +86,7 @@ class InternVL(SequentialFrames):
         embeddings, unit = self._tower.embeddings, self.geometry.merge**2
         counts = [len(frame.cells) * unit for frame in frames]
         packing = SequencePacking.of([1 + count for count in counts], self.device, self.dtype)
-        hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
+        hidden = self._embed_patches(self._upload(frames))
         first = embeddings.cls_token[0, 0]
         if embeddings.position_embeddings is not None:
             table = embeddings.position_embeddings[0]

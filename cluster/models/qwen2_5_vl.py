@@ -108,7 +108,7 @@ class Qwen25VL(VisionLanguageModel):
         windowed = SequencePacking.of(window_lengths.tolist(), self.device, self.dtype)
         full = SequencePacking.of([count * unit for count in counts], self.device, self.dtype)
 
-        hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
+        hidden = self._embed_patches(self._upload(frames))
         rows = order.to(self.device)
         hidden = hidden.view(-1, unit, hidden.shape[-1])[rows].flatten(0, 1)
         rotary = self._visual.rotary_pos_emb(hidden, self._patch_positions(cells[order]).to(self.device))
@@ -180,7 +180,7 @@ class Qwen25VL(VisionLanguageModel):
         system, ask = self.system_ids(), self.question_ids(question)
         positions = self._reference_positions(frames, times_s, len(system), len(ask))
         ids = [*system, *[video] * (grid.tokens * len(frames)), *ask]
-        return self._library_logits(ids, frames, grid, position_ids=positions)
+        return self._library_logits(ids, frames, position_ids=positions)
 
     def _reference_grid(self, frames: Sequence[PatchBatch]) -> PatchGrid:
         grid = frames[0].grid
@@ -188,15 +188,14 @@ class Qwen25VL(VisionLanguageModel):
             raise ValueError("the reference needs complete frames of one grid")
         return grid
 
-    def _library_logits(
-        self, ids: Sequence[int], frames: Sequence[PatchBatch], grid: PatchGrid, **options: Any
-    ) -> Tensor:
+    def _library_logits(self, ids: Sequence[int], frames: Sequence[PatchBatch], **options: Any) -> Tensor:
+        grid = frames[0].grid
         tokens = torch.tensor([ids], device=self.device)
         with self._library_attention():
             output = self.model(
                 input_ids=tokens,
                 mm_token_type_ids=(tokens == int(self.model.config.video_token_id)).int() * 2,
-                pixel_values_videos=self._pixel_values(torch.cat([f.patches for f in frames]).to(self.device)),
+                pixel_values_videos=self._pixel_values(self._upload(frames)),
                 video_grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]], device=self.device),
                 use_cache=False,
                 logits_to_keep=1,
@@ -222,11 +221,8 @@ class Qwen25VL(VisionLanguageModel):
         """See the base. Linear layers and attention products; a frame given as a count is taken as dense: its patches
         fill as few windows as they can."""
         patches, (per_patch, per_group) = sum(patch_counts(frames)), self._tower_weights
-        return int(
-            2 * patches * per_patch
-            + 2 * patches // self.geometry.merge**2 * per_group
-            + 4 * self._visual.patch_embed.embed_dim * self._attention_pairs(frames)
-        )
+        linear = 2 * patches * per_patch + 2 * patches // self.geometry.merge**2 * per_group
+        return int(linear + 4 * self._visual.patch_embed.embed_dim * self._attention_pairs(frames))
 
     @cached_property
     def _tower_weights(self) -> tuple[int, int]:

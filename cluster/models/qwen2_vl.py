@@ -32,7 +32,7 @@ class Qwen2VL(Qwen25VL):
         """See the base. A frame's kept patches see each other in every layer, at rotary positions of their cells."""
         counts = [len(frame.cells) for frame in frames]
         cells = torch.cat([frame.cells for frame in frames])
-        hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
+        hidden = self._embed_patches(self._upload(frames))
         merged = self._run_blocks(hidden, self._patch_positions(cells), counts)
         return list(torch.split(merged.to(self.dtype), counts))
 

@@ -49,7 +49,7 @@ class Qwen3VL(Qwen2VL):
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
         """See the base. As Qwen2-VL's, with the embeddings of the patches' places in their own grids."""
         counts = [len(frame.cells) for frame in frames]
-        hidden = self._embed_patches(torch.cat([frame.patches for frame in frames]).to(self.device))
+        hidden = self._embed_patches(self._upload(frames))
         hidden = hidden + torch.cat([self._place_embeddings(frame) for frame in frames]).to(hidden.dtype)
         merged = self._run_blocks(hidden, self._patch_positions(torch.cat([frame.cells for frame in frames])), counts)
         return list(torch.split(merged.to(self.dtype), counts))
@@ -140,9 +140,9 @@ class Qwen3VL(Qwen2VL):
         Raises:
             ValueError: a frame is pruned, or frames differ in grid.
         """
-        grid = self._reference_grid(frames)
+        self._reference_grid(frames)
         video = int(self.model.config.video_token_id)
         ids = self.system_ids()
         for frame, time_s in zip(frames, times_s, strict=True):
             ids += [*self._time_ids(time_s), *[video] * frame.grid.tokens, *self._ids("<|vision_end|>")]
-        return self._library_logits([*ids, *self.question_ids(question)], frames, grid)
+        return self._library_logits([*ids, *self.question_ids(question)], frames)
