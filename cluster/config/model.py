@@ -54,8 +54,8 @@ class ModelConfig(Section):
     name: str = Field(
         default="demo-qwen2_5_vl",
         min_length=1,
-        description="The bundled model (demo), a preset with random weights (tiny-, demo- or bench-qwen2_5_vl, "
-        "tiny- or demo-internvl3), the path of a checkpoint folder, or a hub id.",
+        description="The bundled model (demo), a preset with random weights (`sightline models list`), "
+        "the path of a checkpoint folder, or a hub id.",
     )
     device: str = Field(default="cpu", description="Where it runs: cpu, cuda, or cuda:N for the N-th GPU.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
