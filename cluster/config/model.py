@@ -58,8 +58,9 @@ class ModelConfig(Section):
         "the path of a checkpoint folder, or a hub id.",
     )
     device: str = Field(default="cpu", description="Where it runs: cpu, cuda, or cuda:N for the N-th GPU.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="Number format of weights and KV."
+    dtype: Literal["float32", "bfloat16", "float16", "float8"] = Field(
+        default="float32",
+        description="Number format of weights and KV; float8: linear layers alone, on Ada and Hopper GPUs.",
     )
     seed: int = Field(default=0, ge=0, description="Seed of a preset's random weights; checkpoints ignore it.")
     threads: int = Field(default=0, ge=0, description="CPU threads of one replica's engine; 0 takes every core.")
@@ -67,7 +68,8 @@ class ModelConfig(Section):
         default=None,
         ge=1 << 20,
         description="Bytes of a replica's windows' KV, on its device; null takes half of the host's (or container's) "
-        "memory, or half of what is free on the GPU. A window that does not fit fails with the numbers.",
+        "memory, or what a GPU has free beside embeddings and a pass's activations. A window that does not fit fails "
+        "with the numbers.",
     )
     max_new_tokens: int = Field(default=32, ge=1, le=1024, description="Longest explanation, in tokens.")
     score_temperature: float | None = Field(

@@ -56,6 +56,9 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
             "before its engine core is given up"
         )
         found.append(Problem(("vllm", "timeout_s"), message))
+    if config.engine == "vllm" and config.model.dtype == "float8":
+        message = "float8 is of the native engine; take bfloat16, and quantization: fp8 under vllm.arguments"
+        found.append(Problem(("model", "dtype"), message))
     gateway = config.gateway
     if gateway.port and gateway.port == gateway.metrics_port:
         found.append(Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}"))

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from cluster.errors import ModelError
 from cluster.models.checkpoint import INSTRUCTION, PATCHES_PER_PASS, SYSTEM_PROMPT, Checkpoint, linear_weights
+from cluster.models.float8 import use_float8
 from cluster.models.settings import ModelSettings
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -351,6 +352,12 @@ class VisionLanguageModel(ABC):
         """Token ids ``[n]`` -> embeddings ``[n, W]``, ``W = (1 + deepstack) D``: to text, early layers add nothing."""
         embedded: Tensor = self._text_model.embed_tokens(ids.to(self.device))
         return F.pad(embedded, (0, self.deepstack * embedded.shape[1]))
+
+    def use_float8(self) -> None:
+        """Turn linear layers of tower and decoder layers to float8 (see :mod:`cluster.models.float8`)."""
+        towers = [part for name, part in self.model.model.named_children() if name != "language_model"]
+        for part in (*towers, *self.layers):
+            use_float8(part)
 
     def run_layer(self, index: int, hidden: Tensor, embeds: Tensor, **options: Any) -> Tensor:
         """``hidden [1, n, D]`` after the ``index``-th layer, of rows with ``embeds [n, W]``; ``options``: of the

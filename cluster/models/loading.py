@@ -15,6 +15,7 @@ from cluster.errors import ConfigError, ModelError
 from cluster.models.base import VisionLanguageModel
 from cluster.models.catalog import BUNDLED, check_model, locate
 from cluster.models.checkpoint import Checkpoint
+from cluster.models.float8 import check_float8
 from cluster.models.presets import PRESETS, SHAPES, Preset, initialise
 from cluster.models.settings import ModelSettings
 from cluster.registry import families
@@ -51,8 +52,16 @@ def load_model(
 
     Raises:
         ModelError: nothing there, not a supported family, a broken checkpoint, or a device this machine lacks.
+        ConfigError: an unknown dtype, or one the device lacks.
     """
     where = _device(device)
+    if dtype == "float8":
+        check_float8(where)
+        # Of all but linear layers.
+        wide = "float32" if where.type == "cpu" else "bfloat16"
+        model = load_model(path_or_preset, device=device, dtype=wide, seed=seed, max_pixels=max_pixels)
+        model.use_float8()
+        return model
     kind = _dtype(dtype)
     if path_or_preset in PRESETS:
         preset = PRESETS[path_or_preset]
@@ -213,5 +222,5 @@ def _device(name: str) -> torch.device:
 
 def _dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
-        raise ConfigError(f"unknown dtype {name!r}; there are: {', '.join(DTYPES)}")
+        raise ConfigError(f"unknown dtype {name!r}; there are: {', '.join([*DTYPES, 'float8'])}")
     return DTYPES[name]

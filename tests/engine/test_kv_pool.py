@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.engine.window import kv as kv_module
-from cluster.engine.window.kv import KVPool, StreamKV, rotate, unrotate
+from cluster.engine.window.kv import KVPool, StreamKV, gpu_pool_bytes, rotate, unrotate
 from cluster.errors import CapacityError, ConfigError
 from cluster.models import load_model
+from cluster.models.loading import load_shape
 
 SLOTS = 64
 
@@ -120,3 +121,12 @@ def test_angles_are_exact_after_days(model) -> None:
             for half in (i, i + size // 2):
                 assert math.isclose(float(cos[token, half]), math.cos(angle), abs_tol=1e-6)
                 assert math.isclose(float(sin[token, half]), math.sin(angle), abs_tol=1e-6)
+
+
+def test_on_a_gpu_room_is_left_for_embeddings_and_a_pass() -> None:
+    """Qwen2.5-VL-7B by hand: 28 layers of 4 key heads of 128, 3,584 wide, 18,944 in the MLP, two bytes a number."""
+    shape = load_shape("qwen2_5_vl-7b")
+    slot, embedding, activations = 2 * 28 * 4 * 128 * 2, 3584 * 2, 16384 * (3 * 18944 + 8 * 3584) * 2
+    got = gpu_pool_bytes(shape, 64_000_000_000, slot, 16384)
+    assert got == pytest.approx((0.9 * 64e9 - activations) * slot / (slot + embedding), rel=1e-9)
+    assert gpu_pool_bytes(shape, 1_000_000_000, slot, 16384) == 0

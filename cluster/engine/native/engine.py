@@ -73,7 +73,7 @@ class NativeEngine(WindowedEngine):
         self.kernel = choose_kernel(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.ahead_rows = ahead_rows(model.device)
-        self.pool = KVPool(model, kv_bytes)
+        self.pool = KVPool(model, kv_bytes, pass_rows=self.pass_rows)
         self.memories = memories
         if memories is not None and memories.window is None:
             memories.window = self._saved_window

@@ -22,8 +22,10 @@ from cluster.models.base import VisionLanguageModel
 
 MOST_SLOTS = 1 << 20
 """Slots of a pool at most: about 700 windows of 1,500 tokens."""
-SHARE = 0.5
-"""Share of the memory, of the host or free on the GPU, that a pool may fill."""
+HOST_SHARE = 0.5
+"""Share of the host's memory that a pool may fill."""
+GPU_SHARE = 0.9
+"""Share of a GPU's free memory for a pool, embeddings of the tokens it holds, and the activations of a pass."""
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -33,8 +35,9 @@ class KVPool:
     On a CPU the memory is taken from the operating system slot by slot, as it is first used.
     """
 
-    def __init__(self, model: VisionLanguageModel, nbytes: int | None = None) -> None:
-        """``nbytes``: of keys and values together; ``None``: ``SHARE`` of the memory; at most ``MOST_SLOTS`` slots.
+    def __init__(self, model: VisionLanguageModel, nbytes: int | None = None, *, pass_rows: int = 0) -> None:
+        """``nbytes``: of keys and values together; ``None``: ``HOST_SHARE`` of the host's memory, or
+        :func:`gpu_pool_bytes` for passes of ``pass_rows`` rows; at most ``MOST_SLOTS`` slots.
 
         Raises:
             ConfigError: not one token fits.
@@ -45,7 +48,10 @@ class KVPool:
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         layers = len(model.layers)
         self.slot_bytes = 2 * layers * kv_heads * size * model.dtype.itemsize
-        nbytes = _memory_share(model.device) if nbytes is None else nbytes
+        if nbytes is None:
+            gpu = model.device.type == "cuda" and torch.cuda.is_available()
+            free = torch.cuda.mem_get_info(model.device)[0] if gpu else 0
+            nbytes = gpu_pool_bytes(model, free, self.slot_bytes, pass_rows) if gpu else int(HOST_SHARE * _host_bytes())
         self.capacity = min(MOST_SLOTS, nbytes // self.slot_bytes)
         if self.capacity < 1:
             raise ConfigError(f"a KV pool of {nbytes} bytes holds no token; one takes {self.slot_bytes}")
@@ -194,15 +200,24 @@ def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotate_wide(x, cos / norm, -sin / norm)
 
 
-def _memory_share(device: torch.device) -> int:
-    if device.type == "cuda" and torch.cuda.is_available():
-        return int(SHARE * torch.cuda.mem_get_info(device)[0])
+def gpu_pool_bytes(model: VisionLanguageModel, free: int, slot_bytes: int, pass_rows: int) -> int:
+    """What a pool may fill of ``free`` bytes of a GPU: ``GPU_SHARE`` of them, less what a layer's activations take for
+    ``pass_rows`` rows (the MLP's halves and their product, and eight rows of the hidden size), divided between a
+    token's KV and its embedding."""
+    config = model.text_config
+    activations = pass_rows * (3 * config.intermediate_size + 8 * config.hidden_size) * model.dtype.itemsize
+    embedding = (1 + model.deepstack) * config.hidden_size * model.dtype.itemsize
+    return max(0, int((GPU_SHARE * free - activations) * slot_bytes / (slot_bytes + embedding)))
+
+
+def _host_bytes() -> int:
+    """Memory of the host, or of its container."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in _CONTAINER_LIMITS:
         # "max" where there is none.
         with contextlib.suppress(OSError, ValueError):
             limits.append(int(Path(file).read_text()))
-    return int(SHARE * min(limits))
+    return min(limits)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

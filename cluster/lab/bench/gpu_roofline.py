@@ -19,9 +19,9 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.kernels.slots import ROWS as ATTENTION_ROWS
-from cluster.engine.native.passes import ahead_rows
+from cluster.engine.native.passes import ahead_rows, pass_rows
 from cluster.engine.window.encode import patch_batch
-from cluster.engine.window.kv import MOST_SLOTS, SHARE
+from cluster.engine.window.kv import MOST_SLOTS, gpu_pool_bytes
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windowed_engine import WindowStats
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
@@ -146,10 +146,11 @@ def _row(model: VisionLanguageModel, card: Card, load: WindowLoad, precision: st
     prefill_s = max((linear / dense + attention / card.bf16) / PREFILL_MFU, prefill_bytes / card.bandwidth)
     # Attention of the tower, a fortieth of it at most, is counted with its linear layers.
     tower_s = max(load.tower_flops / dense / TOWER_MFU, tower_bytes / card.bandwidth)
-    # The pool has its share of what the weights leave, as by default.
-    free = max(0.0, card.memory - (layers + tower) * width - 2 * table_bytes)
+    # The pool is what it is by default.
+    free = max(0, int(card.memory - (layers + tower) * width - 2 * table_bytes))
+    pool = gpu_pool_bytes(model, free, slot_bytes, pass_rows(torch.device("cuda")))
     by_time = STRIDE_S / (prefill_s + tower_s)
-    by_memory = min(MOST_SLOTS, SHARE * free / slot_bytes) / load.slots
+    by_memory = min(MOST_SLOTS, pool // slot_bytes) / load.slots
     by_pcie = STRIDE_S * card.pcie / load.patch_bytes
     return {
         "card": card.name,
