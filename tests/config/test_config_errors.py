@@ -36,8 +36,9 @@ WRONG = {
     "a section for a list": ("cameras: {name: a}", "1: cameras: must be a valid list"),
     "wrong choice": (
         "model: {dtype: bfloat}",
-        "1: model.dtype: must be 'float32', 'bfloat16' or 'float16', not 'bfloat'; did you",
+        "1: model.dtype: must be 'float32', 'bfloat16', 'float16' or 'float8', not 'bfloat'; did you",
     ),
+    "float8 on vLLM": ("engine: vllm\nmodel: {dtype: float8}", "2: model.dtype: float8 is of the native engine"),
     "wrong device": ("model: {device: gpu}", "1: model.device: must be cpu, cuda or cuda:N, not 'gpu'"),
     "unknown engine": ("engine: vlm", "not 'vlm'; did you mean 'vllm'?"),
     "missing name": ("cameras:\n  - source: x", "2: cameras[0].name: is missing; it means: Unique name of the camera"),

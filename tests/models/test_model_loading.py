@@ -181,8 +181,8 @@ def test_a_device_that_is_not_there(device):
 
 
 def test_an_unknown_dtype():
-    with pytest.raises(ConfigError, match="bfloat16"):
-        load_model("tiny-qwen2_5_vl", dtype="float8")
+    with pytest.raises(ConfigError, match="there are: float32, bfloat16, float16, float8"):
+        load_model("tiny-qwen2_5_vl", dtype="float4")
 
 
 def test_a_window_that_is_no_multiple_of_a_group(tmp_path, qwen):
