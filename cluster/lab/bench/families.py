@@ -12,19 +12,16 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from cluster.engine.native.engine import NativeEngine
-from cluster.engine.window.encode import patch_batch
-from cluster.engine.window.stream import StreamFrame
 from cluster.lab.bench import window
 from cluster.lab.bench.harness import BenchResult, against_goals, print_progress
 from cluster.lab.bench.soak import SyntheticCamera
+from cluster.lab.check.logits import against_fresh, against_library
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.presets import PRESETS
 from cluster.registry import families
-from cluster.types import FrameSample, Question, StreamSpec, WindowRequest
+from cluster.types import Question, StreamSpec
 
 QUESTION = Question("q", "Is anyone climbing the fence?")
 WINDOW_S, STRIDE_S = 8.0, 2.0
@@ -70,62 +67,14 @@ def preset_of(family: str, size: str) -> str:
 
 def logit_diff(model: VisionLanguageModel) -> float:
     """Largest difference of a window's logits to transformers' own, nothing pruned, over windows that grow."""
-    camera = _camera(model, kept=1.0)
-    engine = _Recording(model)
-    engine.admit(_spec())
-    found = 0.0
-    for index in range(round(WINDOW_S)):
-        for request in engine.push(camera.sample(index)):
-            (logits,) = engine.answer([request])
-            batches = [patch_batch(StreamFrame.of(camera.sample(i))) for i in range(index + 1)]
-            reference = model.reference_logits(batches, [float(i) for i in range(index + 1)], QUESTION.text)
-            found = max(found, float((logits - reference).abs().max()))
-    return found
+    samples = [_camera(model, kept=1.0).sample(index) for index in range(round(WINDOW_S))]
+    return max(pair.largest for pair in against_library(model, _spec(), samples))
 
 
 def reuse_diff(model: VisionLanguageModel) -> float:
     """Largest difference of the logits of windows that slide, all refreshed, to those of windows computed at once."""
     samples = [_camera(model, kept=0.3).sample(index) for index in range(FRAMES)]
-    engine = _Recording(model)
-    engine.admit(_spec())
-    found = 0.0
-    for index, sample in enumerate(samples):
-        for request in engine.push(sample):
-            (logits,) = engine.answer([request])
-            if request.start > 0:
-                found = max(found, float((logits - _at_once(model, samples[: index + 1])).abs().max()))
-    return found
-
-
-def _at_once(model: VisionLanguageModel, samples: list[FrameSample]) -> Tensor:
-    """Logits of the last window that these frames close, by an engine that answered none before."""
-    engine = _Recording(model)
-    engine.admit(_spec())
-    last: list[WindowRequest] = []
-    for sample in samples:
-        last = engine.push(sample) or last
-    return engine.answer(last[-1:])[0]
-
-
-class _Recording(NativeEngine):
-    """The engine, which also keeps the logits that it scores."""
-
-    def __init__(self, model: VisionLanguageModel) -> None:
-        super().__init__(model)
-        self._seen: list[Tensor] = []
-        score = self._score
-
-        def recording(logits: Tensor) -> Tensor:
-            self._seen.append(logits.clone())
-            return score(logits)
-
-        self._score = recording  # type: ignore[assignment]
-
-    def answer(self, requests: list[WindowRequest]) -> Tensor:
-        """Logits ``[questions, vocab]`` of these windows."""
-        self._seen.clear()
-        self.step(requests)
-        return torch.cat(self._seen)
+    return max(pair.largest for pair in against_fresh(model, _spec(), samples))
 
 
 def _camera(model: VisionLanguageModel, kept: float) -> SyntheticCamera:

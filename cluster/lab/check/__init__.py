@@ -1,0 +1,1 @@
+"""Is this checkpoint computed right on this machine? ``sightline models check``."""

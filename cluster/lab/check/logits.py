@@ -1,0 +1,116 @@
+"""Our logits beside others of the same windows: transformers' own, and those of an engine that holds nothing.
+
+``sightline bench families`` takes them on tiny presets and synthetic pictures, ``sightline models check`` on one
+checkpoint and a clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cluster.engine.native.engine import NativeEngine
+from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.stream import StreamFrame
+from cluster.models.base import VisionLanguageModel
+from cluster.types import MICROSECONDS, FrameSample, StreamSpec, WindowRequest
+
+
+class LogitPair(NamedTuple):
+    """Logits of the same window in float32: ``ours`` and ``reference``, both ``[questions, vocab]``."""
+
+    ours: Tensor
+    reference: Tensor
+
+    @property
+    def largest(self) -> float:
+        """Largest absolute difference."""
+        return float((self.ours - self.reference).abs().max())
+
+    @property
+    def relative(self) -> float:
+        """Norm of the difference over the norm of the reference about its mean: 0 for equal logits, about 1.4 for
+        unrelated ones; nan where either has a number that is not finite."""
+        centred = self.reference - self.reference.mean(dim=1, keepdim=True)
+        return float((self.ours - self.reference).norm() / centred.norm())
+
+
+def against_library(
+    model: VisionLanguageModel, spec: StreamSpec, whole: Sequence[FrameSample], kv_bytes: int | None = None
+) -> Iterator[LogitPair]:
+    """Every window that ``whole`` closes before the first slide, beside transformers' own forward.
+
+    Args:
+        model: computes both.
+        spec: of the stream; its first question is asked.
+        whole: unpruned frames of one stream.
+        kv_bytes: of the engine's pool; ``None``: all that there is.
+    """
+    engine = _Recording(model, kv_bytes)
+    engine.admit(replace(spec, questions=spec.questions[:1]))
+    first = whole[0].pts
+    for index, sample in enumerate(whole):
+        for request in engine.push(sample):
+            if request.start > first:
+                return
+            ours = engine.answer(request)
+            seen = whole[: index + 1]
+            times_s = [(each.pts - first) / MICROSECONDS for each in seen]
+            batches = [
+                patch_batch(StreamFrame.of(each, time_s=time)) for each, time in zip(seen, times_s, strict=True)
+            ]
+            reference = model.reference_logits(batches, times_s, spec.questions[0].text)
+            yield LogitPair(ours, reference[None].float())
+
+
+def against_fresh(
+    model: VisionLanguageModel, spec: StreamSpec, samples: Sequence[FrameSample], kv_bytes: int | None = None
+) -> Iterator[LogitPair]:
+    """Every window that slid beside the same window computed at once, by an engine that answered none before.
+
+    The two are equal where ``spec`` refreshes all tokens; see :func:`against_library` for the rest.
+    """
+    engine = _Recording(model, kv_bytes)
+    engine.admit(spec)
+    for index, sample in enumerate(samples):
+        for request in engine.push(sample):
+            ours = engine.answer(request)
+            if request.start > samples[0].pts:
+                yield LogitPair(ours, _at_once(model, spec, samples[: index + 1], kv_bytes))
+
+
+def _at_once(
+    model: VisionLanguageModel, spec: StreamSpec, samples: Sequence[FrameSample], kv_bytes: int | None
+) -> Tensor:
+    """Logits of the last window that these frames close."""
+    engine = _Recording(model, kv_bytes)
+    engine.admit(spec)
+    last: list[WindowRequest] = []
+    for sample in samples:
+        last = engine.push(sample) or last
+    return engine.answer(last[-1])
+
+
+class _Recording(NativeEngine):
+    """The engine, which also keeps the logits that it scores."""
+
+    def __init__(self, model: VisionLanguageModel, kv_bytes: int | None) -> None:
+        super().__init__(model, kv_bytes=kv_bytes)
+        self._seen: list[Tensor] = []
+        score = self._score
+
+        def recording(logits: Tensor) -> Tensor:
+            self._seen.append(logits.to(torch.float32, copy=True))
+            return score(logits)
+
+        self._score = recording  # type: ignore[assignment]
+
+    def answer(self, request: WindowRequest) -> Tensor:
+        """Logits ``[questions, vocab]`` of this window, in float32."""
+        self._seen.clear()
+        self.step([request])
+        return torch.cat(self._seen)
