@@ -54,15 +54,13 @@ def load_model(
         ModelError: nothing there, not a supported family, a broken checkpoint, or a device this machine lacks.
         ConfigError: an unknown dtype, or one the device lacks.
     """
-    where = _device(device)
+    where = find_device(device)
+    kind = loaded_dtype(dtype, where)
     if dtype == "float8":
-        check_float8(where)
-        # Of all but linear layers.
-        wide = "float32" if where.type == "cpu" else "bfloat16"
+        wide = "float32" if kind == torch.float32 else "bfloat16"
         model = load_model(path_or_preset, device=device, dtype=wide, seed=seed, max_pixels=max_pixels)
         model.use_float8()
         return model
-    kind = _dtype(dtype)
     if path_or_preset in PRESETS:
         preset = PRESETS[path_or_preset]
         model, tokenizer = _untrained(preset, torch.device("cpu"))
@@ -208,7 +206,12 @@ def _channels(values: Any) -> tuple[float, ...] | None:
     return tuple(float(value) for value in values) if values else None
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """The device of this name.
+
+    Raises:
+        ModelError: this machine lacks it.
+    """
     try:
         device = torch.device(name)
         torch.ones(1, device=device).item()
@@ -220,7 +223,15 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str) -> torch.dtype:
+def loaded_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that weights are loaded in; of float8, that of all but linear layers.
+
+    Raises:
+        ConfigError: an unknown dtype, or one the device lacks.
+    """
+    if name == "float8":
+        check_float8(device)
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in DTYPES:
         raise ConfigError(f"unknown dtype {name!r}; there are: {', '.join([*DTYPES, 'float8'])}")
     return DTYPES[name]
