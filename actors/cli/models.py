@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,9 +13,10 @@ from actors.cli.options import Json
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from cluster.lab.check.report import CheckReport
     from cluster.lab.planning.model_card import FamilyCard, ModelCard
 
-app = typer.Typer(no_args_is_help=True, help="List model families; show what a model needs.")
+app = typer.Typer(no_args_is_help=True, help="List model families; show what a model needs; check a checkpoint.")
 
 
 @app.command("list")
@@ -61,6 +63,92 @@ def show(
         write_json(json, asdict(card))
     if json != "-":
         console().print(card_table(card), markup=False)
+
+
+@app.command("check")
+def check(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A checkpoint's folder, demo, a preset, or a hub id fetched before."),
+    ],
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or float8.")] = "float32",
+    clip: Annotated[
+        Path | None,
+        typer.Option("--clip", metavar="FILE", help="Another clip; what is true of a `scenes make` clip is read too."),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Check that a model is computed right on this machine, and how fast.
+
+    Full windows against transformers, windows with reuse against windows without, pruned answers against full ones
+    on a drawn clip. Exit code 0: right, 1: wrong, 2: refused before anything is loaded.
+
+    $ sightline models check /models/mine --device cuda --dtype bfloat16 --json check.json
+    """
+    from actors.cli.output import check_writable, console, write_json
+    from cluster.lab.check.run import STEPS, run_check
+
+    if json not in (None, "-"):
+        check_writable(Path(json).parent)
+    with _Progress(STEPS) as progress:
+        report = run_check(model, device=device, dtype=dtype, clip=clip, on_step=progress.step)
+    if json is not None:
+        write_json(json, report.to_json())
+    if json != "-":
+        console().print(report_table(report), markup=False)
+        print(verdict(report))
+    if report.wrong:
+        raise typer.Exit(1)
+
+
+class _Progress:
+    """A bar on a terminal; otherwise a line for each new kind of step."""
+
+    def __init__(self, steps: int) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        from actors.cli.output import console
+
+        self._screen = console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._screen.is_terminal)
+        self._task = self._bar.add_task("", total=steps)
+        self._said = ""
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, what: str, done: int) -> None:
+        self._bar.update(self._task, description=what, completed=done)
+        if not self._screen.is_terminal and what != self._said:
+            self._screen.print(what, markup=False)
+        self._said = what
+
+
+def report_table(report: CheckReport) -> Table:
+    """One row per stage."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("stage", "verdict", "found"):
+        table.add_column(column)
+    for stage in report.stages:
+        table.add_row(stage.name, stage.verdict, stage.sentence)
+    return table
+
+
+def verdict(report: CheckReport) -> str:
+    """The last line."""
+    what = f"{report.model} ({report.family}, {report.parameters / 1e6:.1f}M) on {report.device} in {report.dtype}"
+    if not report.wrong:
+        return f"right: {what}"
+    return f"wrong: {what}: {', '.join(stage.name for stage in report.wrong)}"
 
 
 def families_table(cards: Sequence[FamilyCard]) -> Table:

@@ -60,9 +60,7 @@ def against_library(
             ours = engine.answer(request)
             seen = whole[: index + 1]
             times_s = [(each.pts - first) / MICROSECONDS for each in seen]
-            batches = [
-                patch_batch(StreamFrame.of(each, time_s=time)) for each, time in zip(seen, times_s, strict=True)
-            ]
+            batches = [patch_batch(StreamFrame.of(each, time_s=time)) for each, time in zip(seen, times_s, strict=True)]
             reference = model.reference_logits(batches, times_s, spec.questions[0].text)
             yield LogitPair(ours, reference[None].float())
 
