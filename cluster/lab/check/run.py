@@ -61,7 +61,7 @@ def run_check(
     device: str = "cpu",
     dtype: str = "float32",
     clip: Path | None = None,
-    on_step: Progress = lambda what, done: None,
+    on_step: Progress = lambda *_: None,
 ) -> CheckReport:
     """Check a model; every stage is measured, whatever the one before it found.
 
@@ -159,7 +159,10 @@ def _measure(
         what = "pruned windows, against full ones"
         step(what)
         engine = NativeEngine(model, kv_bytes=kv_bytes)
-        windows.extend(compare(engine, spec, frames.pruned, frames.whole, lambda: step(what)))
+        found = compare(engine, spec, frames.pruned, frames.whole, lambda: step(what))
+        if not all(math.isfinite(score) for window in found for scores in _scores(window) for score in scores):
+            return Stage("pruned", "wrong", "scores are not finite", {})
+        windows.extend(found)
         return _pruned_stage(windows)
 
     measured = {"logits": logits, "refresh": refresh, "reuse": reuse, "pruned": pruned}
@@ -199,11 +202,14 @@ def _logit_stage(name: str, what: str, pairs: Iterator[LogitPair], limit: float)
     return Stage(name, "right" if right else "wrong", sentence, {"relative": relative, "largest": largest})
 
 
+def _scores(window: ComparedWindow) -> list[tuple[float, float]]:
+    """Of each question in full, and pruned."""
+    return [(full, window.our_scores[name]) for name, full in window.full_scores.items()]
+
+
 def _pruned_stage(windows: Sequence[ComparedWindow]) -> Stage:
     """Scores alone: what they mean is of no account, so that random weights can be judged too."""
-    moved = [
-        abs(window.full_scores[name] - window.our_scores[name]) for window in windows for name in window.our_scores
-    ]
+    moved = [abs(full - ours) for each in windows for full, ours in _scores(each)]
     mean, largest = statistics.fmean(moved), max(moved)
     right = mean <= SCORE_LIMIT
     sentence = (
@@ -226,7 +232,7 @@ def _answers_stage(asked: Sequence[AskedWindow], random_weights: bool) -> Stage:
     sentence = f"{len(full)} of {len(known)} right in full, {pruned} pruned"
     if lost:
         sentence += f"; {lost} lost by pruning (at most {int(LOST_SHARE * len(full))})"
-    figures = {"known": len(known), "right_full": len(full), "right_pruned": pruned, "lost": lost}
+    figures: dict[str, float] = {"known": len(known), "right_full": len(full), "right_pruned": pruned, "lost": lost}
     return Stage("answers", "wrong" if wrong else "right", sentence, figures)
 
 
