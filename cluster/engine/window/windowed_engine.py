@@ -283,7 +283,7 @@ class WindowedEngine(ABC):
         frames = [frame for each in work for frame in each.frames]
         flops = self._encode_frames(frames)
         for each in work:
-            each.tower_flops = sum(flops.get(id(frame), 0) for frame in each.frames)
+            each.tower_flops += sum(flops.get(id(frame), 0) for frame in each.frames)
         text = [len(frame.tokens) - frame.size for frame in frames if frame.tokens is not None and frame.size]
         if text:
             self._frame_text = text[0]
