@@ -59,13 +59,15 @@ class WindowsInFlight:
 
     def truncate(self, pts: int) -> None:
         """Frames from ``pts`` on were dropped after all and never reached the replica."""
-        while self._seams and self._seams[-1][0] >= pts:
+        while self._seams and self._seams[-1][0] > pts:
             place, self._closed, self._origin, self._end = self._seams.pop()
             if self._end > place + self.stride_s * MICROSECONDS:
                 # The camera's clock was set back there: ``pts`` says nothing of earlier frames.
                 return
         if self._origin is not None and pts < self._end:
-            self._end = max(pts, self._origin)
+            # Behind a gap, windows begin before the first frame that they have.
+            first = self._seams[-1][0] if self._seams else self._origin
+            self._end = pts if pts > first else self._origin
 
     def take_over(self, settled: int) -> None:
         """Start from the replica's count of settled windows, made of another decoder's frames."""

@@ -94,6 +94,9 @@ class Engine(Protocol):
         """Answer these windows (at most one per stream, in window order) in one batch.
 
         A window that is never stepped is skipped; later windows then compute its tokens.
+
+        Raises:
+            DeviceError: the GPU is lost to this process.
         """
         ...
 

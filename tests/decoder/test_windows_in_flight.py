@@ -228,9 +228,19 @@ def test_frames_dropped_from_the_queue_are_not_in_flight() -> None:
     assert (counter.count(), counter.last_window_end) == (2, 116 * SECOND)
 
 
+def test_a_cut_that_begins_with_the_frame_after_a_gap_goes_on_from_there() -> None:
+    counter = WindowsInFlight(8)
+    send(counter, 100, 112)
+    counter.add_frame(sample(141, gap=True))
+    counter.truncate(141 * SECOND)
+    # The windows up to second 140 have been counted as dropped before.
+    assert (counter.count(), counter.last_window_end) == (2, 140 * SECOND)
+
+
 def test_frames_before_a_clock_that_was_set_back_stay_in_flight() -> None:
     counter = WindowsInFlight(8)
     send(counter, 100, 140)
     send(counter, 4, 20)
-    counter.truncate(4 * SECOND)
+    send(counter, 20, 30)
+    counter.truncate(3 * SECOND)
     assert counter.count() == 5

@@ -13,7 +13,7 @@ from cluster.engine.base import Engine, WindowRequest
 from cluster.engine.native import NativeEngine, passes
 from cluster.engine.native import engine as engine_module
 from cluster.engine.window.score import YesNoScore
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, DeviceError
 from cluster.models import load_model
 from cluster.models.checkpoint import PATCHES_PER_PASS
 from cluster.types import Question
@@ -410,6 +410,34 @@ def test_out_of_memory_in_a_pass_is_tried_again_in_halves(
     expected = run(other, [camera.sample(i) for i in range(12)])
     assert max(sizes) > 50 >= min(sizes)
     assert [a.score for a in answers] == pytest.approx([a.score for a in expected], abs=1e-5)
+
+
+def test_a_lost_device_is_told_apart_from_a_failed_window(engine, make_camera, make_spec, run, monkeypatch) -> None:
+    def lost(*args, **kwargs):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(passes, "ragged_forward", lost)
+    engine.admit(make_spec())
+    with pytest.raises(DeviceError, match="lost to this process: CUDA error: an illegal memory access"):
+        run(engine, [make_camera().sample(i) for i in range(2)])
+
+
+def test_the_tower_runs_in_halves_where_memory_runs_out(engine, make_camera, make_spec, run, monkeypatch) -> None:
+    camera, calls, original = make_camera(kept=1.0), [], engine.model.encode
+
+    def small(frames):
+        calls.append(len(frames))
+        if len(frames) > 2:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {len(frames)} frames")
+        return original(frames)
+
+    other = NativeEngine(engine.model)
+    for each in (engine, other):
+        each.admit(make_spec(stride_s=8.0))
+    expected = run(other, [camera.sample(i) for i in range(8)])
+    monkeypatch.setattr(engine.model, "encode", small)
+    assert [a.score for a in run(engine, [camera.sample(i) for i in range(8)])] == [a.score for a in expected]
+    assert calls == [8, 4, 2, 2, 4, 2, 2]
 
 
 def test_the_tower_runs_in_calls_of_bounded_size(engine, make_camera, make_spec, run, monkeypatch) -> None:

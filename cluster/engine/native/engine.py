@@ -28,7 +28,7 @@ from cluster.engine.window.kv import KVPool, StreamKV
 from cluster.engine.window.score import end_token_ids, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
-from cluster.errors import CapacityError, NotReadyError
+from cluster.errors import CapacityError, DeviceError, NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVSink
 from cluster.memory.tiered_heads import MemoryShape
@@ -144,12 +144,20 @@ class NativeEngine(WindowedEngine):
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
         # What the next windows refresh is known once these are answered.
         self._arrived_rows = math.inf
-        if self.memories is None:
-            return super().step(requests)
-        with self.memories.writer.engine_step():
+        with self._model_work():
             answers = super().step(requests)
-        self.memories.schedule_saves()
+        if self.memories is not None:
+            self.memories.schedule_saves()
         return answers
+
+    @contextmanager
+    def _model_work(self) -> Iterator[None]:
+        """Memories write nothing meanwhile; a device that cannot be used again is told apart from other failures."""
+        try:
+            with nullcontext() if self.memories is None else self.memories.writer.engine_step():
+                yield
+        except torch.AcceleratorError as error:
+            raise DeviceError(f"the GPU failed, and is lost to this process: {error}") from error
 
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         clock = _Stopwatch(self.model.device)
@@ -279,14 +287,14 @@ class NativeEngine(WindowedEngine):
         work = self._work_ahead()
         if not work:
             return False
-        idle = nullcontext() if self.memories is None else self.memories.writer.engine_step()
         try:
-            self._encode(work)
-            with idle, self._batch(work, self._plan_ahead) as plans:
-                for each, plan, result in zip(work, plans, self._run(plans), strict=True):
-                    progress = commit_plan(plan, result)
-                    progress.encoded += each.encoded
-                    progress.tower_flops += each.tower_flops
+            with self._model_work():
+                self._encode(work)
+                with self._batch(work, self._plan_ahead) as plans:
+                    for each, plan, result in zip(work, plans, self._run(plans), strict=True):
+                        progress = commit_plan(plan, result)
+                        progress.encoded += each.encoded
+                        progress.tower_flops += each.tower_flops
         except BaseException:
             for each in work:
                 each.stream.failed_ahead = each.request.window
