@@ -100,6 +100,10 @@ class NativeEngine(WindowedEngine):
         self._arrived_rows: float = 0.0
 
     # -- streams --------------------------------------------------------------------------------------
+    @property
+    def window_tokens(self) -> float:
+        return float(self.pool.capacity + self.pool.host_capacity // self.pool.slot_bytes)
+
     def prepare(self, spec: StreamSpec) -> None:
         if self.memories is not None:
             self.memories.prepare_stream(spec.stream, spec.memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -146,6 +147,10 @@ class WindowedEngine(ABC):
     @property
     def geometry(self) -> PatchGeometry:
         return self.model.geometry
+
+    @property
+    def window_tokens(self) -> float:
+        return math.inf
 
     def prepare(self, spec: StreamSpec) -> None:  # noqa: B027
         """See ``Engine.prepare``: nothing to load without memory."""
