@@ -64,7 +64,11 @@ class KVPool:
         if nbytes is None:
             gpu = model.device.type == "cuda" and torch.cuda.is_available()
             free = torch.cuda.mem_get_info(model.device)[0] if gpu else 0
-            nbytes = gpu_pool_bytes(model, free, self.slot_bytes, pass_rows) if gpu else int(HOST_SHARE * host_bytes())
+            nbytes = (
+                gpu_pool_bytes(model, free, self.slot_bytes, pass_rows)
+                if gpu
+                else int(HOST_SHARE * host_memory_bytes())
+            )
         self.capacity = min(MOST_SLOTS, nbytes // self.slot_bytes)
         if self.capacity < 1:
             raise ConfigError(f"a KV pool of {nbytes} bytes holds no token; one takes {self.slot_bytes}")
@@ -75,7 +79,7 @@ class KVPool:
         self.make_room: Callable[[int], None] = lambda _: None
         self.copies = HostCopies(model.device)
         if host_bytes is None:
-            host_bytes = 0 if model.device.type == "cpu" else int(HOST_SHARE * _host_bytes())
+            host_bytes = 0 if model.device.type == "cpu" else int(HOST_SHARE * host_memory_bytes())
         self.host_used, self.host_capacity = 0, host_bytes
         # Slots from here on were never used.
         self._fresh = 0
@@ -286,7 +290,7 @@ def gpu_pool_bytes(model: VisionLanguageModel, free: int, slot_bytes: int, pass_
     return max(0, int((GPU_SHARE * free - activations) * slot_bytes / (slot_bytes + embedding)))
 
 
-def host_bytes() -> int:
+def host_memory_bytes() -> int:
     """Memory of the host, or of its container."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in _CONTAINER_LIMITS:

@@ -142,14 +142,14 @@ def check_memory(shape: VisionLanguageModel, device: torch.device, dtype: torch.
     import psutil
     import torch
 
-    from cluster.engine.window.kv import host_bytes
+    from cluster.engine.window.kv import host_memory_bytes
 
     config = shape.text_config
     weights = sum(parameter.numel() for parameter in shape.model.parameters()) * dtype.itemsize
     # Of transformers' own forward, which takes a window in one pass; see gpu_pool_bytes.
     activations = window_tokens * (3 * config.intermediate_size + 8 * config.hidden_size) * dtype.itemsize
     windows = POOLS * pool_bytes(shape, dtype, window_tokens) + activations
-    free = {"cpu": min(psutil.virtual_memory().available, host_bytes())}
+    free = {"cpu": min(psutil.virtual_memory().available, host_memory_bytes())}
     needed = {"cpu": weights}
     if device.type == "cuda":
         free[str(device)] = torch.cuda.mem_get_info(device)[0]

@@ -129,7 +129,7 @@ def test_a_model_too_large_for_the_gpu(monkeypatch):
     weights = 2 * sum(parameter.numel() for parameter in shape.model.parameters())
     cuda = torch.device("cuda:0")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (weights, weights))
-    with pytest.raises(ModelError, match="too large for this machine: .* in bfloat16 .* cuda:0 must hold"):
+    with pytest.raises(ModelError, match=r"too large for this machine: .* in bfloat16 .* cuda:0 must hold"):
         check_memory(shape, cuda, torch.bfloat16, window_tokens=100)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 30, 1 << 30))
     check_memory(shape, cuda, torch.bfloat16, window_tokens=100)

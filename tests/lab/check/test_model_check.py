@@ -45,7 +45,7 @@ def test_a_checkpoint_of_every_family_is_right(preset, saved, clip, tmp_path, ca
     assert 0 < logits < 1e-4
     assert refresh < 1e-4
     # KV of frames whose past has left is an approximation: none would mean that nothing was reused.
-    assert 1e-4 < reuse < 0.4
+    assert 1e-4 < reuse < 0.5
     assert body["config"]["model_type"] == PRESETS[preset].family
     assert body["machine"]["torch"]
     assert len(body["answers"]) == 3 * 5
