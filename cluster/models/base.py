@@ -89,8 +89,6 @@ class VisionLanguageModel(ABC):
     family: ClassVar[str]
     # How its tokens are placed, for people.
     position_rule: ClassVar[str]
-    # Whether the embeddings of its text are those of the token ids, which is all that a serving engine gets of text.
-    text_is_ids: ClassVar[bool] = True
     # Special tokens its prompt is made of: a tokenizer that would spell them out letter by letter is refused.
     prompt_tokens: ClassVar[tuple[str, ...]]
     # Its chat template: up to the user's first words, from the question to the answer, and from there to the next one.
@@ -321,13 +319,13 @@ class VisionLanguageModel(ABC):
         """
         rope = self._text_model.rotary_emb
         frequency = getattr(rope, "original_inv_freq", rope.inv_freq).to(self.device, torch.float64)
-        angle = positions.to(self.device, torch.float64).index_select(0, self._rotary_axes) * frequency[:, None]
+        angle = positions.to(self.device, torch.float64).index_select(0, self.rotary_axes) * frequency[:, None]
         angle = torch.cat((angle, angle)).T
         scale = float(rope.attention_scaling)
         return (angle.cos() * scale).float(), (angle.sin() * scale).float()
 
     @cached_property
-    def _rotary_axes(self) -> Tensor:
+    def rotary_axes(self) -> Tensor:
         """Position axis of each rotary frequency ``[d / 2]``."""
         return torch.zeros(len(self._text_model.rotary_emb.inv_freq), dtype=torch.int64, device=self.device)
 

@@ -161,7 +161,7 @@ class Qwen25VL(VisionLanguageModel):
         return float(self.model.config.vision_config.tokens_per_second)
 
     @cached_property
-    def _rotary_axes(self) -> Tensor:
+    def rotary_axes(self) -> Tensor:
         sections = self._text_model.rotary_emb.mrope_section
         axes = torch.repeat_interleave(torch.arange(len(sections)) % 3, torch.tensor(sections))
         return axes.to(self.device)
