@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from vllm.compilation.decorators import support_torch_compile
@@ -49,7 +50,7 @@ class WindowDecoder:
             if inputs_embeds is None:
                 assert input_ids is not None
                 inputs_embeds = self.embed_input_ids(input_ids)
-            hidden, *added = inputs_embeds.split(self.config.hidden_size, dim=-1)
+            hidden, *added = torch.split(inputs_embeds, self.config.hidden_size, dim=-1)
         else:
             assert intermediate_tensors is not None
             hidden, residual = intermediate_tensors["hidden_states"], intermediate_tensors["residual"]

@@ -127,9 +127,7 @@ class SightlineWindowModel(nn.Module, SupportsMultiModal, SupportsPP, SupportsMR
         self.config = config
         mark: Any = self._mark_language_model
         with mark(vllm_config):
-            self.model: Any = DECODERS[config.model_type](
-                vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model")
-            )
+            self.model: Any = DECODERS[config.model_type](vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         self.lm_head: Any = PPMissingLayer()
         if get_pp_group().is_last_rank:
             self.lm_head = ParallelLMHead(

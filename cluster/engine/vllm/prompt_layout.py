@@ -102,7 +102,7 @@ class TimeOrderLayout:
         parts = 1 + self.model.deepstack
         more = (self.served.width - embeds.shape[1]) // parts
         embeds = embeds.cpu()
-        return F.pad(embeds.unflatten(1, (parts, -1)), (0, more)).flatten(1) if more else embeds
+        return F.pad(embeds.reshape(len(embeds), parts, -1), (0, more)).flatten(1) if more else embeds
 
     def _embed_token(self, token: int) -> tuple[Tensor, str]:
         embeds = self.pad_embeds(self.model.embed(torch.tensor([token])))

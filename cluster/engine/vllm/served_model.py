@@ -1,8 +1,9 @@
 """Model folder for vLLM: configuration and weights of the language model. Does not import vLLM.
 
 vLLM gets a ``config.json`` of ours: the language model alone, under our registered class, with three-axis rotary
-positions in every family (those of one-axis families have three equal axes). Weights stay in the checkpoint's folder. They are written anew for random weights, and where the attention kernels do not support the
-head size: heads are then padded with zeros, which changes nothing (:func:`pad_weights`).
+positions in every family (those of one-axis families have three equal axes). Weights stay in the checkpoint's folder.
+They are written anew for random weights, and where the attention kernels do not support the head size: heads are then
+padded with zeros, which changes nothing (:func:`pad_weights`).
 """
 
 from __future__ import annotations
