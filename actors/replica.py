@@ -158,6 +158,7 @@ class Replica:
             metrics_address=serve_metrics(host, tls=self._tls),
             pid=os.getpid(),
             geometry=engine.geometry,
+            window_tokens=engine.window_tokens,
         )
         await self._register()
         self._beating = asyncio.Lock()

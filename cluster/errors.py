@@ -55,6 +55,10 @@ class UnavailableError(SightlineError):
     """The other side is not there right now; the same call may succeed later."""
 
 
+class DeviceError(SightlineError):
+    """The GPU failed in a way that this process cannot continue from; a new one may."""
+
+
 class UnauthenticatedError(SightlineError):
     """A call without a token, or with one that is unknown or has expired."""
 

@@ -71,6 +71,12 @@ class ModelConfig(Section):
         "memory, or what a GPU has free beside embeddings and a pass's activations. A window that does not fit fails "
         "with the numbers.",
     )
+    host_kv_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Bytes of host memory for windows that a full GPU pool has no room for between their strides; null "
+        "takes half of the host's (or container's) memory beside a GPU, and none on a CPU.",
+    )
     max_new_tokens: int = Field(default=32, ge=1, le=1024, description="Longest explanation, in tokens.")
     score_temperature: float | None = Field(
         default=None,

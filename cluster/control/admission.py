@@ -14,6 +14,9 @@ from cluster.types.cameras import Priority
 UNEQUAL = 0.2
 """Squared coefficient of variation of the seconds of one replica's windows."""
 
+ROUNDING = 1e-9
+"""Loads are sums of floats: less than this is zero."""
+
 Verdict = Literal["accepted", "reduced", "refused"]
 
 
@@ -38,48 +41,71 @@ class Admission:
     reason: str = ""
 
 
-class Totals:
-    """Loads of all cameras at each rung, by class: the fleet's load if all stood there and sent video."""
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the replicas that take cameras offer together: seconds per second, and tokens of windows that they hold.
+
+    ``replica_s``: seconds per second of one of them, ``None`` while there is none.
+    """
+
+    seconds: float
+    tokens: float
+    replica_s: float | None
+
+
+class Commitments:
+    """What all cameras need: seconds per second at each rung, by class, as if all stood there and sent video, and the
+    tokens of their windows at full quality."""
 
     def __init__(self, ladder: Ladder) -> None:
         self._ladder = ladder
-        self._sums = {each: [0.0] * len(ladder.rungs) for each in Priority}
+        self._seconds = {each: [0.0] * len(ladder.rungs) for each in Priority}
+        self._tokens = 0.0
 
     def add(self, priority: Priority, loads: Sequence[float], sign: float = 1.0) -> None:
-        """Add a camera's loads, or with a ``sign`` of -1 subtract them."""
-        sums = self._sums[priority]
+        """Add a camera's seconds per second at each rung, or with a ``sign`` of -1 subtract them."""
+        sums = self._seconds[priority]
         for place, load in enumerate(loads):
             sums[place] += sign * load
 
-    def missing_s(self, priority: Priority, loads: Sequence[float], room_s: float) -> float:
-        """Seconds per second beyond ``room_s`` with one more camera and everyone at the lowest permitted rung:
-        background cameras may be shed for other classes, not for their own."""
-        floor = self._ladder.floor
-        others = sum(
-            0.0 if each is Priority.BACKGROUND is not priority and self._ladder.rungs[-1].shed else sums[floor]
-            for each, sums in self._sums.items()
-        )
-        return others + loads[floor] - room_s
+    def hold(self, tokens: float) -> None:
+        """Add the tokens of a camera's window, or subtract them."""
+        self._tokens += tokens
 
-    def fitting(self, loads: Sequence[float], room_s: float) -> int:
+    def refusal(self, priority: Priority, loads: Sequence[float], tokens: float, room: Room) -> Admission | None:
+        """The refusal of one more camera that does not fit: in time, with everyone at the lowest permitted rung
+        (background cameras may be shed for other classes, not for their own), or in memory, which rungs hardly spare;
+        ``None`` if it does."""
+        floor = self._ladder.floor
+        missing = self._tokens + tokens - room.tokens
+        missing_s = loads[floor] - room.seconds
+        for each, sums in self._seconds.items():
+            if not (each is Priority.BACKGROUND is not priority and self._ladder.rungs[-1].shed):
+                missing_s += sums[floor]
+        replicas, streams = missing_s / (room.replica_s or 1.0), missing_s / loads[floor]
+        if room.replica_s is None:
+            reason = f"no replica is ready; this camera alone needs {replicas:.2f}"
+        elif missing_s > ROUNDING:
+            reason = (
+                "the fleet is full with every camera at its lowest permitted rung:  there are "
+                f"{streams:.2f} streams like this one too many, or {replicas:.2f} replicas too few"
+            )
+        elif missing > ROUNDING:
+            replicas, streams = 0.0, missing / tokens
+            reason = (
+                f"the replicas' memory is full: it holds windows of {room.tokens:.0f} tokens, and with the "
+                f"{tokens:.0f} of this camera {missing:.0f} are too many (model.kv_bytes, model.host_kv_bytes)"
+            )
+        else:
+            return None
+        return Admission("refused", None, 0.0, math.inf, self._ladder.rungs[floor].name, streams, replicas, reason)
+
+    def fitting(self, loads: Sequence[float], room: Room) -> int:
         """The first rung at which everyone and one more camera fit; the lowest that still answers if none does."""
         for place in range(self._ladder.floor):
-            if sum(sums[place] for sums in self._sums.values()) + loads[place] <= room_s:
+            if sum(sums[place] for sums in self._seconds.values()) + loads[place] <= room.seconds:
                 return place
         return self._ladder.floor
-
-
-def refusal(ladder: Ladder, loads: Sequence[float], missing_s: float, replica_s: float | None) -> Admission:
-    """A refusal. ``replica_s``: seconds per second that one replica offers, ``None`` while there is none."""
-    replicas, streams = missing_s / (replica_s or 1.0), missing_s / loads[ladder.floor]
-    if replica_s is None:
-        reason = f"no replica is ready; this camera alone needs {replicas:.2f}"
-    else:
-        reason = (
-            "the fleet is full with every camera at its lowest permitted rung:  there are "
-            f"{streams:.2f} streams like this one too many, or {replicas:.2f} replicas too few"
-        )
-    return Admission("refused", None, 0.0, math.inf, ladder.rungs[ladder.floor].name, streams, replicas, reason)
 
 
 def expected_lag_s(*, load: float, windows_per_s: float, busy: float, costs: CostModel, max_batch: int) -> float:

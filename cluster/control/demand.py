@@ -77,18 +77,25 @@ def work(demand: Demand, rung: Rung) -> WindowWork:
     """Work of one computed window at that rung; none at a rung that sheds."""
     if rung.shed:
         return WindowWork(0.0, 0.0, 0.0)
+    kept = window_tokens(demand, rung)
+    new = min(kept, kept * demand.stride_s * rung.stride / demand.window_s)
     fps = demand.fps * rung.fps
-    frames = fps / demand.temporal
-    # Anchors are complete whatever the pruner does, and at a lower rate a larger share of the frames.
-    whole = whole_share(demand, fps)
-    share = min(1.0, max(whole, _kept_share(demand) * rung.kept))
-    frame = demand.frame_tokens * share
-    kept = frames * demand.window_s * frame
-    new = min(kept, frames * demand.stride_s * rung.stride * frame)
-    own = whole / share if demand.refresh_budget is None else demand.refresh_budget
+    own = whole_share(demand, fps) / _share(demand, rung) if demand.refresh_budget is None else demand.refresh_budget
     refresh = own if rung.refresh_budget is None else min(own, rung.refresh_budget)
     query = demand.questions * demand.query_tokens
     return WindowWork.from_layout(kept=kept, new=new, refreshed=refresh * (kept - new), query=query, encoded=new)
+
+
+def window_tokens(demand: Demand, rung: Rung) -> float:
+    """Visual tokens of a window at that rung, which its replica holds; none at a rung that sheds."""
+    frames = 0.0 if rung.shed else demand.window_s * demand.fps * rung.fps / demand.temporal
+    return frames * demand.frame_tokens * _share(demand, rung)
+
+
+def _share(demand: Demand, rung: Rung) -> float:
+    """Share of the tokens kept: anchors are complete whatever the pruner does, and at a lower rate a larger share of
+    the frames."""
+    return min(1.0, max(whole_share(demand, demand.fps * rung.fps), _kept_share(demand) * rung.kept))
 
 
 def _kept_share(demand: Demand) -> float:

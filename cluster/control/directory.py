@@ -203,7 +203,7 @@ class Directory:
             self._given_up.remove(info.instance)
         self._replicas[name] = Member(info, now_s)
         self.geometry = info.geometry
-        self._fleet.join(name)
+        self._fleet.join(name, window_tokens=info.window_tokens)
         self.version += 1
         return name
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from cluster.control.admission import Admission, Totals, expected_lag_s, refusal
+from cluster.control.admission import Admission, Commitments, Room, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetChanges
 from cluster.control.costs import CostModel
-from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load
+from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, window_tokens
 from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy, Step
 from cluster.control.placement import Placement
 from cluster.control.replica_load import ReplicaLoad
@@ -22,36 +22,36 @@ from cluster.types.cameras import Priority
 NOTICED = 0.15
 """Relative change of a camera's load that triggers an update."""
 
-# Loads are sums of floats: less than this is zero.
-_ROUNDING = 1e-9
-
 UNEVEN = 1.15
 """Load over the mean at which a replica gives cameras away."""
+
+_Loads = tuple[float, ...]
 
 
 class _Camera:
     """``unit``: loads at each rung at the declared rate, all windows computed, at the cost model's seconds and with
-    ``unit_kept``; ``loads`` are those times the measured factor.
+    ``unit_kept``; ``loads`` are those times the measured factor. ``tokens``: of its window at full quality.
 
     ``idle``: it has sent nothing yet. Its loads count for admission and placement, but are zero for its replica and the
     ladder (``on.loads`` and ``rates``, computed and all windows per second at full quality).
     """
 
-    __slots__ = ("estimate", "idle", "loads", "on", "owner", "rates", "unit", "unit_kept", "why")
+    __slots__ = ("estimate", "idle", "loads", "on", "owner", "rates", "tokens", "unit", "unit_kept", "why")
 
     def __init__(
-        self, estimate: DemandEstimate, unit: tuple[float, ...], *, rung: int, since_s: float, idle: bool
+        self, estimate: DemandEstimate, unit: _Loads, tokens: float, *, rung: int, since_s: float, idle: bool
     ) -> None:
         self.estimate = estimate
         self.idle = idle
         self.unit = unit
+        self.tokens = tokens
         self.unit_kept = estimate.kept
         self.on = CameraOnLadder(estimate.declared.priority, unit, rung, since_s)
         self.set_loads(tuple(each * estimate.factor for each in unit))
         self.owner: str | None = None
         self.why = "as asked for"
 
-    def set_loads(self, loads: tuple[float, ...]) -> None:
+    def set_loads(self, loads: _Loads) -> None:
         """Set its loads at each rung."""
         self.loads = loads
         self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
@@ -91,13 +91,12 @@ class Fleet:
         self._horizon_s, self._settle_s, self._rebalance_s = horizon_s, settle_s, rebalance_s
         self._max_batch = max_batch
         self._placement = Placement(slack=slack)
-        self._totals = Totals(ladder)
+        self._committed = Commitments(ladder)
         self._cameras: dict[str, _Camera] = {}
         self._replicas: dict[str, ReplicaLoad] = {}
         self._dirty: set[str] = set()
         self._short: set[str] = set()
-        # Of the replicas that take cameras.
-        self._capacity = 0.0
+        self._room = Room(0.0, 0.0, None)
         self._now_s = -math.inf
         self._rebalanced_s = -math.inf
 
@@ -131,17 +130,18 @@ class Fleet:
         unit = self._unit(demand)
         estimate = DemandEstimate(demand)
         loads = tuple(each * estimate.factor for each in unit)
-        room_s = self.policy.high * self._capacity
-        missing_s = self._totals.missing_s(demand.priority, loads, room_s)
-        if missing_s > _ROUNDING and not force:
-            ready = len(self._replicas)
-            return refusal(self.ladder, loads, missing_s, room_s / ready if ready else None)
-        rung = 0 if demand.priority is Priority.CRITICAL or not room_s else self._totals.fitting(loads, room_s)
-        camera = _Camera(estimate, unit, rung=rung, since_s=self._now_s, idle=idle)
+        tokens = window_tokens(demand, self.ladder.rungs[0])
+        refused = self._committed.refusal(demand.priority, loads, tokens, self._room)
+        if refused is not None and not force:
+            return refused
+        free = demand.priority is Priority.CRITICAL or not self._room.seconds
+        rung = 0 if free else self._committed.fitting(loads, self._room)
+        camera = _Camera(estimate, unit, tokens, rung=rung, since_s=self._now_s, idle=idle)
         if rung > 0:
             camera.why = "the fleet was full when it was added"
         self._cameras[demand.camera] = camera
-        self._totals.add(demand.priority, camera.loads)
+        self._committed.add(demand.priority, camera.loads)
+        self._committed.hold(tokens)
         self._own(demand.camera, self._placement.add(demand.camera, weight=loads[0], prefer=prefer))
         return self.admission_of(demand.camera)
 
@@ -153,7 +153,8 @@ class Fleet:
         """
         camera = self._known(name)
         self._disown(name)
-        self._totals.add(camera.on.priority, camera.loads, -1.0)
+        self._committed.add(camera.on.priority, camera.loads, -1.0)
+        self._committed.hold(-camera.tokens)
         del self._cameras[name]
         return self._moved(self._placement.remove(name), "cameras were removed", warm=True)
 
@@ -229,9 +230,10 @@ class Fleet:
         return CameraPlan(name, camera.owner, self.ladder.rungs[camera.on.rung].name, phase, camera.why)
 
     # -- replicas --------------------------------------------------------------------------------
-    def join(self, replica: str, *, capacity: float = 1.0) -> list[CameraMove]:
-        """Add a ready replica, or one that was drained. ``capacity``: its speed relative to the cost model's device."""
-        self._replicas.setdefault(replica, ReplicaLoad(capacity)).draining = False
+    def join(self, replica: str, *, capacity: float = 1.0, window_tokens: float = math.inf) -> list[CameraMove]:
+        """Add a ready replica, or one that was drained. ``capacity``: its speed relative to the cost model's device;
+        ``window_tokens``: of all windows that it can hold."""
+        self._replicas.setdefault(replica, ReplicaLoad(capacity, window_tokens)).draining = False
         self._count_capacity()
         return self._moved(self._placement.join(replica, capacity=capacity), f"{replica} joined", warm=True)
 
@@ -321,7 +323,10 @@ class Fleet:
 
     # -- inside ----------------------------------------------------------------------------------
     def _count_capacity(self) -> None:
-        self._capacity = sum(each.capacity for each in self._replicas.values() if not each.draining)
+        ready = [each for each in self._replicas.values() if not each.draining]
+        room_s = self.policy.high * sum(each.capacity for each in ready)
+        replica_s = room_s / len(self._replicas) if self._replicas else None
+        self._room = Room(room_s, sum(each.window_tokens for each in ready), replica_s)
 
     def _clock(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)
@@ -356,7 +361,7 @@ class Fleet:
         rung = self.ladder.rungs[camera.on.rung]
         return (0.0, 0.0) if rung.shed else (camera.rates[0] / rung.stride, camera.rates[1] / rung.stride)
 
-    def _unit(self, demand: Demand) -> tuple[float, ...]:
+    def _unit(self, demand: Demand) -> _Loads:
         return tuple(declared_load(demand, rung, self.costs, batch=self._max_batch) for rung in self.ladder.rungs)
 
     def _reload(self, name: str, camera: _Camera, *, always: bool = False) -> None:
@@ -364,12 +369,14 @@ class Fleet:
         estimate, on = camera.estimate, camera.on
         if always or abs(estimate.kept - camera.unit_kept) > NOTICED * max(camera.unit_kept, NOTICED):
             camera.unit, camera.unit_kept = self._unit(estimate.demand), estimate.kept
+            before, camera.tokens = camera.tokens, window_tokens(estimate.demand, self.ladder.rungs[0])
+            self._committed.hold(camera.tokens - before)
         factor, old = estimate.factor, camera.loads[0]
         if not always and abs(camera.unit[0] * factor - old) <= NOTICED * old:
             return
         loads = tuple([each * factor for each in camera.unit])
-        self._totals.add(on.priority, camera.loads, -1.0)
-        self._totals.add(estimate.declared.priority, loads)
+        self._committed.add(on.priority, camera.loads, -1.0)
+        self._committed.add(estimate.declared.priority, loads)
         if always:
             owner = camera.owner
             phase = self._disown(name)

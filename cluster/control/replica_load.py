@@ -77,6 +77,7 @@ class ReplicaLoad:
     """``load``, ``windows``, ``due``: sums over its cameras at their rungs, of busy seconds, computed windows and all
     windows per second.
 
+    * ``window_tokens``: of all windows that it can hold
     * ``lowered``: cameras below full quality
     * ``ratio``: measured over predicted busy seconds
     * ``offered``: work that arrived over work that could be done, in the last ``AVERAGE_S``
@@ -85,6 +86,7 @@ class ReplicaLoad:
     """
 
     capacity: float
+    window_tokens: float = math.inf
     cameras: dict[str, CameraOnLadder] = field(default_factory=dict)
     phases: WindowPhases = field(default_factory=WindowPhases)
     load: float = 0.0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from cluster.types import MICROSECONDS, FrameSample
 
 _ROUNDING = 0.02
 """Tolerance, as a share of a stride, for cameras' rounded clocks."""
+_SEAMS = 64
+"""Scene cuts and gaps that may be taken back: more than a queue of frames holds."""
 _KEYFRAMES_US = 10 * MICROSECONDS
 """Longest gap between two keyframes, microseconds, that can be the decoder's own skipping."""
 
@@ -31,11 +34,14 @@ class WindowsInFlight:
     _end: int = 0
     # Windows begun before a hand-over, and the first frame after it.
     _moved: tuple[int, int] | None = None
+    # Frames at which the windows began anew, and what was counted before each: (pts, closed, origin, end).
+    _seams: deque[tuple[int, int, int, int]] = field(default_factory=lambda: deque(maxlen=_SEAMS))
 
     def add_frame(self, sample: FrameSample, *, moved: bool = False) -> None:
         """Count a sent frame. ``moved``: the first for the hand-over's target."""
         if moved and self._origin is not None:
             self._moved = self._closed + math.ceil(self._strides()), sample.pts
+        before = self._closed, self._origin, self._end
         if self._origin is None or sample.fresh or sample.pts < self._end - sample.duration:
             self._closed += math.floor(self._strides())
             self._origin = sample.pts
@@ -46,12 +52,22 @@ class WindowsInFlight:
             if passed >= begun:
                 self._closed += begun
                 self._origin += round(passed * stride)
+        closed, origin, end = before
+        if origin is not None and origin != self._origin:
+            self._seams.append((sample.pts, closed, origin, end))
         self._end = sample.end
 
     def truncate(self, pts: int) -> None:
         """Frames from ``pts`` on were dropped after all and never reached the replica."""
+        while self._seams and self._seams[-1][0] > pts:
+            place, self._closed, self._origin, self._end = self._seams.pop()
+            if self._end > place + self.stride_s * MICROSECONDS:
+                # The camera's clock was set back there: ``pts`` says nothing of earlier frames.
+                return
         if self._origin is not None and pts < self._end:
-            self._end = max(pts, self._origin)
+            # Behind a gap, windows begin before the first frame that they have.
+            first = self._seams[-1][0] if self._seams else self._origin
+            self._end = pts if pts > first else self._origin
 
     def take_over(self, settled: int) -> None:
         """Start from the replica's count of settled windows, made of another decoder's frames."""
@@ -63,6 +79,7 @@ class WindowsInFlight:
             closed = math.floor(self._strides())
             self._closed += closed
             self._origin += round(closed * self.stride_s * MICROSECONDS)
+            self._seams.clear()
         self.stride_s = stride_s
 
     def set_settled(self, windows: int) -> None:
@@ -102,13 +119,13 @@ class WindowsInFlight:
         """The replica is reachable and counts what was in flight: the next frame begins windows anew."""
         self._before += self._settled
         self._closed = self._settled = 0
-        self._origin = self._moved = None
+        self._begin_anew()
 
     def count_lost(self) -> int:
         """The replica is gone: return the number of lost windows and start over."""
         lost = self.count()
         self._closed = self._settled = self._before = 0
-        self._origin = self._moved = None
+        self._begin_anew()
         return lost
 
     def cancel_hand_over(self, settled: int) -> int:
@@ -117,11 +134,16 @@ class WindowsInFlight:
         self.set_settled(settled)
         if self._moved is None:
             return self.count_lost()
-        begun, self._origin = self._moved
+        begun, origin = self._moved
         lost = max(0, begun - self._settled)
         self._closed = self._settled = self._before = 0
-        self._moved = None
+        self._begin_anew()
+        self._origin = origin
         return lost
+
+    def _begin_anew(self) -> None:
+        self._origin = self._moved = None
+        self._seams.clear()
 
     def _strides(self) -> float:
         if self._origin is None:

@@ -47,6 +47,11 @@ class Engine(Protocol):
         """Patch geometry that decoders must use for this engine's model."""
         ...
 
+    @property
+    def window_tokens(self) -> float:
+        """Tokens of all windows that it can hold; infinite where it keeps no KV of its own."""
+        ...
+
     def admit(self, spec: StreamSpec) -> None:
         """Add a stream, or change the questions and policies of an existing one (its window stays).
 
@@ -94,6 +99,9 @@ class Engine(Protocol):
         """Answer these windows (at most one per stream, in window order) in one batch.
 
         A window that is never stepped is skipped; later windows then compute its tokens.
+
+        Raises:
+            DeviceError: the GPU is lost to this process.
         """
         ...
 

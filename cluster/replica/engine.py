@@ -56,6 +56,7 @@ def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: Tier
         max_new_tokens=settings.max_new_tokens,
         memories=bank,
         kv_bytes=settings.kv_bytes,
+        host_kv_bytes=settings.host_kv_bytes,
     )
     return engine, bank
 

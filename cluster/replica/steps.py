@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from cluster.control.costs import CostModel, WindowWork
 from cluster.engine.base import Engine
-from cluster.errors import UnavailableError
+from cluster.errors import DeviceError, UnavailableError
 from cluster.replica.window_accounting import WindowAccounting
 from cluster.replica.window_queue import DroppedWindow, DropReason, WindowQueue
 from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowRequest
@@ -323,6 +323,8 @@ class StepRunner:
             self.failures = 0
         except UnavailableError as error:
             self._put_back(batch.requests, error)
+        except DeviceError:
+            raise
         except Exception:
             log.exception("a batch of %d windows failed; answering them one by one", len(batch.requests))
             self._answer_singly(batch.requests)
@@ -332,6 +334,8 @@ class StepRunner:
         self.began_s = time.monotonic()
         try:
             return self._engine.prefill_ahead()
+        except DeviceError:
+            raise
         except Exception:
             log.exception("computing ahead of windows failed; they are computed at their end")
             return False
@@ -375,6 +379,8 @@ class StepRunner:
             except UnavailableError as error:
                 self._put_back(requests[place:], error)
                 return
+            except DeviceError:
+                raise
             except Exception as error:
                 log.exception("window %d of camera %r failed", request.window, request.stream)
                 failed += 1

@@ -18,7 +18,14 @@ from typing import TypeVar
 
 from cluster.control.costs import CostModel
 from cluster.engine.base import Engine, completed_future
-from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
+from cluster.errors import (
+    CapacityError,
+    ConfigError,
+    DeviceError,
+    NotReadyError,
+    UnavailableError,
+    UnknownCameraError,
+)
 from cluster.replica.ask_queue import AskQueue
 from cluster.replica.steps import (
     FrameIntake,
@@ -106,6 +113,8 @@ class EngineWorker:
             step_budget_s=step_budget_s,
         )
         self._intake = FrameIntake(engine, events, self._wake, queue=self._queue, steps=self._steps)
+        # Why the engine can never be called again.
+        self._broken = ""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # -- any thread -----------------------------------------------------------------------------
@@ -266,7 +275,7 @@ class EngineWorker:
             RuntimeError: it is dead, stuck, or fails on every window.
         """
         if not self._thread.is_alive():
-            raise RuntimeError("the engine thread has died")
+            raise RuntimeError(self._broken or "the engine thread has died")
         if self._steps.failures >= MAX_FAILURES:
             raise RuntimeError(f"the engine failed on every window of its last {self._steps.failures} batches")
         busy_since = self._busy_since
@@ -281,6 +290,14 @@ class EngineWorker:
             self._wake.notify_all()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except DeviceError as error:
+            # What the engine holds is lost; the next process takes windows and memories from the tiers.
+            self._broken = str(error)
+            log.critical("the engine stops: %s", error)
+
+    def _serve(self) -> None:
         while True:
             with self._wake:
                 self._wake.wait_for(self._has_work, self._steps.backoff_s)

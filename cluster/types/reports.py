@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,13 +23,15 @@ class DecoderInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """A replica that is ready. ``instance`` is new with every start; the directory names it."""
+    """A replica that is ready. ``instance`` is new with every start; the directory names it. ``window_tokens``: of all
+    windows that its memory holds."""
 
     instance: str
     address: str
     metrics_address: str
     pid: int
     geometry: PatchGeometry
+    window_tokens: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

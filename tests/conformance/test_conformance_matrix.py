@@ -185,6 +185,29 @@ def test_computing_before_a_window_ends_changes_nothing(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_windows_in_host_memory_between_strides_change_nothing(model: VisionLanguageModel, policy: str) -> None:
+    """(j) Three cameras, and room for one and a half windows and a question."""
+    names = ("first", "second", "third")
+    answered: list[dict[tuple[str, int], float]] = []
+    engine = NativeEngine(model)
+    for room in (None, 0.5):
+        if room is not None:
+            slots = round(room * engine.pool.used) + 40
+            engine = NativeEngine(model, kv_bytes=slots * engine.pool.slot_bytes, host_kv_bytes=2**30)
+        scores = {}
+        for name in names:
+            engine.admit(spec_of(name, refresh=policy))
+        cameras = [camera_of(model, stream=name, kept=0.5, seed=seed) for seed, name in enumerate(names)]
+        for index in range(20):
+            requests = [request for camera in cameras for request in engine.push(camera.sample(index))]
+            scores |= {(answer.stream, answer.window): answer.score for answer in engine.step(requests)}
+        answered.append(scores)
+    assert engine.pool.host_used > 0
+    assert answered[1] == pytest.approx(answered[0], abs=1e-5)
+    assert len(answered[0]) == 30
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_stale_kv_is_exactly_what_it_claims_to_be(
     model: VisionLanguageModel, driver: Driver, camera: SyntheticCamera, policy: str
 ) -> None:

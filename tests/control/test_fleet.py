@@ -68,6 +68,25 @@ def test_what_is_missing_is_what_makes_the_same_camera_fit() -> None:
     assert made.admit(demand("big", stride_s=0.1), 0.0).verdict != "refused"
 
 
+def test_a_camera_whose_window_does_not_fit_the_memory_is_refused_with_the_number() -> None:
+    made = fleet(0)
+    for number in range(2):
+        made.join(f"r{number}", window_tokens=800)
+    # Five seconds of a frame a second of 256 tokens, of which an eighth (anchors) and a fifth of the rest are kept.
+    verdicts = [made.admit(demand(f"c{n}"), 0.0) for n in range(5)]
+    assert [told.verdict for told in verdicts] == ["accepted"] * 4 + ["refused"]
+    assert "1600 tokens, and with the 384 of this camera 320 are too many" in verdicts[4].reason
+    assert verdicts[4].missing_streams == pytest.approx(320 / 384)
+    assert made.admit(demand("forced"), 0.0, force=True).verdict == "accepted"
+    for gone in ("c0", "forced"):
+        made.remove(gone)
+    assert made.admit(demand("again"), 0.0).verdict == "accepted"
+    # One that is found to keep 96 % between anchors has 1280 * (0.125 + 0.875 * 0.96) = 1235 tokens.
+    made.observe_codec("c1", kbit_s=0.0, pixels=100, fps=1.0, activity=0.8)
+    made.remove("again")
+    assert "with the 384 of this camera 787 are too many" in made.admit(demand("again"), 0.0).reason
+
+
 def test_background_is_refused_where_normal_is_let_in_at_its_cost() -> None:
     made = fleet()
     for number in range(19):

@@ -48,6 +48,21 @@ def test_settled_windows_are_not_lost() -> None:
     assert counter.count_lost() == 1
 
 
+def test_frames_dropped_from_the_queue_are_not_under_way_even_across_scene_cuts() -> None:
+    counter = WindowsInFlight(8)
+    send(counter, 0, 20)
+    counter.set_settled(2)
+    for second in range(20, 24):
+        counter.add_frame(sample(second))
+    # Two rounds of a looped file, and a gap, wait in the queue when it is dropped.
+    send(counter, 24, 40)
+    send(counter, 40, 50)
+    counter.add_frame(sample(70, gap=True))
+    counter.truncate(20 * SECOND)
+    assert counter.count() == 1, "that of seconds 16 to 24, which began with frames that were sent"
+    assert counter.last_window_end == 24 * SECOND
+
+
 def test_what_a_replica_counts_itself_is_not_counted_again_when_it_dies_later() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
@@ -209,5 +224,23 @@ def test_frames_dropped_from_the_queue_are_not_in_flight() -> None:
     # What follows the hole: windows 3 and 4 have no frame that reached the replica.
     counter.add_frame(sample(141, gap=True))
     assert counter.count() == 3
-    counter.truncate(90 * SECOND)
-    assert counter.count() == 2, "frames before the newest gap stay"
+    counter.truncate(112 * SECOND)
+    assert (counter.count(), counter.last_window_end) == (2, 116 * SECOND)
+
+
+def test_a_cut_that_begins_with_the_frame_after_a_gap_goes_on_from_there() -> None:
+    counter = WindowsInFlight(8)
+    send(counter, 100, 112)
+    counter.add_frame(sample(141, gap=True))
+    counter.truncate(141 * SECOND)
+    # The windows up to second 140 have been counted as dropped before.
+    assert (counter.count(), counter.last_window_end) == (2, 140 * SECOND)
+
+
+def test_frames_before_a_clock_that_was_set_back_stay_in_flight() -> None:
+    counter = WindowsInFlight(8)
+    send(counter, 100, 140)
+    send(counter, 4, 20)
+    send(counter, 20, 30)
+    counter.truncate(3 * SECOND)
+    assert counter.count() == 5

@@ -45,7 +45,7 @@ def test_what_streams_hold_stays_and_what_they_drop_comes_back(model, steps) -> 
         del mine[:gone]
         before = [stream.slots.copy() for stream in streams]
         try:
-            kv.extend(len(mine) + enter)
+            kv.resize(len(mine) + enter)
             new = list(range(fresh, fresh + enter))
             fresh += enter
             pool.k[:, kv.slots[len(mine) :]] = torch.tensor(new, dtype=pool.k.dtype)[None, :, None, None]
@@ -69,9 +69,9 @@ def test_a_full_pool_says_so(model) -> None:
     with pytest.raises(ConfigError, match="a KV pool of 5 bytes holds no token"):
         KVPool(model, 5)
     kv = StreamKV(pool_of(model, 10))
-    kv.extend(8)
+    kv.resize(8)
     with pytest.raises(CapacityError, match="3 tokens do not fit the KV pool: 8 of its 10 slots of"):
-        kv.extend(11)
+        kv.resize(11)
     assert len(kv) == 8
     with pytest.raises(ValueError, match="9 slots cannot be dropped of 8"):
         kv.drop_slots(9)
@@ -87,7 +87,7 @@ def test_a_container_s_limit_counts(model, monkeypatch, tmp_path) -> None:
 
 def test_without_a_pool_only_numbers_are_kept() -> None:
     kv = StreamKV(None)
-    kv.extend(7)
+    kv.resize(7)
     kv.drop_slots(3)
     assert (len(kv), kv.nbytes) == (4, 0)
 

@@ -11,8 +11,9 @@ import torch
 
 from cluster.engine.base import Engine, WindowRequest
 from cluster.engine.native import NativeEngine, passes
+from cluster.engine.native import engine as engine_module
 from cluster.engine.window.score import YesNoScore
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, DeviceError
 from cluster.models import load_model
 from cluster.models.checkpoint import PATCHES_PER_PASS
 from cluster.types import Question
@@ -355,28 +356,88 @@ def _by_prompting(model, camera, make_spec, question, answer, limit: int) -> str
     return model.tokenizer.decode(tokens, skip_special_tokens=True).strip()
 
 
-def test_a_failed_step_recomputes_and_answers_as_if_nothing_had_been(
-    engine, model, make_camera, make_spec, run, monkeypatch
+@pytest.mark.parametrize("refresh", ["all", "anchors", "topk_deviation"])
+def test_a_failed_step_costs_what_its_pass_has_written(
+    engine, model, make_camera, make_spec, run, monkeypatch, refresh
 ) -> None:
-    camera = make_camera(kept=0.5)
-    engine.admit(make_spec(refresh="all"))
+    camera, budget = make_camera(kept=0.5), 0.3 if refresh == "topk_deviation" else None
+    engine.admit(make_spec(refresh=refresh, refresh_budget=budget))
     run(engine, [camera.sample(i) for i in range(10)])
+    used = engine.pool.used
 
     def broken(*args, **kwargs):
         forward(*args, **kwargs)
-        raise RuntimeError("out of memory")
+        raise RuntimeError("a kernel failed")
 
     forward = passes.ragged_forward
+    closed = [request for i in (10, 11) for request in engine.push(camera.sample(i))]
     monkeypatch.setattr(passes, "ragged_forward", broken)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        run(engine, [camera.sample(i) for i in (10, 11)])
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        engine.step(closed)
     monkeypatch.setattr(passes, "ragged_forward", forward)
-    (answer,) = run(engine, [camera.sample(i) for i in (12, 13)])
-    assert answer.tokens.reused == answer.tokens.refreshed == 0
+    assert engine.pool.used <= used, "new tokens' slots came back"
+    (again,) = engine.step(closed)
+    other = NativeEngine(model)
+    # A narrowing policy had begun with all tokens.
+    other.admit(make_spec(refresh="all" if budget else refresh))
+    expected = run(other, [camera.sample(i) for i in range(12)])[-1]
+    assert again.tokens == replace(expected.tokens, encoded=again.tokens.encoded)
+    assert again.score == pytest.approx(expected.score, abs=1e-5)
+
+
+def test_out_of_memory_in_a_pass_is_tried_again_in_halves(
+    engine, model, make_camera, make_spec, run, monkeypatch
+) -> None:
+    """A device that holds the activations of 50 rows."""
+    forward, sizes = passes.ragged_forward, []
+
+    def small(model, streams, kernel):
+        rows = sum(len(stream.embeds) for stream in streams)
+        sizes.append(rows)
+        if rows > 50:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {rows} rows")
+        return forward(model, streams, kernel)
+
+    camera = make_camera(kept=1.0)
+    monkeypatch.setattr(engine_module, "FEWEST_ROWS", 16)
+    engine.pass_rows = 128
+    monkeypatch.setattr(passes, "ragged_forward", small)
+    engine.admit(make_spec(refresh="all"))
+    answers = run(engine, [camera.sample(i) for i in range(12)])
+    monkeypatch.setattr(passes, "ragged_forward", forward)
     other = NativeEngine(model)
     other.admit(make_spec(refresh="all"))
-    expected = run(other, [camera.sample(i) for i in range(14)])[-1]
-    assert answer.score == pytest.approx(expected.score, abs=1e-5)
+    expected = run(other, [camera.sample(i) for i in range(12)])
+    assert max(sizes) > 50 >= min(sizes)
+    assert [a.score for a in answers] == pytest.approx([a.score for a in expected], abs=1e-5)
+
+
+def test_a_lost_device_is_told_apart_from_a_failed_window(engine, make_camera, make_spec, run, monkeypatch) -> None:
+    def lost(*args, **kwargs):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(passes, "ragged_forward", lost)
+    engine.admit(make_spec())
+    with pytest.raises(DeviceError, match="lost to this process: CUDA error: an illegal memory access"):
+        run(engine, [make_camera().sample(i) for i in range(2)])
+
+
+def test_the_tower_runs_in_halves_where_memory_runs_out(engine, make_camera, make_spec, run, monkeypatch) -> None:
+    camera, calls, original = make_camera(kept=1.0), [], engine.model.encode
+
+    def small(frames):
+        calls.append(len(frames))
+        if len(frames) > 2:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {len(frames)} frames")
+        return original(frames)
+
+    other = NativeEngine(engine.model)
+    for each in (engine, other):
+        each.admit(make_spec(stride_s=8.0))
+    expected = run(other, [camera.sample(i) for i in range(8)])
+    monkeypatch.setattr(engine.model, "encode", small)
+    assert [a.score for a in run(engine, [camera.sample(i) for i in range(8)])] == [a.score for a in expected]
+    assert calls == [8, 4, 2, 2, 4, 2, 2]
 
 
 def test_the_tower_runs_in_calls_of_bounded_size(engine, make_camera, make_spec, run, monkeypatch) -> None:

@@ -434,6 +434,17 @@ def test_health_fails_when_the_engine_is_stuck_or_dead(start, held_engine) -> No
         worker.check()
 
 
+def test_a_failed_gpu_ends_the_engine_at_once_and_says_why(start, held_engine) -> None:
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    held_engine.lost = "CUDA error: an illegal memory access was encountered"
+    feed(worker, "a", 2)
+    until(lambda: not worker._thread.is_alive())
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        worker.check()
+    assert held_engine.batches == []
+
+
 def test_latency_counts_from_when_the_last_frame_came_off_the_wire(start, recorder) -> None:
     worker = start()
     worker.open(spec("a")).result(WAIT_S)

@@ -6,13 +6,15 @@ import threading
 
 import numpy as np
 
+from cluster.errors import DeviceError
 from cluster.types import FrameSample, PatchGrid, Question, StreamSpec, mask_digest
 
 SECOND = 1_000_000
 
 
 class HeldEngine:
-    """The real engine, whose steps wait while ``closed`` and fail for the streams in ``poison``."""
+    """The real engine, whose steps wait while ``closed`` and fail for the streams in ``poison``, or for
+    all once ``lost``."""
 
     def __init__(self, engine) -> None:
         self._engine = engine
@@ -20,6 +22,7 @@ class HeldEngine:
         self.gate.set()
         self.entered = threading.Event()
         self.poison: set[str] = set()
+        self.lost = ""
         self.batches: list[list[tuple[str, int]]] = []
 
     def __getattr__(self, name):
@@ -28,6 +31,8 @@ class HeldEngine:
     def step(self, requests):
         self.entered.set()
         assert self.gate.wait(30)
+        if self.lost:
+            raise DeviceError(self.lost)
         if any(request.stream in self.poison for request in requests):
             raise RuntimeError("out of luck")
         self.batches.append([(request.stream, request.window) for request in requests])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -27,7 +28,7 @@ from cluster.engine.window.kv import KVPool, StreamKV
 from cluster.engine.window.score import end_token_ids, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
-from cluster.errors import NotReadyError
+from cluster.errors import CapacityError, DeviceError, NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVSink
 from cluster.memory.tiered_heads import MemoryShape
@@ -44,6 +45,11 @@ from cluster.types import (
     WindowRequest,
 )
 
+log = logging.getLogger(__name__)
+
+# Rows of a pass at least, when memory runs out and passes are halved.
+FEWEST_ROWS = 256
+
 
 class NativeEngine(WindowedEngine):
     """The :class:`~cluster.engine.base.Engine` over one model. Not thread-safe.
@@ -53,7 +59,7 @@ class NativeEngine(WindowedEngine):
     * ``kernel``: an attention kernel by name; ``None``: the fastest for the model's device and dtype
     * ``memories``: stores KV of frames that leave their window, and serves questions; ``None``: no memory
     * ``kv_sink``: receives that KV instead
-    * ``kv_bytes``: see :class:`~cluster.engine.window.kv.KVPool`
+    * ``kv_bytes``, ``host_kv_bytes``: see :class:`~cluster.engine.window.kv.KVPool`
     """
 
     def __init__(
@@ -67,13 +73,18 @@ class NativeEngine(WindowedEngine):
         memories: MemoryBank | None = None,
         kv_sink: KVSink | None = None,
         kv_bytes: int | None = None,
+        host_kv_bytes: int | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
         self._kv_sink = kv_sink if memories is None else memories.accept_chunk
         self.kernel = choose_kernel(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.ahead_rows = ahead_rows(model.device)
-        self.pool = KVPool(model, kv_bytes, pass_rows=self.pass_rows)
+        self.pool = KVPool(model, kv_bytes, pass_rows=self.pass_rows, host_bytes=host_kv_bytes)
+        self.pool.make_room = self.make_room
+        # Windows of the current batch, and the number of batches.
+        self._work: Sequence[WindowWork] = ()
+        self._batches = 0
         self.memories = memories
         if memories is not None and memories.window is None:
             memories.window = self._saved_window
@@ -89,6 +100,10 @@ class NativeEngine(WindowedEngine):
         self._arrived_rows: float = 0.0
 
     # -- streams --------------------------------------------------------------------------------------
+    @property
+    def window_tokens(self) -> float:
+        return float(self.pool.capacity + self.pool.host_capacity // self.pool.slot_bytes)
+
     def prepare(self, spec: StreamSpec) -> None:
         if self.memories is not None:
             self.memories.prepare_stream(spec.stream, spec.memory)
@@ -123,36 +138,98 @@ class NativeEngine(WindowedEngine):
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         closed = super().push(sample)
         self._arrived_rows += sample.tokens
+        kv = self._stream(sample.stream).kv
+        if closed and kv.on_host and len(kv) <= self.pool.capacity - self.pool.used:
+            # The window is on its way back while others are computed.
+            kv.load()
         return closed
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
         # What the next windows refresh is known once these are answered.
         self._arrived_rows = math.inf
-        if self.memories is None:
-            return super().step(requests)
-        with self.memories.writer.engine_step():
+        with self._model_work():
             answers = super().step(requests)
-        self.memories.schedule_saves()
+        if self.memories is not None:
+            self.memories.schedule_saves()
         return answers
+
+    @contextmanager
+    def _model_work(self) -> Iterator[None]:
+        """Memories write nothing meanwhile; a device that cannot be used again is told apart from other failures."""
+        try:
+            with nullcontext() if self.memories is None else self.memories.writer.engine_step():
+                yield
+        except torch.AcceleratorError as error:
+            raise DeviceError(f"the GPU failed, and is lost to this process: {error}") from error
 
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         clock = _Stopwatch(self.model.device)
         self._encode(work)
         clock.lap()
         try:
-            plans = [self._plan(each) for each in work]
-            clock.lap()
-            results = self._run(plans)
-            scores, firsts = self._read(plans, results)
-            texts, decoded = decode_explanations(self.model, self.kernel, plans, firsts, self._ends)
+            with self._batch(work, self._plan) as plans:
+                clock.lap()
+                results = self._run(plans)
+                scores, firsts = self._read(plans, results)
+                texts, decoded = decode_explanations(self.model, self.kernel, plans, firsts, self._ends)
+                vision_s, plan_s, llm_s = clock.stop()
+                return self._commit(plans, results, scores, texts, decoded), (vision_s, plan_s, llm_s)
+        except CapacityError:
+            if len(work) == 1:
+                raise
+        # Windows that do not fit the pool together.
+        half = len(work) // 2
+        (first, took), (second, more) = self._compute(work[:half]), self._compute(work[half:])
+        return [*first, *second], (took[0] + more[0], took[1] + more[1], took[2] + more[2])
+
+    @contextmanager
+    def _batch(
+        self, work: Sequence[WindowWork], plan: Callable[[WindowWork], WindowPlan]
+    ) -> Iterator[list[WindowPlan]]:
+        """Plans of these windows, none of which is moved to host memory; what a failure has written is discarded."""
+        self._work = work
+        self._batches += 1
+        for each in work:
+            each.stream.used = self._batches
+        plans: list[WindowPlan] = []
+        try:
+            plans += map(plan, work)
+            yield plans
         except BaseException:
-            for each in work:
-                each.stream.invalidate_kv()
+            for planned in plans if len(plans) == len(work) else ():
+                planned.stream.invalidate_tokens(planned.frames, planned.computed)
             raise
-        vision_s, plan_s, llm_s = clock.stop()
+        finally:
+            self._work = ()
+            for each in work:
+                each.stream.discard_unfinished()
+
+    def make_room(self, slots: int) -> None:
+        """Move the windows that were unused for longest to host memory, until so many more slots are free or it is
+        full."""
+        busy = {id(each.stream) for each in self._work}
+        idle = [s for s in self._streams.values() if id(s) not in busy and len(s.kv) and not s.kv.on_host]
+        for stream in sorted(idle, key=lambda stream: (bool(stream.outstanding), stream.used)):
+            if slots <= 0 or self.pool.host_used + stream.kv.nbytes > self.pool.host_capacity:
+                return
+            slots -= len(stream.kv)
+            stream.offload()
+
+    def device_bytes(self, stream: str) -> int:
+        """Bytes of a stream's window on the model's device."""
+        return self._stream(stream).device_nbytes
+
+    def _commit(
+        self,
+        plans: Sequence[WindowPlan],
+        results: Sequence[PassResult],
+        scores: Sequence[Sequence[float]],
+        texts: Sequence[Sequence[str | None]],
+        decoded: Sequence[int],
+    ) -> list[ComputedWindow]:
         done: list[ComputedWindow] = []
-        for i, (each, plan, result) in enumerate(zip(work, plans, results, strict=True)):
+        for i, (each, plan, result) in enumerate(zip(self._work, plans, results, strict=True)):
             progress = commit_plan(plan, result)
             each.stream.progress = None
             each.tower_flops += progress.tower_flops
@@ -168,7 +245,7 @@ class NativeEngine(WindowedEngine):
                 encoded=each.encoded + progress.encoded,
             )
             done.append(ComputedWindow(tokens, scores[i], texts[i], progress.rows, progress.attended, decoded[i]))
-        return done, (vision_s, plan_s, llm_s)
+        return done
 
     def _plan(self, each: WindowWork) -> WindowPlan:
         prompts = [self._prompt(question) for question in each.stream.spec.questions]
@@ -179,7 +256,15 @@ class NativeEngine(WindowedEngine):
 
     def _run(self, plans: Sequence[WindowPlan]) -> list[PassResult]:
         self._system.store(self.pool, plans)
-        return run_passes(self.model, [plan.work for plan in plans], self.kernel, self.pass_rows)
+        rows = self.pass_rows
+        while True:
+            try:
+                return run_passes(self.model, [plan.work for plan in plans], self.kernel, rows)
+            except torch.OutOfMemoryError as error:
+                if rows <= FEWEST_ROWS:
+                    raise
+                rows //= 2
+                log.warning("passes of at most %d rows from here on in this step: %s", rows, error)
 
     def _read(
         self, plans: Sequence[WindowPlan], results: Sequence[PassResult]
@@ -206,18 +291,16 @@ class NativeEngine(WindowedEngine):
         work = self._work_ahead()
         if not work:
             return False
-        idle = nullcontext() if self.memories is None else self.memories.writer.engine_step()
         try:
-            with idle:
+            with self._model_work():
                 self._encode(work)
-                plans = [self._plan_ahead(each) for each in work]
-                for each, plan, result in zip(work, plans, self._run(plans), strict=True):
-                    progress = commit_plan(plan, result)
-                    progress.encoded += each.encoded
-                    progress.tower_flops += each.tower_flops
+                with self._batch(work, self._plan_ahead) as plans:
+                    for each, plan, result in zip(work, plans, self._run(plans), strict=True):
+                        progress = commit_plan(plan, result)
+                        progress.encoded += each.encoded
+                        progress.tower_flops += each.tower_flops
         except BaseException:
             for each in work:
-                each.stream.invalidate_kv()
                 each.stream.failed_ahead = each.request.window
             raise
         return True
@@ -257,6 +340,9 @@ class NativeEngine(WindowedEngine):
         clock = stream.clock
         begun = stream.progress is not None and stream.progress.window == clock.number
         if stream.spec.patient or stream.outstanding or not stream.frames or stream.failed_ahead == clock.number:
+            return None
+        if stream.kv.on_host:
+            # Once per stride, it comes back as a whole.
             return None
         if (begun and stream.frames[-1].has_kv) or last_valid_answers(stream, clock.end) is not None:
             return None

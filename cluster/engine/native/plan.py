@@ -32,7 +32,7 @@ def system_prompt(model: VisionLanguageModel, pool: KVPool, kernel: Kernel[Any])
     """Compute a model's system prompt KV; requires the engine's attention."""
     ids = torch.tensor(model.system_ids(), dtype=torch.int64)
     kv = StreamKV(pool)
-    kv.extend(len(ids))
+    kv.resize(len(ids))
     positions = torch.arange(len(ids)).expand(3, -1)
     nothing = np.zeros(0, np.int64)
     work = StreamPass(pool, kv.slots, np.arange(len(ids)), nothing, (), model.embed(ids), positions)
@@ -142,11 +142,12 @@ def plan_window(
     if progress is None:
         progress = WindowProgress(request.window, frames[0].pts, overlap=cached)
         selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))
+    invalid = stream.invalid_tokens(frames)
     computed = np.ones(visual, dtype=bool)
-    computed[:cached] = selection.mask
+    computed[:cached] = selection.mask | invalid
     rows = np.flatnonzero(computed)
 
-    stream.kv.extend(visual)
+    stream.kv.resize(visual)
     scratch = stream.kv.take_scratch(slots - visual)
     around = window_places(model, len(system), frames)
     asked = [around.next + i for tail in tails for i in range(tail.tokens)]
@@ -157,10 +158,11 @@ def plan_window(
         slots=rows + len(system),
         tail_slots=np.concatenate([_NONE, *(np.arange(tail.start, tail.start + tail.tokens) for tail in tails)]),
         tail_runs=tuple(question_runs(len(system) + visual, tails)),
-        embeds=torch.cat([*_rows(tokens, computed), *(prompt.embeds for prompt in prompts)]),
+        embeds=torch.cat([*_rows(tokens, computed, pool), *(prompt.embeds for prompt in prompts)]),
         positions=torch.cat((visible[:, torch.from_numpy(rows)], around.text(asked)), dim=1),
-        narrowing=selection.narrowing,
-        narrowable=np.arange(int(np.count_nonzero(selection.mask))),
+        # A policy would compare invalid KV with what is computed.
+        narrowing=None if invalid.any() else selection.narrowing,
+        narrowable=np.arange(int(np.count_nonzero(computed[:cached]))),
         watched=watched_rows([len(prompt) for prompt in prompts]) if watch else np.zeros(0, np.int64),
     )
     return WindowPlan(
@@ -193,8 +195,8 @@ def watched_rows(lengths: Sequence[int]) -> IntArray:
     return rows if len(rows) <= WATCHED_ROWS else rows[np.arange(WATCHED_ROWS) * len(rows) // WATCHED_ROWS]
 
 
-def _rows(tokens: Sequence[FrameTokens], computed: BoolArray) -> list[Tensor]:
-    """Embeddings of the tokens to compute, frame by frame."""
+def _rows(tokens: Sequence[FrameTokens], computed: BoolArray, pool: KVPool) -> list[Tensor]:
+    """Embeddings ``[n, W]`` of the tokens to compute, those of the oldest frames perhaps from host memory."""
     rows: list[Tensor] = [tokens[0].embeds[:0]]
     start = 0
     for held in tokens:
@@ -204,7 +206,10 @@ def _rows(tokens: Sequence[FrameTokens], computed: BoolArray) -> list[Tensor]:
             rows.append(held.embeds)
         elif wanted.any():
             rows.append(held.embeds[torch.from_numpy(np.flatnonzero(wanted)).to(held.embeds.device)])
-    return rows
+    here = [row for row in rows if row.device == pool.device]
+    if len(here) == len(rows):
+        return rows
+    return [pool.copies.to_device(torch.cat([row for row in rows if row.device != pool.device])), *here]
 
 
 @dataclass(frozen=True, slots=True)

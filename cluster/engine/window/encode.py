@@ -25,14 +25,24 @@ def frame_cells(frame: StreamFrame) -> Tensor:
 
 
 def encode_pending(model: VisionLanguageModel, frames: Iterable[StreamFrame]) -> dict[int, int]:
-    """Encode those of ``frames`` that still hold patches, and free the patches.
+    """Encode those of ``frames`` that still hold patches, and free the patches; in halves where memory runs out.
 
     Returns the tower's FLOPs per frame, by ``id(frame)``.
+
+    Raises:
+        torch.OutOfMemoryError: not even one frame fits.
     """
     pending = [frame for frame in frames if frame.tokens is None]
     batches = [patch_batch(frame) for frame in pending]
+    try:
+        encoded = model.encode(batches)
+    except torch.OutOfMemoryError:
+        half = len(pending) // 2
+        if not half:
+            raise
+        return encode_pending(model, pending[:half]) | encode_pending(model, pending[half:])
     flops: dict[int, int] = {}
-    for frame, batch, tokens in zip(pending, batches, model.encode(batches), strict=True):
+    for frame, batch, tokens in zip(pending, batches, encoded, strict=True):
         frame.tokens = tokens
         frame.patches = None
         flops[id(frame)] = model.tower_flops([batch])

@@ -176,7 +176,7 @@ def _frame(meta: dict[str, Any], number: int, tensors: dict[str, Tensor], device
 def _fill(kv: StreamKV, tensors: dict[str, Tensor], tokens: int) -> None:
     """Take slots for these tokens, and store the state's KV in them; no slots where there is a pool and no KV."""
     if kv.pool is None or "k" in tensors:
-        kv.extend(tokens)
+        kv.resize(tokens)
     if kv.pool is None or "k" not in tensors:
         return
     index = kv.pool.index(kv.slots)

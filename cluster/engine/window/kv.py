@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cluster.engine.window.host_copies import HostCopies, HostCopy
 from cluster.engine.window.planner import IntArray
 from cluster.errors import CapacityError, ConfigError
 from cluster.models.base import VisionLanguageModel
@@ -23,7 +25,7 @@ from cluster.models.base import VisionLanguageModel
 MOST_SLOTS = 1 << 20
 """Slots of a pool at most: about 700 windows of 1,500 tokens."""
 HOST_SHARE = 0.5
-"""Share of the host's memory that a pool may fill."""
+"""Share of the host's memory that a pool may fill, or that windows moved there from a GPU's pool may."""
 GPU_SHARE = 0.9
 """Share of a GPU's free memory for a pool, embeddings of the tokens it holds, and the activations of a pass."""
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -32,12 +34,23 @@ _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.
 class KVPool:
     """``k, v [L, slots, Hkv, d]``; ``rotary`` of their model.
 
+    * ``make_room``: called with how many slots are missing before a request is refused
+    * ``copies``: between the pool and host memory; ``host_used``: bytes of KV there, at most ``host_capacity``
+
     On a CPU the memory is taken from the operating system slot by slot, as it is first used.
     """
 
-    def __init__(self, model: VisionLanguageModel, nbytes: int | None = None, *, pass_rows: int = 0) -> None:
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        nbytes: int | None = None,
+        *,
+        pass_rows: int = 0,
+        host_bytes: int | None = None,
+    ) -> None:
         """``nbytes``: of keys and values together; ``None``: ``HOST_SHARE`` of the host's memory, or
-        :func:`gpu_pool_bytes` for passes of ``pass_rows`` rows; at most ``MOST_SLOTS`` slots.
+        :func:`gpu_pool_bytes` for passes of ``pass_rows`` rows; at most ``MOST_SLOTS`` slots. ``host_bytes``: of host
+        memory for windows that are moved there; ``None``: ``HOST_SHARE`` of it, and nothing for a pool that is there.
 
         Raises:
             ConfigError: not one token fits.
@@ -59,6 +72,11 @@ class KVPool:
         self.device = model.device
         shape = (layers, self.capacity, kv_heads, size)
         self.k, self.v = (_zeros(shape, model.dtype, model.device) for _ in range(2))
+        self.make_room: Callable[[int], None] = lambda _: None
+        self.copies = HostCopies(model.device)
+        if host_bytes is None:
+            host_bytes = 0 if model.device.type == "cpu" else int(HOST_SHARE * _host_bytes())
+        self.host_used, self.host_capacity = 0, host_bytes
         # Slots from here on were never used.
         self._fresh = 0
         self._free = np.zeros(0, np.int64)
@@ -74,6 +92,8 @@ class KVPool:
         Raises:
             CapacityError: fewer are free.
         """
+        if count > self.capacity - self.used:
+            self.make_room(count - (self.capacity - self.used))
         again = self._free[len(self._free) - min(count, len(self._free)) :]
         more = count - len(again)
         if self._fresh + more > self.capacity:
@@ -97,13 +117,16 @@ class KVPool:
 class StreamKV:
     """The slots of one stream in ``pool``; without one (other engines), only their number is known.
 
-    ``slots``: of the tokens of its frames, oldest first; ``scratch``: of the system prompt and questions, during a
-    step.
+    ``slots``: of the tokens of its frames, oldest first, -1 while their KV is in host memory; ``scratch``: of the
+    system prompt and questions, during a step.
     """
 
     def __init__(self, pool: KVPool | None) -> None:
         self.pool = pool
         self.slots = self.scratch = np.zeros(0, np.int64)
+        # K, V [L, n, Hkv, d] in host memory; tokens at its front that were dropped since.
+        self._host: HostCopy | None = None
+        self._dropped = 0
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -112,12 +135,49 @@ class StreamKV:
     def nbytes(self) -> int:
         return 0 if self.pool is None else (len(self.slots) + len(self.scratch)) * self.pool.slot_bytes
 
-    def extend(self, count: int) -> None:
-        """Take slots until there are ``count``.
+    @property
+    def on_host(self) -> bool:
+        return self._host is not None
+
+    def offload(self) -> None:
+        """Begin the move of all KV to host memory; what is written to its slots next must come
+        after :meth:`HostCopies.join`."""
+        if self.pool is None or self.on_host or not len(self.slots):
+            return
+        index = self.pool.index(self.slots)
+        with self.pool.copies.queue():
+            self._host = self.pool.copies.to_host([part.index_select(1, index) for part in (self.pool.k, self.pool.v)])
+        self._dropped = 0
+        self.pool.host_used += len(self.slots) * self.pool.slot_bytes
+        self._give_back(self.slots)
+        self.slots = np.full(len(self.slots), -1, np.int64)
+
+    def load(self) -> None:
+        """Begin the move back into the pool; does nothing where the KV is there.
+
+        Raises:
+            CapacityError: the pool is full; the KV stays in host memory.
+        """
+        if self.pool is None or self._host is None:
+            return
+        self.slots = self.pool.take(len(self.slots))
+        index = self.pool.index(self.slots)
+        host = self._host.tensors()
+        with self.pool.copies.queue():
+            for part, held in zip((self.pool.k, self.pool.v), host, strict=True):
+                part.index_copy_(1, index, self.pool.copies.to_device(held)[:, self._dropped :])
+        self.pool.host_used -= len(self.slots) * self.pool.slot_bytes
+        self._host = None
+
+    def resize(self, count: int) -> None:
+        """Take slots until there are ``count``, or give the newest back. All KV is in the pool then.
 
         Raises:
             CapacityError: the pool is full.
         """
+        self.load()
+        self._give_back(self.slots[count:])
+        self.slots = self.slots[:count]
         self.slots = np.concatenate((self.slots, self._take(max(0, count - len(self.slots)))))
 
     def take_scratch(self, count: int) -> IntArray:
@@ -142,8 +202,14 @@ class StreamKV:
         """
         if not 0 <= count <= len(self.slots):
             raise ValueError(f"{count} slots cannot be dropped of {len(self.slots)}")
-        self._give_back(self.slots[:count])
+        if self._host is None:
+            self._give_back(self.slots[:count])
+        elif self.pool is not None:
+            self.pool.host_used -= count * self.pool.slot_bytes
+            self._dropped += count
         self.slots = self.slots[count:]
+        if not len(self.slots):
+            self._host = None
 
     def clear(self) -> None:
         """Give all slots back."""
@@ -153,8 +219,13 @@ class StreamKV:
     def stored(self, first: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
         """``K, V [L, Hkv, n, d]`` of the slots ``[first, stop)``, keys as they are stored; copies."""
         assert self.pool is not None
-        index = self.pool.index(self.slots[first:stop])
-        k, v = (part.index_select(1, index).transpose(1, 2).contiguous() for part in (self.pool.k, self.pool.v))
+        if self._host is not None:
+            kept = (part[:, self._dropped :][:, first:stop].to(self.pool.device) for part in self._host.tensors())
+        else:
+            self.pool.copies.join()
+            index = self.pool.index(self.slots[first:stop])
+            kept = (part.index_select(1, index) for part in (self.pool.k, self.pool.v))
+        k, v = (part.transpose(1, 2).contiguous() for part in kept)
         return k, v
 
     def raw(self, positions: Tensor, first: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
@@ -165,7 +236,12 @@ class StreamKV:
         return unrotate(k, cos, sin), v
 
     def _take(self, count: int) -> IntArray:
-        return np.full(count, -1, np.int64) if self.pool is None else self.pool.take(count)
+        if self.pool is None:
+            return np.full(count, -1, np.int64)
+        slots = self.pool.take(count)
+        # Copies to the host may still read them.
+        self.pool.copies.join()
+        return slots
 
     def _give_back(self, slots: IntArray) -> None:
         if self.pool is not None and len(slots):

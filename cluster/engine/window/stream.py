@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from cluster.engine.window.windows import WindowClock, WindowSpan, covered_until
 from cluster.memory.head_memory import KVChunk, KVSink
 from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
 from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
+
+INVALID = -1
+"""Window of a token whose KV cannot be used."""
 
 
 @dataclass(slots=True, eq=False)
@@ -158,6 +161,8 @@ class Stream:
     failed_ahead: int | None = None
     # Receives the KV of frames that leave the window.
     kv_sink: KVSink | None = None
+    # Number of the newest batch of windows with one of it.
+    used: int = 0
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:
@@ -233,14 +238,15 @@ class Stream:
                 frame.first, frame.computed = self.next_token, np.zeros((3, count), np.int64)
                 self.next_token += count
         context = np.array([[window], [frames[0].first], [frames[0].pts]])
-        start = 0
-        for frame in frames:
+        for frame, tokens in zip(frames, self._per_frame(frames, computed), strict=True):
             assert frame.computed is not None
-            stop = start + frame.computed.shape[1]
-            frame.computed[:, computed[start:stop]] = context
-            start = stop
+            frame.computed[:, tokens] = context
         # Without a pool, this is what counts them.
-        self.kv.extend(start)
+        self.kv.resize(len(computed))
+
+    @staticmethod
+    def _per_frame(frames: Sequence[StreamFrame], tokens: BoolArray) -> list[BoolArray]:
+        return np.split(tokens, np.cumsum([len(encoded_tokens(frame)) for frame in frames])[:-1])
 
     def drop_expired_frames(self) -> None:
         """Drop frames that no future window can hold."""
@@ -262,6 +268,53 @@ class Stream:
             return
         for chunk in kv_chunks(self.spec.stream, gone, self.kv):
             self.kv_sink(chunk)
+
+    # -- memory ---------------------------------------------------------------------------------------
+    def offload(self) -> None:
+        """Begin the move of KV, and of embeddings with it, to host memory."""
+        pool = self.kv.pool
+        if pool is None or not len(self.kv):
+            return
+        # First, so that who waits for the KV has waited for them.
+        frames = [
+            frame for frame in self.frames if frame.tokens is not None and frame.tokens.embeds.device.type != "cpu"
+        ]
+        if frames:
+            embeds = [encoded_tokens(frame).embeds for frame in frames]
+            with pool.copies.queue():
+                copy = pool.copies.to_host([torch.cat(embeds)])
+            for frame, held in zip(frames, torch.split(copy[0], [len(each) for each in embeds]), strict=True):
+                frame.tokens = replace(encoded_tokens(frame), embeds=held)
+        self.kv.offload()
+
+    @property
+    def device_nbytes(self) -> int:
+        """Bytes on the model's device."""
+        embeds = [frame.tokens.embeds for frame in self.frames if frame.tokens is not None]
+        on_device = sum(
+            each.nbytes for each in embeds if self.kv.pool is not None and each.device == self.kv.pool.device
+        )
+        return on_device + (0 if self.kv.on_host else self.kv.nbytes)
+
+    def invalidate_tokens(self, frames: Sequence[StreamFrame], tokens: BoolArray) -> None:
+        """A pass that failed may have overwritten the KV of these ``tokens [t]`` of ``frames`` (the oldest): whatever
+        the policy says, they are computed again."""
+        for frame, wanted in zip(frames, self._per_frame(frames, tokens), strict=True):
+            if frame.computed is not None:
+                frame.computed[0, wanted] = INVALID
+
+    def invalid_tokens(self, frames: Sequence[StreamFrame]) -> BoolArray:
+        """``[t]``: those of ``frames`` with KV that are :meth:`invalidated <invalidate_tokens>`."""
+        return np.concatenate(
+            [np.zeros(0, bool), *(f.computed[0] == INVALID for f in frames if f.computed is not None)]
+        )
+
+    def discard_unfinished(self) -> None:
+        """Give back the slots of a pass: scratch, and those of new tokens that it did not finish."""
+        self.kv.release_scratch()
+        finished = sum(len(encoded_tokens(frame)) for frame in self.frames if frame.has_kv)
+        if len(self.kv) > finished:
+            self.kv.resize(finished)
 
     # -- deletion -------------------------------------------------------------------------------------
     def reset(self) -> None:
@@ -314,7 +367,7 @@ def kv_chunks(stream: str, frames: Sequence[StreamFrame], kv: StreamKV) -> Itera
             row, column = frame.tokens.cells.to(k.device).unbind(-1)
             # Text around a frame is placed below it.
             cell = torch.where(row < 0, rows, row) * columns + column
-            look = frame.tokens.embeds.float().mean(0)
+            look = frame.tokens.embeds.to(k.device).float().mean(0)
             yield KVChunk(stream, frame.index, frame.pts, k, v, cell, rows, columns, look)
         first = stop
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -147,6 +148,10 @@ class WindowedEngine(ABC):
     def geometry(self) -> PatchGeometry:
         return self.model.geometry
 
+    @property
+    def window_tokens(self) -> float:
+        return math.inf
+
     def prepare(self, spec: StreamSpec) -> None:  # noqa: B027
         """See ``Engine.prepare``: nothing to load without memory."""
 
@@ -283,7 +288,7 @@ class WindowedEngine(ABC):
         frames = [frame for each in work for frame in each.frames]
         flops = self._encode_frames(frames)
         for each in work:
-            each.tower_flops = sum(flops.get(id(frame), 0) for frame in each.frames)
+            each.tower_flops += sum(flops.get(id(frame), 0) for frame in each.frames)
         text = [len(frame.tokens) - frame.size for frame in frames if frame.tokens is not None and frame.size]
         if text:
             self._frame_text = text[0]
