@@ -6,10 +6,11 @@ frame, token positions, and rotary embeddings. Loading and linear layers stay th
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -50,9 +51,14 @@ class FrameTokens:
     embeds: Tensor
     cells: Tensor
     grid: PatchGrid
+    # Asked for hundreds of times per window.
+    _count: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_count", int(self.embeds.shape[0]))
 
     def __len__(self) -> int:
-        return int(self.embeds.shape[0])
+        return self._count
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +82,15 @@ class WindowPositions:
 
 def _cells_with_text(cells: Tensor, before: int, after: int) -> Tensor:
     """Cells ``[t, 2]`` of a frame's visual tokens between those of its text."""
-    text = torch.stack((torch.full((before + after,), -1), torch.arange(before + after)), dim=1)
+    if not before + after:
+        return cells
+    text = _text_cells(before + after)
     return torch.cat((text[:before], cells, text[before:]))
+
+
+@functools.cache
+def _text_cells(count: int) -> Tensor:
+    return torch.stack((torch.full((count,), -1), torch.arange(count)), dim=1)
 
 
 class VisionLanguageModel(ABC):
@@ -89,8 +102,6 @@ class VisionLanguageModel(ABC):
     family: ClassVar[str]
     # How its tokens are placed, for people.
     position_rule: ClassVar[str]
-    # Whether the embeddings of its text are those of the token ids, which is all that a serving engine gets of text.
-    text_is_ids: ClassVar[bool] = True
     # Special tokens its prompt is made of: a tokenizer that would spell them out letter by letter is refused.
     prompt_tokens: ClassVar[tuple[str, ...]]
     # Its chat template: up to the user's first words, from the question to the answer, and from there to the next one.
@@ -177,7 +188,7 @@ class VisionLanguageModel(ABC):
         done = []
         for frame, seen in zip(kept, visual, strict=True):
             parts = (next(around), seen, next(around))
-            embeds = text.new_empty(sum(map(len, parts)), text.shape[1])
+            embeds = torch.empty(sum(map(len, parts)), text.shape[1], dtype=text.dtype, device=text.device)
             sources += parts
             targets += torch.split(embeds, [len(part) for part in parts])
             done.append(FrameTokens(embeds, _cells_with_text(frame.cells, len(parts[0]), len(parts[2])), frame.grid))
@@ -203,10 +214,13 @@ class VisionLanguageModel(ABC):
 
     def _upload(self, frames: Sequence[PatchBatch]) -> Tensor:
         """Kept patches of all frames ``[n, T, C, p, p]`` on the device; from pinned memory, the host does not wait."""
-        patches = torch.cat([frame.patches for frame in frames])
-        if self.device.type == "cuda" and torch.cuda.is_available():
-            patches = patches.pin_memory()
-        return patches.to(self.device, non_blocking=True)
+        parts = [frame.patches for frame in frames]
+        if self.device.type != "cuda" or not torch.cuda.is_available():
+            return torch.cat(parts).to(self.device)
+        # Pinned memory is used again and again; a new copy's pages would have to be cleared first.
+        shape = sum(map(len, parts)), *parts[0].shape[1:]
+        patches = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        return torch.cat(parts, out=patches).to(self.device, non_blocking=True)
 
     def _patch_positions(self, cells: Tensor) -> Tensor:
         """Group cells ``[g, 2]`` -> (row, col) of each of their patches ``[g * merge**2, 2]``."""
@@ -321,13 +335,13 @@ class VisionLanguageModel(ABC):
         """
         rope = self._text_model.rotary_emb
         frequency = getattr(rope, "original_inv_freq", rope.inv_freq).to(self.device, torch.float64)
-        angle = positions.to(self.device, torch.float64).index_select(0, self._rotary_axes) * frequency[:, None]
+        angle = positions.to(self.device, torch.float64).index_select(0, self.rotary_axes) * frequency[:, None]
         angle = torch.cat((angle, angle)).T
         scale = float(rope.attention_scaling)
         return (angle.cos() * scale).float(), (angle.sin() * scale).float()
 
     @cached_property
-    def _rotary_axes(self) -> Tensor:
+    def rotary_axes(self) -> Tensor:
         """Position axis of each rotary frequency ``[d / 2]``."""
         return torch.zeros(len(self._text_model.rotary_emb.inv_freq), dtype=torch.int64, device=self.device)
 

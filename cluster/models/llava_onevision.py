@@ -30,7 +30,6 @@ class LlavaOnevision(Llava):
     library = (LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration)
     special_tokens = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<image>", "<video>")
     prompt_tokens = ("<|im_start|>", "<|im_end|>", "<video>")
-    text_is_ids = False
     # The placeholder behind the frames is the newline (see :meth:`embed`).
     video_brackets = ("", "<video>\n")
     pixel_mean, pixel_std = HALF, HALF

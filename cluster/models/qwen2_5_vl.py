@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -103,8 +104,9 @@ class Qwen25VL(VisionLanguageModel):
         side = self._visual.window_size // merge // self._visual.patch_size
         windows = torch.cat([frame_of[:, None], cells // side], dim=1)
         # Stable and lexicographic: inside a window groups stay row-major.
-        order = lexicographic_order(windows)
-        window_lengths = torch.unique_consecutive(windows[order], dim=0, return_counts=True)[1] * unit
+        window = row_numbers(windows)
+        order = torch.argsort(window, stable=True)
+        window_lengths = torch.unique_consecutive(window[order], return_counts=True)[1] * unit
         windowed = SequencePacking.of(window_lengths.tolist(), self.device, self.dtype)
         full = SequencePacking.of([count * unit for count in counts], self.device, self.dtype)
 
@@ -161,7 +163,7 @@ class Qwen25VL(VisionLanguageModel):
         return float(self.model.config.vision_config.tokens_per_second)
 
     @cached_property
-    def _rotary_axes(self) -> Tensor:
+    def rotary_axes(self) -> Tensor:
         sections = self._text_model.rotary_emb.mrope_section
         axes = torch.repeat_interleave(torch.arange(len(sections)) % 3, torch.tensor(sections))
         return axes.to(self.device)
@@ -247,14 +249,14 @@ class Qwen25VL(VisionLanguageModel):
         if isinstance(frame, int):
             whole, rest = divmod(frame, side**2)
             return int(whole * side**4 + rest**2)
-        windows = frame.cells // (side // self.geometry.merge)
-        members = torch.bincount(windows[:, 0] * frame.grid.group_cols + windows[:, 1]) * self.geometry.merge**2
-        return int((members**2).sum())
+        rows, columns = frame.cells.numpy().T // (side // self.geometry.merge)
+        members = np.bincount(rows * frame.grid.group_cols + columns) * self.geometry.merge**2
+        return int(members @ members)
 
 
-def lexicographic_order(keys: Tensor) -> Tensor:
-    """Stable argsort of the rows of ``keys [n, k]`` (non-negative)."""
+def row_numbers(keys: Tensor) -> Tensor:
+    """Numbers ``[n]`` that order the rows of ``keys [n, k]`` (non-negative) lexicographically."""
     flat = keys[:, 0]
     for column in keys.T[1:]:
         flat = flat * (column.max() + 1) + column
-    return torch.argsort(flat, stable=True)
+    return flat

@@ -124,7 +124,7 @@ class Qwen3VL(Qwen2VL):
         return sum(self._text_lengths) + max(grid.group_rows, grid.group_cols)
 
     @cached_property
-    def _rotary_axes(self) -> Tensor:
+    def rotary_axes(self) -> Tensor:
         """Frequencies go to time, row and column in turn, until a section is used up; the rest is time's."""
         rope = self._text_model.rotary_emb
         axes = torch.zeros(len(rope.inv_freq), dtype=torch.int64, device=self.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -96,8 +95,8 @@ class NativeEngine(WindowedEngine):
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         install_attention(model)
         self._system = system_prompt(model, self.pool, self.kernel)
-        # Rows to compute that came since there were too few for a pass.
-        self._arrived_rows: float = 0.0
+        # Streams that may have enough to compute before their window ends.
+        self._ready: dict[str, None] = {}
 
     # -- streams --------------------------------------------------------------------------------------
     @property
@@ -137,8 +136,10 @@ class NativeEngine(WindowedEngine):
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         closed = super().push(sample)
-        self._arrived_rows += sample.tokens
-        kv = self._stream(sample.stream).kv
+        stream, kv = self._stream(sample.stream), self._stream(sample.stream).kv
+        stream.waiting_rows += sample.tokens
+        if stream.waiting_rows >= self.ahead_rows[0]:
+            self._ready[sample.stream] = None
         if closed and kv.on_host and len(kv) <= self.pool.capacity - self.pool.used:
             # The window is on its way back while others are computed.
             kv.load()
@@ -146,10 +147,10 @@ class NativeEngine(WindowedEngine):
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
-        # What the next windows refresh is known once these are answered.
-        self._arrived_rows = math.inf
         with self._model_work():
             answers = super().step(requests)
+        # What their next windows refresh is known now.
+        self._ready.update((request.stream, None) for request in requests)
         if self.memories is not None:
             self.memories.schedule_saves()
         return answers
@@ -232,6 +233,7 @@ class NativeEngine(WindowedEngine):
         for i, (each, plan, result) in enumerate(zip(self._work, plans, results, strict=True)):
             progress = commit_plan(plan, result)
             each.stream.progress = None
+            each.stream.waiting_rows = 0
             each.tower_flops += progress.tower_flops
             if result.queries and self.memories is not None:
                 self.memories.observe_queries(each.request.stream, result.queries)
@@ -309,17 +311,13 @@ class NativeEngine(WindowedEngine):
         return plan_window(self.model, self.pool, self._system, each.stream, each.request, each.frames, ())
 
     def _work_ahead(self) -> list[WindowWork]:
-        """Frames to encode and prefill, of the window that ends soonest first; none where they are too few."""
-        fewest, most = self.ahead_rows
-        if self._arrived_rows < fewest:
-            return []
-        windows = [each for stream in self._streams.values() if (each := self._unfinished(stream)) is not None]
-        self._arrived_rows = sum(self._rows(frame) for each in windows for frame in each.frames)
-        if self._arrived_rows < fewest and all(each.stream.progress is not None for each in windows):
-            return []
+        """Frames to encode and prefill of streams with enough of them, of the window that ends soonest first."""
+        most = self.ahead_rows[1]
+        windows = {name: self._unfinished(self._streams.get(name)) for name in self._ready}
+        self._ready = {name: None for name, each in windows.items() if each is not None}
         work: list[WindowWork] = []
         taken = 0
-        for each in sorted(windows, key=lambda each: each.request.end - each.frames[-1].pts):
+        for each in sorted(filter(None, windows.values()), key=lambda each: each.request.end - each.frames[-1].pts):
             fitting = 0
             for frame in each.frames:
                 rows = self._rows(frame)
@@ -327,6 +325,9 @@ class NativeEngine(WindowedEngine):
                     break
                 taken += rows
                 fitting += 1
+            if fitting == len(each.frames):
+                each.stream.waiting_rows = 0
+                del self._ready[each.request.stream]
             each.frames = each.frames[:fitting]
             each.encoded = sum(frame.size for frame in each.frames if frame.tokens is None)
             if each.frames:
@@ -335,8 +336,10 @@ class NativeEngine(WindowedEngine):
                 break
         return work
 
-    def _unfinished(self, stream: Stream) -> WindowWork | None:
+    def _unfinished(self, stream: Stream | None) -> WindowWork | None:
         """The next window of a stream, as far as there is work on it before it ends."""
+        if stream is None:
+            return None
         clock = stream.clock
         begun = stream.progress is not None and stream.progress.window == clock.number
         if stream.spec.patient or stream.outstanding or not stream.frames or stream.failed_ahead == clock.number:

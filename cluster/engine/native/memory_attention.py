@@ -52,7 +52,7 @@ def ask_context(
     known = [encoded_tokens(frame) for frame in frames if frame.has_kv]
     count = len(system) + sum(map(len, known))
     cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, :count]))
-    held_k, held_v = _raw(kv, [own_positions(model, frame) for frame in frames if frame.has_kv], system)
+    held_k, held_v = _raw(model, kv, [frame for frame in frames if frame.has_kv], system)
     key = torch.cat([system.k, held_k], dim=2)
     number = [torch.full((len(held),), -2 - i, device=device) for i, held in enumerate(known)]
     local = LocalKV(
@@ -83,11 +83,13 @@ def _timeline(
     return Timeline(opened / MICROSECONDS, min(opened, oldest) / MICROSECONDS, SPAN_S, frame_s), grid
 
 
-def _raw(kv: StreamKV | None, positions: Sequence[Tensor], system: SystemPrompt) -> tuple[Tensor, Tensor]:
-    """KV of the newest slots, keys before rotary, whose tokens have these ``positions``; empty with none."""
-    if kv is None or not positions:
+def _raw(
+    model: VisionLanguageModel, kv: StreamKV | None, frames: Sequence[StreamFrame], system: SystemPrompt
+) -> tuple[Tensor, Tensor]:
+    """KV of these newest frames, keys before rotary; empty with none."""
+    if kv is None or not frames:
         return system.k[:, :, :0], system.v[:, :, :0]
-    at = torch.cat(list(positions), dim=1)
+    at = own_positions(model, frames)
     return kv.raw(at, len(kv) - at.shape[1])
 
 

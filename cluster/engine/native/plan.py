@@ -22,8 +22,8 @@ from cluster.engine.window.planner import (
 )
 from cluster.engine.window.refresh.base import Selection
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import Stream, StreamFrame, WindowProgress, encoded_tokens, own_positions
-from cluster.models.base import FrameTokens, VisionLanguageModel
+from cluster.engine.window.stream import Stream, StreamFrame, WindowProgress, encoded_tokens, own_positions, per_frame
+from cluster.models.base import VisionLanguageModel
 from cluster.types import Question, WindowRequest
 
 
@@ -151,14 +151,14 @@ def plan_window(
     scratch = stream.kv.take_scratch(slots - visual)
     around = window_places(model, len(system), frames)
     asked = [around.next + i for tail in tails for i in range(tail.tokens)]
-    visible = torch.cat([own_positions(model, frame) for frame in frames], dim=1)
+    visible = own_positions(model, frames)
     work = StreamPass(
         pool=pool,
         table=np.concatenate((scratch[: len(system)], stream.kv.slots, scratch[len(system) :])),
         slots=rows + len(system),
         tail_slots=np.concatenate([_NONE, *(np.arange(tail.start, tail.start + tail.tokens) for tail in tails)]),
         tail_runs=tuple(question_runs(len(system) + visual, tails)),
-        embeds=torch.cat([*_rows(tokens, computed, pool), *(prompt.embeds for prompt in prompts)]),
+        embeds=torch.cat([*_rows(frames, computed, pool), *(prompt.embeds for prompt in prompts)]),
         positions=torch.cat((visible[:, torch.from_numpy(rows)], around.text(asked)), dim=1),
         # A policy would compare invalid KV with what is computed.
         narrowing=None if invalid.any() else selection.narrowing,
@@ -195,17 +195,12 @@ def watched_rows(lengths: Sequence[int]) -> IntArray:
     return rows if len(rows) <= WATCHED_ROWS else rows[np.arange(WATCHED_ROWS) * len(rows) // WATCHED_ROWS]
 
 
-def _rows(tokens: Sequence[FrameTokens], computed: BoolArray, pool: KVPool) -> list[Tensor]:
+def _rows(frames: Sequence[StreamFrame], computed: BoolArray, pool: KVPool) -> list[Tensor]:
     """Embeddings ``[n, W]`` of the tokens to compute, those of the oldest frames perhaps from host memory."""
-    rows: list[Tensor] = [tokens[0].embeds[:0]]
-    start = 0
-    for held in tokens:
-        wanted = computed[start : start + len(held)]
-        start += len(held)
-        if wanted.all():
-            rows.append(held.embeds)
-        elif wanted.any():
-            rows.append(held.embeds[torch.from_numpy(np.flatnonzero(wanted)).to(held.embeds.device)])
+    rows: list[Tensor] = [encoded_tokens(frames[0]).embeds[:0]]
+    for frame, wanted in per_frame(frames, computed):
+        embeds = encoded_tokens(frame).embeds
+        rows.append(embeds if wanted.all() else embeds[torch.from_numpy(np.flatnonzero(wanted)).to(embeds.device)])
     here = [row for row in rows if row.device == pool.device]
     if len(here) == len(rows):
         return rows

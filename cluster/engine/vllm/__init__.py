@@ -8,14 +8,14 @@ Data flow of a window (modules marked * import vLLM; nothing of vLLM is patched)
 3. ``prompt_items``*: a prompt is ``[system | items | question]``. An item is embeddings, their positions, and a digest
    of both for vLLM's prefix cache. Items may stand in any order: positions alone place the tokens.
 4. ``core``*: vLLM's ``AsyncLLM`` with a deadline, restarted when its processes died.
-5. Inside vLLM's processes, ``plugin`` registers ``model``*, which gives the exact ``positions`` to vLLM's own Qwen2.
-   ``served_model`` writes the folder it is loaded from.
+5. Inside vLLM's processes, ``plugin`` registers ``model``*, which gives the exact ``positions`` to vLLM's own layers
+   (``decoders``*). ``served_model`` says which language models there are, and writes the folder they are loaded from.
 
 A prompt by hand::
 
     served = write_model_folder(model, folder, head_sizes)
     items = [WindowItem.of(embeds, positions, content_digest(embeds), after=next_position)]
-    check_items(items, served.hidden, model.dtype)
+    check_items(items, served.width, model.dtype)
     prompt = window_prompt(model.system_ids(), items, model.question_ids(text), placeholder=0)
     replies = VllmCore(arguments, yes_and_no_ids, end_ids).answer([PromptRequest(prompt, query=...)], timeout_s=60)
 """

@@ -241,7 +241,8 @@ class VllmEngine(WindowedEngine):
         side = self.geometry.square or math.isqrt(self.geometry.max_pixels)
         frames = math.ceil(spec.window_s * NOMINAL_FPS / self.geometry.temporal) + 1
         questions = max(len(self.model.question_ids(question.text)) for question in spec.questions)
-        longest = len(self._system) + frames * (self.geometry.grid(side, side).tokens + 16) + questions
+        grid = self.geometry.grid(side, side)
+        longest = len(self._system) + frames * (grid.tokens + self.model.frame_text_tokens(grid)) + questions
         room = self.host.max_tokens - self.max_new_tokens
         if longest > room:
             raise ConfigError(

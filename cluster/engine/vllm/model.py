@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import BatchFeature
 from vllm.config import VllmConfig
+from vllm.distributed import get_pp_group
 from vllm.inputs import MultiModalDataDict, MultiModalInput
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import MultiModalEmbeddings, SupportsMRoPE, SupportsMultiModal, SupportsPP
-from vllm.model_executor.models.utils import (
-    AutoWeightsLoader,
-    WeightsMapper,
-    init_vllm_registered_model,
-    maybe_prefix,
-)
+from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper, maybe_prefix
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems
@@ -30,6 +28,7 @@ from vllm.multimodal.processing import (
 )
 from vllm.sequence import IntermediateTensors
 
+from cluster.engine.vllm.decoders import DECODERS
 from cluster.engine.vllm.positions import feature_positions
 from cluster.engine.vllm.prompt_items import MODALITY, WindowItem, window_prompt
 
@@ -101,43 +100,50 @@ class WindowProcessor(BaseMultiModalProcessor[WindowInfo]):
 
 @MULTIMODAL_REGISTRY.register_processor(WindowProcessor, info=WindowInfo, dummy_inputs=WindowDummies)
 class SightlineWindowModel(nn.Module, SupportsMultiModal, SupportsPP, SupportsMRoPE):
-    """vLLM's Qwen2, the language model of all supported families; the vision tower runs elsewhere."""
+    """A family's language model over vLLM's layers; its vision tower runs elsewhere."""
 
     packed_modules_mapping = {  # noqa: RUF012 -- the name and form vLLM reads
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
     }
-    # Names in checkpoints of both families, as saved by transformers before and since 4.52, and in what we write
-    # ourselves. Prefixes are replaced one after the other, in this order.
+    # Names in checkpoints of all families, as saved by transformers before and since 4.52; in what we write ourselves
+    # they are those of the model. Prefixes are replaced one after the other, in this order.
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
-            "model.visual.": None,
-            "visual.": None,
-            "model.vision_tower.": None,
-            "vision_tower.": None,
-            "model.multi_modal_projector.": None,
-            "multi_modal_projector.": None,
-            "model.language_model.": "language_model.model.",
-            "lm_head.": "language_model.lm_head.",
-            "model.": "language_model.model.",
+            "model.language_model.": "model.",
+            "language_model.model.": "model.",
+            "language_model.lm_head.": "lm_head.",
+            **{
+                f"{prefix}{part}": None
+                for prefix in ("model.", "")
+                for part in ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
+            },
         }
     )
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        self.config = vllm_config.model_config.hf_config
+        config: Any = vllm_config.model_config.hf_config
+        self.config = config
         mark: Any = self._mark_language_model
         with mark(vllm_config):
-            self.language_model: Any = init_vllm_registered_model(
-                vllm_config=vllm_config,
-                prefix=maybe_prefix(prefix, "language_model"),
-                architectures=["Qwen2ForCausalLM"],
+            self.model: Any = DECODERS[config.model_type](vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.lm_head: Any = PPMissingLayer()
+        if get_pp_group().is_last_rank:
+            self.lm_head = ParallelLMHead(
+                config.vocab_size,
+                config.hidden_size,
+                quant_config=vllm_config.quant_config,
+                prefix=maybe_prefix(prefix, "lm_head"),
             )
+            if config.tie_word_embeddings:
+                self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
+        self.logits_processor = LogitsProcessor(config.vocab_size)
         # The name vLLM looks for when layers are spread over devices.
-        self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
     def embed_multimodal(self, **kwargs: object) -> MultiModalEmbeddings:
-        """``embeds``: per item ``[n, D]``, or all stacked if of one length."""
+        """``embeds``: per item ``[n, W]``, or all stacked if of one length."""
         embeds: Any = kwargs["embeds"]
         return list(embeds)
 
@@ -158,7 +164,7 @@ class SightlineWindowModel(nn.Module, SupportsMultiModal, SupportsPP, SupportsMR
         del kwargs
         if intermediate_tensors is not None:
             inputs_embeds = None
-        hidden: Tensor | IntermediateTensors = self.language_model.model(
+        hidden: Tensor | IntermediateTensors = self.model(
             input_ids=input_ids,
             positions=positions,
             intermediate_tensors=intermediate_tensors,
@@ -167,7 +173,7 @@ class SightlineWindowModel(nn.Module, SupportsMultiModal, SupportsPP, SupportsMR
         return hidden
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        logits: Tensor | None = self.language_model.compute_logits(hidden_states)
+        logits: Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         return logits
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:

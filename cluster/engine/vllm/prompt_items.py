@@ -25,7 +25,7 @@ MODALITY = "image"
 class WindowItem:
     """Neighbouring prompt tokens given by their embeddings.
 
-    * ``embeds`` ``[n, D]`` on the CPU, in the model's dtype
+    * ``embeds`` ``[n, W]`` on the CPU, in the model's dtype
     * ``positions`` ``[3, n]`` int64, independent of the order in the prompt
     * ``after``: position of the first text token after the item; only needed before text
     * ``digest``: of content *and* positions, the key in vLLM's caches
@@ -48,12 +48,12 @@ class WindowItem:
 
 
 def content_digest(embeds: Tensor) -> str:
-    """Digest of embeddings ``[n, D]`` on the CPU."""
+    """Digest of embeddings ``[n, W]`` on the CPU."""
     flat = embeds.contiguous().view(torch.uint8)
     return hashlib.blake2b(flat.numpy().data, digest_size=16).hexdigest()
 
 
-def check_items(items: Sequence[WindowItem], hidden: int, dtype: torch.dtype) -> None:
+def check_items(items: Sequence[WindowItem], width: int, dtype: torch.dtype) -> None:
     """Check items for errors that vLLM would not detect.
 
     Raises:
@@ -61,10 +61,10 @@ def check_items(items: Sequence[WindowItem], hidden: int, dtype: torch.dtype) ->
             without ``after``.
     """
     for number, item in enumerate(items):
-        shape = (len(item), hidden)
+        shape = (len(item), width)
         if item.embeds.ndim != 2 or tuple(item.embeds.shape) != shape or not len(item) or item.embeds.dtype != dtype:
             raise ValueError(
-                f"item {number} must be embeddings [n, {hidden}] of {dtype}, at least one, "
+                f"item {number} must be embeddings [n, {width}] of {dtype}, at least one, "
                 f"not {item.embeds.dtype} {list(item.embeds.shape)}"
             )
         if tuple(item.positions.shape) != (3, len(item)) or item.positions.dtype != torch.int64:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +67,7 @@ class TimeOrderLayout:
         self.served = served
         self.system_ids = model.system_ids()
         self.question_ids = lru_cache(maxsize=4096)(model.question_ids)
+        self.embed_token = lru_cache(maxsize=64)(self._embed_token)
 
     def make_prompts(self, window: PromptWindow) -> list[PromptRequest]:
         """One request per question, in order.
@@ -75,11 +75,18 @@ class TimeOrderLayout:
         Raises:
             ValueError: embeddings and positions do not fit each other, or the model.
         """
-        items = self._items(window)
-        return [
-            PromptRequest(self.prompt(window, items, question), len(self.question_ids(question.text)), max_tokens)
-            for question, max_tokens in zip(window.questions, window.max_tokens, strict=True)
-        ]
+        frames = self._frame_items(window)
+        requests = []
+        for question, max_tokens in zip(window.questions, window.max_tokens, strict=True):
+            ids = self.question_ids(question.text)
+            # Its first token says where the question stands, and may have an embedding that no token id has.
+            embeds, digest = self.embed_token(ids[0])
+            at = window.positions.next
+            items = [*frames, WindowItem.of(embeds, torch.full((3, 1), at), digest, after=at + 1)]
+            check_items(items, self.served.width, self.model.dtype)
+            prompt = window_prompt(self.system_ids, items, ids[1:], placeholder=0)
+            requests.append(PromptRequest(prompt, len(ids), max_tokens))
+        return requests
 
     def record_replies(self, window: PromptWindow, replies: Sequence[PromptReply]) -> WindowCounts:
         """Record the replies to all questions of a window. Tokens cached at the first one stem from an earlier
@@ -90,35 +97,26 @@ class TimeOrderLayout:
         return WindowCounts.of(reused, 0, visual - reused, replies)
 
     # -- prompts ----------------------------------------------------------------------------------
-    def prompt(self, window: PromptWindow, items: Sequence[WindowItem], question: Question) -> Any:
-        """Render ``[system | items | question]``, checked."""
-        ids = self.question_ids(question.text)
-        if not items:
-            # Nothing is seen at all: the question's first token is given by its embedding, so that it has its place.
-            embeds, at = self.pad_embeds(self.model.embed(torch.tensor(ids[:1]))), window.positions.next
-            items = [WindowItem.of(embeds, torch.full((3, 1), at), content_digest(embeds), after=at + 1)]
-            ids = ids[1:]
-        check_items(items, self.served.hidden, self.model.dtype)
-        return window_prompt(self.system_ids, items, ids, placeholder=0)
-
     def pad_embeds(self, embeds: Tensor) -> Tensor:
-        """Embeddings on the CPU, padded to the served model's width."""
-        more = self.served.hidden - embeds.shape[1]
-        return F.pad(embeds.cpu(), (0, more)) if more else embeds.cpu()
+        """Embeddings ``[n, W]`` on the CPU, each of their parts padded to the served model's hidden size."""
+        parts = 1 + self.model.deepstack
+        more = (self.served.width - embeds.shape[1]) // parts
+        embeds = embeds.cpu()
+        return F.pad(embeds.reshape(len(embeds), parts, -1), (0, more)).flatten(1) if more else embeds
 
-    def _items(self, window: PromptWindow) -> list[WindowItem]:
-        """One item per frame with kept tokens, in time order; the last one gives the question's position."""
-        shown = [
-            (frame, positions)
+    def _embed_token(self, token: int) -> tuple[Tensor, str]:
+        embeds = self.pad_embeds(self.model.embed(torch.tensor([token])))
+        return embeds, content_digest(embeds)
+
+    def _frame_items(self, window: PromptWindow) -> list[WindowItem]:
+        """One item per frame with kept tokens, in time order."""
+        return [
+            WindowItem.of(
+                self.pad_embeds(encoded_tokens(frame).embeds), positions.cpu().contiguous(), embeds_digest(frame)
+            )
             for frame, positions in zip(window.frames, window.positions.frames, strict=True)
             if positions.shape[1]
         ]
-        items = []
-        for number, (frame, positions) in enumerate(shown):
-            embeds = self.pad_embeds(encoded_tokens(frame).embeds)
-            after = window.positions.next if number == len(shown) - 1 else None
-            items.append(WindowItem.of(embeds, positions.cpu().contiguous(), embeds_digest(frame), after=after))
-        return items
 
 
 def embeds_digest(frame: StreamFrame) -> str:

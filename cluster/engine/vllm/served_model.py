@@ -1,16 +1,16 @@
 """Model folder for vLLM: configuration and weights of the language model. Does not import vLLM.
 
 vLLM gets a ``config.json`` of ours: the language model alone, under our registered class, with three-axis rotary
-positions in every family (one-axis families get three equal axes, for which any sections are equivalent). Weights stay
-in the checkpoint's folder. They are written anew for random weights, and where the attention kernels do not support the
-head size: heads are then padded with zeros, which changes nothing (:func:`pad_weights`).
+positions in every family (those of one-axis families have three equal axes). Weights stay in the checkpoint's folder.
+They are written anew for random weights, and where the attention kernels do not support the head size: heads are then
+padded with zeros, which changes nothing (:func:`pad_weights`).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,30 +23,43 @@ from cluster.engine.vllm.plugin import ARCHITECTURE
 from cluster.errors import ModelError
 from cluster.models.base import VisionLanguageModel
 
-# Language models that are vLLM's Qwen2 under another name.
-TEXT_MODELS = ("qwen2", "qwen2_5_vl_text")
+LANGUAGE_MODELS = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
+"""Language models that vLLM has: transformers' ``model_type`` -> that of the configuration it gets, by which
+:mod:`cluster.engine.vllm.decoders` has its layers. A family is served if its checkpoint's language model is."""
+
+ROTARY = ("default", "yarn")
+"""Rotary embeddings that vLLM has with three axes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """``weights``: folder or hub id; ``config``: folder of the configuration; ``hidden``: width of embeddings, at least
-    the model's; ``kv_bytes``: of one token, all layers and heads."""
+    """``weights``: folder or hub id; ``config``: folder of the configuration; ``width``: of embeddings, at least the
+    model's; ``kv_bytes``: of one token, all layers and heads; ``stages``: of a pipeline, at most."""
 
     weights: str
     config: Path
-    hidden: int
+    width: int
     kv_bytes: int
+    stages: int
 
 
 def why_not_served(model: VisionLanguageModel) -> str:
     """Why vLLM cannot serve a model, in one sentence; empty if it can."""
     kind = model.text_config.model_type
-    if kind not in TEXT_MODELS:
-        served = ", ".join(TEXT_MODELS)
+    if kind not in LANGUAGE_MODELS:
+        served = ", ".join(LANGUAGE_MODELS)
         return f"engine vllm serves language models of type {served}, and this model's is {kind!r}; use engine native"
-    if not model.text_is_ids:
+    rotary = model.text_config.rope_parameters["rope_type"]
+    if rotary not in ROTARY:
         return (
-            f"engine vllm embeds text by its ids, and {model.family} ends a video by what has none; use engine native"
+            f"engine vllm serves rotary embeddings of type {', '.join(ROTARY)}, and this model's are {rotary!r}; use "
+            "engine native"
         )
     return ""
 
@@ -70,7 +83,7 @@ def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Seq
     checkpoint = str(getattr(model.model, "name_or_path", "") or "")
     body = text_config(model)
     if wide != head:
-        body |= pad_config(config, wide)
+        body |= pad_config(body, wide)
     if wide != head or model.random_weights or not checkpoint:
         tensors = language_weights(model)
         if wide != head:
@@ -79,7 +92,9 @@ def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Seq
         checkpoint = str(folder)
     (folder / "config.json").write_text(json.dumps(body, indent=2), encoding="utf-8")
     kv_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * wide * model.dtype.itemsize
-    return ServedModel(checkpoint, folder, body["hidden_size"], kv_bytes)
+    # The first stage holds the layers that add embeddings.
+    stages = config.num_hidden_layers // max(1, model.deepstack)
+    return ServedModel(checkpoint, folder, body["projection_size"], kv_bytes, stages)
 
 
 def padded_head_size(config: Any, sizes: Sequence[int] | None) -> int:
@@ -89,7 +104,8 @@ def padded_head_size(config: Any, sizes: Sequence[int] | None) -> int:
         ModelError: none is large enough.
     """
     head = _head(config)
-    wide = head if sizes is None else next((size for size in sizes if size >= head), None)
+    fitting = [size for size in sizes or () if size >= head and config.hidden_size * size % head == 0]
+    wide = head if sizes is None else next(iter(fitting), None)
     if wide is None:
         raise ModelError(
             f"vLLM's attention on this device takes heads of at most {sizes[-1] if sizes else 0}, "
@@ -99,9 +115,9 @@ def padded_head_size(config: Any, sizes: Sequence[int] | None) -> int:
 
 
 def language_weights(model: VisionLanguageModel) -> dict[str, Tensor]:
-    """The language model's weights under the names of ``Qwen2ForCausalLM``, on the CPU."""
+    """The language model's weights under the names of transformers' causal model of its type, on the CPU."""
     whole: Any = model.model
-    tensors = {f"model.{name}": value for name, value in whole.get_decoder().state_dict().items()}
+    tensors = {f"model.{name}": value for name, value in whole.model.language_model.state_dict().items()}
     if not _tied(model):
         tensors["lm_head.weight"] = whole.get_output_embeddings().weight
     return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
@@ -112,11 +128,12 @@ def pad_weights(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str,
 
     What is added is zero. Rotary pairs (i, i + d/2) move to (i, i + head/2), where the configuration's larger base
     turns the first d/2 of them as before; queries are scaled by sqrt(head / d), which attention divides by again, and
-    the norms' weights by sqrt(hidden / wider), since their mean is now taken over more elements.
+    the norms' weights (of the stream and of heads) by sqrt(d / head), since their mean is now taken over more elements.
     """
     old = _head(config)
-    hidden = config.num_attention_heads * head
-    ratio = math.sqrt(config.hidden_size / hidden)
+    hidden = config.hidden_size * head // old
+    ratio = math.sqrt(old / head)
+    normed = any(name.endswith("q_norm.weight") for name in tensors)
     half = old // 2
     pairs = torch.cat([torch.arange(half), head // 2 + torch.arange(old - half)])
     straight = torch.arange(old)
@@ -130,15 +147,17 @@ def pad_weights(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str,
     def columns(value: Tensor) -> Tensor:
         return torch.nn.functional.pad(value, (0, hidden - config.hidden_size))
 
-    scale = math.sqrt(head / old)
     out: dict[str, Tensor] = {}
     for name, value in tensors.items():
         kind = name.removesuffix(".weight").removesuffix(".bias").rsplit(".", 1)[-1]
         is_bias = name.endswith(".bias")
         if kind in ("q_proj", "k_proj", "v_proj"):
             value = heads(value, straight if kind == "v_proj" else pairs)
-            value = value * scale if kind == "q_proj" else value
+            value = value / ratio if kind == "q_proj" and not normed else value
             value = value if is_bias else columns(value)
+        elif kind in ("q_norm", "k_norm"):
+            # Queries are scaled behind their norm.
+            value = heads(value * ratio if kind == "k_norm" else value, pairs)
         elif kind == "o_proj":
             value = columns(heads(value.T, straight)).T
         elif kind == "down_proj":
@@ -151,23 +170,25 @@ def pad_weights(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str,
     return out
 
 
-def pad_config(config: Any, head: int) -> dict[str, Any]:
-    """Configuration changes for heads of ``head``; see :func:`pad_weights`."""
-    old = _head(config)
-    hidden = config.num_attention_heads * head
-    rope = dict(config.rope_parameters)
+def pad_config(body: Mapping[str, Any], head: int) -> dict[str, Any]:
+    """Changes to a :func:`text_config` for heads of ``head``; see :func:`pad_weights`."""
+    old = body["head_dim"]
+    rope = dict(body["rope_parameters"])
     rope["rope_theta"] = float(rope["rope_theta"]) ** (head / old)
-    sections = _sections(config)
-    rope["mrope_section"] = [*sections[:-1], sections[-1] + (head - old) // 2]
+    # Axes alternate from the first pair on, and the rest is the first axis'; in sections, the last is the last one's.
+    sections = list(rope["mrope_section"])
+    sections[0 if rope["mrope_interleaved"] else -1] += (head - old) // 2
     return {
-        "hidden_size": hidden,
-        "rms_norm_eps": config.rms_norm_eps * config.hidden_size / hidden,
-        "rope_parameters": rope,
+        "head_dim": head,
+        "hidden_size": body["hidden_size"] * head // old,
+        "projection_size": body["projection_size"] * head // old,
+        "rms_norm_eps": body["rms_norm_eps"] * old / head,
+        "rope_parameters": {**rope, "mrope_section": sections},
     }
 
 
 def text_config(model: VisionLanguageModel) -> dict[str, Any]:
-    """The configuration of a model's language model alone, as vLLM's Qwen2 reads it."""
+    """The configuration of a model's language model alone, as vLLM reads it."""
     config = model.text_config
     same = (
         "vocab_size",
@@ -181,6 +202,9 @@ def text_config(model: VisionLanguageModel) -> dict[str, Any]:
         "rms_norm_eps",
     )
     body = {name: getattr(config, name) for name in same}
+    # Of Llama and Qwen3.
+    body |= {name: getattr(config, name) for name in ("attention_bias", "mlp_bias") if hasattr(config, name)}
+    sections, interleaved = _sections(model)
     side = model.geometry.square or math.isqrt(model.geometry.max_pixels)
     # Of one shape or another, and with a family's text around it.
     largest = model.geometry.grid(side, side).tokens * 2 + 64
@@ -188,10 +212,17 @@ def text_config(model: VisionLanguageModel) -> dict[str, Any]:
     return {
         **body,
         "architectures": [ARCHITECTURE],
-        "model_type": "qwen2",
+        "model_type": LANGUAGE_MODELS[config.model_type],
+        "head_dim": _head(config),
+        # vLLM's name for the width of what the first layer gets.
+        "projection_size": config.hidden_size * (1 + model.deepstack),
         "tie_word_embeddings": _tied(model),
         "use_sliding_window": False,
-        "rope_parameters": {**config.rope_parameters, "mrope_section": _sections(config)},
+        "rope_parameters": {
+            **config.rope_parameters,
+            "mrope_section": sections,
+            "mrope_interleaved": interleaved,
+        },
         "sightline_largest_item": largest,
         **({} if quantization is None else {"quantization_config": quantization}),
     }
@@ -206,8 +237,9 @@ def _head(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _sections(config: Any) -> list[int]:
-    """Rotary pairs per axis; equal shares where positions have one axis."""
-    given = config.rope_parameters.get("mrope_section")
-    pairs = _head(config) // 2
-    return [int(count) for count in given] if given else [pairs - 2, 1, 1]
+def _sections(model: VisionLanguageModel) -> tuple[list[int], bool]:
+    """Rotary pairs per axis, and whether axes alternate from pair to pair; any shares where all axes are equal."""
+    axes = model.rotary_axes.cpu()
+    if not axes.any():
+        return [len(axes) - 2, 1, 1], False
+    return torch.bincount(axes, minlength=3).tolist(), bool((axes.diff() < 0).any())

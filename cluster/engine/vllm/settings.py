@@ -100,8 +100,13 @@ def engine_arguments(served: ServedModel, dtype: torch.dtype, given: Mapping[str
     """All engine arguments: ``given`` by the operator, and ours.
 
     Raises:
-        ConfigError: the KV cache cannot hold one prompt.
+        ConfigError: the KV cache cannot hold one prompt, or the pipeline has too many stages for the model.
     """
+    if (stages := given.get("pipeline_parallel_size") or 1) > served.stages:
+        raise ConfigError(
+            f"vllm: a pipeline of {stages} stages leaves the first one fewer layers than add embeddings of pictures; "
+            f"lower pipeline_parallel_size to {served.stages} or less"
+        )
     defaults: dict[str, Any] = {"max_model_len": -1}
     if cpu:
         defaults |= {"enforce_eager": True, "block_size": 32}

@@ -159,6 +159,8 @@ class Stream:
     progress: WindowProgress | None = None
     # Window on which work failed before it ended: the rest is left for its step.
     failed_ahead: int | None = None
+    # Visual tokens that came since work on the current window.
+    waiting_rows: int = 0
     # Receives the KV of frames that leave the window.
     kv_sink: KVSink | None = None
     # Number of the newest batch of windows with one of it.
@@ -238,15 +240,11 @@ class Stream:
                 frame.first, frame.computed = self.next_token, np.zeros((3, count), np.int64)
                 self.next_token += count
         context = np.array([[window], [frames[0].first], [frames[0].pts]])
-        for frame, tokens in zip(frames, self._per_frame(frames, computed), strict=True):
+        for frame, tokens in per_frame(frames, computed):
             assert frame.computed is not None
             frame.computed[:, tokens] = context
         # Without a pool, this is what counts them.
         self.kv.resize(len(computed))
-
-    @staticmethod
-    def _per_frame(frames: Sequence[StreamFrame], tokens: BoolArray) -> list[BoolArray]:
-        return np.split(tokens, np.cumsum([len(encoded_tokens(frame)) for frame in frames])[:-1])
 
     def drop_expired_frames(self) -> None:
         """Drop frames that no future window can hold."""
@@ -299,7 +297,7 @@ class Stream:
     def invalidate_tokens(self, frames: Sequence[StreamFrame], tokens: BoolArray) -> None:
         """A pass that failed may have overwritten the KV of these ``tokens [t]`` of ``frames`` (the oldest): whatever
         the policy says, they are computed again."""
-        for frame, wanted in zip(frames, self._per_frame(frames, tokens), strict=True):
+        for frame, wanted in per_frame(frames, tokens):
             if frame.computed is not None:
                 frame.computed[0, wanted] = INVALID
 
@@ -383,15 +381,30 @@ def encoded_tokens(frame: StreamFrame) -> FrameTokens:
     return frame.tokens
 
 
-def own_positions(model: VisionLanguageModel, frame: StreamFrame) -> torch.Tensor:
-    """Positions ``[3, t]`` of an encoded frame's tokens in the stream's own time: ``(time, row, column)`` counted from
-    the stream's beginning, whatever window they are in."""
-    if frame.positions is None:
-        cells = encoded_tokens(frame).cells
-        time = torch.full((len(cells),), frame.time_s, dtype=torch.float64)
-        slot = torch.full((len(cells),), frame.slot)
-        frame.positions = model.token_positions(0, time, slot, cells, frame.grid)
-    return frame.positions
+def per_frame(frames: Sequence[StreamFrame], tokens: BoolArray) -> Iterator[tuple[StreamFrame, BoolArray]]:
+    """The frames that have any of ``tokens [t]``, with theirs."""
+    wanted = np.concatenate(([0], np.cumsum(tokens)))
+    stop = 0
+    for frame in frames:
+        start, stop = stop, stop + len(encoded_tokens(frame))
+        if wanted[stop] > wanted[start]:
+            yield frame, tokens[start:stop]
+
+
+def own_positions(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> torch.Tensor:
+    """Positions ``[3, t]`` of encoded frames' tokens in the stream's own time: ``(time, row, column)`` counted from the
+    stream's beginning, whatever window they are in. All frames have one grid, as those of a window do."""
+    new = [frame for frame in frames if frame.positions is None]
+    if new:
+        counts = [len(encoded_tokens(frame)) for frame in new]
+        size = torch.tensor(counts)
+        time = torch.tensor([frame.time_s for frame in new], dtype=torch.float64).repeat_interleave(size)
+        slot = torch.tensor([frame.slot for frame in new]).repeat_interleave(size)
+        cells = torch.cat([encoded_tokens(frame).cells for frame in new])
+        positions = model.token_positions(0, time, slot, cells, new[0].grid)
+        for frame, mine in zip(new, torch.split(positions, counts, dim=1), strict=True):
+            frame.positions = mine
+    return torch.cat([frame.positions for frame in frames if frame.positions is not None], dim=1)
 
 
 def frame_spans(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:

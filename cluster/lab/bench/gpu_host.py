@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import multiprocessing
 import statistics
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.soak import SyntheticCamera
-from cluster.models.base import VisionLanguageModel
+from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.models.loading import load_shape
 from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, Question, StreamSpec
 
@@ -67,7 +68,10 @@ def _host_cost(shape: str, streams: int) -> HostCost:
     _own_shape_functions()
     model = load_shape(shape)
     model.model.to(torch.bfloat16)
+    _reuse_upload_memory(model)
     samples = camera_samples(model.geometry)
+    # As a replica does once its model is loaded.
+    gc.freeze()
     with _read_as_zeros():
         step, _ = _drive(model, replace(SPEC, patient=True), samples, streams)
         end, ahead = _drive(model, SPEC, samples, streams)
@@ -115,6 +119,20 @@ def _read_as_zeros() -> Iterator[None]:
         Tensor.tolist = read  # type: ignore[method-assign]
 
 
+def _reuse_upload_memory(model: VisionLanguageModel) -> None:
+    """Patches are gathered in memory that is there already, as pinned memory is on a GPU."""
+    buffers: dict[torch.Size, Tensor] = {}
+
+    def upload(frames: Sequence[PatchBatch]) -> Tensor:
+        parts = [frame.patches for frame in frames]
+        count, shape = sum(map(len, parts)), parts[0].shape[1:]
+        if shape not in buffers or len(buffers[shape]) < count:
+            buffers[shape] = torch.zeros(count, *shape, dtype=torch.uint8)
+        return torch.cat(parts, out=buffers[shape][:count]).to(model.device)
+
+    model._upload = upload  # type: ignore[method-assign]
+
+
 def _own_shape_functions() -> None:
     """torch's own shape functions of this process; Python's only where it has none."""
     from torch import _decomp, _meta_registrations
@@ -136,7 +154,7 @@ def _own_shape_functions() -> None:
 def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     shape = list(x.shape)
     shape[dim] = len(index)
-    return x.new_empty(shape)
+    return torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
 def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:
@@ -145,10 +163,22 @@ def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: Any = None,
 
 def _layer_norm(x: Tensor, shape: Sequence[int], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows = (*x.shape[: -len(shape)], *[1] * len(shape))
-    return x.new_empty(x.shape), x.new_empty(rows), x.new_empty(rows)
+    out, mean, rstd = (torch.empty(size, dtype=x.dtype, device=x.device) for size in (x.shape, rows, rows))
+    return out, mean, rstd
+
+
+def _copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor], non_blocking: bool = False) -> None:  # noqa: ARG001
+    for target, source in zip(targets, sources, strict=True):
+        if target.shape != source.shape:
+            raise RuntimeError(f"{tuple(source.shape)} does not fit {tuple(target.shape)}")
 
 
 # Its registrations end with it.
 _LIBRARY: Any = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
 # Of frequent operations of a step that torch has no shape function in C++ for.
-_SHAPES = {"index_select": _index_select, "_to_copy": _to_copy, "native_layer_norm": _layer_norm}
+_SHAPES = {
+    "index_select": _index_select,
+    "_to_copy": _to_copy,
+    "native_layer_norm": _layer_norm,
+    "_foreach_copy_": _copy_each,
+}

@@ -31,7 +31,7 @@ from cluster.lab.training.sequence_layout import SequenceLayout
 from cluster.models.base import PatchBatch
 from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, preset_tokenizer
 from cluster.models.presets import initialise
-from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL, lexicographic_order
+from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL, row_numbers
 
 # Fixed parts of the prompt, one token each.
 PHRASES = (
@@ -167,7 +167,7 @@ class TrainableModel(Qwen25VL):
         side = self._visual.window_size // merge // self._visual.patch_size
         grouped = torch.cat([frame_of[:, None], cells // side], dim=1)
         _, window_of, lengths = torch.unique(grouped, dim=0, return_inverse=True, return_counts=True)
-        order = lexicographic_order(torch.stack([lengths[window_of], window_of], dim=1))
+        order = torch.argsort(row_numbers(torch.stack([lengths[window_of], window_of], dim=1)), stable=True)
         windowed = PackedSequences.of(lengths.sort().values * unit).runs
         full = _pack_by_frame(frame_of[order], counts, unit).to(self.device)
         positions = self._patch_positions(cells[order].to(self.device))
@@ -257,7 +257,7 @@ def _fast_bfloat16(device: str) -> bool:
 def _pack_by_frame(frame_of: Tensor, counts: Tensor, unit: int) -> PackedSequences:
     """Groups of frames ``[groups]`` (frame ``f`` has ``counts[f]``) -> their patches, packed by frame."""
     lengths = counts[frame_of]
-    groups = lexicographic_order(torch.stack([lengths, frame_of], dim=1))
+    groups = torch.argsort(row_numbers(torch.stack([lengths, frame_of], dim=1)), stable=True)
     order = (groups[:, None] * unit + torch.arange(unit)).flatten()
     return PackedSequences(order, torch.argsort(order), PackedSequences.of(counts.sort().values * unit).runs)
 

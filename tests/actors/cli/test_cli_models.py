@@ -16,8 +16,7 @@ def test_every_family_is_listed_with_what_it_can_do(tmp_path, capsys):
     assert [card["family"] for card in cards] == list(families)
     for card in cards:
         assert all(card[name] is True for name in ("window", "reuse", "memory", "ask"))
-        served = card["family"] in ("internvl", "qwen2_5_vl")
-        assert card["engines"] == (["native", "vllm"] if served else ["native"])
+        assert card["engines"] == ["native", "vllm"]
         assert card["published"]
         assert {name.split("-")[0] for name in card["presets"]} >= {"tiny", "bench"}
     assert {shape for card in cards for shape in card["shapes"]} == set(SHAPES)

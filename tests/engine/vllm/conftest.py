@@ -1,4 +1,4 @@
-"""Engines over tiny models, one vLLM of each family for all tests."""
+"""Engines over tiny models, one vLLM of each family for all tests, one after the other."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import torch
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.presets import PRESETS
+from cluster.registry import families
 from cluster.types import Answer, FrameSample, Question, StreamSpec
 
 torch.set_num_threads(1)
 
-FAMILIES = ("tiny-qwen2_5_vl", "tiny-internvl3")
+FIRST = "qwen2_5_vl"
+FAMILIES = (FIRST, *(name for name in families if name != FIRST))
 QUESTIONS = (Question("q", "Is anyone climbing the fence?"), Question("why", "Is a car moving?", explain=True))
 
 
@@ -55,24 +58,30 @@ class Family:
         return answers
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests with ``family`` run over all, those with ``qwen`` over the first. Few machines hold an engine of each, so
+    that tests of one family run in a row."""
+    if "engines" in metafunc.fixturenames:
+        names = (FIRST,) if "qwen" in metafunc.fixturenames else FAMILIES
+        metafunc.parametrize("engines", names, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def qwen() -> Iterator[Family]:
-    family = Family(FAMILIES[0])
+def engines(request: pytest.FixtureRequest) -> Iterator[Family]:
+    (name,) = (name for name, preset in PRESETS.items() if preset.family == request.param and name.startswith("tiny-"))
+    family = Family(name)
     yield family
     family.engine.close()
 
 
-@pytest.fixture(scope="session")
-def intern() -> Iterator[Family]:
-    family = Family(FAMILIES[1])
-    yield family
-    family.engine.close()
+@pytest.fixture
+def family(engines: Family) -> Family:
+    return engines
 
 
-@pytest.fixture(params=["qwen", "intern"])
-def family(request: pytest.FixtureRequest) -> Family:
-    found: Family = request.getfixturevalue(request.param)
-    return found
+@pytest.fixture
+def qwen(engines: Family) -> Family:
+    return engines
 
 
 @pytest.fixture

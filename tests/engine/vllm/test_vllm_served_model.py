@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from cluster.engine.vllm.plugin import ARCHITECTURE
 from cluster.engine.vllm.served_model import write_model_folder
-from cluster.engine.vllm.settings import VllmSettings, check_version, version_text
+from cluster.engine.vllm.settings import VllmSettings, check_version, engine_arguments, version_text
 from cluster.errors import ConfigError, ModelError
 from cluster.models import load_model
+from cluster.models.presets import PRESETS
+from cluster.registry import families
 
 
 def has_vllm() -> bool:
@@ -25,10 +27,18 @@ def has_vllm() -> bool:
         return False
 
 
-def served_logits(folder: Path, embeds: torch.Tensor) -> torch.Tensor:
+# Text alone has equal axes and nothing added, so that transformers' causal models are the oracle for the written form.
+CAUSAL = {
+    "tiny-internvl3": Qwen2ForCausalLM,
+    "tiny-qwen3_vl": Qwen3ForCausalLM,
+    "tiny-llava_next_video": LlamaForCausalLM,
+}
+
+
+def served_logits(folder: Path, kind: Any, embeds: torch.Tensor) -> torch.Tensor:
     body = json.loads((folder / "config.json").read_text())
-    config = Qwen2Config(**{k: v for k, v in body.items() if k != "architectures"})
-    model = Qwen2ForCausalLM(config).eval()
+    config = kind.config_class(**{k: v for k, v in body.items() if k != "architectures"})
+    model = kind(config).eval()
     missing = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False).missing_keys
     assert set(missing) <= {"lm_head.weight"}
     padded = torch.nn.functional.pad(embeds, (0, config.hidden_size - embeds.shape[-1]))
@@ -36,41 +46,82 @@ def served_logits(folder: Path, embeds: torch.Tensor) -> torch.Tensor:
         return model(inputs_embeds=padded[None]).logits[0]
 
 
+@pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("sizes", [None, [16, 64], [32, 64], [48]])
-def test_wider_heads_compute_the_same(tmp_path: Path, sizes: list[int] | None) -> None:
-    # One-axis positions, so that transformers' Qwen2 is the oracle for the written form.
-    model: Any = load_model("tiny-internvl3")
+def test_wider_heads_compute_the_same(tmp_path: Path, name: str, sizes: list[int] | None) -> None:
+    model: Any = load_model(name)
     served = write_model_folder(model, tmp_path, sizes)
     ids = torch.arange(20) * 7 % 500
-    embeds = model.embed(ids)
+    embeds = model.embed(ids)[:, : model.text_config.hidden_size]
     with torch.no_grad(), model._library_attention():
         expected = model.model(input_ids=ids[None]).logits[0]
-    assert served.hidden == 4 * {None: 16, 16: 16, 32: 32, 48: 48}[sizes and sizes[0]]
-    torch.testing.assert_close(served_logits(tmp_path, embeds), expected, atol=2e-5, rtol=1e-5)
+    assert served.width == (1 + model.deepstack) * 4 * (sizes[0] if sizes else 16)
+    torch.testing.assert_close(served_logits(tmp_path, CAUSAL[name], embeds), expected, atol=2e-5, rtol=1e-5)
 
 
-def test_the_configuration_is_of_our_class_with_three_axes(tmp_path: Path) -> None:
-    model = load_model("tiny-qwen2_5_vl")
+@pytest.mark.parametrize(
+    ("name", "interleaved", "sections"),
+    [
+        ("tiny-qwen2_5_vl", False, [2, 3, 11]),
+        ("tiny-qwen2_vl", False, [2, 3, 11]),
+        # What is not a row's or a column's pair is time's.
+        ("tiny-qwen3_vl", True, [12, 2, 2]),
+        ("tiny-internvl3", False, [6, 1, 9]),
+    ],
+)
+def test_the_configuration_is_of_our_class_with_three_axes(
+    tmp_path: Path, name: str, interleaved: bool, sections: list[int]
+) -> None:
+    model = load_model(name)
     served = write_model_folder(model, tmp_path, [32])
     body = json.loads((tmp_path / "config.json").read_text())
     assert body["architectures"] == [ARCHITECTURE]
-    assert body["rope_parameters"]["mrope_section"] == [2, 3, 11]
+    assert body["rope_parameters"]["mrope_section"] == sections
+    assert body["rope_parameters"]["mrope_interleaved"] is interleaved
     assert body["rope_parameters"]["rope_theta"] == pytest.approx(1e12)
     assert body["sightline_largest_item"] >= model.geometry.grid(112, 112).tokens
     # Two of keys and values, three layers, two heads of 32, four bytes.
     assert served.kv_bytes == 2 * 3 * 2 * 32 * 4
 
 
+@pytest.mark.parametrize("family", families)
+def test_a_checkpoint_gives_the_language_model_and_nothing_else(tmp_path: Path, family: str) -> None:
+    pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
+    from cluster.engine.vllm.model import SightlineWindowModel
+
+    (name,) = (name for name, preset in PRESETS.items() if preset.family == family and name.startswith("tiny-"))
+    model: Any = load_model(name)
+    model.model.save_pretrained(tmp_path)
+    saved, within = load_file(tmp_path / "model.safetensors"), model.model.state_dict()
+    # As transformers writes it, which are names of before 4.52 for some families, and as it has it since.
+    for tensors in (saved, within):
+        kept = [name for name in tensors if SightlineWindowModel.hf_to_vllm_mapper.map_name(name) is not None]
+        named = {SightlineWindowModel.hf_to_vllm_mapper.map_name(name): tensors[name] for name in kept}
+        named.pop("lm_head.weight", None)
+        expected = {f"model.{name}": value for name, value in model.model.model.language_model.state_dict().items()}
+        assert named.keys() == expected.keys()
+        assert all(torch.equal(named[name], value) for name, value in expected.items())
+
+
 def test_models_that_are_not_served(tmp_path: Path) -> None:
     model = load_model("tiny-qwen2_5_vl")
     with pytest.raises(ModelError, match="heads of at most 8"):
         write_model_folder(model, tmp_path, [8])
-    # Its newline behind a video has no token id, and vLLM gets nothing else of text.
-    with pytest.raises(ModelError, match="embeds text by its ids"):
-        write_model_folder(load_model("tiny-llava_onevision"), tmp_path, None)
-    model.text_config.model_type = "llama"
-    with pytest.raises(ModelError, match="serves language models of type qwen2"):
+    rope = model.text_config.rope_parameters
+    model.text_config.rope_parameters = {**rope, "rope_type": "linear"}
+    with pytest.raises(ModelError, match=r"rotary embeddings of type default, yarn, and this model's are 'linear'"):
         write_model_folder(model, tmp_path, None)
+    model.text_config.model_type = "gemma"
+    with pytest.raises(ModelError, match="serves language models of type llama, qwen2"):
+        write_model_folder(model, tmp_path, None)
+
+
+def test_a_pipeline_whose_first_stage_cannot_add_embeddings_is_refused(tmp_path: Path) -> None:
+    # Of three layers, the first two add.
+    served = write_model_folder(load_model("tiny-qwen3_vl"), tmp_path, [32])
+    assert engine_arguments(served, torch.float32, {"pipeline_parallel_size": 1}, cpu=False)
+    with pytest.raises(ConfigError, match="lower pipeline_parallel_size to 1"):
+        engine_arguments(served, torch.float32, {"pipeline_parallel_size": 2}, cpu=False)
 
 
 @pytest.mark.parametrize("text", ["0.31.2", "0.34.0", "1.0", "dev"])

@@ -190,8 +190,8 @@ class _Watched(NativeEngine):
         plan = super()._plan(each)
         places = plan.places
         asked = [places.next + at for tail in plan.tails for at in range(tail.tokens)]
-        frames = (own_positions(self.model, frame) for frame in plan.frames)
-        own = torch.cat([places.text(range(places.system)), *frames, places.text(asked)], dim=1)
+        frames = own_positions(self.model, plan.frames)
+        own = torch.cat([places.text(range(places.system)), frames, places.text(asked)], dim=1)
         # Only distances matter: the stream's own time, counted from the window's beginning.
         self.windows.append((plan.frames, own - torch.tensor(places.axes)[:, None] * places.first + places.system))
         return plan
@@ -236,11 +236,12 @@ def _for_vllm(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> Tens
     """The whole prompt's positions as the model registered with vLLM computes them from what we send it."""
     system, question = len(model.system_ids()), len(model.question_ids(QUESTION.text))
     window = model.window_positions(system, frame_spans(frames))
-    shown = [positions for positions in window.frames if positions.shape[1]]
     items, offset = [], system
-    for number, positions in enumerate(shown):
-        items.append((offset, positions, window.next if number == len(shown) - 1 else -1))
+    for positions in window.frames:
+        items.append((offset, positions, -1))
         offset += positions.shape[1]
+    # The question's first token is an item too.
+    items.append((offset, torch.full((3, 1), window.next), window.next + 1))
     return prompt_positions(offset + question, items)[0]
 
 
