@@ -108,19 +108,44 @@ def load_truncated(name: str, layers: int, device: torch.device) -> VisionLangua
     Raises:
         ModelError: there is no such shape.
     """
-    if name not in SHAPES:
-        raise ModelError(f"unknown model shape {name!r}; there are: {', '.join(sorted(SHAPES))}")
-    shape = SHAPES[name]
+    shape = _published_shape(name)
     tower: dict[str, Any] = {key: layers for key in ("depth", "num_hidden_layers") if key in shape.vision}
     if "fullatt_block_indexes" in shape.vision:
         tower |= {"fullatt_block_indexes": [layers - 1]}
     if "deepstack_visual_indexes" in shape.vision:
         tower |= {"deepstack_visual_indexes": list(range(layers))[-3:]}
     shape = replace(shape, text={**shape.text, "num_hidden_layers": layers}, vision={**shape.vision, **tower})
+    return _empty(shape, device)
+
+
+def load_random_shape(name: str, device: torch.device) -> VisionLanguageModel:
+    """A published model's shape with random weights that are made on the device, in bfloat16.
+
+    Raises:
+        ModelError: there is no such shape.
+    """
+    model = _empty(_published_shape(name), device)
+    for kind, weight in model.model.named_parameters():
+        if weight.ndim > 1:
+            weight.normal_(0.0, 0.02)
+        else:
+            # Norms, and biases.
+            weight.fill_(float(kind.endswith("weight")))
+    return model
+
+
+def _published_shape(name: str) -> Preset:
+    if name not in SHAPES:
+        raise ModelError(f"unknown model shape {name!r}; there are: {', '.join(sorted(SHAPES))}")
+    return SHAPES[name]
+
+
+def _empty(shape: Preset, device: torch.device) -> VisionLanguageModel:
     model, tokenizer = _untrained(shape, META)
     model = model.to(torch.bfloat16).to_empty(device=device)
-    pixels = {"random_weights": True, "max_pixels": shape.max_pixels}
-    return _wrapped(shape.family, model, tokenizer, device, torch.bfloat16, **pixels)
+    return _wrapped(
+        shape.family, model, tokenizer, device, torch.bfloat16, random_weights=True, max_pixels=shape.max_pixels
+    )
 
 
 def _untrained(preset: Preset, device: torch.device) -> tuple[Any, Any]:

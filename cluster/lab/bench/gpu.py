@@ -1,4 +1,5 @@
-"""The engine on a GPU. ``--dry-run``: without one, what does not depend on its speed, at the true size of a 7B model.
+"""The engine on a GPU: ceilings, shares of them, windows in full and ours, cameras per GPU (``gpu_measure.py``).
+``--dry-run``: without one, what does not depend on its speed, at the true size of a 7B model.
 
 Every refresh policy, gate, explanations, memories, questions about the past and moving a camera run on a fake device
 (``fake_cuda.py``), on which a mixture of devices raises; launches, reads by the host and copied keys are counted.
@@ -8,20 +9,25 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError
+from cluster.lab.bench import gpu_measure
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
+from cluster.lab.bench.frames import made_clips
 from cluster.lab.bench.gpu_frontend import compare_clips, summary
 from cluster.lab.bench.gpu_host import QUESTION, STRIDE_S, WINDOW_S, camera_samples, host_cost
 from cluster.lab.bench.gpu_roofline import predict, predicted_streams
-from cluster.lab.bench.harness import BenchResult, print_progress, table
+from cluster.lab.bench.harness import BenchResult, print_progress, run_parts, table
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -53,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="videos for gpu_frontend_equal beside the four made ones, and for the roofline instead of two made ones",
     )
+    parser.add_argument("--device", default="cuda", help="what is measured; cpu to try it (default: %(default)s)")
+    parser.add_argument("--model", default=PREDICTED, help="shape or preset that is measured (default: %(default)s)")
+    parser.add_argument("--part", nargs="+", metavar="NAME", help="measure these parts (default: all)")
+    parser.add_argument("--streams", type=int, default=512, help="most cameras that are tried (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=4, metavar="N", help="layers that are run (default: %(default)s)")
 
 
@@ -61,7 +71,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     ``keys_copied``, ``bytes_per_idle_stream`` and ``host_ms_per_window``, each the worst of the shapes; and
     ``gpu_frontend_equal`` and ``predicted_streams_h100`` (and ``_fp8``) of Qwen2.5-VL-7B, the worst of the clips."""
     if not args.dry_run:
-        raise ConfigError("measuring on a GPU is not built yet; --dry-run counts what does not depend on its speed")
+        return _measured(args)
     rows: list[dict[str, Any]] = []
     worst: dict[str, float] = {}
     notes: list[str] = []
@@ -87,6 +97,18 @@ def run(args: argparse.Namespace) -> BenchResult:
     figures = {"device_faults": float(sum(bool(row["fault"]) for row in rows)), **worst}
     note = f"fake device, {args.layers} layers of each model at its true width; per layer is the difference to half"
     return BenchResult("gpu", figures, [*rows, *predicted], [note, *notes, *map(summary, compared)])
+
+
+def _measured(args: argparse.Namespace) -> BenchResult:
+    with tempfile.TemporaryDirectory() as folder:
+        clip = args.clip[0] if args.clip else made_clips(Path(folder))[0]
+        rig = gpu_measure.Rig(args.model, torch.device(args.device), clip, streams=args.streams)
+    every = gpu_measure.parts(rig)
+    if unknown := set(args.part or ()) - set(every):
+        raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(every)}")
+    # Shares are of a ceiling.
+    chosen = {name: part for name, part in every.items() if name == "ceilings" or name in (args.part or every)}
+    return run_parts("gpu", chosen, gpu_measure.GOALS)
 
 
 # -- what runs -------------------------------------------------------------------------------------

@@ -1,0 +1,275 @@
+"""The engine's speed on the device that is there: ceilings, shares of them, windows, streams.
+
+Production's engine over one model with random weights; cameras are copies of one clip. Times of a GPU are taken after
+it has caught up. A CPU runs the same code with a small preset, for tests.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cluster.codec.nvdec import NvdecError, probe_machine
+from cluster.engine.native import NativeEngine
+from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.stream import StreamFrame
+from cluster.errors import CapacityError, ConfigError
+from cluster.lab.bench.frames import prune_clip, read_clip
+from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
+from cluster.lab.bench.harness import Goals, Part, print_progress
+from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_model, load_random_shape
+from cluster.models.presets import SHAPES
+from cluster.types import MICROSECONDS, FrameSample, StreamSpec
+
+GOALS: Goals = {
+    "prefill_mfu": (">=", 0.60),
+    "tower_mfu": (">=", 0.45),
+    "window_speedup": (">=", 8.0),
+    "streams_per_gpu": (">=", 200.0),
+}
+REPEATS = 5
+# Cameras of a step, and windows of one, after the first.
+STEP, WINDOWS = 8, 3
+# Times of a search for how many cameras fit a stride.
+TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Means per window: seconds, of tower and language model, and their operations."""
+
+    seconds: float
+    vision_s: float
+    llm_s: float
+    tower_flops: float
+    llm_flops: float
+
+
+class Rig:
+    """A model on a device, and a clip as cameras send it in full and pruned."""
+
+    def __init__(self, model: str, device: torch.device, clip: Path, *, streams: int) -> None:
+        """``streams``: most cameras that are tried.
+
+        Raises:
+            ConfigError: there is no such device.
+            SourceError: the clip cannot be read.
+        """
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("there is no GPU here that torch can use; --dry-run needs none, and --device cpu has one")
+        self.device = device
+        self.model = _load(model, device)
+        self.streams = streams
+        seconds = WINDOW_S + WINDOWS * STRIDE_S
+        sampled = read_clip(clip, self.model.geometry, fps=2.0, at_least=seconds, at_most=seconds)
+        self.full, self.ours = (prune_clip(sampled, SPEC.stream, policy).samples for policy in ("none", "replenish"))
+        self.gemm = 0.0
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """Median seconds of a call."""
+        times = []
+        for _ in range(REPEATS + 1):
+            self.wait()
+            began = time.perf_counter()
+            call()
+            self.wait()
+            times.append(time.perf_counter() - began)
+        return statistics.median(times[1:])
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    # -- parts -------------------------------------------------------------------------------------
+    def ceilings(self) -> Part:
+        """What the device does at most: products of matrices, copies on it, and between it and the host."""
+        size, count = (8192, 2**29) if self.device.type == "cuda" else (1024, 2**24)
+        a, b = (torch.randn(size, size, device=self.device, dtype=self.model.dtype) for _ in range(2))
+        self.gemm = 2 * size**3 / self.seconds(lambda: a @ b)
+        source = torch.zeros(count, dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        rows = [
+            {"ceiling": "GEMM, TFLOP/s", "measured": self.gemm / 1e12},
+            {"ceiling": "copy, GB/s read and written", "measured": self._copied(source, target, 2)},
+        ]
+        if self.device.type == "cuda":
+            host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
+            rows += [
+                {"ceiling": "to the device, GB/s", "measured": self._copied(host, target, 1)},
+                {"ceiling": "to the host, GB/s", "measured": self._copied(source, host, 1)},
+            ]
+        return Part({}, rows)
+
+    def _copied(self, source: torch.Tensor, target: torch.Tensor, times: int) -> float:
+        return times * source.nbytes / self.seconds(lambda: target.copy_(source, non_blocking=True)) / 1e9
+
+    def windows(self) -> Part:
+        """Windows in full and ours, several cameras a step, and the share of the ceiling that each stage reaches."""
+        full = self.measure(self.full, anew=True)
+        ours = self.measure(self.ours)
+        rows = [
+            {
+                "windows": name,
+                "seconds": each.seconds,
+                "tower_s": each.vision_s,
+                "llm_s": each.llm_s,
+                "tower_gflop": each.tower_flops / 1e9,
+                "llm_gflop": each.llm_flops / 1e9,
+            }
+            for name, each in (("full", full), ("ours", ours))
+        ]
+        figures = {
+            "window_speedup": full.seconds / ours.seconds,
+            "prefill_mfu": full.llm_flops / full.llm_s / self.gemm,
+            "tower_mfu": full.tower_flops / full.vision_s / self.gemm,
+        }
+        return Part(
+            figures, rows, [f"{STEP} cameras a step; shares of {self.gemm / 1e12:.4g} TFLOP/s, in full windows"]
+        )
+
+    def measure(self, samples: Sequence[FrameSample], *, anew: bool = False) -> Measured:
+        """Windows after the first of ``STEP`` cameras; ``anew``: nothing of the one before is kept."""
+        engine = NativeEngine(self.model)
+        specs = [replace(SPEC, stream=f"camera-{number}", patient=True) for number in range(STEP)]
+        found: list[Measured] = []
+        for spec in specs:
+            engine.admit(spec)
+        for place, sample in enumerate(samples):
+            requests = [each for spec in specs for each in engine.push(replace(sample, stream=spec.stream))]
+            if not requests:
+                continue
+            if anew:
+                requests = _again(engine, specs, samples[: place + 1])
+            self.wait()
+            began = time.perf_counter()
+            answers = engine.step(requests)
+            took = time.perf_counter() - began
+            if requests[0].end - samples[0].pts <= WINDOW_S * MICROSECONDS:
+                continue
+            timing, stats = answers[0].timing, engine.stats
+            work = (timing.vision_s, timing.llm_s, stats.tower_flops, stats.llm_flops)
+            found.append(Measured(took / STEP, *(each / STEP for each in work)))
+        return Measured(*(statistics.fmean(column) for column in zip(*map(_numbers, found), strict=True)))
+
+    def streams_per_gpu(self) -> Part:
+        """How many cameras two windows in a row of all fit their strides: all are due at once, step by step."""
+        rows: list[dict[str, Any]] = []
+
+        def strides(count: int) -> tuple[float, float]:
+            try:
+                return self._strides(count, rows)
+            except CapacityError as error:
+                print_progress(f"gpu: {count} cameras: {error}")
+                return math.inf, math.inf
+
+        most = search_streams(strides, self.streams)
+        return Part({"streams_per_gpu": float(most)}, rows, [f"at most {self.streams} are tried (--streams)"])
+
+    def _strides(self, count: int, rows: list[dict[str, Any]]) -> tuple[float, float]:
+        """Seconds of the last two windows of so many cameras, in steps of ``STEP``."""
+        engine = NativeEngine(self.model)
+        specs = [replace(SPEC, stream=f"camera-{number}", patient=True) for number in range(count)]
+        for spec in specs:
+            engine.admit(spec)
+        times = []
+        for sample in self.ours:
+            self.wait()
+            began = time.perf_counter()
+            requests = [each for spec in specs for each in engine.push(replace(sample, stream=spec.stream))]
+            for first in range(0, len(requests), STEP):
+                engine.step(requests[first : first + STEP])
+            self.wait()
+            if requests:
+                times.append(time.perf_counter() - began)
+        before, last = times[-2:]
+        rows.append({"cameras": count, "first_s": before, "second_s": last, "kv_gib": engine.memory_bytes() / 2**30})
+        print_progress(f"gpu: {count} cameras: {before:.2f} and {last:.2f} s of {STRIDE_S:g} s")
+        return before, last
+
+    def library(self) -> Part:
+        """transformers' own full computation of a window beside ours, one camera."""
+        samples = [sample for sample in self.full if sample.pts < self.full[0].pts + WINDOW_S * MICROSECONDS]
+        frames = [StreamFrame.of(sample, time_s=(sample.pts - samples[0].pts) / MICROSECONDS) for sample in samples]
+        batches, times = [patch_batch(frame) for frame in frames], [frame.time_s for frame in frames]
+        question = SPEC.questions[0].text
+        theirs = self.seconds(lambda: self.model.reference_logits(batches, times, question))
+        ours = self.measure(self.full, anew=True).seconds
+        rows = [{"full window": "transformers", "seconds": theirs}, {"full window": "ours", "seconds": ours}]
+        return Part({"library_speedup": theirs / ours}, rows, ["vLLM beside it: `bench engines --device cuda`"])
+
+    def nvdec(self) -> Part:
+        """Whether NVDEC decodes here; its sessions and pictures per second are read off a running decoder."""
+        try:
+            probe_machine()
+        except NvdecError as error:
+            return Part({}, [{"nvdec": "none", "why": str(error)}])
+        return Part({}, [{"nvdec": "there", "why": ""}])
+
+
+def parts(rig: Rig) -> dict[str, Callable[[], Part]]:
+    """What is measured, in order; the ceilings come first."""
+    return {
+        "ceilings": rig.ceilings,
+        "windows": rig.windows,
+        "streams": rig.streams_per_gpu,
+        "library": rig.library,
+        "nvdec": rig.nvdec,
+    }
+
+
+def search_streams(strides: Callable[[int], tuple[float, float]], most: int, *, stride_s: float = STRIDE_S) -> int:
+    """The largest number of cameras, at most ``most``, of which two strides in a row were computed within
+    ``stride_s`` seconds, in ``TRIES`` tries; 0 if not even one's.
+
+    Args:
+        strides: seconds of two strides in a row of so many cameras.
+        most: cameras.
+        stride_s: of a camera.
+    """
+    stable, unstable, count = 0, most + 1, 1
+    for _ in range(TRIES + 1):
+        seconds = max(strides(count))
+        if seconds <= stride_s:
+            stable = count
+        else:
+            unstable = count
+        if unstable - stable <= 1:
+            break
+        # In proportion, a little below, and between what is known.
+        count = min(max(round(0.97 * count * stride_s / seconds), stable + 1), unstable - 1)
+    return stable
+
+
+def _again(engine: NativeEngine, specs: Sequence[StreamSpec], samples: Sequence[FrameSample]) -> list[Any]:
+    """The newest window of each camera, of which nothing is known yet."""
+    start = samples[-1].end - WINDOW_S * MICROSECONDS
+    requests = []
+    for spec in specs:
+        engine.evict(spec.stream)
+        engine.admit(spec)
+        closed = [
+            each
+            for sample in samples
+            if sample.pts >= start
+            for each in engine.push(replace(sample, stream=spec.stream))
+        ]
+        requests += closed[-1:]
+    return requests
+
+
+def _numbers(measured: Measured) -> tuple[float, ...]:
+    return (measured.seconds, measured.vision_s, measured.llm_s, measured.tower_flops, measured.llm_flops)
+
+
+def _load(name: str, device: torch.device) -> VisionLanguageModel:
+    if name in SHAPES:
+        return load_random_shape(name, device)
+    return load_model(name, device=str(device), dtype="bfloat16" if device.type == "cuda" else "float32")
