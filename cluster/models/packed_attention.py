@@ -97,3 +97,11 @@ def prepend_token(rows: Tensor, token: Tensor, counts: Sequence[int]) -> tuple[T
 
 
 AttentionInterface.register(PACKED, packed_attention)
+
+
+def row_numbers(keys: Tensor) -> Tensor:
+    """Numbers ``[n]`` that order the rows of ``keys [n, k]`` (non-negative) lexicographically."""
+    flat = keys[:, 0]
+    for column in keys.T[1:]:
+        flat = flat * (column.max() + 1) + column
+    return flat

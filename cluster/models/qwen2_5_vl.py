@@ -24,7 +24,7 @@ from cluster.models.checkpoint import (
     normalise,
     preset_tokenizer,
 )
-from cluster.models.packed_attention import PACKED, SequencePacking
+from cluster.models.packed_attention import PACKED, SequencePacking, row_numbers
 from cluster.types import PatchGeometry, PatchGrid
 
 SPECIAL_TOKENS = (
@@ -252,11 +252,3 @@ class Qwen25VL(VisionLanguageModel):
         rows, columns = frame.cells.numpy().T // (side // self.geometry.merge)
         members = np.bincount(rows * frame.grid.group_cols + columns) * self.geometry.merge**2
         return int(members @ members)
-
-
-def row_numbers(keys: Tensor) -> Tensor:
-    """Numbers ``[n]`` that order the rows of ``keys [n, k]`` (non-negative) lexicographically."""
-    flat = keys[:, 0]
-    for column in keys.T[1:]:
-        flat = flat * (column.max() + 1) + column
-    return flat

@@ -30,8 +30,9 @@ from cluster.lab.training.examples import Example
 from cluster.lab.training.sequence_layout import SequenceLayout
 from cluster.models.base import PatchBatch
 from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, preset_tokenizer
+from cluster.models.packed_attention import row_numbers
 from cluster.models.presets import initialise
-from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL, row_numbers
+from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL
 
 # Fixed parts of the prompt, one token each.
 PHRASES = (
