@@ -82,9 +82,20 @@ def test_who_sees_to_it_and_what_became_of_its_clip_come_without_asking(incident
     expect(detail.locator(".clip-note")).to_have_text("no clip: the disk is full")
 
 
-def test_its_picture_shows_once_it_is_there(gateway, open_page):
+# Effects of the components run a frame after they are drawn, or 35 ms after where no frame comes.
+SLOW_EFFECTS = """() => {
+  const later = setTimeout;
+  window.requestAnimationFrame = (callback) => later(callback, 1000);
+  window.setTimeout = (callback, delay, ...rest) => later(callback, delay === 35 ? 1000 : delay, ...rest);
+}"""
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["page", "slow page"])
+def test_its_picture_shows_once_it_is_there(gateway, open_page, slow):
     page = open_page(f"{gateway.url}/#/incidents", ready="h1")
     expect(page.locator(".nav-count")).to_be_visible()
+    if slow:
+        page.evaluate(SLOW_EFFECTS)
     page.route("**/snapshot.jpg", lambda route: route.fulfill(status=404, json={"error": "not made yet"}))
     name = running(gateway, next(OTHERS))
     say_yes(gateway, name)

@@ -1,6 +1,6 @@
 // One incident as a line of a list.
 import { incidentPath } from "./api.js";
-import { html, useEffect, useState } from "./dom.js";
+import { html, useState } from "./dom.js";
 import { ago, clock, duration, moment, now, words } from "./format.js";
 import { Badge, SeverityBadge } from "./parts.js";
 
@@ -29,10 +29,10 @@ export function StateOf({ incident }) {
 
 /** The picture of the moment; nothing where there is none. */
 export function Snapshot({ incident, large = false }) {
-  const [missing, setMissing] = useState(false);
-  // Of a new incident there is none yet; by the time its clip is there, or cannot be had, there is.
-  useEffect(() => setMissing(false), [incident.clip]);
-  if (missing || !incident.snapshot_url) return html`<span class=${`snapshot none ${large ? "large" : ""}`}>${large ? "No picture of it" : ""}</span>`;
+  // Of a new incident there is none yet; by the time its clip is there, or cannot be had, there is. No effect takes it
+  // back: on a slow page it would run after the refusal.
+  const [missingAt, setMissingAt] = useState(null);
+  if (missingAt === incident.clip || !incident.snapshot_url) return html`<span class=${`snapshot none ${large ? "large" : ""}`}>${large ? "No picture of it" : ""}</span>`;
   return html`<img class=${`snapshot ${large ? "large" : ""}`} src=${`${incidentPath(incident.id)}/snapshot.jpg`} loading="lazy" decoding="async"
-    alt=${large ? `${words(incident.subject)} at ${incident.camera}` : ""} onError=${() => setMissing(true)} />`;
+    alt=${large ? `${words(incident.subject)} at ${incident.camera}` : ""} onError=${() => setMissingAt(incident.clip)} />`;
 }

@@ -153,15 +153,15 @@ function InFull({ incident, detail, onMuted }) {
 function Footage({ incident }) {
   const { clip, footage_note: note, clip_url: url } = incident;
   const path = `${incidentPath(incident.id)}/clip.mp4`;
-  const [gone, setGone] = useState("");
-  useEffect(() => setGone(""), [clip]);
+  const [failure, setFailure] = useState(null);
+  const gone = failure?.clip === clip ? failure.why : "";
   const failed = async () => {
     try {
       const response = await openPath(path, { headers: { Range: "bytes=0-0" } });
       await response.body?.cancel();
-      setGone("This browser cannot play the clip.");
+      setFailure({ clip, why: "This browser cannot play the clip." });
     } catch (error) {
-      setGone(error.message);
+      setFailure({ clip, why: error.message });
     }
   };
   if ((clip === "whole" || clip === "part") && !gone) {
