@@ -11,7 +11,7 @@ from camera_parts import GEOMETRY, WAIT_S, camera_bench, until
 
 from cluster.config import CameraEntry, camera_settings
 from cluster.decoder.running_camera import RunningCamera
-from cluster.engine.simulated import SimulatedEngine
+from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
 from cluster.lab.bench.window_accounting import CameraBooks, Counted, account
 from cluster.models.loading import load_shape
 from cluster.replica import window_accounting
@@ -22,22 +22,13 @@ from cluster.types import MICROSECONDS, Answer
 STRIDE_S = 2.0
 
 
-class Free:
-    """StepRunner that takes no time."""
-
-    spread = 0.0
-
-    def seconds(self, windows) -> float:
-        return 0.0
-
-
 class Replica:
     """A replica's frames and its engine thread; the engine takes no time."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
         self._lock = threading.Lock()
-        engine = SimulatedEngine(load_shape("demo"), Free())
+        engine = SimulatedEngine(load_shape("demo"), ZeroStepCosts())
         self.worker = EngineWorker(engine, self, inbox=64)
         self.worker.start()
 

@@ -9,3 +9,4 @@ from cluster.engine.simulated.engine import DEMO_SCORES as DEMO_SCORES
 from cluster.engine.simulated.engine import ScoreStatistics as ScoreStatistics
 from cluster.engine.simulated.engine import SimulatedEngine as SimulatedEngine
 from cluster.engine.simulated.engine import StepCosts as StepCosts
+from cluster.engine.simulated.engine import ZeroStepCosts as ZeroStepCosts

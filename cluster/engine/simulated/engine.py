@@ -87,6 +87,16 @@ class StepCosts(Protocol):
         ...
 
 
+class ZeroStepCosts:
+    """Steps that take no time: measures or tests what surrounds the engine."""
+
+    spread = 0.0
+
+    def seconds(self, windows: Sequence[TokenCount]) -> float:  # noqa: ARG002
+        """Always 0."""
+        return 0.0
+
+
 class SimulatedEngine(WindowedEngine):
     """The :class:`~cluster.engine.base.Engine` without a model. All calls from one thread.
 

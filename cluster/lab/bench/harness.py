@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import operator
 import os
 import platform
+import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -158,6 +160,16 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+
+
+def mean_logit_diff(pairs: Iterable[tuple[float, float]]) -> float:
+    """Mean of ``|logit(a) - logit(b)|`` over pairs of scores, which are clipped by 1e-9 at 0 and 1."""
+
+    def logit(score: float) -> float:
+        clipped = min(max(score, 1e-9), 1 - 1e-9)
+        return math.log(clipped / (1 - clipped))
+
+    return statistics.fmean(abs(logit(a) - logit(b)) for a, b in pairs)
 
 
 Goals = Mapping[str, tuple[str, float]]

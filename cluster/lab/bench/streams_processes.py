@@ -28,7 +28,7 @@ from cluster.lab.bench.processes import serve
 from cluster.replica import frames_service as frames
 from cluster.replica.frames_service import HandedOver, WindowCounters
 from cluster.replica.worker import EngineWorker
-from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSpec, TokenCount
+from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSpec
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
 from cluster.wire import ingest
@@ -88,24 +88,15 @@ class Cameras:
         self.lost += len(events)
 
 
-class Free:
-    """Steps that take no time: what is measured is what there is around them."""
-
-    spread = 0.0
-
-    def seconds(self, windows: Sequence[TokenCount]) -> float:  # noqa: ARG002
-        return 0.0
-
-
 class Windows:
     """Frames into the engine's thread, windows counted (``FrameHandler`` and ``WorkerEvents``)."""
 
     def __init__(self) -> None:
         # The other roles are to start without them.
-        from cluster.engine.simulated import SimulatedEngine
+        from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
         from cluster.models.loading import load_shape
 
-        engine = SimulatedEngine(load_shape("demo"), Free())
+        engine = SimulatedEngine(load_shape("demo"), ZeroStepCosts())
         self.geometry = engine.geometry
         self.worker = EngineWorker(engine, self)
         self.worker.start()

@@ -10,7 +10,6 @@ frame before they end.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import tempfile
 import time
@@ -29,7 +28,7 @@ from cluster.lab.bench.frames import (
     read_clip,
     span_seconds,
 )
-from cluster.lab.bench.harness import BenchResult, print_progress
+from cluster.lab.bench.harness import BenchResult, mean_logit_diff, print_progress
 from cluster.lab.report.compare import answer_in_full
 from cluster.models import load_model
 from cluster.registry import refresh_policies
@@ -195,10 +194,4 @@ def _row(clip: Path, name: str, full: Measured, exact: Measured | None, result: 
 
 
 def _logit_diff(reference: Measured, result: Measured) -> float:
-    pairs = zip(reference.answers, result.answers, strict=True)
-    return statistics.fmean(abs(_logit(a.score) - _logit(b.score)) for a, b in pairs)
-
-
-def _logit(score: float) -> float:
-    score = min(max(score, 1e-9), 1 - 1e-9)
-    return math.log(score / (1 - score))
+    return mean_logit_diff((a.score, b.score) for a, b in zip(reference.answers, result.answers, strict=True))

@@ -20,7 +20,7 @@ from typing import Any
 from cluster.lab.bench.engines.contestants import CONTESTANTS, Contestant, check
 from cluster.lab.bench.engines.interleaved import Entrant, Measured, run_interleaved
 from cluster.lab.bench.frames import add_clip_arguments, clip_names, made_clips, prune_clip, read_clip
-from cluster.lab.bench.harness import BenchResult, print_progress
+from cluster.lab.bench.harness import BenchResult, mean_logit_diff, print_progress
 from cluster.models import load_model
 from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSpec
 
@@ -122,15 +122,10 @@ def _row(contestant: Contestant, all_measured: Mapping[str, Measured]) -> dict[s
         "latency_s": round(measured.latency_s, 3),
         "prefix_hits": None if measured.hit_rate is None else round(measured.hit_rate, 4),
         "windows_per_s": round(measured.windows_per_s, 3),
-        "logit_diff": round(statistics.fmean(abs(_logit(a) - _logit(b)) for a, b in pairs), 4) if pairs else None,
+        "logit_diff": round(mean_logit_diff((a.score, b.score) for a, b in pairs), 4) if pairs else None,
         "agreement": round(statistics.fmean(a.positive == b.positive for a, b in pairs), 3) if pairs else None,
     }
 
 
 def _sorted(measured: Measured) -> list[Answer]:
     return sorted(measured.answers, key=lambda answer: (answer.stream, answer.window, answer.question))
-
-
-def _logit(answer: Answer) -> float:
-    score = min(max(answer.score, 1e-9), 1 - 1e-9)
-    return math.log(score / (1 - score))

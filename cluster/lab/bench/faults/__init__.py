@@ -1,7 +1,4 @@
-"""Faults that nobody is told of: wrong positions, missed objects, lost memories, blind cameras, open doors.
-
-Each part causes one kind of fault on the code and processes that production runs, and counts what comes of it.
-"""
+"""Fault injection on production code and processes: one part per fault, each with a figure and a goal."""
 
 from __future__ import annotations
 
@@ -25,7 +22,10 @@ PARTS: dict[str, str] = {
     "decoder": "decoder_bomb_mb: growth of a decoder by hostile streams",
     "delay": "other_camera_delay_ms: a load while another camera's write takes 1.5 s",
 }
-"""Part -> its figure and what it is; each is the module of that name here, with ``measure(seed) -> Part``."""
+"""Part -> its figure and what it is; each has a module here with ``measure(seed) -> Part``."""
+
+MODULES = {"doors": "gateway_attacks", "gap": "packet_loss", "gate": "static_gate"}
+"""Modules of parts whose names differ."""
 
 GOALS: dict[str, tuple[str, float]] = {
     "positions_wrong": ("<=", 0.0),
@@ -62,5 +62,5 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 def _measure(name: str, args: argparse.Namespace) -> Part:
     options = {"names": args.fault, "repeat": args.repeat, "folder": args.folder} if name == "cluster" else {}
-    part: Part = import_module(f"cluster.lab.bench.faults.{name}").measure(args.seed, **options)
+    part: Part = import_module(f"cluster.lab.bench.faults.{MODULES.get(name, name)}").measure(args.seed, **options)
     return part

@@ -28,6 +28,7 @@ from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineS
 from cluster.errors import SightlineError
 from cluster.lab.bench import hostile_video
 from cluster.lab.bench.harness import Part
+from cluster.lab.bench.processes import process_memory_mib
 from cluster.types import PatchGeometry
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
@@ -133,27 +134,22 @@ def run_camera(path: Path) -> PipelineStatus:
     return pipeline.status()
 
 
-def _resident(key: str) -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith(key)).split()[1]) * 1024 / MIB
-
-
 def main(small: Path, path: Path) -> None:
     """Prints one line of JSON."""
     run_camera(small)
     gc.collect()
     # The high-water mark begins anew.
     Path("/proc/self/clear_refs").write_text("5")
-    before = _resident("VmRSS")
+    before = process_memory_mib("VmRSS")
     status = run_camera(path)
-    peak = _resident("VmHWM") - before
+    peak = process_memory_mib("VmHWM") - before
     gc.collect()
     refused = status.reason if status.state.value == "error" else None
     print(
         json.dumps(
             {
                 "peak_mb": round(peak, 1),
-                "kept_mb": round(_resident("VmRSS") - before, 1),
+                "kept_mb": round(process_memory_mib("VmRSS") - before, 1),
                 "pictures": status.frames_decoded,
                 "refused": refused,
             }

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from cluster.lab.bench.fuzz.documents import DocumentCases
 from cluster.lab.bench.fuzz.http import HttpCases
 from cluster.lab.bench.fuzz.rpc import RpcCases
 from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.processes import process_memory_mib
 
 SHARES = {"rpc": 0.4, "http": 0.3, "documents": 0.3}
 AT_ONCE = 24
@@ -152,8 +152,8 @@ async def _all(
         # The first tenth fills every pool and cache that there is.
         for start, end in ((0, counts[part] // 10), (counts[part] // 10, counts[part])):
             await _part(part, case, seed, range(first[part] + start, first[part] + end), report, process)
-            before = before or _resident_mib(process.pid)
-        growth = _resident_mib(process.pid) - before if process.returncode is None else 0.0
+            before = before or process_memory_mib("VmRSS", process.pid)
+        growth = process_memory_mib("VmRSS", process.pid) - before if process.returncode is None else 0.0
         report.growth_mib = max(report.growth_mib, growth)
         if growth > GROWTH_MIB:
             report.add(part, f"the process grew by {growth:.0f} MiB over the cases of {part}")
@@ -176,14 +176,6 @@ async def _part(
                 report.add(part, f"{part}:{number}: {failure}")
 
     await asyncio.gather(*(work() for _ in range(1 if part == "documents" else AT_ONCE)))
-
-
-def _resident_mib(pid: int) -> float:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def unexpected_in(log: str) -> list[str]:

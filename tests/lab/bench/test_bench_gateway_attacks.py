@@ -1,15 +1,15 @@
-"""One attack on a real process of a gateway; what is wrong with an attack itself is no attack that was beaten off."""
+"""One attack on a real gateway process; an attack that fails by itself is an error, not a pass."""
 
 from __future__ import annotations
 
 import pytest
 
 from cluster.errors import SightlineError
-from cluster.lab.bench.faults import doors
+from cluster.lab.bench.faults import gateway_attacks
 
 
 def test_an_attack_has_a_row(tmp_path) -> None:
-    row = doors.attacked(tmp_path, "reflection", ())
+    row = gateway_attacks.measure_attack(tmp_path, "reflection", ())
     assert "status 16" in row["seen"], "the attack arrived, and was refused for want of a token"
     assert row["asked"] > 0
     assert (row["probes_missed"], row["clients_missed"]) == (0, 0)
@@ -18,4 +18,4 @@ def test_an_attack_has_a_row(tmp_path) -> None:
 
 def test_an_attack_that_breaks_is_told(tmp_path) -> None:
     with pytest.raises(SightlineError, match="the attack 'nothing of the kind' ended before its time"):
-        doors.attacked(tmp_path, "nothing of the kind", ())
+        gateway_attacks.measure_attack(tmp_path, "nothing of the kind", ())

@@ -1,8 +1,8 @@
-"""A camera loses a second of packets: how much of its 40 s window does the next answer rest on?
+"""``window_after_gap``: share of a 40 s window that the next answer covers after a packet loss of one second.
 
-Encoded video goes packet by packet through the codec processor, the pruner, the sampler and an engine that answers at
-no cost, with one second of packets missing at a drawn instant. What cannot be decoded up to the next keyframe is
-missing too, so the share depends on how often the camera sends one.
+Packets go through the codec processor, pruner, sampler and a simulated engine, with one second of them missing at a
+random time. Frames that cannot be decoded until the next keyframe are missing too, so the share depends on the
+keyframe interval.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import numpy as np
 
 from cluster.codec import FileSource, StreamHeader
 from cluster.codec.processor import CodecProcessor
-from cluster.engine.simulated import SimulatedEngine
-from cluster.lab.bench.faults.gate import Free
+from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
 from cluster.lab.bench.harness import Part
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
@@ -43,7 +42,9 @@ def measure(seed: int) -> Part:
     with tempfile.TemporaryDirectory() as folder:
         for every_s in KEYFRAMES_S:
             header, packets = _video(Path(folder) / f"{every_s}.mp4", every_s, random)
-            shares = [_held(shape, header, packets, at_s) for at_s in random.uniform(WINDOW_S, 60.0, LOSSES)]
+            shares = [
+                _coverage_after_loss(shape, header, packets, at_s) for at_s in random.uniform(WINDOW_S, 60.0, LOSSES)
+            ]
             rows.append(
                 {
                     "keyframe_s": every_s,
@@ -78,9 +79,11 @@ def _video(path: Path, every_s: int, random: np.random.Generator) -> tuple[Strea
     return source.open(), list(source.packets())
 
 
-def _held(shape: VisionLanguageModel, header: StreamHeader, packets: list[EncodedPacket], at_s: float) -> float:
+def _coverage_after_loss(
+    shape: VisionLanguageModel, header: StreamHeader, packets: list[EncodedPacket], at_s: float
+) -> float:
     """Share of the first window that ends behind the loss whose time is covered by frames that it holds."""
-    engine = SimulatedEngine(shape, Free(), sleep=lambda _: None)
+    engine = SimulatedEngine(shape, ZeroStepCosts(), sleep=lambda _: None)
     engine.admit(StreamSpec("gap", (Question("q", "Is anyone there?"),), WINDOW_S, STRIDE_S, static_gate=False))
     processor, sampler = CodecProcessor(shape.geometry), PatchSampler("gap", make_pruner("replenish"), 2.0)
     processor.open(header)

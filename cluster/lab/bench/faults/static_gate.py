@@ -1,4 +1,4 @@
-"""Objects that appear in an anchor itself: does an answer of before go on standing?
+"""``gate_missed``: objects that first appear in an anchor frame and do not reopen the static gate.
 
 Samples of a quiet camera (texture, a sensor's noise) go through every pruner, the sampler, and the static gate of an
 engine that answers at no cost. An I-frame has no vectors, so an anchor's change is in its luma alone.
@@ -6,7 +6,6 @@ engine that answers at no cost. An I-frame has no vectors, so an anchor's change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cluster.codec.picture import LumaDifference
-from cluster.engine.simulated import SimulatedEngine
+from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
 from cluster.lab.bench.harness import Part
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
@@ -28,12 +27,12 @@ SAMPLES_PER_S = 2
 ANCHOR_S, STRIDE_S, WINDOW_S = 8, 4, 16
 QUIET_S, AFTER_S = 24, STRIDE_S + 1
 NOISE = 1.2
-"""Of the sensor, grey levels."""
+"""Standard deviation of sensor noise, grey levels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
-    """What appears: ``top``, ``left``, ``side`` in pixels of the grid, ``contrast`` in grey levels."""
+class AppearingObject:
+    """An object that appears: ``top``, ``left``, ``side`` in pixels of the grid, ``contrast`` in grey levels."""
 
     top: int
     left: int
@@ -50,14 +49,14 @@ def measure(seed: int) -> Part:
     shape = load_shape("demo")
     grid = PatchGrid(16, 16, shape.geometry.patch, shape.geometry.merge, shape.geometry.temporal)
     random = np.random.default_rng(seed)
-    things = [_thing(random, grid) for _ in range(OBJECTS)]
+    objects = [_random_object(random, grid) for _ in range(OBJECTS)]
     scene = _scene(random, grid)
     rows: list[dict[str, Any]] = []
     for name in pruners.names():
         quiet = _Camera(name, grid, scene)
         quiet.run(random, QUIET_S)
         answers = quiet.answers[2:]
-        missed = sum(_stands(quiet, thing, random) for thing in things)
+        missed = sum(_is_missed(quiet, appearing, random) for appearing in objects)
         gated = sum(answer.gated for answer in answers)
         rows.append({"pruner": name, "objects": OBJECTS, "missed": missed, "quiet": len(answers), "quiet_gated": gated})
     note = (
@@ -67,10 +66,10 @@ def measure(seed: int) -> Part:
     return Part({"gate_missed": float(sum(row["missed"] for row in rows))}, rows, [note])
 
 
-def _thing(random: np.random.Generator, grid: PatchGrid) -> Thing:
+def _random_object(random: np.random.Generator, grid: PatchGrid) -> AppearingObject:
     side = int(random.integers(2 * grid.patch, 12 * grid.patch))
     top, left = random.integers(0, (grid.height - side, grid.width - side))
-    return Thing(int(top), int(left), side, int(random.integers(25, 110)) * int(random.choice([-1, 1])))
+    return AppearingObject(int(top), int(left), side, int(random.integers(25, 110)) * int(random.choice([-1, 1])))
 
 
 def _scene(random: np.random.Generator, grid: PatchGrid) -> UInt8Array:
@@ -78,10 +77,10 @@ def _scene(random: np.random.Generator, grid: PatchGrid) -> UInt8Array:
     return random.integers(120, 137, (grid.height, grid.width)).astype(np.uint8)
 
 
-def _stands(quiet: _Camera, thing: Thing, random: np.random.Generator) -> bool:
-    """Whether no window is computed within a stride of its appearance."""
+def _is_missed(quiet: _Camera, appearing: AppearingObject, random: np.random.Generator) -> bool:
+    """Whether every window within a stride of its appearance is gated."""
     camera = quiet.copy()
-    camera.thing = thing
+    camera.appearing = appearing
     camera.run(random, AFTER_S)
     return all(answer.gated for answer in camera.answers)
 
@@ -91,7 +90,7 @@ class _Camera:
 
     def __init__(self, pruner: str, grid: PatchGrid, scene: UInt8Array) -> None:
         self.answers: list[Answer] = []
-        self.thing: Thing | None = None
+        self.appearing: AppearingObject | None = None
         self._grid, self._scene = grid, scene
         self._spec = StreamSpec("gate", (Question("q", "Is anyone on the ground?"),), WINDOW_S, STRIDE_S)
         self._engine = _engine(load_shape("demo"))
@@ -101,7 +100,7 @@ class _Camera:
         self._index = 0
 
     def copy(self) -> _Camera:
-        """One that goes on by itself from here, with no answers yet."""
+        """An independent copy in the same state, with no answers yet."""
         other = object.__new__(_Camera)
         other.__dict__ |= self.__dict__
         other.answers = []
@@ -120,8 +119,8 @@ class _Camera:
         grid, index = self._grid, self._index
         self._index += 1
         luma = self._scene.copy()
-        if self.thing is not None:
-            self.thing.draw(luma)
+        if self.appearing is not None:
+            self.appearing.draw(luma)
         luma = np.clip(luma + random.normal(0, NOISE, luma.shape), 0, 255).astype(np.uint8)
         zero = np.zeros((grid.rows, grid.cols), np.float32)
         change = ChangeGrid(zero, zero, zero, luma=self._difference(luma), cue="vectors+luma", frames=1)
@@ -132,14 +131,4 @@ class _Camera:
 
 
 def _engine(shape: VisionLanguageModel) -> SimulatedEngine:
-    return SimulatedEngine(shape, Free(), sleep=lambda _: None)
-
-
-class Free:
-    """Steps that take no time."""
-
-    spread = 0.0
-
-    def seconds(self, windows: Sequence[object]) -> float:
-        del windows
-        return 0.0
+    return SimulatedEngine(shape, ZeroStepCosts(), sleep=lambda _: None)

@@ -1,7 +1,7 @@
-"""``open_door_mb``: how far the process of a gateway grows under whatever callers without a token can do to it.
+"""``open_door_mb``: peak memory growth of a gateway process under attacks by unauthenticated callers.
 
-Every attack has a process of its own, with the servers and limits that production has. While it goes on, new
-connections ask for health over HTTP and gRPC, and a client with a token asks for the cameras over both.
+Every attack runs against its own process with production's servers and limits. Meanwhile new connections send health
+probes over HTTP and gRPC, and an authenticated client lists the cameras over both.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from cluster.hosts import raise_file_limit
 from cluster.lab.bench.faults.attacks import PLAIN, TLS, Target
 from cluster.lab.bench.fuzz.server import TOKEN, serve
 from cluster.lab.bench.harness import Part
+from cluster.lab.bench.processes import process_memory_mib
 from cluster.wire.tls import TlsFiles
 
 PROBE_S = 3.0
-"""A probe that is answered later was not answered."""
+"""Timeout of a probe."""
 BEARER = f"Bearer {TOKEN}"
-MIB = 2**20
 FILES = 8192
 
 
@@ -45,8 +45,8 @@ def measure(seed: int) -> Part:
     with tempfile.TemporaryDirectory(prefix="sightline-doors-") as name:
         folder = Path(name)
         files = _certificate(folder)
-        rows = [attacked(folder, what, ()) for what in PLAIN]
-        rows += [attacked(folder, what, files) for what in TLS]
+        rows = [measure_attack(folder, what, ()) for what in PLAIN]
+        rows += [measure_attack(folder, what, files) for what in TLS]
     missed = sum(row[kind] for row in rows for kind in ("probes_missed", "clients_missed"))
     refused = sum(row["rpc_probes_missed"] for row in rows)
     notes = [
@@ -56,8 +56,8 @@ def measure(seed: int) -> Part:
     return Part({"open_door_mb": max(row["growth_mb"] for row in rows)}, rows, notes)
 
 
-def attacked(folder: Path, what: str, tls: tuple[Path, ...]) -> dict[str, Any]:
-    """The row of one attack.
+def measure_attack(folder: Path, what: str, tls: tuple[Path, ...]) -> dict[str, Any]:
+    """Run one attack against a new gateway process; returns its row of the table.
 
     Raises:
         SightlineError: the gateway, or whoever attacks it, died.
@@ -71,7 +71,7 @@ def attacked(folder: Path, what: str, tls: tuple[Path, ...]) -> dict[str, Any]:
         }
         for ask in asking.values():
             ask()
-        before = _memory(process, "VmRSS")
+        before = process_memory_mib("VmRSS", process)
         Path(f"/proc/{process}/clear_refs").write_text("5")
         asked, missed, slowest = 0, dict.fromkeys(asking, 0), 0.0
         with _forked(_attack, what, target) as (_, seen):
@@ -84,7 +84,7 @@ def attacked(folder: Path, what: str, tls: tuple[Path, ...]) -> dict[str, Any]:
                         missed[kind] += 1
                     asked, slowest = asked + 1, max(slowest, time.monotonic() - began)
             outcomes = _received(seen, f"the attack {what!r}")
-        growth = (_memory(process, "VmHWM") - before) / MIB
+        growth = process_memory_mib("VmHWM", process) - before
     return {
         "attack": what,
         "growth_mb": round(growth, 1),
@@ -99,7 +99,7 @@ def attacked(folder: Path, what: str, tls: tuple[Path, ...]) -> dict[str, Any]:
 
 @contextmanager
 def gateway(folder: Path, tls: tuple[Path, ...] = ()) -> Iterator[tuple[int, Target]]:
-    """Its process id and ports; ``tls``: certificate and key.
+    """Start a gateway process; yields its process id and ports. ``tls``: certificate and key.
 
     Raises:
         SightlineError: it did not start, or died.
@@ -115,8 +115,8 @@ def gateway(folder: Path, tls: tuple[Path, ...] = ()) -> Iterator[tuple[int, Tar
 
 @contextmanager
 def _forked(function: Callable[..., None], *arguments: Any) -> Iterator[tuple[BaseProcess, Connection]]:
-    """A process with the other end of a pipe, killed in the end."""
-    # Of one that has imported everything: what it has in common with others is no growth of it.
+    """Start a process with one end of a pipe; yields it with the other end, and kills it afterwards."""
+    # Forked from a server that has imported everything, so that imports do not count as growth.
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload([serve.__module__])
     ours, its = forking.Pipe()
@@ -188,7 +188,7 @@ def _rpc_probe(target: Target, tls: tuple[Path, ...]) -> Callable[[], None]:
 
 @contextmanager
 def _rpc_client(target: Target, tls: tuple[Path, ...]) -> Iterator[Callable[[], None]]:
-    """Of one connection, which was there before the attack: an agent that pushes."""
+    """An authenticated call over one connection opened before the attack, like a push agent's."""
     with _channel(target, tls) as channel:
         stub, metadata = cameras_pb2_grpc.CamerasStub(channel), (("authorization", BEARER),)
 
@@ -196,12 +196,6 @@ def _rpc_client(target: Target, tls: tuple[Path, ...]) -> Iterator[Callable[[], 
             stub.List(cameras_pb2.ListCamerasRequest(), metadata=metadata, timeout=PROBE_S)
 
         yield ask
-
-
-def _memory(process: int, key: str) -> float:
-    """Bytes, of ``/proc/PID/status``."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
