@@ -1,6 +1,6 @@
-"""ReKV (Di et al., ICLR 2025, section 3.2): the frames nearest to the question, the same ones for all heads of a layer.
+"""ReKV (Di et al., ICLR 2025; internal retrieval): the frames nearest to the question, the same for a layer's heads.
 
-As its published code does it (``model/attention/kv_cache_manager.py``, ``chunk_size`` 1).
+As its published code does it (Becomebright/ReKV, ``model/attention/kv_cache_manager.py``, ``chunk_size`` 1).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class ReKV(Retriever):
     With GQA the code repeats a key head for each of its query heads. The mean over all rows of a key head gives the
     same order, since every key head has equally many query heads. Of equal scores the older frame comes first.
 
-    What the paper does not have: a compressor may leave a head without a frame. That head then counts the frame like
-    the average of those it has, and has none of its tokens to read. A cluster counts as part of its newest frame, which
-    is exact for the organisers ``frames`` and ``tokens``. All rows of the prompt are averaged, published: the words of
-    the question. Window and waiting frames are always read, published: retrieved frames and the system prompt alone.
+    Differences: a compressor may leave a head without a frame; that head counts the frame like the average of those it
+    has, and has none of its tokens to read. A cluster belongs to its newest frame, which is exact with the organisers
+    ``frames`` and ``tokens``. All rows of the prompt are averaged (published: the question's words alone). Window and
+    waiting frames are always read (published: the system prompt and the retrieved frames alone).
 
     Args:
         frames: how many; all, where there are fewer.
