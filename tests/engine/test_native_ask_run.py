@@ -115,6 +115,7 @@ def test_prefetch_changes_when_blocks_come_and_not_which() -> None:
             engine.model, engine._system, None, memory, retriever, AskSpec("cam", TEXT), engine._ends, prefetch=prefetch
         )
         run.step()
+        assert (run.retrieval.prefetcher.stats.predicted > 0) is prefetch
         found.append((run.logits, run.retrieval.stats.fetched_tokens))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] < memory.tokens

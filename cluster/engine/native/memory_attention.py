@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -159,7 +161,8 @@ class MemoryAttention:
     """Attention called by every decoder layer for a question's rows (see ``attention.attention``): over the local
     context, the retrieved KV, and the earlier rows.
 
-    The first pass retrieves each layer's KV; later passes, for the answer's tokens, reuse it.
+    The first pass retrieves each layer's KV; later passes, for the answer's tokens, reuse it. Between attention and MLP
+    of a layer, the next layer's query is predicted and its blocks are prefetched.
 
     Args:
         model: for positions and rotary.
@@ -191,9 +194,21 @@ class MemoryAttention:
         self._set_positions(positions)
         hidden = embeds[None, :, : self._model.text_config.hidden_size]
         identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
-        for index in range(len(self._model.layers)):
-            hidden = self._model.run_layer(index, hidden, embeds, position_embeddings=identity, ragged=self)
+        predicts = not self._context and self._retrieval is not None and self._retrieval.prefetches
+        last = len(self._model.layers) - 1
+        for index in range(last + 1):
+            with self._predicting(index + 1) if predicts and index < last else nullcontext():
+                hidden = self._model.run_layer(index, hidden, embeds, position_embeddings=identity, ragged=self)
         return hidden[0]
+
+    def _predicting(self, layer: int) -> AbstractContextManager[None]:
+        return self._model.watch_attention(layer - 1, partial(self._predict, layer))
+
+    def _predict(self, layer: int, hidden: Tensor) -> None:
+        """Prefetch a layer's blocks with its own query of ``hidden [1, n, D]``, which lacks the MLP before it alone."""
+        assert self._retrieval is not None
+        query = self._model.raw_query(layer, hidden)[0]
+        self._retrieval.prefetch(layer, query.reshape(self._model.text_config.num_key_value_heads, -1, query.shape[2]))
 
     def _set_positions(self, positions: Tensor) -> None:
         cos, sin = self._model.rotary(positions)

@@ -43,6 +43,11 @@ class Retriever(ABC):
         """Select for the query rows ``[H, r, D]`` of all key heads of a layer, one table each: here each for itself."""
         return [self.select(rows, table) for rows, table in zip(query, tables, strict=True)]
 
+    def for_prediction(self) -> Retriever:
+        """What selects for a predicted query. It selects more: one block that was not predicted costs as much waiting
+        as a whole layer's. By default the same."""
+        return self
+
 
 def best_scores(query: Tensor, mean: Tensor) -> Tensor:
     """Largest dot product of any row of ``query [r, D]`` with each of ``mean [c, D]``: ``[c]``."""

@@ -33,6 +33,10 @@ class WiCSum(Retriever):
     def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
         return wicsum(query, table.mean, table.count, self.ratio)
 
+    def for_prediction(self) -> WiCSum:
+        """With twice the share."""
+        return WiCSum(ratio=min(1.0, 2 * self.ratio))
+
 
 def wicsum(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3) -> Retrieved:
     """Clusters that together hold more than ``ratio`` of the attention that each query row is expected to give.

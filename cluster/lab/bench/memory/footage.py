@@ -92,8 +92,7 @@ class Watched:
 
 
 class Listener(Retriever):
-    """A retriever that remembers what it was asked. A layer is asked about twice where blocks are fetched ahead: by the
-    layer before, then by its own rows, which are the last.
+    """A retriever that remembers what it was asked, predictions apart.
 
     ``found`` by table: the query rows ``[r, D]``, and for each token whether it was among those named ``[n]``.
     """
@@ -113,6 +112,10 @@ class Listener(Retriever):
             # As the table is now: a cluster may be split once the question is over.
             self.found[id(table)] = rows.float().clone(), torch.isin(table.of_token, one.clusters)
         return chosen
+
+    def for_prediction(self) -> Retriever:
+        """See :class:`Retriever`."""
+        return self._retriever.for_prediction()
 
     def of(self, memory: StreamMemory, layer: int, head: int) -> tuple[Tensor, Tensor]:
         """What was found for a layer's and head's own rows."""
