@@ -61,19 +61,24 @@ def compress(memory: StreamMemory, share: float) -> bool:
     if all(kv.tokens == heads[0].tokens for heads in whole for kv in heads):
         layers = [_stacked(heads) for heads in whole]
         chosen = memory.compressor.select(layers, int(share * layers[0].tokens))
+        weighed = memory.compressor.weigh(layers, chosen)
         kept = [list(stays) for stays in chosen]
+        weights = [[None] * len(stays) if of is None else list(of) for of, stays in zip(weighed, kept, strict=True)]
     else:
         # Heads that lost blocks hold fewer tokens: compress each separately.
-        columns = [
-            memory.compressor_of_head(h).select(
-                [heads[h] for heads in whole], int(share * max(heads[h].tokens for heads in whole))
-            )
-            for h in range(len(whole[0]))
-        ]
-        kept = [[column[number][0] for column in columns] for number in range(len(whole))]
+        kept, weights = [[] for _ in whole], [[] for _ in whole]
+        for h in range(len(whole[0])):
+            layers = [heads[h] for heads in whole]
+            compressor = memory.compressor_of_head(h)
+            chosen = compressor.select(layers, int(share * max(layer.tokens for layer in layers)))
+            for number, (stays, of) in enumerate(zip(chosen, compressor.weigh(layers, chosen), strict=True)):
+                kept[number].append(stays[0])
+                weights[number].append(None if of is None else of[0])
     for number, h, head in memory.iter_heads():
         before = head.tokens
-        if not memory.keep_tokens(number, h, kept[number][h].cpu(), loaded[number][h]):
+        weight = weights[number][h]
+        new = None if weight is None else weight.cpu()
+        if not memory.keep_tokens(number, h, kept[number][h].cpu(), loaded[number][h], new):
             return False
         memory.counts.compressed_away += before - len(kept[number][h])
     return memory.publish() and memory.make_durable()
@@ -114,9 +119,12 @@ def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[
     order = of_token.argsort(stable=True)
     for cluster, rows in enumerate(torch.split(order, head.table.count.tolist())):
         key[rows], value[rows] = blocks[cluster].key.cpu(), blocks[cluster].value.cpu()
-    kv = LayerKV(key[None], value[None], head.frame[None].to(torch.int64), head.cell[None].to(torch.int64))
+    weight = head.weight if len(head.weight) else torch.ones(head.tokens)
+    frame, cell = head.frame.to(torch.int64), head.cell.to(torch.int64)
+    kv = LayerKV(key[None], value[None], frame[None], cell[None], weight[None])
     return kv, {int(head.table.block[cluster]): block for cluster, block in blocks.items()}
 
 
 def _stacked(heads: Sequence[LayerKV]) -> LayerKV:
-    return LayerKV(*(torch.cat([getattr(kv, name) for kv in heads]) for name in ("key", "value", "frame", "cell")))
+    names = ("key", "value", "frame", "cell", "weight")
+    return LayerKV(*(torch.cat([getattr(kv, name) for kv in heads]) for name in names))

@@ -174,16 +174,23 @@ class TieredHeads:
         self._change(layer, h, lose)
         self.publish()
 
-    def keep_tokens(self, layer: int, h: int, kept: Tensor, blocks: dict[int, Block] | None = None) -> bool:
-        """Keep only the tokens ``kept`` (ascending numbers) of a head; ``blocks``: its blocks by number, if loaded.
-        False if blocks are unavailable."""
+    def keep_tokens(
+        self,
+        layer: int,
+        h: int,
+        kept: Tensor,
+        blocks: dict[int, Block] | None = None,
+        weight: Tensor | None = None,
+    ) -> bool:
+        """Keep only the tokens ``kept`` (ascending numbers) of a head; ``blocks``: its blocks by number, if loaded;
+        ``weight``: new weights of those kept. False if blocks are unavailable."""
 
         def at_hand(numbers: list[int]) -> list[Loaded]:
             assert blocks is not None
             return [Loaded(Outcome.HIT, blocks[number]) for number in numbers]
 
         load = self.block_loader(layer, h) if blocks is None else at_hand
-        return self._change(layer, h, lambda head: head.keep_tokens(kept, load))
+        return self._change(layer, h, lambda head: head.keep_tokens(kept, load, weight))
 
     def _change(self, layer: int, h: int, work: Callable[[HeadMemory], HeadChange]) -> bool:
         """Apply ``work`` to a copy of a head, to be swapped in by :meth:`publish`. False if blocks are unavailable or
