@@ -183,9 +183,10 @@ class Footage:
         return found
 
     def _watched(self, name: str) -> list[Watched]:
-        return [self._watch(name, clip, samples) for clip, samples in self.samples(name)]
+        return [self.watch(name, clip, samples) for clip, samples in self.samples(name)]
 
-    def _watch(self, name: str, clip: str, samples: Sequence[FrameSample]) -> Watched:
+    def watch(self, name: str, clip: str, samples: Sequence[FrameSample]) -> Watched:
+        """Answer a clip's windows with one model and keep what leaves them."""
         bank = ListeningBank(TierStack([Arena(_ROOM)]), listen=True)
         engine = NativeEngine(self.model(name), memories=bank)
         everything = MemorySpec(
