@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from cluster.lab.evaluation.memory.score import coverage_area, nearest_distances
+from cluster.lab.evaluation.memory.score import (
+    coverage_area,
+    largest_gap,
+    nearest_cosine_distances,
+    nearest_distances,
+)
 from cluster.memory.compress import top_tokens
 from cluster.memory.compress.cords import (
     CoRDS,
@@ -327,8 +332,8 @@ def test_heads_with_other_frames_choose_as_if_alone() -> None:
 
 
 def test_frames_are_covered_from_those_of_the_tail() -> None:
-    """Five frames at 0, 8, 9, 20, 1 of which the two newest stay: farthest from 20 and 1 is 9, not 0 as from the newest
-    alone would be 20 first; then 8 and 0 are both 1 away, and the earlier comes first."""
+    """Five frames at 0, 8, 9, 20 and 1, of which the two newest stay: 9 is farthest from both, then 0 and 8 are 1 away
+    from what was chosen, and the earlier comes first."""
     keys = torch.tensor([[0.0], [8.0], [9.0], [20.0], [1.0]])[None]
     one, stays = torch.ones(1, 5, dtype=torch.int64), torch.tensor([[False, False, False, True, True]])
     weights = {"key_weight": 1.0, "bonus": 0.0, "bonus_key_weight": 0.5}
@@ -407,13 +412,15 @@ def test_the_scores_of_a_group_by_hand() -> None:
 
 
 def test_groups_hold_every_token_of_a_cell_once_and_at_most_512() -> None:
+    def grouped(cell: torch.Tensor) -> list[list[int]]:
+        found = (zip(*each, strict=True) for each in cell_groups(cell))
+        return sorted(at[there].tolist() for pairs in found for at, there in pairs)
+
     cell = torch.tensor([[3, 1, 3, 3, 7], [1, 1, 1, 1, 1]])
-    found = sorted(at[there].tolist() for ats, theres in cell_groups(cell) for at, there in zip(ats, theres, strict=True))
-    assert found == [[0, 2, 3], [1], [4], [5, 6, 7, 8, 9]]
-    (many,) = ([at[there].tolist() for at, there in zip(*each, strict=True)] for each in cell_groups(torch.zeros(1, 1024).long()))
-    assert sorted(many) == [list(range(512)), list(range(512, 1024))]
-    sizes = sorted(int(there.sum()) for _, there in cell_groups(torch.zeros(1, 1100).long()))
-    assert sizes == [76, 1024]
+    assert grouped(cell) == [[0, 2, 3], [1], [4], [5, 6, 7, 8, 9]]
+    # The newest 512 of a cell are together.
+    numbers = list(range(1100))
+    assert grouped(torch.zeros(1, 1100, dtype=torch.int64)) == [numbers[:76], numbers[76:588], numbers[588:]]
 
 
 def test_what_was_common_stays_common_after_most_of_it_was_dropped() -> None:
@@ -515,3 +522,24 @@ def test_kept_tokens_have_distance_zero_and_others_that_of_the_nearest() -> None
 def test_the_area_is_one_where_everything_is_kept() -> None:
     assert coverage_area(torch.zeros(5), 2.0) == 1.0
     assert coverage_area(torch.tensor([0.0, 1.0, 2.0, 5.0]), 2.0) == pytest.approx((1 + 0.5) / 4)
+
+
+def test_cosine_distances_by_hand() -> None:
+    """Three tokens, the first of which is kept: the second's key is orthogonal and its value is twice the first's; the
+    third's key is opposite and its value orthogonal. Only directions count."""
+    key = torch.tensor([[[1.0, 0.0], [0.0, 3.0], [-1.0, 0.0]]])
+    value = torch.tensor([[[0.0, 1.0], [0.0, 2.0], [1.0, 0.0]]])
+    layer = LayerKV(key, value, torch.arange(3)[None], torch.arange(3)[None])
+    kept = layer.select(torch.tensor([[0]]))
+    for space, wanted in (("key", [0.0, 1.0, 2.0]), ("value", [0.0, 0.0, 1.0]), ("joint", [0.0, 0.5, 1.5])):
+        assert nearest_cosine_distances(layer, kept, space)[0].tolist() == pytest.approx(wanted)
+    # Jointly, the nearest in both at once: not the one nearest in keys and another one nearest in values.
+    two = layer.select(torch.tensor([[0, 1]]))
+    assert nearest_cosine_distances(layer, two, "joint")[0].tolist() == pytest.approx([0.0, 0.0, 1.0])
+
+
+def test_the_lead_is_the_largest_gap_of_two_distributions() -> None:
+    """At 0.5 three of four are within reach against one of four; at 1 all against two."""
+    ours, theirs = torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([0.3, 0.6, 1.5, 1.5])
+    assert largest_gap(ours, theirs, 2.0) == pytest.approx(0.5)
+    assert largest_gap(theirs, ours, 2.0) == 0.0

@@ -133,9 +133,7 @@ class CoRDS(Compressor):
         kept = torch.zeros_like(layer.frame, dtype=torch.bool).scatter_(1, stays, True)
         given = torch.zeros_like(weight)
         for at, there in cell_groups(layer.cell):
-            held = reassign_weights(
-                points.flatten(0, 1)[at], weight.view(-1)[at] * there, kept.view(-1)[at] & there
-            )
+            held = reassign_weights(points.flatten(0, 1)[at], weight.view(-1)[at] * there, kept.view(-1)[at] & there)
             given.view(-1)[at[there]] = held[there]
         return given.gather(1, stays)
 
@@ -184,7 +182,7 @@ def cell_groups(cell: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def rarities(points: Tensor, weight: Tensor) -> Tensor:
-    """Squared distances ``[g, l]`` of points ``[g, l, D]`` to the mean of their group, weighted by ``weight [g, l]``."""
+    """Squared distances ``[g, l]`` of points ``[g, l, D]`` to the mean of their group, weighted by ``weight``."""
     mean = (weight[:, None] @ points) / weight.sum(dim=1)[:, None, None].clamp(min=1e-12)
     return (points - mean).square_().sum(dim=-1)
 
@@ -198,8 +196,7 @@ def insertion_scores(points: Tensor, factor: Tensor, there: Tensor, stays: Tenso
     is infinite; else with its last, whose score is the largest number. ``there [g, l]``: which points exist; the last
     ones do.
     """
-    groups, length = there.shape
-    row = torch.arange(groups, device=points.device)
+    row = torch.arange(len(there), device=points.device)
     begins = stays.clone()
     begins[:, -1] |= ~stays.any(dim=1)
     # [g, j, i]: from i to j. Centred: less is lost to rounding where points are much alike.

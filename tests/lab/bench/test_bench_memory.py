@@ -14,7 +14,8 @@ from cluster.errors import ConfigError
 from cluster.lab.bench.harness import against_goals, main
 from cluster.lab.bench.memory import GOALS, PARTS
 from cluster.lab.bench.memory.footage import Listener, made_chunks
-from cluster.lab.scenes.street_clips import make_clip
+from cluster.lab.bench.memory.objects import COMPARED, object_cells
+from cluster.lab.scenes.street_clips import ClipTruth, StreetObject, make_clip
 from cluster.memory.organise.table import ClusterTable, NewTokens
 from cluster.memory.retrieve.top_k import TopK
 from cluster.registry import compressors
@@ -50,7 +51,34 @@ def test_every_compressor_is_held_to_the_cap_and_timed(clip: Path, tmp_path: Pat
         assert found["figures"][f"compress_share_{name}"] == max(shares) > 0
     for row in rows["coverage"]:
         assert 0 < row["held"] <= row["tokens"] // int(row["cap"][2:])
-        assert all(0 <= row[f"coverage_{space}"] <= 1 for space in ("key", "value", "joint"))
+        for space in ("key", "value", "joint"):
+            assert 0 <= row[f"coverage_{space}"] <= 1
+            assert 0 <= row[f"cosine_{space}"] <= 1
+            assert -1 <= row[f"cosine_lead_{space}"] <= 1
+            assert row["compressor"] != "infinipot_v" or row[f"cosine_lead_{space}"] == 0
+
+
+def test_cells_of_moving_objects_by_hand() -> None:
+    """Cells of 10 x 10 pixels: a moving box over one cell, half of the next and less of the third; one that stands."""
+    truth = ClipTruth("street", 0, 40, 20, 1.0)
+    moving, still = StreetObject(0, "car", (0, 0, 15, 10), True), StreetObject(1, "person", (20, 10, 40, 20), False)
+    truth.frames = [[], [moving, still]]
+    assert object_cells(truth, 0.0, 2, 4) == set()
+    assert object_cells(truth, 1.0, 2, 4) == {0, 1}
+    truth.frames[1][0] = StreetObject(0, "car", (1, 0, 14, 10), True)
+    assert object_cells(truth, 1.0, 2, 4) == {0}
+
+
+def test_what_is_kept_of_objects_is_counted(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.lab.bench.memory.objects.TUNED", ())
+    monkeypatch.setattr("cluster.lab.bench.memory.objects.HELD_OUT", (("street", 3),))
+    found = measured(clip, tmp_path, "--part", "objects", "--object-seconds", "30")
+    assert {row["compressor"] for row in found["rows"]} == set(COMPARED)
+    for row in found["rows"]:
+        assert found["figures"][f"object_kept_{row['compressor']}_quarter"] == row["object_kept"]
+        assert 0 < row["held"] <= 0.25
+        assert 0 < row["object"] < 0.1
+        assert row["compressions"] > 0
 
 
 def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def measure(footage: Footage) -> Part:
                 found = _row(chunks, cells, compressor, options)
                 rows.append({"clip": f"{kind} {seed}", "held_out": held_out, "compressor": name, **found})
             print(f"objects: {kind} {seed}", file=sys.stderr)
+    # The worst of the clips held out.
     figures = {
         f"object_kept_{name}_quarter": min(
             row["object_kept"] for row in rows if row["held_out"] and row["compressor"] == name
