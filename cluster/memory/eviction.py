@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from cluster.memory.head_memory import NAMES_BYTES, BlocksLostError, BlocksUnavailableError, LayerKV
 from cluster.memory.tiers.base import Block
@@ -61,24 +62,27 @@ def compress(memory: StreamMemory, share: float) -> bool:
     if all(kv.tokens == heads[0].tokens for heads in whole for kv in heads):
         layers = [_stacked(heads) for heads in whole]
         chosen = memory.compressor.select(layers, int(share * layers[0].tokens))
-        weighed = memory.compressor.weigh(layers, chosen)
         kept = [list(stays) for stays in chosen]
-        weights = [[None] * len(stays) if of is None else list(of) for of, stays in zip(weighed, kept, strict=True)]
+        weights: list[Sequence[Tensor | None]] = [
+            [None] * len(stays) if of is None else list(of)
+            for of, stays in zip(memory.compressor.weigh(layers, chosen), kept, strict=True)
+        ]
     else:
         # Heads that lost blocks hold fewer tokens: compress each separately.
-        kept, weights = [[] for _ in whole], [[] for _ in whole]
+        columns = []
         for h in range(len(whole[0])):
             layers = [heads[h] for heads in whole]
             compressor = memory.compressor_of_head(h)
             chosen = compressor.select(layers, int(share * max(layer.tokens for layer in layers)))
-            for number, (stays, of) in enumerate(zip(chosen, compressor.weigh(layers, chosen), strict=True)):
-                kept[number].append(stays[0])
-                weights[number].append(None if of is None else of[0])
+            new = [None if of is None else of[0] for of in compressor.weigh(layers, chosen)]
+            columns.append(([stays[0] for stays in chosen], new))
+        kept = [[column[number] for column, _ in columns] for number in range(len(whole))]
+        weights = [[column[number] for _, column in columns] for number in range(len(whole))]
     for number, h, head in memory.iter_heads():
         before = head.tokens
         weight = weights[number][h]
-        new = None if weight is None else weight.cpu()
-        if not memory.keep_tokens(number, h, kept[number][h].cpu(), loaded[number][h], new):
+        weight = None if weight is None else weight.cpu()
+        if not memory.keep_tokens(number, h, kept[number][h].cpu(), loaded[number][h], weight):
             return False
         memory.counts.compressed_away += before - len(kept[number][h])
     return memory.publish() and memory.make_durable()

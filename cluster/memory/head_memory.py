@@ -287,8 +287,8 @@ class HeadMemory:
         """Tensors by name, the inverse of :meth:`load_state`."""
         parts = {"own": self.organiser.state(), "table": self.table.state()}
         named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
-        mine = {"frame": self.frame, "cell": self.cell, "weight": self.weight, "settled": torch.tensor(self.settled)}
-        return mine | named
+        weight = {"weight": self.weight} if len(self.weight) else {}
+        return {"frame": self.frame, "cell": self.cell, "settled": torch.tensor(self.settled), **weight, **named}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the tensors of :meth:`state` into an empty head.
@@ -296,7 +296,7 @@ class HeadMemory:
         Raises:
             ValueError: the state of another organiser or width, or inconsistent.
         """
-        own = self.state()
+        own, state = {"weight": self.weight, **self.state()}, {"weight": self.weight, **state}
         if own.keys() != state.keys():
             raise ValueError(f"names of another organiser's state: {', '.join(sorted(own.keys() ^ state.keys()))}")
         for name, mine in own.items():

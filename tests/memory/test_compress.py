@@ -28,6 +28,7 @@ from cluster.memory.compress.cords import (
     insertion_scores,
     log_det_greedy,
     reassign_weights,
+    tail_distances,
 )
 from cluster.memory.compress.infinipot_v import InfiniPotV, pool_steps, pooled_norms, temporal_redundancy, variation
 from cluster.memory.head_memory import LayerKV
@@ -380,35 +381,42 @@ def test_tokens_are_chosen_as_by_greedy_search_over_all_cells(seed: int, count: 
         cells = layer.cell[head].tolist()
         points = np.concatenate([0.5 * layer.key[head].numpy(), 0.75**0.5 * layer.value[head].numpy()], axis=1)
         apart = ((points[:, None].astype(float) - points[None]) ** 2).sum(-1)
-        taken = set(range(layer.tokens - newest, layer.tokens))
-        for cell in set(cells):
+        factor = np.ones(layer.tokens)
+        for cell in set(cells) if rarity else ():
             there = [i for i, each in enumerate(cells) if each == cell]
             middle = np.average(points[there], axis=0, weights=weight[head][there])
-            for i in there:
-                apart[i] *= (((points[i] - middle) ** 2).sum() if rarity else 1.0) if len(there) > 1 else 0.0
-            if not taken.intersection(there):
-                taken.add(there[-1])
-        if len(taken) > count:
-            assert set(kept[head].tolist()) < taken
-            continue
+            factor[there] = ((points[there] - middle) ** 2).sum(-1)
+        tail = set(range(layer.tokens - newest, layer.tokens))
+        taken = set(tail)
         while len(taken) < count:
             rest = [i for i in range(layer.tokens) if i not in taken]
-            taken.add(max(rest, key=lambda i: min(apart[i, j] for j in taken if cells[j] == cells[i])))
+            # What a token is covered by: the newest ones, and those taken of its cell.
+            near = {i: min(apart[i, j] for j in taken if j in tail or cells[j] == cells[i]) for i in rest}
+            taken.add(max(rest, key=lambda i: near[i] * factor[i]))
         assert set(kept[head].tolist()) == taken
 
 
 def test_the_scores_of_a_group_by_hand() -> None:
-    """Points 0, 1, 5, 7 on a line; 7 is the last: 0 is 49 away, then 5 has 4 and 1 has 1. With 0 counting a hundredth,
-    1 comes first with 36, and 0 has 1/100."""
+    """Points 0, 1, 5 and 7 on a line, the last of which is taken: 0 is 49 away, then 5 has 4 and 1 has 1. With 0
+    counting a hundredth, 1 comes first with 36, and then 0 has 1/100. Where something of another group is 0.5 from 0
+    and from 1, 5 comes first."""
     points = torch.tensor([[[0.0], [1.0], [5.0], [7.0]]])
-    there, none = torch.ones(1, 4, dtype=torch.bool), torch.zeros(1, 4, dtype=torch.bool)
-    largest = torch.finfo(torch.float32).max
-    (scores,) = insertion_scores(points, torch.ones(1, 4), there, none)
-    assert scores.tolist() == pytest.approx([49.0, 1.0, 4.0, largest])
-    (scores,) = insertion_scores(points, torch.tensor([[0.01, 1.0, 1.0, 1.0]]), there, none)
-    assert scores.tolist() == pytest.approx([0.01, 36.0, 4.0, largest], abs=1e-4)
-    (scores,) = insertion_scores(points, torch.ones(1, 4), there, torch.tensor([[False, True, False, True]]))
-    assert scores.tolist() == pytest.approx([1.0, math.inf, 4.0, math.inf])
+    apart, candidate = torch.tensor([[49.0, 36.0, 4.0, 0.0]]), torch.tensor([[True, True, True, False]])
+    (scores,) = insertion_scores(points, torch.ones(1, 4), apart, candidate)
+    assert scores.tolist() == pytest.approx([49.0, 1.0, 4.0, 0.0], abs=1e-4)
+    (scores,) = insertion_scores(points, torch.tensor([[0.01, 1.0, 1.0, 1.0]]), apart, candidate)
+    assert scores.tolist() == pytest.approx([0.01, 36.0, 4.0, 0.0], abs=1e-4)
+    (scores,) = insertion_scores(points, torch.ones(1, 4), torch.tensor([[0.25, 0.25, 4.0, 0.0]]), candidate)
+    assert scores.tolist() == pytest.approx([0.25, 0.25, 4.0, 0.0], abs=1e-4)
+
+
+def test_distances_to_the_tail_are_to_the_nearest_of_it() -> None:
+    points = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(1))
+    found = tail_distances(points, 3)
+    for head in range(2):
+        for i in range(27):
+            wanted = min(float((points[head, i] - points[head, j]).square().sum()) for j in (27, 28, 29))
+            assert float(found[head, i]) == pytest.approx(wanted, rel=1e-4)
 
 
 def test_groups_hold_every_token_of_a_cell_once_and_at_most_512() -> None:

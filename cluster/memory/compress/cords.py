@@ -29,10 +29,10 @@ class CoRDS(Compressor):
       chosen ones do not span (eq. 10). Chosen frames keep their tokens; of the last one, as many as the budget allows,
       spread evenly over it (the paper does not say).
     * ``rare``, ours for a camera that does not move, where a small object hardly moves a frame's centroid: candidates
-      are tokens, covered by those of their cell, and a token's distance to the chosen ones is multiplied by that to
-      the mean of its cell, to the power of ``rarity``. The mean is weighted (eq. 2): a token stands for those dropped
-      in its favour (:meth:`weigh`), so that what was common at a cell stays so after most of it was dropped. The
-      newest token of a cell stays, since nothing else says what was there.
+      are tokens, covered by the newest ones and by those chosen of their cell, and a token's distance to these is
+      multiplied by that to the mean of its cell, to the power of ``rarity``. The mean is weighted (eq. 2): a token
+      stands for those dropped in its favour (:meth:`weigh`), so that what was common at a cell stays so after most of
+      it was dropped.
 
     The choice is made at anchor layers of the lowest quarter; every other layer takes that of the nearest anchor below.
 
@@ -107,7 +107,8 @@ class CoRDS(Compressor):
         slot = frame_slots(2 * layer.frame + tail)
         stays = torch.zeros_like(frame_sizes(slot), dtype=torch.bool).scatter_(1, slot[:, -newest:], True)
         rank = greedy_cover(
-            *(centroids(x, slot) for x in (layer.key, layer.value)),
+            centroids(layer.key, slot),
+            centroids(layer.value, slot),
             frame_sizes(slot),
             stays,
             budget,
@@ -119,14 +120,15 @@ class CoRDS(Compressor):
 
     def _rare(self, layer: LayerKV, budget: int, newest: int) -> Tensor:
         points, weight = self._points(layer), _weights(layer)
+        apart = tail_distances(points, newest)
+        tail = torch.arange(layer.tokens, device=points.device) >= layer.tokens - newest
         scores = torch.empty_like(weight)
-        first = layer.tokens - newest
         for at, there in cell_groups(layer.cell):
             near = points.flatten(0, 1)[at]
             rarity = rarities(near, weight.view(-1)[at] * there) ** self.rarity
-            found = insertion_scores(near, rarity, there, (at % layer.tokens >= first) & there)
+            found = insertion_scores(near, rarity, apart.view(-1)[at], there & ~tail[at % layer.tokens])
             scores.view(-1)[at[there]] = found[there]
-        return top_tokens(scores, budget, evenly=True)
+        return top_tokens(scores.masked_fill_(tail, torch.inf), budget, evenly=True)
 
     def _weigh(self, layer: LayerKV, stays: Tensor) -> Tensor:
         points, weight = self._points(layer), _weights(layer)
@@ -187,31 +189,35 @@ def rarities(points: Tensor, weight: Tensor) -> Tensor:
     return (points - mean).square_().sum(dim=-1)
 
 
-def insertion_scores(points: Tensor, factor: Tensor, there: Tensor, stays: Tensor) -> Tensor:
+def tail_distances(points: Tensor, newest: int) -> Tensor:
+    """Squared distances ``[H, n]`` of points ``[H, n, D]`` to the nearest of the ``newest`` last ones."""
+    # Centred: less is lost to rounding where points are much alike.
+    centred = points - points.mean(dim=1, keepdim=True)
+    parts = torch.split(centred, max(1, _DISTANCES // (len(points) * newest)), dim=1)
+    return torch.cat([torch.cdist(part, centred[:, -newest:]).amin(dim=2) for part in parts], dim=1).square_()
+
+
+def insertion_scores(points: Tensor, factor: Tensor, apart: Tensor, candidate: Tensor) -> Tensor:
     """Scores ``[g, l]`` with which greedy farthest-first takes the points ``[g, l, D]`` of each group.
 
     A score is the squared distance to the nearest taken before, times the point's own ``factor [g, l]``. They fall
     from one taken to the next, so that the highest scores of several groups are what one greedy choice among all
-    takes where distances to other groups do not count. Each begins with those that stay (``[g, l]`` bool), whose score
-    is infinite; else with its last, whose score is the largest number. ``there [g, l]``: which points exist; the last
-    ones do.
+    takes where distances to those taken of other groups do not count. ``apart [g, l]``: squared distance to what was
+    taken at the start; ``candidate [g, l]`` bool: which points can be taken; others score 0.
     """
-    row = torch.arange(len(there), device=points.device)
-    begins = stays.clone()
-    begins[:, -1] |= ~stays.any(dim=1)
-    # [g, j, i]: from i to j. Centred: less is lost to rounding where points are much alike.
+    row = torch.arange(len(points), device=points.device)
     centred = points - points.mean(dim=1, keepdim=True)
-    apart = torch.cdist(centred, centred).square_().mul_(factor[:, None])
-    nearest = apart.masked_fill(~begins[..., None], torch.inf).amin(dim=1)
+    # [g, j, i]: from i to j.
+    distances = torch.cdist(centred, centred).square_().mul_(factor[:, None])
     # Taken ones stay below all others.
-    nearest.masked_fill_(begins | ~there, -1.0)
-    scores = torch.full_like(factor, torch.finfo(factor.dtype).max).masked_fill_(stays, torch.inf)
-    for _ in range(int((there & ~begins).sum(dim=1).max())):
+    nearest = (apart * factor).masked_fill_(~candidate, -1.0)
+    scores = torch.zeros_like(factor)
+    for _ in range(int(candidate.sum(dim=1).max())):
         best, last = nearest.max(dim=1)
         # Groups without open points name one that was taken: its score stays.
         scores[row, last] = torch.where(best >= 0, best, scores[row, last])
         nearest[row, last] = -1.0
-        torch.minimum(nearest, apart[row, last], out=nearest)
+        torch.minimum(nearest, distances[row, last], out=nearest)
     return scores
 
 
