@@ -122,6 +122,7 @@ compressors: Registry[Any] = Registry(
         "infinipot_v": "cluster.memory.compress.infinipot_v:InfiniPotV",
         "livevlm": "cluster.memory.compress.livevlm:LiveVLM",
         "none": "cluster.memory.compress.simple:Full",
+        "novelty": "cluster.memory.compress.novelty:Novelty",
         "sliding": "cluster.memory.compress.simple:Sliding",
         "snapkv": "cluster.memory.compress.snapkv:SnapKV",
         "streammem": "cluster.memory.compress.streammem:StreamMem",

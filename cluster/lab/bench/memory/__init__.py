@@ -1,6 +1,7 @@
-"""Memory: what it costs, holds, covers, finds and brings back, under a cap. Eight parts, each with its own table.
+"""Memory: what it costs, holds, covers, finds and brings back, under a cap. Nine parts, each with its own table.
 
-``compress``: time of compressors beside encoding; ``coverage``: what they hold of it; ``cap``: bytes against the cap
+``compress``: time of compressors beside encoding; ``coverage``: what they hold of it; ``evidence``: which
+objects of drawn hours are still in it; ``cap``: bytes against the cap
 over a hundred thousand frames; ``retrieval``: clusters against tokens; ``history``: questions to much and to little of
 it; ``prefetch``: transfers hidden behind layers; ``splits``: what deferring them saves; ``restore``: taken up against
 computed again.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from cluster.lab.bench.frames import add_clip_arguments
 from cluster.lab.bench.harness import BenchResult, Part, run_parts
-from cluster.lab.bench.memory import cap, compress, coverage, history, prefetch, restore, retrieval, splits
+from cluster.lab.bench.memory import cap, compress, coverage, evidence, history, prefetch, restore, retrieval, splits
 from cluster.lab.bench.memory.footage import Footage
 
 PARTS: dict[str, Callable[[Footage], Part]] = {
@@ -24,6 +25,7 @@ PARTS: dict[str, Callable[[Footage], Part]] = {
     "cap": lambda footage: cap.measure(footage.args),
     "compress": compress.measure,
     "coverage": coverage.measure,
+    "evidence": evidence.measure,
     "retrieval": retrieval.measure,
     "history": history.measure,
     "prefetch": prefetch.measure,
@@ -39,6 +41,10 @@ GOALS: dict[str, tuple[str, float]] = {
     "compress_share_cords": ("<=", 0.02),
     "coverage_cords_over_infinipot_v": (">=", 1.0),
     "coverage_infinipot_v_over_uniform": (">=", 1.0),
+    "evidence_recall_eighth": (">=", 0.95),
+    "evidence_recall_64th": (">=", 0.80),
+    "evidence_gain_eighth": (">=", 0.0),
+    "evidence_gain_64th": (">=", 0.0),
     "ttft_vs_token_retrieval": (">=", 2.0),
     "transfers_vs_token_retrieval": (">=", 5.0),
     "ttft_64k_over_4k": ("<=", 2.0),
@@ -66,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write the timeline of the prefetch there (SVG)")
     cap.add_arguments(parser)
+    evidence.add_arguments(parser)
     history.add_arguments(parser)
     prefetch.add_arguments(parser)
 
