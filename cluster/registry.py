@@ -140,6 +140,7 @@ organisers: Registry[Any] = Registry(
 retrievers: Registry[Any] = Registry(
     "retriever",
     {
+        "rekv": "cluster.memory.retrieve.rekv:ReKV",
         "top_k": "cluster.memory.retrieve.top_k:TopK",
         "two_stage": "cluster.memory.retrieve.two_stage:TwoStage",
         "wicsum": "cluster.memory.retrieve.wicsum:WiCSum",

@@ -154,7 +154,7 @@ class MemoryConfig(Section):
     )
     retriever: Annotated[str, OneOf(retrievers)] = Field(
         default=_DEFAULTS.retriever,
-        description="Which groups a question reads: two_stage (Mosaic), wicsum (V-Rex) or top_k among others.",
+        description="Which groups a question reads: two_stage (Mosaic), wicsum (V-Rex), rekv or top_k among others.",
     )
     retriever_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the retriever {_OPTIONS}"

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +15,11 @@ from cluster.errors import ConfigError
 from cluster.lab.bench.harness import against_goals, main
 from cluster.lab.bench.memory import GOALS, PARTS
 from cluster.lab.bench.memory.footage import Listener, made_chunks
+from cluster.lab.bench.memory.rekv import published_frames
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.memory.organise.table import ClusterTable, NewTokens
+from cluster.memory.retrieve import Retriever
+from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.retrieve.top_k import TopK
 from cluster.registry import compressors
 
@@ -77,6 +81,31 @@ def test_clusters_are_compared_where_they_find_as_much_as_tokens(
         assert row["recall"] >= tokens["recall"] > 0
         assert row["transfers_ratio"] == pytest.approx(tokens["transfers"] / row["transfers"])
         assert found["figures"][f"transfers_vs_token_retrieval_{row['organiser']}"] == row["transfers_ratio"]
+
+
+def test_rekv_reads_the_published_frames_and_another_rule_does_not(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measured(clip, tmp_path, "--part", "rekv")
+    assert found["figures"] == {"rekv_parity": 1.0}
+    (row,) = found["rows"]
+    assert row["questions"] > 0
+    assert row["layers"] > 1
+    assert row["query_heads"] > row["key_heads"] > 1
+    assert row["frames"] > row["read"]
+    # Each head for itself.
+    monkeypatch.setattr(ReKV, "select_layer", lambda *heads: Retriever.select_layer(*heads))
+    monkeypatch.setattr(ReKV, "select", lambda self, query, table: TopK(tokens=1).select(query, table))
+    assert measured(clip, tmp_path, "--part", "rekv")["figures"]["rekv_parity"] < 1
+
+
+def test_the_published_rule_by_hand() -> None:
+    # One key head of two query heads. Mean queries (2, 0) and (0, 2): products 8, 6 + 2 and 10; of equals the older.
+    query = np.array([[[1.0, 0.0], [3.0, 0.0]], [[0.0, 2.0], [0.0, 2.0]]])
+    keys = [np.array([[[4.0, 0.0]]]), np.array([[[1.0, 1.0], [5.0, 1.0]]]), np.array([[[0.0, 5.0]]])]
+    assert published_frames(query, keys, 1) == {2}
+    assert published_frames(query, keys, 2) == {0, 2}
+    assert published_frames(query, keys, 9) == {0, 1, 2}
 
 
 def test_history_is_as_long_as_asked_for_and_read_alike(clip: Path, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""Memory: what it costs, holds, covers, finds and brings back, under a cap. Eight parts, each with its own table.
+"""Memory: what it costs, holds, covers, finds and brings back, under a cap. Nine parts, each with its own table.
 
 ``compress``: time of compressors beside encoding; ``coverage``: what they hold of it; ``cap``: bytes against the cap
-over a hundred thousand frames; ``retrieval``: clusters against tokens; ``history``: questions to much and to little of
-it; ``prefetch``: transfers hidden behind layers; ``splits``: what deferring them saves; ``restore``: taken up against
-computed again.
+over a hundred thousand frames; ``retrieval``: clusters against tokens; ``rekv``: frames read against ReKV's rule;
+``history``: questions to much and to little of it; ``prefetch``: transfers hidden behind layers; ``splits``: what
+deferring them saves; ``restore``: taken up against computed again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cluster.lab.bench.frames import add_clip_arguments
 from cluster.lab.bench.harness import BenchResult, Part, run_parts
-from cluster.lab.bench.memory import cap, compress, coverage, history, prefetch, restore, retrieval, splits
+from cluster.lab.bench.memory import cap, compress, coverage, history, prefetch, rekv, restore, retrieval, splits
 from cluster.lab.bench.memory.footage import Footage
 
 PARTS: dict[str, Callable[[Footage], Part]] = {
@@ -25,6 +25,7 @@ PARTS: dict[str, Callable[[Footage], Part]] = {
     "compress": compress.measure,
     "coverage": coverage.measure,
     "retrieval": retrieval.measure,
+    "rekv": rekv.measure,
     "history": history.measure,
     "prefetch": prefetch.measure,
     "splits": splits.measure,
@@ -41,6 +42,7 @@ GOALS: dict[str, tuple[str, float]] = {
     "coverage_infinipot_v_over_uniform": (">=", 1.0),
     "ttft_vs_token_retrieval": (">=", 2.0),
     "transfers_vs_token_retrieval": (">=", 5.0),
+    "rekv_parity": (">=", 1.0),
     "ttft_64k_over_4k": ("<=", 2.0),
     "prefetch_hidden_1ms": (">=", 0.8),
     "prefetch_hidden_5ms": (">=", 0.8),

@@ -104,9 +104,14 @@ class Listener(Retriever):
 
     def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
         """See :class:`Retriever`."""
-        chosen = self._retriever.select(query, table)
-        # As the table is now: a cluster may be split once the question is over.
-        self.found[id(table)] = query.float().clone(), torch.isin(table.of_token, chosen.clusters)
+        return self.select_layer(query[None], [table])[0]
+
+    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
+        """See :class:`Retriever`."""
+        chosen = self._retriever.select_layer(query, tables)
+        for rows, table, one in zip(query, tables, chosen, strict=True):
+            # As the table is now: a cluster may be split once the question is over.
+            self.found[id(table)] = rows.float().clone(), torch.isin(table.of_token, one.clusters)
         return chosen
 
     def of(self, memory: StreamMemory, layer: int, head: int) -> tuple[Tensor, Tensor]:
