@@ -23,9 +23,10 @@ class InfiniPotV(Compressor):
 
     With pruned frames a recent frame may have no token at a cell. That means that nothing changed since the last token
     there, so old tokens are compared with that one; and the only token of a cell stays, since nothing else says what
-    was there. Of the newest tokens so many stay as the recent frames have where all frames have as many: whatever a
-    cell showed last is then left to its scores, or a memory of few pictures would hold the present and nothing else.
-    A pool leaves cells without a token out.
+    was there. Of the newest tokens so many stay as the recent frames have where all frames have as many (of fewer
+    frames than have a recent one, the share ``recent`` of all tokens): whatever a cell showed last is then left to its
+    scores, or a memory of few pictures would hold the present and nothing else. A pool leaves cells without a token
+    out.
 
     None of these rules does anything to whole frames, of which ``InfiniPotVPaper`` takes what the published code takes
     at its first compression, and of equal scores the earliest (there the order of ``torch.topk``, which has none). At
@@ -86,7 +87,7 @@ class InfiniPotV(Compressor):
         else:
             pooled = pooled_norms(concatenate(norms), slot, cell, self.columns, reach.repeat_interleave(heads))
 
-        newest = (recent * tokens // (slot[:, -1] + 1)).clamp(min=1)
+        newest = torch.where(recent > 0, recent * tokens // (slot[:, -1] + 1), int(self.recent * tokens)).clamp(min=1)
         order = torch.arange(tokens, device=slot.device)
         stays = only | (order >= tokens - newest[:, None])
         # Where the budget is smaller than what stays, the newest of it.
