@@ -120,6 +120,7 @@ compressors: Registry[Any] = Registry(
         "cords": "cluster.memory.compress.cords:CoRDS",
         "infinipot": "cluster.memory.compress.infinipot:InfiniPot",
         "infinipot_v": "cluster.memory.compress.infinipot_v:InfiniPotV",
+        "infinipot_v_paper": "cluster.memory.compress.infinipot_v:InfiniPotVPaper",
         "livevlm": "cluster.memory.compress.livevlm:LiveVLM",
         "none": "cluster.memory.compress.simple:Full",
         "novelty": "cluster.memory.compress.novelty:Novelty",

@@ -57,6 +57,17 @@ def test_every_compressor_is_held_to_the_cap_and_timed(clip: Path, tmp_path: Pat
         assert all(0 <= row[f"coverage_{space}"] <= 1 for space in ("key", "value", "joint"))
 
 
+def test_infinipot_v_is_held_against_the_published_rule(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = measured(clip, tmp_path, "--part", "infinipot_v")
+    assert found["figures"] == {"infinipot_v_parity": 1.0}
+    assert {row["budget"] for row in found["rows"]} == {"0.25", "0.75"}
+    # Settings that are not the published ones are seen.
+    monkeypatch.setitem(compressors._entries, "infinipot_v_paper", compressors.get("infinipot_v"))
+    assert measured(clip, tmp_path, "--part", "infinipot_v")["figures"]["infinipot_v_parity"] < 0.9
+
+
 def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path) -> None:
     found = measured(clip, tmp_path, "--part", "cap", "--frames", "1200")
     assert found["figures"]["cap_violations"] == 0

@@ -4,6 +4,7 @@
 * ``compress``: time of compressors beside encoding
 * ``coverage``: distances of all tokens to those held
 * ``evidence``: objects of drawn hours that are still held
+* ``infinipot_v``: tokens kept against InfiniPot-V's rule
 * ``retrieval``: clusters against tokens
 * ``rekv``: frames read against ReKV's rule
 * ``history``: questions to much and to little
@@ -29,6 +30,7 @@ from cluster.lab.bench.memory import (
     evidence,
     history,
     prefetch,
+    published_infinipot_v,
     rekv,
     restore,
     retrieval,
@@ -42,6 +44,7 @@ PARTS: dict[str, Callable[[Footage], Part]] = {
     "compress": compress.measure,
     "coverage": coverage.measure,
     "evidence": evidence.measure,
+    "infinipot_v": lambda _footage: published_infinipot_v.measure(),
     "retrieval": retrieval.measure,
     "rekv": rekv.measure,
     "history": history.measure,
@@ -62,6 +65,7 @@ GOALS: dict[str, tuple[str, float]] = {
     "evidence_recall_64th": (">=", 0.80),
     "evidence_gain_eighth": (">=", 0.0),
     "evidence_gain_64th": (">=", 0.0),
+    "infinipot_v_parity": (">=", 1.0),
     "ttft_vs_token_retrieval": (">=", 2.0),
     "transfers_vs_token_retrieval": (">=", 5.0),
     "rekv_parity": (">=", 1.0),
