@@ -102,9 +102,8 @@ def _unsettled(memory: StreamMemory, number: int, h: int, layer: LayerKV) -> Lay
 
 
 def _thinned(memory: StreamMemory, new: Heads, share: float) -> Heads:
-    """``share`` of new tokens, at least one a head."""
-    fewest = 1 / max(1, min(head.tokens for row in new for head in row))
-    stays = _choose(memory, new, max(share, fewest))
+    """``share`` of new tokens."""
+    stays = _choose(memory, new, share)
     memory.counts.compressed_away += sum(
         head.tokens - len(kept) for row in zip(new, stays, strict=True) for head, kept in zip(*row, strict=True)
     )
@@ -112,16 +111,17 @@ def _thinned(memory: StreamMemory, new: Heads, share: float) -> Heads:
 
 
 def _choose(memory: StreamMemory, whole: Heads, share: float) -> list[list[torch.Tensor]]:
-    """Numbers of the tokens that stay, of each layer's heads, ascending."""
+    """Numbers of the tokens that stay, at least one of each layer's heads, ascending."""
     most = max(head.tokens for row in whole for head in row)
     if all(head.tokens == most for row in whole for head in row):
         layers = [functools.reduce(_joined, row) for row in whole]
-        return [list(stays) for stays in memory.compressor.select(layers, int(share * most))]
+        return [list(stays) for stays in memory.compressor.select(layers, max(1, int(share * most)))]
     # Heads that lost blocks hold fewer tokens, and so may those that an attempt has reached: each by itself.
-    columns = [
-        memory.compressor_of_head(h).select([row[h] for row in whole], int(share * max(row[h].tokens for row in whole)))
-        for h in range(len(whole[0]))
-    ]
+    columns = []
+    for h in range(len(whole[0])):
+        layers = [row[h] for row in whole]
+        budget = max(1, int(share * max(layer.tokens for layer in layers)))
+        columns.append(memory.compressor_of_head(h).select(layers, budget))
     return [[column[number][0] for column in columns] for number in range(len(whole))]
 
 

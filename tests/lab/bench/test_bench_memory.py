@@ -30,7 +30,7 @@ OPTIONS += ["--threads", "1", "--repeats", "1"]
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: Any) -> Path:
     path = tmp_path_factory.mktemp("clip") / "street.mp4"
-    make_clip("street", path, seconds=26, size=(160, 96))
+    make_clip("street", path, seconds=26, size=(256, 160))
     return path
 
 
