@@ -51,8 +51,8 @@ def evict(memory: StreamMemory, frames: Sequence[LayerKV]) -> Heads | None:
     if _token_cost(memory) + _bytes_of(memory, new) > capacity and settled:
         # Rounding can prevent a fit under a cap of few blocks: delete the older half.
         memory.delete_frames(before_frame=settled[len(settled) // 2])
-    room, wanted = capacity - _token_cost(memory), _bytes_of(memory, new)
-    return new if wanted <= room else _thinned(memory, new, max(0.0, room / wanted))
+    room, wanted = max(0.0, capacity - _token_cost(memory)), _bytes_of(memory, new)
+    return new if wanted <= room else _thinned(memory, new, room / wanted)
 
 
 def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> Heads | None:

@@ -57,6 +57,7 @@ PARTS: dict[str, Callable[[Footage], Part]] = {
 GOALS: dict[str, tuple[str, float]] = {
     "cap_violations": ("<=", 0.0),
     "memory_growth": ("<=", 0.01),
+    "compress_share_novelty": ("<=", 0.02),
     "compress_share_infinipot_v": ("<=", 0.01),
     "compress_share_cords": ("<=", 0.02),
     "coverage_cords_over_infinipot_v": (">=", 1.0),

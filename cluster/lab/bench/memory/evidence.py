@@ -129,14 +129,14 @@ def watch(model: VisionLanguageModel, scene: LongScene, folder: Path, fps: float
 def shown_cells(renderer: SceneRenderer, second: float, rows: int, columns: int) -> Iterator[tuple[int, Any]]:
     """(object, cells at least half covered by its box, or the one with its centre) at this second."""
     for each in renderer.objects(second):
-        left, top, right, bottom = each.box
+        left, top, right, bottom = np.clip(each.box, 0, 1)
         across, down = (
             np.clip(np.minimum(np.arange(count) + 1, end * count) - np.maximum(np.arange(count), begin * count), 0, 1)
             for begin, end, count in ((left, right, columns), (top, bottom, rows))
         )
         cells = np.flatnonzero((down[:, None] * across[None]).ravel() >= 0.5)
-        centre = int((top + bottom) / 2 * rows) * columns + int((left + right) / 2 * columns)
-        yield each.id, cells if len(cells) else np.array([centre])
+        middle = min(int((top + bottom) / 2 * rows), rows - 1), min(int((left + right) / 2 * columns), columns - 1)
+        yield each.id, cells if len(cells) else np.array([middle[0] * columns + middle[1]])
 
 
 def token_number(frame: int, cells: Any) -> list[int]:
