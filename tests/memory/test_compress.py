@@ -111,8 +111,9 @@ def test_layers_and_heads_choose_as_if_alone(name: str) -> None:
     rng = torch.Generator().manual_seed(1)
     drawn = [torch.rand(2, layer.tokens, generator=rng).argsort(1)[:, :30].sort(1).values for layer in layers]
     layers = [layer.select(kept) for layer, kept in zip(layers, drawn, strict=True)]
-    # Of InfiniPot-V the pools are chosen by all layers, unless they are given.
-    options = {"steps": (0.15, 0.25, 0.4)} if name == "infinipot_v" else {}
+    # Of InfiniPot-V the pools are chosen by all layers, or by depth, unless they are given.
+    pooled = name.startswith("infinipot_v")
+    options = {"pools": "thresholds", "steps": (0.15, 0.25, 0.4)} if pooled else {}
     make = partial(compressors.get(name), COLUMNS, **options)
     # A layer below decides for CoRDS' followers, so that only its first one can be alone.
     for index, kept in enumerate(make().select(layers, 17)[: 1 if name == "cords" else 4]):
@@ -120,7 +121,7 @@ def test_layers_and_heads_choose_as_if_alone(name: str) -> None:
             layer = layers[index]
             alone = LayerKV(*(getattr(layer, part)[head : head + 1] for part in ("key", "value", "frame", "cell")))
             (found,) = make().select([alone], 17)
-            if name != "infinipot_v":  # Its pool is chosen for a layer, by all heads.
+            if not pooled:  # Its pool is chosen for a layer, by all heads.
                 assert torch.equal(found[0], kept[head])
         (found,) = make().select([layers[index]], 17)
         assert torch.equal(found, kept)
@@ -236,7 +237,7 @@ def test_pools_narrow_by_quartiles_of_the_layers_at_hand() -> None:
         norms = [torch.ones(2, 8) + d * torch.arange(8).remainder(2) for d in deltas]
         assert [float(variation(each)) for each in norms] == pytest.approx([d / (2 + d) for d in deltas], rel=1e-3)
         assert InfiniPotV(2)._reach(norms).tolist() == [0, 3, 2, 1]
-        fixed = InfiniPotV(2, steps=(0.06, 0.1, 0.14))._reach(norms).tolist()
+        fixed = InfiniPotV(2, pools="thresholds", steps=(0.06, 0.1, 0.14))._reach(norms).tolist()
         assert fixed == ([3, 3, 3, 3] if scale < 1 else [0, 3, 2, 1])
 
 

@@ -42,6 +42,7 @@ def measure(footage: Footage) -> Part:
 def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
     """One row per compressor at a cap of one ``share``-th of what left."""
     full = join_frames(left.chunks)
+    count = sum(layer.heads for layer in full)
     rows: list[dict[str, Any]] = []
     distances: dict[tuple[str, Space], list[Tensor]] = {}
     for name in compressors.names():
@@ -72,7 +73,8 @@ def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
         furthest = max(float(d.max()) for (_, other), found in distances.items() if other == space for d in found)
         for row in rows:
             heads = distances[str(row["compressor"]), space]
-            row[f"coverage_{space}"] = sum(coverage_area(head, furthest) for head in heads) / len(heads)
+            # A head that holds nothing covers nothing.
+            row[f"coverage_{space}"] = sum(coverage_area(head, furthest) for head in heads) / count
     print(f"coverage: {left.clip}, 1/{share}", file=sys.stderr)
     return rows
 

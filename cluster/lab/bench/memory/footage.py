@@ -156,7 +156,7 @@ class Footage:
 
     def __init__(self, args: argparse.Namespace, directory: Path) -> None:
         self.args = args
-        self._directory = directory
+        self.directory = directory
         self.model = cache(self._model)
         self.samples = cache(self._samples)
         self.watched = cache(self._watched)
@@ -174,8 +174,8 @@ class Footage:
         """Those that were named, else two made ones."""
         if self.args.clips:
             return list(self.args.clips)
-        made = [self._directory / "street.mp4", self._directory / "noisy.mp4"]
-        return made if all(path.exists() for path in made) else made_clips(self._directory)
+        made = [self.directory / "street.mp4", self.directory / "noisy.mp4"]
+        return made if all(path.exists() for path in made) else made_clips(self.directory)
 
     def _samples(self, name: str) -> list[tuple[str, list[FrameSample]]]:
         """Every clip as a decoder would send it to this model."""
