@@ -59,6 +59,20 @@ def test_every_compressor_is_held_to_the_cap_and_timed(clip: Path, tmp_path: Pat
         assert all(0 <= row[f"coverage_{space}"] <= 1 for space in ("key", "value", "joint"))
 
 
+def test_a_day_stays_below_the_cap_and_is_asked_twice(clip: Path, tmp_path: Path) -> None:
+    found = measured(clip, tmp_path, "--part", "day", "--day-seconds", "432")
+    short, long, end = found["rows"]
+    assert [(row["seconds"], row["frames"]) for row in (short, long, end)] == [(3, 3), (144, 144), (432, 432)]
+    assert found["figures"] == {
+        "ttft_8h_over_10min": long["ttft_ms"] / short["ttft_ms"],
+        "bytes_per_camera_day": end["most_mib"] / 64,
+    }
+    assert end["lost"] == 0
+    assert short["most_mib"] < long["most_mib"] < end["most_mib"] <= 64
+    with pytest.raises(ConfigError, match="at least 144"):
+        measured(clip, tmp_path, "--part", "day", "--day-seconds", "100")
+
+
 def test_planted_evidence_is_looked_for_with_every_compressor(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

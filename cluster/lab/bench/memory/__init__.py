@@ -3,6 +3,7 @@
 * ``cap``: bytes against the cap over a hundred thousand frames
 * ``compress``: time of compressors beside encoding
 * ``coverage``: distances of all tokens to those held
+* ``day``: bytes of a camera's day, and questions after hours and after minutes
 * ``evidence``: objects of drawn hours that are still held
 * ``infinipot_v``: tokens kept against InfiniPot-V's rule
 * ``retrieval``: clusters against tokens
@@ -27,6 +28,7 @@ from cluster.lab.bench.memory import (
     cap,
     compress,
     coverage,
+    day,
     evidence,
     history,
     prefetch,
@@ -43,6 +45,7 @@ PARTS: dict[str, Callable[[Footage], Part]] = {
     "cap": lambda footage: cap.measure(footage.args),
     "compress": compress.measure,
     "coverage": coverage.measure,
+    "day": day.measure,
     "evidence": evidence.measure,
     "infinipot_v": lambda _footage: published_infinipot_v.measure(),
     "retrieval": retrieval.measure,
@@ -62,6 +65,8 @@ GOALS: dict[str, tuple[str, float]] = {
     "compress_share_cords": ("<=", 0.02),
     "coverage_cords_over_infinipot_v": (">=", 1.0),
     "coverage_infinipot_v_over_uniform": (">=", 1.0),
+    "bytes_per_camera_day": ("<=", 1.0),
+    "ttft_8h_over_10min": ("<=", 1.5),
     "evidence_recall_eighth": (">=", 0.95),
     "evidence_recall_64th": (">=", 0.80),
     "evidence_gain_eighth": (">=", 0.0),
@@ -95,6 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write the timeline of the prefetch there (SVG)")
     cap.add_arguments(parser)
+    day.add_arguments(parser)
     evidence.add_arguments(parser)
     history.add_arguments(parser)
     prefetch.add_arguments(parser)
