@@ -81,6 +81,11 @@ class LayerKV:
         """Tokens of each head."""
         return self.key.shape[1]
 
+    @property
+    def weights(self) -> Tensor:
+        """``weight``, with ones for None."""
+        return torch.ones(self.frame.shape, device=self.key.device) if self.weight is None else self.weight
+
     def select(self, kept: Tensor) -> LayerKV:
         """Select the tokens ``kept [H, m]`` int64, ascending in each head."""
         wide = kept[..., None].expand(-1, -1, self.key.shape[2])
@@ -197,8 +202,8 @@ class HeadMemory:
         return found
 
     # -- tokens in --------------------------------------------------------------------------------
-    def add_tokens(self, tokens: NewTokens, cell: Tensor, load: Load, resident: Load) -> HeadChange:
-        """Add new tokens (``cell`` ``[t]``). ``resident`` loads only blocks that are at hand at once.
+    def add_tokens(self, tokens: NewTokens, cell: Tensor, weight: Tensor, load: Load, resident: Load) -> HeadChange:
+        """Add new tokens (``cell``, ``weight`` ``[t]``). ``resident`` loads only blocks that are at hand at once.
 
         Raises:
             BlocksLostError, BlocksUnavailableError: see :meth:`load_blocks`; this copy is then unusable.
@@ -217,8 +222,9 @@ class HeadMemory:
 
         numbers = self.organiser.add(tokens, members).cpu()
         frame, cell = tokens.frame.to(torch.int32), cell.to(torch.int32)
-        if len(self.weight):
-            self.weight = torch.cat([self.weight, torch.ones(len(frame))])
+        if len(self.weight) or bool((weight != 1).any()):
+            held = self.weight if len(self.weight) else torch.ones(len(self.frame))
+            self.weight = torch.cat([held, weight])
         self.frame, self.cell = torch.cat([self.frame, frame]), torch.cat([self.cell, cell])
         order = numbers.argsort(stable=True)
         there = order.to(tokens.key.device)

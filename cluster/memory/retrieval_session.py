@@ -135,11 +135,11 @@ class RetrievalSession:
         """Per head, the blocks that its query rows select."""
         if not self.view.heads:
             return []
+        tables = [head.table for head in self.view.heads[layer]]
+        found = self.retriever.select_layer(query.to(tables[0].device), tables)
         wanted = []
-        for h, head in enumerate(self.view.heads[layer]):
-            table = head.table
-            chosen = self.retriever.select(query[h].to(table.mean.device), table).clusters
-            chosen = chosen[table.latest[chosen] >= self.first_frame]
+        for h, (table, retrieved) in enumerate(zip(tables, found, strict=True)):
+            chosen = retrieved.clusters[table.latest[retrieved.clusters] >= self.first_frame]
             wanted.append([BlockKey(self.view.stream, layer, h, number) for number in table.block[chosen].tolist()])
         return wanted
 

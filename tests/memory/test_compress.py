@@ -120,8 +120,9 @@ def test_layers_and_heads_choose_as_if_alone(name: str) -> None:
     rng = torch.Generator().manual_seed(1)
     drawn = [torch.rand(2, layer.tokens, generator=rng).argsort(1)[:, :30].sort(1).values for layer in layers]
     layers = [layer.select(kept) for layer, kept in zip(layers, drawn, strict=True)]
-    # Of InfiniPot-V the pools are chosen by all layers, unless they are given.
-    options = {"steps": (0.15, 0.25, 0.4)} if name == "infinipot_v" else {}
+    # Of InfiniPot-V the pools are chosen by all layers, or by depth, unless they are given.
+    pooled = name.startswith("infinipot_v")
+    options = {"pools": "thresholds", "steps": (0.15, 0.25, 0.4)} if pooled else {}
     make = partial(compressors.get(name), COLUMNS, **options)
     # A layer below decides for CoRDS' followers, so that only its first one can be alone.
     for index, kept in enumerate(make().select(layers, 17)[: 1 if name == "cords" else 4]):
@@ -129,7 +130,7 @@ def test_layers_and_heads_choose_as_if_alone(name: str) -> None:
             layer = layers[index]
             alone = LayerKV(*(getattr(layer, part)[head : head + 1] for part in ("key", "value", "frame", "cell")))
             (found,) = make().select([alone], 17)
-            if name != "infinipot_v":  # Its pool is chosen for a layer, by all heads.
+            if not pooled:  # Its pool is chosen for a layer, by all heads.
                 assert torch.equal(found[0], kept[head])
         (found,) = make().select([layers[index]], 17)
         assert torch.equal(found, kept)
@@ -245,7 +246,7 @@ def test_pools_narrow_by_quartiles_of_the_layers_at_hand() -> None:
         norms = [torch.ones(2, 8) + d * torch.arange(8).remainder(2) for d in deltas]
         assert [float(variation(each)) for each in norms] == pytest.approx([d / (2 + d) for d in deltas], rel=1e-3)
         assert InfiniPotV(2)._reach(norms).tolist() == [0, 3, 2, 1]
-        fixed = InfiniPotV(2, steps=(0.06, 0.1, 0.14))._reach(norms).tolist()
+        fixed = InfiniPotV(2, pools="thresholds", steps=(0.06, 0.1, 0.14))._reach(norms).tolist()
         assert fixed == ([3, 3, 3, 3] if scale < 1 else [0, 3, 2, 1])
 
 
@@ -441,22 +442,27 @@ def test_what_was_common_stays_common_after_most_of_it_was_dropped() -> None:
 
 
 @given(seed=st.integers(0, 50))
-def test_what_is_held_stands_for_all_there_was(seed: int) -> None:
-    """What is compressed again and again: its weights add up to every token there ever was."""
+def test_what_is_held_of_a_cell_stands_for_all_there_was(seed: int) -> None:
+    """What is compressed again and again: a cell's weights add up to its tokens since it last had none."""
     compressor = CoRDS(COLUMNS)
     layers = ragged(seed, 14, layers=1)[0]
     layers = replace(layers, weight=torch.ones(layers.frame.shape))
     held, compressions = layers.select(torch.zeros(2, 0, dtype=torch.int64)), 0
+    came = torch.zeros(2, 12)
     for number in range(14):
         (at,) = (layers.frame[0] == number).nonzero(as_tuple=True)
         held = joined([held, layers.select(at.expand(2, -1))])
+        came[:, layers.cell[0, at]] += 1
         if held.tokens > 30:
             kept = compressor.select([held], 22)
             (weight,) = compressor.weigh([held], kept)
             held, compressions = replace(held.select(kept[0]), weight=weight), compressions + 1
+            for head in range(2):
+                came[head][~torch.isin(torch.arange(12), held.cell[head])] = 0
     assert compressions > 1
     assert held.weight is not None
-    assert held.weight.sum(dim=1).tolist() == pytest.approx([layers.tokens] * 2)
+    found = torch.zeros(2, 12).scatter_add_(1, held.cell, held.weight)
+    assert torch.allclose(found, came, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -300,9 +300,13 @@ def test_blocks_written_after_the_manifest_do_not_count_and_are_deleted() -> Non
     assert other.tokens == len(expected(chunks[:8])) + len(expected(later))
 
 
-@pytest.mark.parametrize("failing", [1, 2])
+# The call from which on it fails; one choice is made for held and new tokens together.
 @pytest.mark.parametrize(
-    "where", [(HeadMemory, "add_tokens"), (HeadMemory, "copy"), (Arena, "store"), (InfiniPotV, "select")]
+    ("where", "failing"),
+    [
+        *itertools.product([(HeadMemory, "add_tokens"), (HeadMemory, "copy"), (Arena, "store")], [1, 2]),
+        ((InfiniPotV, "select"), 1),
+    ],
 )
 def test_an_exception_costs_the_frames_at_hand_at_most(
     where: tuple[type, str], failing: int, monkeypatch: pytest.MonkeyPatch

@@ -119,7 +119,7 @@ class CoRDS(Compressor):
         return top_tokens(-rank.gather(1, slot).float(), budget, evenly=True)
 
     def _rare(self, layer: LayerKV, budget: int, newest: int) -> Tensor:
-        points, weight = self._points(layer), _weights(layer)
+        points, weight = self._points(layer), layer.weights
         apart = tail_distances(points, newest)
         tail = torch.arange(layer.tokens, device=points.device) >= layer.tokens - newest
         scores = torch.empty_like(weight)
@@ -131,7 +131,7 @@ class CoRDS(Compressor):
         return top_tokens(scores.masked_fill_(tail, torch.inf), budget, evenly=True)
 
     def _weigh(self, layer: LayerKV, stays: Tensor) -> Tensor:
-        points, weight = self._points(layer), _weights(layer)
+        points, weight = self._points(layer), layer.weights
         kept = torch.zeros_like(layer.frame, dtype=torch.bool).scatter_(1, stays, True)
         given = torch.zeros_like(weight)
         for at, there in cell_groups(layer.cell):
@@ -143,11 +143,6 @@ class CoRDS(Compressor):
         """Points ``[H, n, 2 D]`` whose squared Euclidean distances equal eq. 4."""
         parts = (layer.key.float() * self.key_weight**0.5, layer.value.float() * (1 - self.key_weight) ** 0.5)
         return torch.cat(parts, dim=-1)
-
-
-def _weights(layer: LayerKV) -> Tensor:
-    """Tokens ``[H, n]`` float32 that each token stands for."""
-    return torch.ones(layer.frame.shape, device=layer.key.device) if layer.weight is None else layer.weight
 
 
 def cell_groups(cell: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

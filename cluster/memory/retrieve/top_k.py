@@ -1,4 +1,4 @@
-"""Top-k clusters up to a token budget: ReKV over frames, InfiniGen-P over tokens."""
+"""Top-k clusters of each head up to a token budget; over single tokens this is InfiniGen-P."""
 
 from __future__ import annotations
 

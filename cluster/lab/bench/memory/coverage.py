@@ -54,6 +54,7 @@ def measure(footage: Footage) -> Part:
 def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
     """One row per compressor at a cap of one ``share``-th of what left."""
     full = join_frames(left.chunks)
+    count = sum(layer.heads for layer in full)
     rows: list[dict[str, Any]] = []
     distances: dict[tuple[str, str, Space], list[Tensor]] = {}
     for name in compressors.names():
@@ -85,7 +86,8 @@ def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
         furthest = max(float(head.max()) for heads in found.values() for head in heads)
         for row in rows:
             heads = found[str(row["compressor"])]
-            row[f"{metric}_{space}"] = sum(coverage_area(head, furthest) for head in heads) / len(heads)
+            # A head that holds nothing covers nothing.
+            row[f"{metric}_{space}"] = sum(coverage_area(head, furthest) for head in heads) / count
             if metric == "cosine":
                 ours, theirs = (torch.cat([d.flatten() for d in each]) for each in (heads, found[_BASELINE]))
                 row[f"cosine_lead_{space}"] = largest_gap(ours, theirs, furthest)

@@ -104,9 +104,14 @@ class Listener(Retriever):
 
     def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
         """See :class:`Retriever`."""
-        chosen = self._retriever.select(query, table)
-        # As the table is now: a cluster may be split once the question is over.
-        self.found[id(table)] = query.float().clone(), torch.isin(table.of_token, chosen.clusters)
+        return self.select_layer(query[None], [table])[0]
+
+    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
+        """See :class:`Retriever`."""
+        chosen = self._retriever.select_layer(query, tables)
+        for rows, table, one in zip(query, tables, chosen, strict=True):
+            # As the table is now: a cluster may be split once the question is over.
+            self.found[id(table)] = rows.float().clone(), torch.isin(table.of_token, one.clusters)
         return chosen
 
     def of(self, memory: StreamMemory, layer: int, head: int) -> tuple[Tensor, Tensor]:
@@ -151,7 +156,7 @@ class Footage:
 
     def __init__(self, args: argparse.Namespace, directory: Path) -> None:
         self.args = args
-        self._directory = directory
+        self.directory = directory
         self.model = cache(self._model)
         self.samples = cache(self._samples)
         self.watched = cache(self._watched)
@@ -169,8 +174,8 @@ class Footage:
         """Those that were named, else two made ones."""
         if self.args.clips:
             return list(self.args.clips)
-        made = [self._directory / "street.mp4", self._directory / "noisy.mp4"]
-        return made if all(path.exists() for path in made) else made_clips(self._directory)
+        made = [self.directory / "street.mp4", self.directory / "noisy.mp4"]
+        return made if all(path.exists() for path in made) else made_clips(self.directory)
 
     def _samples(self, name: str) -> list[tuple[str, list[FrameSample]]]:
         """Every clip as a decoder would send it to this model."""
