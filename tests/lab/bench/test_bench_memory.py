@@ -68,7 +68,7 @@ def test_cells_of_moving_objects_by_hand() -> None:
     """Cells of 10 x 10 pixels: a moving box over one cell, half of the next and less of the third; one that stands."""
     truth = ClipTruth("street", 0, 40, 20, 1.0)
     moving, still = StreetObject(0, "car", (0, 0, 15, 10), True), StreetObject(1, "person", (20, 10, 40, 20), False)
-    truth.frames = [[], [moving, still]]
+    truth.frames.extend([[], [moving, still]])
     assert object_cells(truth, 0.0, 2, 4) == set()
     assert object_cells(truth, 1.0, 2, 4) == {0, 1}
     truth.frames[1][0] = StreetObject(0, "car", (1, 0, 14, 10), True)
