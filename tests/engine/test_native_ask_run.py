@@ -10,7 +10,6 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.ask_run import NativeAskRun, merge_moments
-from cluster.engine.native.memory_attention import Timeline
 from cluster.errors import NotReadyError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
@@ -241,16 +240,6 @@ def test_a_restored_window_goes_on_after_the_gap(gap: int, survives: bool) -> No
     assert (second._streams["cam"].frames[0].pts < sample.pts) is survives
     second.push(dataclasses.replace(camera.sample(20 + gap - gap % 4 + 4), fresh=True))
     assert len(second._streams["cam"].frames) == 1
-
-
-def test_an_old_memory_is_squeezed_into_the_span() -> None:
-    line = Timeline(opened_s=1000.0, oldest_s=0.0, span_s=40.0, frame_s=1.0)
-    assert line.length_s == 40.0
-    assert line.to_memory_time(torch.tensor([0.0, 500.0, 999.0], dtype=torch.float64)).tolist() == pytest.approx(
-        [0, 20, 39.96]
-    )
-    short = Timeline(opened_s=30.0, oldest_s=10.0, span_s=40.0, frame_s=1.0)
-    assert short.to_memory_time(torch.tensor([10.0, 29.0], dtype=torch.float64)).tolist() == [0.0, 19.0]
 
 
 def test_moments_are_stretches_above_the_mean() -> None:

@@ -159,7 +159,7 @@ class Footage:
 
     def __init__(self, args: argparse.Namespace, directory: Path) -> None:
         self.args = args
-        self._directory = directory
+        self.directory = directory
         self.model = cache(self._model)
         self.samples = cache(self._samples)
         self.watched = cache(self._watched)
@@ -177,8 +177,8 @@ class Footage:
         """Those that were named, else two made ones."""
         if self.args.clips:
             return list(self.args.clips)
-        made = [self._directory / "street.mp4", self._directory / "noisy.mp4"]
-        return made if all(path.exists() for path in made) else made_clips(self._directory)
+        made = [self.directory / "street.mp4", self.directory / "noisy.mp4"]
+        return made if all(path.exists() for path in made) else made_clips(self.directory)
 
     def _samples(self, name: str) -> list[tuple[str, list[FrameSample]]]:
         """Every clip as a decoder would send it to this model."""
@@ -191,9 +191,10 @@ class Footage:
         return found
 
     def _watched(self, name: str) -> list[Watched]:
-        return [self._watch(name, clip, samples) for clip, samples in self.samples(name)]
+        return [self.watch(name, clip, samples) for clip, samples in self.samples(name)]
 
-    def _watch(self, name: str, clip: str, samples: Sequence[FrameSample]) -> Watched:
+    def watch(self, name: str, clip: str, samples: Sequence[FrameSample]) -> Watched:
+        """Answer a clip's windows with one model and keep what leaves them."""
         bank = ListeningBank(TierStack([Arena(_ROOM)]), listen=True)
         engine = NativeEngine(self.model(name), memories=bank)
         everything = MemorySpec(
