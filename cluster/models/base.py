@@ -396,8 +396,8 @@ class VisionLanguageModel(ABC):
 
     @contextmanager
     def watch_attention(self, index: int, watch: Callable[[Tensor], None]) -> Iterator[None]:
-        """Context in which ``watch`` receives the ``index``-th layer's residual stream ``[1, n, D]`` between its attention
-        and its MLP."""
+        """Context in which ``watch`` receives the ``index``-th layer's residual stream ``[1, n, D]`` between its
+        attention and its MLP."""
         layer: Any = self.layers[index]
         hook = layer.post_attention_layernorm.register_forward_pre_hook(lambda _, inputs: watch(inputs[0]))
         try:

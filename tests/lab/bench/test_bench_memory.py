@@ -223,12 +223,13 @@ def test_prefetch_is_measured_with_right_wrong_and_real_predictions(
     monkeypatch.setattr("cluster.lab.bench.memory.prefetch.LATENCIES_MS", (1,))
     options = ("--part", "prefetch", "--layers", "3", "--blocks", "4", "--out", str(tmp_path))
     found = measured(clip, tmp_path, *options)
-    assert set(found["figures"]) == {"prefetch_hidden_1ms"}
-    right, _, _, real = found["rows"]
+    assert set(found["figures"]) == {"prefetch_hidden_1ms", "prediction_recall", "prefetch_hidden_real"}
+    right, _, _, real, again = found["rows"]
     assert (right["used"], right["missed"]) == (8, 4)
-    assert real["queries"] == "street"
-    assert 0 <= real["accuracy"] <= 1
+    assert real["queries"] == again["queries"] == "demo-qwen2_5_vl"
+    assert 0 < real["accuracy"] <= 1
     assert real["used"] + real["missed"] > 0
+    assert real["predicted"] == real["used"] + real["wasted"]
     assert ET.parse(tmp_path / "prefetch.svg").getroot().tag.endswith("svg")
 
 

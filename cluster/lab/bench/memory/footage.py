@@ -100,6 +100,7 @@ class Listener(Retriever):
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
         self.found: dict[int, tuple[Tensor, Tensor]] = {}
+        self.predicted: Listener | None = None
 
     def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
         """See :class:`Retriever`."""
@@ -113,9 +114,10 @@ class Listener(Retriever):
             self.found[id(table)] = rows.float().clone(), torch.isin(table.of_token, one.clusters)
         return chosen
 
-    def for_prediction(self) -> Retriever:
+    def for_prediction(self) -> Listener:
         """See :class:`Retriever`."""
-        return self._retriever.for_prediction()
+        self.predicted = Listener(self._retriever.for_prediction())
+        return self.predicted
 
     def of(self, memory: StreamMemory, layer: int, head: int) -> tuple[Tensor, Tensor]:
         """What was found for a layer's and head's own rows."""
@@ -146,11 +148,20 @@ class ListeningBank(MemoryBank):
 
     def queries(self, stream: str) -> list[Tensor]:
         """Raw rows per layer ``[Hkv, r, D]`` of the last question."""
-        memory, _ = super().get_memory(stream)
         assert self.heard is not None
+        return self._rows(stream, self.heard)
+
+    def predictions(self, stream: str) -> list[Tensor]:
+        """Raw rows that were predicted of every layer but the first."""
+        assert self.heard is not None
+        assert self.heard.predicted is not None
+        return self._rows(stream, self.heard.predicted, first=1)
+
+    def _rows(self, stream: str, heard: Listener, first: int = 0) -> list[Tensor]:
+        memory, _ = super().get_memory(stream)
         return [
-            torch.stack([self.heard.of(memory, layer, h)[0] for h in range(len(heads))])
-            for layer, heads in enumerate(memory.heads)
+            torch.stack([heard.of(memory, layer, h)[0] for h in range(len(memory.heads[layer]))])
+            for layer in range(first, len(memory.heads))
         ]
 
 
@@ -210,6 +221,6 @@ class Footage:
                 text = QUESTIONS[len(watched.asked) % len(QUESTIONS)]
                 bank.get_memory(CAMERA)[0].settle()
                 engine.ask(AskSpec(CAMERA, text, max_new_tokens=1)).step()
-                watched.asked.append(Asked(len(bank.chunks), bank.queries(CAMERA)))
+                watched.asked.append(Asked(len(bank.chunks), bank.queries(CAMERA), bank.predictions(CAMERA)))
         watched.chunks = bank.chunks
         return watched
