@@ -120,8 +120,10 @@ compressors: Registry[Any] = Registry(
         "cords": "cluster.memory.compress.cords:CoRDS",
         "infinipot": "cluster.memory.compress.infinipot:InfiniPot",
         "infinipot_v": "cluster.memory.compress.infinipot_v:InfiniPotV",
+        "infinipot_v_paper": "cluster.memory.compress.infinipot_v:InfiniPotVPaper",
         "livevlm": "cluster.memory.compress.livevlm:LiveVLM",
         "none": "cluster.memory.compress.simple:Full",
+        "novelty": "cluster.memory.compress.novelty:Novelty",
         "sliding": "cluster.memory.compress.simple:Sliding",
         "snapkv": "cluster.memory.compress.snapkv:SnapKV",
         "streammem": "cluster.memory.compress.streammem:StreamMem",
@@ -140,6 +142,7 @@ organisers: Registry[Any] = Registry(
 retrievers: Registry[Any] = Registry(
     "retriever",
     {
+        "rekv": "cluster.memory.retrieve.rekv:ReKV",
         "top_k": "cluster.memory.retrieve.top_k:TopK",
         "two_stage": "cluster.memory.retrieve.two_stage:TwoStage",
         "wicsum": "cluster.memory.retrieve.wicsum:WiCSum",

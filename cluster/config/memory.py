@@ -140,7 +140,7 @@ class MemoryConfig(Section):
     block_frames: int = Field(default=_DEFAULTS.block_frames, ge=1, le=1024, description="Frames per stored block.")
     compressor: Annotated[str, OneOf(compressors)] = Field(
         default=_DEFAULTS.compressor,
-        description="Policy that selects tokens at the cap: infinipot_v, cords, uniform or sliding among others.",
+        description="Policy that selects tokens at the cap: novelty, infinipot_v, cords or uniform among others.",
     )
     compressor_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the compressor {_OPTIONS}"
@@ -154,7 +154,7 @@ class MemoryConfig(Section):
     )
     retriever: Annotated[str, OneOf(retrievers)] = Field(
         default=_DEFAULTS.retriever,
-        description="Which groups a question reads: two_stage (Mosaic), wicsum (V-Rex) or top_k among others.",
+        description="Which groups a question reads: two_stage (Mosaic), wicsum (V-Rex), rekv or top_k among others.",
     )
     retriever_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the retriever {_OPTIONS}"

@@ -134,7 +134,12 @@ class Problem:
         """Readable key: ``cameras[1].window.stride_s``."""
         text = ""
         for part in self.path:
-            text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+            if isinstance(part, int):
+                text += f"[{part}]"
+                continue
+            # On one line, whatever somebody calls a key.
+            name = str(part)
+            text += "." * bool(text) + (name if name.isprintable() else repr(name)[1:-1])
         return text
 
     def sentence(self, where: str) -> str:

@@ -2,86 +2,151 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from cluster.memory.head_memory import NAMES_BYTES, BlocksLostError, BlocksUnavailableError, LayerKV
-from cluster.memory.tiers.base import Block
+from cluster.memory.tiers.base import Block, Loaded, Outcome
 
 if TYPE_CHECKING:
+    from cluster.memory.compress import Compressor
     from cluster.memory.stream import StreamMemory
 
 # Usable share of the lowest tier, and cost of new tokens over stored ones (small clusters are rounded up more).
 _ROUNDING = 0.9
-_FRESH = 1.6
+_FRESH = 1.2
 # Most compressions in a row: thinned clusters do not always take less space.
 _TRIES = 6
+# Share of the capacity that compressed tokens should take.
+_FULL = 0.95
 
 
-def evict(memory: StreamMemory, frames: list[LayerKV]) -> list[LayerKV] | None:
-    """Compress a memory until ``frames`` fit below its cap.
+Heads = list[list[LayerKV]]
+"""Tokens of each layer's heads, one key head each."""
 
-    Returns the part of ``frames`` to store, or None while blocks that must be compressed are unavailable.
+
+def evict(memory: StreamMemory, frames: Sequence[LayerKV]) -> Heads | None:
+    """Compress a memory and new frames, together, until both fit below its cap.
+
+    Returns what is to be stored of ``frames`` per layer and head, or None while blocks that must be compressed are
+    unavailable.
     """
+    new = [[_unsettled(memory, number, h, layer) for h in range(layer.heads)] for number, layer in enumerate(frames)]
+    if memory.spec.keep < 1:
+        new = _thinned(memory, new, memory.spec.keep)
     heads = len(memory.heads) * len(memory.heads[0])
     # Both versions of a head's blocks exist during a rewrite.
     capacity = memory.max_bytes * _ROUNDING * heads / (heads + 1) - _fixed(memory)
-    wanted = _bytes_of(memory, frames)
     for _ in range(_TRIES):
-        held = _token_cost(memory)
+        held, wanted = _token_cost(memory), _bytes_of(memory, new)
         if held + wanted <= capacity or not held:
             break
-        if not compress(memory, min(memory.spec.target, max(0.1, 0.9 * (capacity - wanted) / held))):
+        kept = compress(memory, _share(memory, new, _FULL * capacity / (held + wanted)), new)
+        if kept is None:
             return None
-        # Thinned clusters cost more per token; new ones are not thinned.
-        wanted = min(wanted, _bytes_of(memory, frames))
+        new = kept
     settled = memory.settled_frames()
-    if _token_cost(memory) + wanted > capacity and settled:
+    if _token_cost(memory) + _bytes_of(memory, new) > capacity and settled:
         # Rounding can prevent a fit under a cap of few blocks: delete the older half.
         memory.delete_frames(before_frame=settled[len(settled) // 2])
-    room = capacity - _token_cost(memory)
-    return frames if wanted <= room else memory.compress_frames(frames, max(0.0, room / wanted))
+    room, wanted = max(0.0, capacity - _token_cost(memory)), _bytes_of(memory, new)
+    return new if wanted <= room else _thinned(memory, new, room / wanted)
 
 
-def compress(memory: StreamMemory, share: float) -> bool:
-    """Compress to ``share`` of the tokens with the stream's compressor; False if blocks are unavailable or cannot be
-    written."""
-    whole: list[list[LayerKV]] = []
+def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> Heads | None:
+    """Compress what is held and ``new`` tokens, together, to ``share`` of them with the stream's compressor.
+
+    Returns the new tokens that stay; None if blocks are unavailable or cannot be written.
+    """
+    held: Heads = []
     loaded: list[list[dict[int, Block]]] = []
     for number in range(len(memory.heads)):
         found = [_load_head(memory, number, h) for h in range(len(memory.heads[number]))]
         layer = [kv for kv in found if kv is not None]
         if len(layer) < len(found):
-            return False
-        whole.append([kv for kv, _ in layer])
+            return None
+        held.append([kv for kv, _ in layer])
         loaded.append([blocks for _, blocks in layer])
     memory.counts.compressions += 1
-    if all(kv.tokens == heads[0].tokens for heads in whole for kv in heads):
-        layers = [_stacked(heads) for heads in whole]
-        chosen = memory.compressor.select(layers, int(share * layers[0].tokens))
-        kept = [list(stays) for stays in chosen]
-    else:
-        # Heads that lost blocks hold fewer tokens: compress each separately.
-        columns = [
-            memory.compressor_of_head(h).select(
-                [heads[h] for heads in whole], int(share * max(heads[h].tokens for heads in whole))
-            )
-            for h in range(len(whole[0]))
-        ]
-        kept = [[column[number][0] for column in columns] for number in range(len(whole))]
-    for number, h, head in memory.iter_heads():
-        before = head.tokens
-        if not memory.keep_tokens(number, h, kept[number][h].cpu(), loaded[number][h]):
-            return False
-        memory.counts.compressed_away += before - len(kept[number][h])
-    return memory.publish() and memory.make_durable()
+    whole = held
+    if new is not None:
+        whole = [[_joined(*pair, dim=1) for pair in zip(*rows, strict=True)] for rows in zip(held, new, strict=True)]
+    stays = _choose(memory, whole, share)
+    kept: Heads = []
+    for number, h, _ in memory.iter_heads():
+        (chosen, weight), before = stays[number][h], held[number][h].tokens
+        old = chosen < before
+        load = functools.partial(_at_hand, loaded[number][h])
+        if not memory.keep_tokens(number, h, chosen[old], load, None if weight is None else weight[old]):
+            return None
+        memory.counts.compressed_away += whole[number][h].tokens - len(chosen)
+        if h == 0:
+            kept.append([])
+        kept[-1].append(_weighed(whole[number][h], chosen[~old], None if weight is None else weight[~old]))
+    return kept if memory.publish() and memory.make_durable() else None
 
 
-def _bytes_of(memory: StreamMemory, frames: Sequence[LayerKV]) -> float:
-    """Estimate the bytes of more frames from the bytes per stored token: tiers round small blocks up most."""
-    tokens = sum(layer.heads * layer.tokens for layer in frames)
+def _share(memory: StreamMemory, new: Heads, fits: float) -> float:
+    """Share of the held and the new tokens to keep, of which ``fits`` would fit."""
+    held = sum(head.tokens for _, _, head in memory.iter_heads())
+    target = memory.spec.target
+    # Frames that fill what the target frees would be compressed with all the rest anyway: then no more than must be.
+    free = held <= target * (held + sum(head.tokens for row in new for head in row))
+    return max(0.1, fits if free else min(fits, target))
+
+
+def _unsettled(memory: StreamMemory, number: int, h: int, layer: LayerKV) -> LayerKV:
+    """One head's tokens of new frames, but those that an earlier attempt stored."""
+    head = LayerKV(*(getattr(layer, name)[h : h + 1] for name in ("key", "value", "frame", "cell")))
+    return head.select((head.frame[0] >= memory.heads[number][h].settled).nonzero()[None, :, 0])
+
+
+def _thinned(memory: StreamMemory, new: Heads, share: float) -> Heads:
+    """``share`` of new tokens."""
+    stays = _choose(memory, new, share)
+    memory.counts.compressed_away += sum(
+        head.tokens - len(kept) for row in zip(new, stays, strict=True) for head, (kept, _) in zip(*row, strict=True)
+    )
+    return [[_weighed(head, *kept) for head, kept in zip(*row, strict=True)] for row in zip(new, stays, strict=True)]
+
+
+def _choose(memory: StreamMemory, whole: Heads, share: float) -> list[list[tuple[Tensor, Tensor | None]]]:
+    """Numbers of the tokens that stay, at least one of each layer's heads, ascending; and their weights, if new."""
+    most = max(head.tokens for row in whole for head in row)
+    if all(head.tokens == most for row in whole for head in row):
+        return _select(memory.compressor, [functools.reduce(_joined, row) for row in whole], max(1, int(share * most)))
+    # Heads that lost blocks hold fewer tokens, and so may those that an attempt has reached: each by itself.
+    columns = []
+    for h in range(len(whole[0])):
+        layers = [row[h] for row in whole]
+        budget = max(1, int(share * max(layer.tokens for layer in layers)))
+        columns.append(_select(memory.compressor_of_head(h), layers, budget))
+    return [[column[number][0] for column in columns] for number in range(len(whole))]
+
+
+def _select(compressor: Compressor, layers: Sequence[LayerKV], budget: int) -> list[list[tuple[Tensor, Tensor | None]]]:
+    chosen = compressor.select(layers, budget)
+    weights = compressor.weigh(layers, chosen)
+    return [
+        [(kept.cpu(), None if of is None else of[h].cpu()) for h, kept in enumerate(stays)]
+        for stays, of in zip(chosen, weights, strict=True)
+    ]
+
+
+def _weighed(head: LayerKV, kept: Tensor, weight: Tensor | None) -> LayerKV:
+    """The tokens ``kept [m]`` of one head, with their new weights."""
+    some = head.select(kept[None].to(head.frame.device))
+    return some if weight is None else replace(some, weight=weight[None].to(some.key.device))
+
+
+def _bytes_of(memory: StreamMemory, new: Heads) -> float:
+    """Estimate the bytes of more tokens from the bytes per stored token: tiers round small blocks up most."""
+    tokens = sum(head.tokens for row in new for head in row)
     settled = sum(head.tokens for _, _, head in memory.iter_heads())
     return _FRESH * tokens * max(memory.token_bytes, _token_cost(memory) / settled if settled else 0.0)
 
@@ -114,9 +179,19 @@ def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[
     order = of_token.argsort(stable=True)
     for cluster, rows in enumerate(torch.split(order, head.table.count.tolist())):
         key[rows], value[rows] = blocks[cluster].key.cpu(), blocks[cluster].value.cpu()
-    kv = LayerKV(key[None], value[None], head.frame[None].to(torch.int64), head.cell[None].to(torch.int64))
+    weight = head.weight[None] if len(head.weight) else None
+    frame, cell = head.frame.to(torch.int64), head.cell.to(torch.int64)
+    kv = LayerKV(key[None], value[None], frame[None], cell[None], weight)
     return kv, {int(head.table.block[cluster]): block for cluster, block in blocks.items()}
 
 
-def _stacked(heads: Sequence[LayerKV]) -> LayerKV:
-    return LayerKV(*(torch.cat([getattr(kv, name) for kv in heads]) for name in ("key", "value", "frame", "cell")))
+def _at_hand(blocks: dict[int, Block], numbers: list[int]) -> list[Loaded]:
+    return [Loaded(Outcome.HIT, blocks[number]) for number in numbers]
+
+
+def _joined(one: LayerKV, other: LayerKV, dim: int = 0) -> LayerKV:
+    """Heads side by side, or with ``dim`` 1 tokens one after the other."""
+    parts = ("key", "value", "frame", "cell", "weights")
+    return LayerKV(
+        *(torch.cat([getattr(one, name), getattr(other, name).to(getattr(one, name))], dim) for name in parts)
+    )

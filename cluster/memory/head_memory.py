@@ -50,6 +50,7 @@ class LayerKV:
     * ``key``, ``value`` ``[H, n, D]``; keys before rotary, so that tokens of one cell are comparable across time
     * ``frame`` ``[H, n]`` int64: frame number, ascending
     * ``cell`` ``[H, n]`` int64: row-major cell in the frame's grid
+    * ``weight`` ``[H, n]`` float32: tokens that each stands for (:meth:`Compressor.weigh`); None: itself alone
 
     Raises:
         ValueError: shapes do not fit, or frames do not ascend.
@@ -59,6 +60,7 @@ class LayerKV:
     value: Tensor
     frame: Tensor
     cell: Tensor
+    weight: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.key.ndim != 3 or self.key.shape != self.value.shape:
@@ -79,12 +81,17 @@ class LayerKV:
         """Tokens of each head."""
         return self.key.shape[1]
 
+    @property
+    def weights(self) -> Tensor:
+        """``weight``, with ones for None."""
+        return torch.ones(self.frame.shape, device=self.key.device) if self.weight is None else self.weight
+
     def select(self, kept: Tensor) -> LayerKV:
         """Select the tokens ``kept [H, m]`` int64, ascending in each head."""
         wide = kept[..., None].expand(-1, -1, self.key.shape[2])
-        return LayerKV(
-            self.key.gather(1, wide), self.value.gather(1, wide), self.frame.gather(1, kept), self.cell.gather(1, kept)
-        )
+        frame, cell = self.frame.gather(1, kept), self.cell.gather(1, kept)
+        weight = None if self.weight is None else self.weight.gather(1, kept)
+        return LayerKV(self.key.gather(1, wide), self.value.gather(1, wide), frame, cell, weight)
 
 
 Load = Callable[[list[int]], list[Loaded]]
@@ -120,7 +127,8 @@ class HeadChange:
 
 class HeadMemory:
     """Tokens of one head in time order, assigned to clusters. ``frame``, ``cell`` ``[n]`` int32; the table names one
-    block per cluster. ``settled``: all earlier frames are stored.
+    block per cluster. ``settled``: all earlier frames are stored. ``weight`` ``[n]`` float32: tokens that each stands
+    for, empty while that is itself alone.
 
     Copy-on-write: a head that others may read is never changed; :meth:`copy` it, change the copy and swap it in.
     """
@@ -129,6 +137,7 @@ class HeadMemory:
         self.organiser = organiser
         self.frame = torch.zeros(0, dtype=torch.int32)
         self.cell = torch.zeros(0, dtype=torch.int32)
+        self.weight = torch.zeros(0)
         self.settled = 0
         self._place = place
 
@@ -148,7 +157,7 @@ class HeadMemory:
     @property
     def index_bytes(self) -> int:
         """Approximate size of :meth:`state`."""
-        return self.frame.nbytes + self.cell.nbytes + self.table.nbytes + NAMES_BYTES
+        return self.frame.nbytes + self.cell.nbytes + self.weight.nbytes + self.table.nbytes + NAMES_BYTES
 
     def token_uids(self) -> Tensor:
         """Cluster uid of each token ``[n]``."""
@@ -193,8 +202,8 @@ class HeadMemory:
         return found
 
     # -- tokens in --------------------------------------------------------------------------------
-    def add_tokens(self, tokens: NewTokens, cell: Tensor, load: Load, resident: Load) -> HeadChange:
-        """Add new tokens (``cell`` ``[t]``). ``resident`` loads only blocks that are at hand at once.
+    def add_tokens(self, tokens: NewTokens, cell: Tensor, weight: Tensor, load: Load, resident: Load) -> HeadChange:
+        """Add new tokens (``cell``, ``weight`` ``[t]``). ``resident`` loads only blocks that are at hand at once.
 
         Raises:
             BlocksLostError, BlocksUnavailableError: see :meth:`load_blocks`; this copy is then unusable.
@@ -213,6 +222,9 @@ class HeadMemory:
 
         numbers = self.organiser.add(tokens, members).cpu()
         frame, cell = tokens.frame.to(torch.int32), cell.to(torch.int32)
+        if len(self.weight) or bool((weight != 1).any()):
+            held = self.weight if len(self.weight) else torch.ones(len(self.frame))
+            self.weight = torch.cat([held, weight])
         self.frame, self.cell = torch.cat([self.frame, frame]), torch.cat([self.cell, cell])
         order = numbers.argsort(stable=True)
         there = order.to(tokens.key.device)
@@ -235,8 +247,8 @@ class HeadMemory:
         return HeadChange([cluster, new], [_take(block, rows.nonzero()[:, 0]) for rows in (~leaves, leaves)])
 
     # -- tokens out -------------------------------------------------------------------------------
-    def keep_tokens(self, kept: Tensor, load: Load) -> HeadChange:
-        """Keep only the tokens ``kept`` (ascending numbers).
+    def keep_tokens(self, kept: Tensor, load: Load, weight: Tensor | None = None) -> HeadChange:
+        """Keep only the tokens ``kept`` (ascending numbers), with their new weights ``[m]`` if given.
 
         Raises:
             BlocksLostError, BlocksUnavailableError: see :meth:`load_blocks`; nothing was changed.
@@ -251,6 +263,8 @@ class HeadMemory:
         left = {cluster: _take(block, stays[of_token == cluster].nonzero()[:, 0]) for cluster, block in blocks.items()}
         uids = [int(uid[cluster]) for cluster in partly]
         self._narrow(kept, {cluster: (of_token[kept] == cluster, block) for cluster, block in left.items()})
+        if weight is not None:
+            self.weight = weight
         return HeadChange(self.cluster_numbers(uids), list(left.values()))
 
     def drop_clusters(self, uids: Sequence[int]) -> int:
@@ -271,13 +285,16 @@ class HeadMemory:
         frame, cell = self.frame[kept], self.cell[kept]
         self.table.keep_tokens(kept, key, value, self._place(frame, cell), frame.to(torch.int64))
         self.frame, self.cell = frame, cell
+        if len(self.weight):
+            self.weight = self.weight[kept]
 
     # -- restoring --------------------------------------------------------------------------------
     def state(self) -> dict[str, Tensor]:
         """Tensors by name, the inverse of :meth:`load_state`."""
         parts = {"own": self.organiser.state(), "table": self.table.state()}
         named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
-        return {"frame": self.frame, "cell": self.cell, "settled": torch.tensor(self.settled), **named}
+        weight = {"weight": self.weight} if len(self.weight) else {}
+        return {"frame": self.frame, "cell": self.cell, "settled": torch.tensor(self.settled), **weight, **named}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the tensors of :meth:`state` into an empty head.
@@ -285,7 +302,7 @@ class HeadMemory:
         Raises:
             ValueError: the state of another organiser or width, or inconsistent.
         """
-        own = self.state()
+        own, state = {"weight": self.weight, **self.state()}, {"weight": self.weight, **state}
         if own.keys() != state.keys():
             raise ValueError(f"names of another organiser's state: {', '.join(sorted(own.keys() ^ state.keys()))}")
         for name, mine in own.items():
@@ -299,9 +316,12 @@ class HeadMemory:
         table.validate()
         if not len(state["frame"]) == len(state["cell"]) == table.tokens:
             raise ValueError("frames, cells and clusters of a different number of tokens")
+        if len(state["weight"]) not in (0, table.tokens):
+            raise ValueError(f"{len(state['weight'])} weights of {table.tokens} tokens")
         if bool((state["frame"][1:] < state["frame"][:-1]).any()):
             raise ValueError("tokens that are not in time order")
         self.frame, self.cell, self.settled = state["frame"], state["cell"], int(state["settled"])
+        self.weight = state["weight"]
         self.organiser.table = table
         self.organiser.load_state(_under("own.", state))
 

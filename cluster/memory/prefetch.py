@@ -1,8 +1,8 @@
 """Prefetcher: load the blocks that the next layer will probably read while this layer computes (Mosaic, section VII-B).
 
-The query of layer ``l`` predicts the clusters of layer ``l + 1`` (:meth:`Prefetcher.prefetch`). With the query of layer
-``l + 1``, :meth:`Prefetcher.fetch` returns the blocks actually wanted: predicted ones are loaded or in flight, the
-others are loaded now. A prediction changes when blocks arrive, never which.
+While layer ``l`` computes, a predicted query of layer ``l + 1`` names its clusters (:meth:`Prefetcher.prefetch`). With
+the query of layer ``l + 1``, :meth:`Prefetcher.fetch` returns the blocks actually wanted: predicted ones are loaded or
+in flight, the others are loaded now. A prediction changes when blocks arrive, never which.
 """
 
 from __future__ import annotations

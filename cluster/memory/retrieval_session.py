@@ -1,4 +1,4 @@
-"""Retrieval for one question: per layer, the clusters its query selects, prefetched one layer ahead."""
+"""Retrieval for one question: per layer, the clusters its query selects, prefetched by predicted queries."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RetrievalSession:
         memory: of the camera that is asked about.
         retriever: selects the clusters for a query.
         first_frame: older frames are left out.
-        prefetch: prefetch the next layer's clusters, predicted from this layer's query.
+        prefetch: whether :meth:`prefetch` loads anything.
         device, dtype: of the returned tensors.
     """
 
@@ -76,7 +76,7 @@ class RetrievalSession:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.memory, self.retriever = memory, retriever
+        self.memory, self.retriever, self._predictor = memory, retriever, retriever.for_prediction()
         self.view = memory.open_view()
         self.first_frame = max(first_frame, self.view.first_frame)
         self.device, self.dtype = device, dtype
@@ -87,7 +87,7 @@ class RetrievalSession:
         ]
         self.stats = RetrievalStats()
         self._prefetcher = Prefetcher(memory.tiers.load, deadline_s=deadline_s)
-        self._prefetches = prefetch
+        self._prefetch = prefetch
         # Layer, head and cluster uid of lost blocks.
         self._gone: list[tuple[int, int, int]] = []
         self._closed = False
@@ -111,13 +111,21 @@ class RetrievalSession:
             self._closed = True
             self.memory.close_view(self.view, self._gone)
 
+    @property
+    def prefetches(self) -> bool:
+        """Whether predictions are of use."""
+        return self._prefetch and bool(self.view.heads)
+
+    def prefetch(self, layer: int, query: Tensor) -> None:
+        """Start loading what the predicted raw query rows ``[H, r, D]`` of a layer select; returns at once."""
+        if self.prefetches:
+            wanted = self._wanted(layer, query, self._predictor)
+            self._prefetcher.prefetch([key for per_head in wanted for key in per_head])
+
     def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
         """KV for the raw query rows ``[H, r, D]`` of a layer, in time order; frames not clustered yet are always
         included."""
-        keys = self._wanted(layer, query)
-        if self._prefetches and layer + 1 < len(self.view.heads):
-            # Queued after this layer's blocks, which the caller waits for.
-            self._prefetcher.prefetch([key for per_head in self._wanted(layer + 1, query) for key in per_head])
+        keys = self._wanted(layer, query, self.retriever)
         flat = [key for per_head in keys for key in per_head]
         blocks = dict(zip(flat, self._prefetcher.fetch(flat), strict=True)) if flat else {}
         parts = [self._blocks(layer, h, blocks, keys[h]) for h in range(len(keys))] if keys else []
@@ -131,15 +139,15 @@ class RetrievalSession:
             ]
         return self._side_by_side(parts)
 
-    def _wanted(self, layer: int, query: Tensor) -> list[list[BlockKey]]:
+    def _wanted(self, layer: int, query: Tensor, retriever: Retriever) -> list[list[BlockKey]]:
         """Per head, the blocks that its query rows select."""
         if not self.view.heads:
             return []
+        tables = [head.table for head in self.view.heads[layer]]
+        found = retriever.select_layer(query.to(tables[0].device), tables)
         wanted = []
-        for h, head in enumerate(self.view.heads[layer]):
-            table = head.table
-            chosen = self.retriever.select(query[h].to(table.mean.device), table).clusters
-            chosen = chosen[table.latest[chosen] >= self.first_frame]
+        for h, (table, retrieved) in enumerate(zip(tables, found, strict=True)):
+            chosen = retrieved.clusters[table.latest[retrieved.clusters] >= self.first_frame]
             wanted.append([BlockKey(self.view.stream, layer, h, number) for number in table.block[chosen].tolist()])
         return wanted
 

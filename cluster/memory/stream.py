@@ -278,16 +278,13 @@ class StreamMemory(TieredHeads):
             for chunk in frames:
                 if chunk.index not in self.partition_of:
                     self.partition_of[chunk.index] = self.partitions.add(chunk.mean_embedding.cpu())
-        new = join_frames(frames)
-        if self.spec.keep < 1:
-            new = self.compress_frames(new, self.spec.keep)
-        layers = evict(self, new)
-        if layers is None:
+        new = evict(self, join_frames(frames))
+        if new is None:
             return False
         until = frames[-1].index + 1
-        for number, layer in enumerate(layers):
-            for h in range(layer.heads):
-                if not self._change(number, h, partial(self._add_to_head, number, h, layer, until)):
+        for number, row in enumerate(new):
+            for h, tokens in enumerate(row):
+                if not self._change(number, h, partial(self._add_to_head, number, h, tokens, until)):
                     return False
         if not self.publish():
             return False
@@ -295,22 +292,22 @@ class StreamMemory(TieredHeads):
         self.counts.settled += 1
         return True
 
-    def _add_to_head(self, number: int, h: int, layer: LayerKV, until: int, head: HeadMemory) -> HeadChange:
-        frame, cell = layer.frame[h].cpu(), layer.cell[h].cpu()
-        # An earlier attempt may have included this head.
-        new = (frame >= head.settled).nonzero()[:, 0]
+    def _add_to_head(self, number: int, h: int, new: LayerKV, until: int, head: HeadMemory) -> HeadChange:
         head.settled = max(head.settled, until)
-        if not len(new):
+        if not new.tokens:
             return HeadChange([], [])
-        there = new.to(layer.key.device)
+        frame, cell = new.frame[0].cpu(), new.cell[0].cpu()
         tokens = NewTokens(
-            key=layer.key[h][there],
-            value=layer.value[h][there],
-            frame=frame[new],
-            place=self._place(frame[new], cell[new]),
-            partition=torch.tensor([self.partition_of.get(n, 0) for n in frame[new].tolist()], dtype=torch.int64),
+            key=new.key[0],
+            value=new.value[0],
+            frame=frame,
+            place=self._place(frame, cell),
+            partition=torch.tensor([self.partition_of.get(n, 0) for n in frame.tolist()], dtype=torch.int64),
         )
-        return head.add_tokens(tokens, cell[new], self.block_loader(number, h), self.block_loader(number, h, top=True))
+        weight = new.weights[0].cpu()
+        return head.add_tokens(
+            tokens, cell, weight, self.block_loader(number, h), self.block_loader(number, h, top=True)
+        )
 
     def _remove_waiting(self, frames: Sequence[KVChunk]) -> None:
         """Remove frames from the waiting list."""
@@ -335,15 +332,6 @@ class StreamMemory(TieredHeads):
             self.recent.append(replace(chunk, index=number, pts=time))
         if self._window and not waiting:
             self._seen, self._skipped = (saved.times[-1] - saved.shift if saved.times else None), None
-
-    def compress_frames(self, frames: list[LayerKV], share: float) -> list[LayerKV]:
-        """Compress new frames to ``share`` of their tokens before they are stored."""
-        budget = max(1, int(share * frames[0].tokens))
-        chosen = self.compressor.select(frames, budget)
-        self.counts.compressed_away += sum(
-            layer.heads * (layer.tokens - stays.shape[1]) for layer, stays in zip(frames, chosen, strict=True)
-        )
-        return [layer.select(stays) for layer, stays in zip(frames, chosen, strict=True)]
 
     def _split_pending(self) -> None:
         """Split marked clusters whose members are resident; others wait until they are loaded."""

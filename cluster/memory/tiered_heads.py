@@ -27,7 +27,7 @@ from cluster.memory.manifest import (
     to_byte_blocks,
 )
 from cluster.memory.organise.mosaic import VisualPartitions
-from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
+from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import StoredBlocks
@@ -174,16 +174,13 @@ class TieredHeads:
         self._change(layer, h, lose)
         self.publish()
 
-    def keep_tokens(self, layer: int, h: int, kept: Tensor, blocks: dict[int, Block] | None = None) -> bool:
-        """Keep only the tokens ``kept`` (ascending numbers) of a head; ``blocks``: its blocks by number, if loaded.
-        False if blocks are unavailable."""
-
-        def at_hand(numbers: list[int]) -> list[Loaded]:
-            assert blocks is not None
-            return [Loaded(Outcome.HIT, blocks[number]) for number in numbers]
-
-        load = self.block_loader(layer, h) if blocks is None else at_hand
-        return self._change(layer, h, lambda head: head.keep_tokens(kept, load))
+    def keep_tokens(
+        self, layer: int, h: int, kept: Tensor, load: Load | None = None, weight: Tensor | None = None
+    ) -> bool:
+        """Keep only the tokens ``kept`` (ascending numbers) of a head; ``load``: of its blocks, by default from the
+        tiers; ``weight``: new weights of those kept. False if blocks are unavailable."""
+        load = self.block_loader(layer, h) if load is None else load
+        return self._change(layer, h, lambda head: head.keep_tokens(kept, load, weight))
 
     def _change(self, layer: int, h: int, work: Callable[[HeadMemory], HeadChange]) -> bool:
         """Apply ``work`` to a copy of a head, to be swapped in by :meth:`publish`. False if blocks are unavailable or

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -382,6 +382,28 @@ class VisionLanguageModel(ABC):
             width = hidden.shape[-1]
             hidden = hidden + embeds[:, (1 + index) * width : (2 + index) * width]
         return hidden
+
+    @torch.no_grad()
+    def raw_query(self, index: int, hidden: Tensor) -> Tensor:
+        """Queries ``[1, H, n, d]`` before rotary that the ``index``-th layer would compute of ``hidden [1, n, D]``."""
+        layer: Any = self.layers[index]
+        attention = layer.self_attn
+        query = attention.q_proj(layer.input_layernorm(hidden)).unflatten(-1, (-1, attention.head_dim))
+        if hasattr(attention, "q_norm"):
+            query = attention.q_norm(query)
+        result: Tensor = query.transpose(1, 2)
+        return result
+
+    @contextmanager
+    def watch_attention(self, index: int, watch: Callable[[Tensor], None]) -> Iterator[None]:
+        """Context in which ``watch`` receives the ``index``-th layer's residual stream ``[1, n, D]`` between its
+        attention and its MLP."""
+        layer: Any = self.layers[index]
+        hook = layer.post_attention_layernorm.register_forward_pre_hook(lambda _, inputs: watch(inputs[0]))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 from cluster.errors import ModelError
 
 FILE = "sightline.json"
-_POSITIVE = ("window_s", "stride_s", "fps", "anchor_interval_s", "max_pixels", "score_temperature")
+_POSITIVE = ("window_s", "memory_s", "stride_s", "fps", "anchor_interval_s", "max_pixels", "score_temperature")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class ModelSettings:
     """A checkpoint's settings; ``None`` or empty if not given.
 
     * ``window_s, stride_s, fps, anchor_interval_s``: the window it was trained for, seconds and samples per second
+    * ``memory_s``: longest past before the window, in seconds at the window's pace, whose positions it knows
     * ``max_pixels``: largest frame, for families of native resolution
     * ``score_temperature``, ``score_bias``: calibration of its yes/no score
     * ``threshold``: score at or above which an answer is positive; ``thresholds``: by kind of event, where it differs
@@ -34,6 +35,7 @@ class ModelSettings:
     stride_s: float | None = None
     fps: float | None = None
     anchor_interval_s: float | None = None
+    memory_s: float | None = None
     max_pixels: int | None = None
     score_temperature: float | None = None
     score_bias: float | None = None

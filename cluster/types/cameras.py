@@ -58,7 +58,7 @@ class MemorySpec:
     * ``compressor``, ``organiser``, ``retriever`` by name, each with its options
     """
 
-    compressor: str = "infinipot_v"
+    compressor: str = "novelty"
     organiser: str = "resv"
     retriever: str = "wicsum"
     cap_bytes: int = 64 * 2**20

@@ -10,10 +10,10 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.ask_run import NativeAskRun, merge_moments
-from cluster.engine.native.memory_attention import Timeline
 from cluster.errors import NotReadyError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
+from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
@@ -80,6 +80,21 @@ def test_with_everything_retrieved_memory_and_window_are_one(
     assert score_of(engine, engine.ask(AskSpec("cam", TEXT))) == pytest.approx(wanted, abs=1e-4)
 
 
+def test_rekv_with_frames_enough_reads_all_and_with_one_the_same_in_all_heads(family: VisionLanguageModel) -> None:
+    engine, bank, spec = remembering(family, organiser="frames", retriever="rekv", retriever_options={})
+    wanted = watch(engine, spec, 12 if family.geometry.temporal == 2 else 24)
+    engine._streams["cam"].drop_frames(8)
+    assert score_of(engine, engine.ask(AskSpec("cam", TEXT))) == pytest.approx(wanted, abs=1e-4)
+    memory, _ = bank.get_memory("cam")
+    run = NativeAskRun(
+        engine.model, engine._system, None, memory, ReKV(frames=1), AskSpec("cam", TEXT), engine._ends, prefetch=False
+    )
+    memory.settle()
+    run.step()
+    assert run.retrieval.stats.clusters == len(memory.heads) * len(memory.heads[0])
+    assert run.retrieval.stats.fetched_tokens < memory.tokens
+
+
 def test_a_camera_whose_source_ended_is_asked_about_its_memory_alone(family: VisionLanguageModel) -> None:
     engine, _, spec = remembering(family)
     wanted = watch(engine, spec, 16)
@@ -99,6 +114,7 @@ def test_prefetch_changes_when_blocks_come_and_not_which() -> None:
             engine.model, engine._system, None, memory, retriever, AskSpec("cam", TEXT), engine._ends, prefetch=prefetch
         )
         run.step()
+        assert (run.retrieval.prefetcher.stats.predicted > 0) is prefetch
         found.append((run.logits, run.retrieval.stats.fetched_tokens))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] < memory.tokens
@@ -224,16 +240,6 @@ def test_a_restored_window_goes_on_after_the_gap(gap: int, survives: bool) -> No
     assert (second._streams["cam"].frames[0].pts < sample.pts) is survives
     second.push(dataclasses.replace(camera.sample(20 + gap - gap % 4 + 4), fresh=True))
     assert len(second._streams["cam"].frames) == 1
-
-
-def test_an_old_memory_is_squeezed_into_the_span() -> None:
-    line = Timeline(opened_s=1000.0, oldest_s=0.0, span_s=40.0, frame_s=1.0)
-    assert line.length_s == 40.0
-    assert line.to_memory_time(torch.tensor([0.0, 500.0, 999.0], dtype=torch.float64)).tolist() == pytest.approx(
-        [0, 20, 39.96]
-    )
-    short = Timeline(opened_s=30.0, oldest_s=10.0, span_s=40.0, frame_s=1.0)
-    assert short.to_memory_time(torch.tensor([10.0, 29.0], dtype=torch.float64)).tolist() == [0.0, 19.0]
 
 
 def test_moments_are_stretches_above_the_mean() -> None:

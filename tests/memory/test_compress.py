@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from cluster.lab.evaluation.memory.score import coverage_area, nearest_distances
+from cluster.lab.evaluation.memory.score import (
+    coverage_area,
+    largest_gap,
+    nearest_cosine_distances,
+    nearest_distances,
+)
 from cluster.memory.compress import top_tokens
 from cluster.memory.compress.cords import (
     CoRDS,
-    TokenWeights,
+    cell_groups,
     centroids,
     greedy_cover,
+    insertion_scores,
     log_det_greedy,
     reassign_weights,
-    split_frames,
+    tail_distances,
 )
 from cluster.memory.compress.infinipot_v import InfiniPotV, pool_steps, pooled_norms, temporal_redundancy, variation
 from cluster.memory.head_memory import LayerKV
@@ -37,7 +45,8 @@ def of_frame(key, value, number: int, cell) -> LayerKV:
 
 def joined(parts) -> LayerKV:
     """The tokens of several, one after the other."""
-    return LayerKV(*(torch.cat([getattr(p, name) for p in parts], dim=1) for name in ("key", "value", "frame", "cell")))
+    names = ("key", "value", "frame", "cell", *(("weight",) if parts[0].weight is not None else ()))
+    return LayerKV(*(torch.cat([getattr(p, name) for p in parts], dim=1) for name in names))
 
 
 def ragged(seed: int, frames: int, heads: int = 2, width: int = 8, layers: int = 4) -> list[LayerKV]:
@@ -111,8 +120,9 @@ def test_layers_and_heads_choose_as_if_alone(name: str) -> None:
     rng = torch.Generator().manual_seed(1)
     drawn = [torch.rand(2, layer.tokens, generator=rng).argsort(1)[:, :30].sort(1).values for layer in layers]
     layers = [layer.select(kept) for layer, kept in zip(layers, drawn, strict=True)]
-    # Of InfiniPot-V the pools are chosen by all layers, unless they are given.
-    options = {"steps": (0.15, 0.25, 0.4)} if name == "infinipot_v" else {}
+    # Of InfiniPot-V the pools are chosen by all layers, or by depth, unless they are given.
+    pooled = name.startswith("infinipot_v")
+    options = {"pools": "thresholds", "steps": (0.15, 0.25, 0.4)} if pooled else {}
     make = partial(compressors.get(name), COLUMNS, **options)
     # A layer below decides for CoRDS' followers, so that only its first one can be alone.
     for index, kept in enumerate(make().select(layers, 17)[: 1 if name == "cords" else 4]):
@@ -120,7 +130,7 @@ def test_layers_and_heads_choose_as_if_alone(name: str) -> None:
             layer = layers[index]
             alone = LayerKV(*(getattr(layer, part)[head : head + 1] for part in ("key", "value", "frame", "cell")))
             (found,) = make().select([alone], 17)
-            if name != "infinipot_v":  # Its pool is chosen for a layer, by all heads.
+            if not pooled:  # Its pool is chosen for a layer, by all heads.
                 assert torch.equal(found[0], kept[head])
         (found,) = make().select([layers[index]], 17)
         assert torch.equal(found, kept)
@@ -236,14 +246,16 @@ def test_pools_narrow_by_quartiles_of_the_layers_at_hand() -> None:
         norms = [torch.ones(2, 8) + d * torch.arange(8).remainder(2) for d in deltas]
         assert [float(variation(each)) for each in norms] == pytest.approx([d / (2 + d) for d in deltas], rel=1e-3)
         assert InfiniPotV(2)._reach(norms).tolist() == [0, 3, 2, 1]
-        fixed = InfiniPotV(2, steps=(0.06, 0.1, 0.14))._reach(norms).tolist()
+        fixed = InfiniPotV(2, pools="thresholds", steps=(0.06, 0.1, 0.14))._reach(norms).tolist()
         assert fixed == ([3, 3, 3, 3] if scale < 1 else [0, 3, 2, 1])
 
 
 # -- CoRDS ----------------------------------------------------------------------------------------
 def order_of(keys: torch.Tensor, values: torch.Tensor, count: int, **weights: float) -> list[int]:
-    """The first ``count`` frames that one head chooses among frames of one token each."""
-    (rank,) = greedy_cover(keys[None], values[None], torch.ones(1, len(keys), dtype=torch.int64), count, **weights)
+    """The first ``count`` frames that one head chooses among frames of one token each, of which the last stays."""
+    one = torch.ones(1, len(keys), dtype=torch.int64)
+    stays = torch.arange(len(keys))[None] == len(keys) - 1
+    (rank,) = greedy_cover(keys[None], values[None], one, stays, count, **weights)
     return rank.argsort()[:count].tolist()
 
 
@@ -303,12 +315,15 @@ def test_heads_with_other_frames_choose_as_if_alone() -> None:
     for head, count in enumerate(frames):
         sizes[head, count:] = 0
     weights = {"key_weight": 0.25, "bonus": 0.25, "bonus_key_weight": 0.25}
-    rank = greedy_cover(keys, values, sizes, 12, **weights)
+    stays = torch.zeros(3, 9, dtype=torch.bool)
+    stays[0, 7:], stays[1, 2], stays[2, 6] = True, True, True
+    rank = greedy_cover(keys, values, sizes, stays, 12, **weights)
     for head, count in enumerate(frames):
         alone = greedy_cover(
             keys[head : head + 1, :count],
             values[head : head + 1, :count],
             sizes[head : head + 1, :count],
+            stays[head : head + 1, :count],
             99,
             **weights,
         )[0]
@@ -318,59 +333,145 @@ def test_heads_with_other_frames_choose_as_if_alone() -> None:
         assert not ranked[count:].any()
 
 
+def test_frames_are_covered_from_those_of_the_tail() -> None:
+    """Five frames at 0, 8, 9, 20 and 1, of which the two newest stay: 9 is farthest from both, then 0 and 8 are 1 away
+    from what was chosen, and the earlier comes first."""
+    keys = torch.tensor([[0.0], [8.0], [9.0], [20.0], [1.0]])[None]
+    one, stays = torch.ones(1, 5, dtype=torch.int64), torch.tensor([[False, False, False, True, True]])
+    weights = {"key_weight": 1.0, "bonus": 0.0, "bonus_key_weight": 0.5}
+    (rank,) = greedy_cover(keys, keys, one, stays, 5, **weights)
+    assert rank.tolist() == [2, 3, 1, 0, 0]
+    (rank,) = greedy_cover(keys, keys, one, stays, 3, **weights)
+    assert rank.tolist() == [5, 5, 1, 0, 0]
+
+
 def test_of_the_last_frame_what_fits_is_spread_over_it() -> None:
-    """Three frames of four tokens. The newest comes first, then the one unlike it; of that one two still fit."""
+    """Three frames of four tokens and room for six, of which the newest three stay: the newest frame's fourth token
+    is the same as those, so that the frame unlike it comes next, with the three that still fit."""
     key = torch.tensor([5.0, 1.0, 1.0]).repeat_interleave(4)[None, :, None]
     layer = LayerKV(key, key, torch.arange(3).repeat_interleave(4)[None], torch.arange(4).repeat(3)[None])
-    (kept,) = CoRDS(2, pieces=1).select([layer], 6)
-    assert kept[0].tolist() == [1, 3, 8, 9, 10, 11]
-    (kept,) = CoRDS(2, pieces=1).select([layer], 8)
+    (kept,) = CoRDS(2, objective="paper", recent=0.5).select([layer], 6)
+    assert kept[0].tolist() == [0, 2, 3, 9, 10, 11]
+    (kept,) = CoRDS(2, objective="paper", recent=0.5).select([layer], 8)
     assert kept[0].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
-def test_large_frames_are_chosen_piece_by_piece() -> None:
-    assert split_frames(torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2]]), 2).tolist() == [[0, 0, 1, 1, 2, 3, 3, 4]]
-    assert split_frames(torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 2]]), 9).tolist() == [
-        [0, 0, 0, 1, 1, 1],
-        [0, 1, 1, 1, 1, 2],
-    ]
-    # Two frames of eight tokens, of which two are unlike all others: with room for six, whole frames leave one out.
-    key = torch.zeros(1, 16, 2)
-    key[0, 2], key[0, 12] = torch.tensor([9.0, 0.0]), torch.tensor([0.0, 9.0])
-    layer = LayerKV(key, key, torch.arange(2).repeat_interleave(8)[None], torch.arange(8).repeat(2)[None])
-    assert {2, 12} <= set(CoRDS(COLUMNS).select([layer], 6)[0][0].tolist())
-    assert not {2, 12} <= set(CoRDS(COLUMNS, pieces=1).select([layer], 6)[0][0].tolist())
+def test_an_object_smaller_than_a_frame_is_kept_by_its_tokens() -> None:
+    """Sixteen frames of twelve cells that look the same but for two cells of frames 3 and 9."""
+    place = torch.randn(12, 6, generator=torch.Generator().manual_seed(3))
+    noise = 0.05 * torch.randn(16, 12, 6, generator=torch.Generator().manual_seed(4))
+    key = place + noise
+    key[3, 5] += 2.0
+    key[9, 7] -= 2.0
+    frame, cell = torch.arange(16).repeat_interleave(12)[None], torch.arange(12).repeat(16)[None]
+    layer = LayerKV(key.view(1, -1, 6), key.view(1, -1, 6), frame, cell)
+    objects = {3 * 12 + 5, 9 * 12 + 7}
+    assert objects <= set(CoRDS(COLUMNS).select([layer], 24)[0][0].tolist())
+    assert not objects <= set(CoRDS(COLUMNS, objective="paper").select([layer], 24)[0][0].tolist())
 
 
-def test_what_was_seen_often_is_chosen_before_what_is_as_far_off_and_was_not() -> None:
-    keys = torch.tensor([[0.0, 3.0], [3.0, 0.0], [0.0, 0.0]])
-    weights = {"key_weight": 1.0, "bonus": 0.0, "bonus_key_weight": 0.25}
-    for heavy, second in (([1.0, 2.0, 1.0], 1), ([2.0, 1.0, 1.0], 0)):
-        (rank,) = greedy_cover(
-            keys[None],
-            keys[None],
-            torch.ones(1, 3, dtype=torch.int64),
-            2,
-            torch.tensor([heavy]),
-            **weights,
-        )
-        assert rank.argsort()[:2].tolist() == [2, second]
+@given(seed=st.integers(0, 100), count=st.integers(3, 30), rarity=st.sampled_from([0.0, 1.0]))
+def test_tokens_are_chosen_as_by_greedy_search_over_all_cells(seed: int, count: int, rarity: float) -> None:
+    """Against a search that in every step looks at every token of every cell."""
+    layer = ragged(seed, 9, heads=2, layers=1)[0]
+    weight = 1 + torch.randint(0, 5, layer.frame.shape, generator=torch.Generator().manual_seed(seed)).float()
+    layer = replace(layer, weight=weight)
+    (kept,) = CoRDS(COLUMNS, rarity=rarity).select([layer], count)
+    newest = max(1, int(0.125 * count))
+    for head in range(2):
+        cells = layer.cell[head].tolist()
+        points = np.concatenate([0.5 * layer.key[head].numpy(), 0.75**0.5 * layer.value[head].numpy()], axis=1)
+        apart = ((points[:, None].astype(float) - points[None]) ** 2).sum(-1)
+        factor = np.ones(layer.tokens)
+        for cell in set(cells) if rarity else ():
+            there = [i for i, each in enumerate(cells) if each == cell]
+            middle = np.average(points[there], axis=0, weights=weight[head][there])
+            factor[there] = ((points[there] - middle) ** 2).sum(-1)
+        tail = set(range(layer.tokens - newest, layer.tokens))
+        taken = set(tail)
+        while len(taken) < count:
+            rest = [i for i in range(layer.tokens) if i not in taken]
+            # What a token is covered by: the newest ones, and those taken of its cell.
+            near = {i: min(apart[i, j] for j in taken if j in tail or cells[j] == cells[i]) for i in rest}
+            taken.add(max(rest, key=lambda i: near[i] * factor[i]))
+        assert set(kept[head].tolist()) == taken
+
+
+def test_the_scores_of_a_group_by_hand() -> None:
+    """Points 0, 1, 5 and 7 on a line, the last of which is taken: 0 is 49 away, then 5 has 4 and 1 has 1. With 0
+    counting a hundredth, 1 comes first with 36, and then 0 has 1/100. Where something of another group is 0.5 from 0
+    and from 1, 5 comes first."""
+    points = torch.tensor([[[0.0], [1.0], [5.0], [7.0]]])
+    apart, candidate = torch.tensor([[49.0, 36.0, 4.0, 0.0]]), torch.tensor([[True, True, True, False]])
+    (scores,) = insertion_scores(points, torch.ones(1, 4), apart, candidate)
+    assert scores.tolist() == pytest.approx([49.0, 1.0, 4.0, 0.0], abs=1e-4)
+    (scores,) = insertion_scores(points, torch.tensor([[0.01, 1.0, 1.0, 1.0]]), apart, candidate)
+    assert scores.tolist() == pytest.approx([0.01, 36.0, 4.0, 0.0], abs=1e-4)
+    (scores,) = insertion_scores(points, torch.ones(1, 4), torch.tensor([[0.25, 0.25, 4.0, 0.0]]), candidate)
+    assert scores.tolist() == pytest.approx([0.25, 0.25, 4.0, 0.0], abs=1e-4)
+
+
+def test_distances_to_the_tail_are_to_the_nearest_of_it() -> None:
+    points = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(1))
+    found = tail_distances(points, 3)
+    for head in range(2):
+        for i in range(27):
+            wanted = min(float((points[head, i] - points[head, j]).square().sum()) for j in (27, 28, 29))
+            assert float(found[head, i]) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_groups_hold_every_token_of_a_cell_once_and_at_most_512() -> None:
+    def grouped(cell: torch.Tensor) -> list[list[int]]:
+        found = (zip(*each, strict=True) for each in cell_groups(cell))
+        return sorted(at[there].tolist() for pairs in found for at, there in pairs)
+
+    cell = torch.tensor([[3, 1, 3, 3, 7], [1, 1, 1, 1, 1]])
+    assert grouped(cell) == [[0, 2, 3], [1], [4], [5, 6, 7, 8, 9]]
+    # The newest 512 of a cell are together.
+    numbers = list(range(1100))
+    assert grouped(torch.zeros(1, 1100, dtype=torch.int64)) == [numbers[:76], numbers[76:588], numbers[588:]]
+
+
+def test_what_was_common_stays_common_after_most_of_it_was_dropped() -> None:
+    """One cell: a look that stood for twenty tokens, and another for one. Weighed, the second is the rare one."""
+    key = torch.tensor([0.0, 1.0, 0.5])[None, :, None]
+    at = torch.zeros(1, 3, dtype=torch.int64)
+    for weight, second in (([20.0, 1.0, 1.0], 1), ([1.0, 20.0, 1.0], 0)):
+        layer = LayerKV(key, key, torch.arange(3)[None], at, torch.tensor([weight]))
+        assert CoRDS(COLUMNS).select([layer], 2)[0][0].tolist() == [second, 2]
 
 
 @given(seed=st.integers(0, 50))
-def test_what_is_held_stands_for_all_there_was(seed: int) -> None:
-    """What is compressed again and again: its weights add up to every token there ever was."""
-    compressor = CoRDS(COLUMNS, pieces=4)
+def test_what_is_held_of_a_cell_stands_for_all_there_was(seed: int) -> None:
+    """What is compressed again and again: a cell's weights add up to its tokens since it last had none."""
+    compressor = CoRDS(COLUMNS)
     layers = ragged(seed, 14, layers=1)[0]
+    layers = replace(layers, weight=torch.ones(layers.frame.shape))
     held, compressions = layers.select(torch.zeros(2, 0, dtype=torch.int64)), 0
+    came = torch.zeros(2, 12)
     for number in range(14):
         (at,) = (layers.frame[0] == number).nonzero(as_tuple=True)
         held = joined([held, layers.select(at.expand(2, -1))])
+        came[:, layers.cell[0, at]] += 1
         if held.tokens > 30:
-            (kept,) = compressor.select([held], 22)
-            held, compressions = held.select(kept), compressions + 1
+            kept = compressor.select([held], 22)
+            (weight,) = compressor.weigh([held], kept)
+            held, compressions = replace(held.select(kept[0]), weight=weight), compressions + 1
+            for head in range(2):
+                came[head][~torch.isin(torch.arange(12), held.cell[head])] = 0
     assert compressions > 1
-    assert compressor.token_weights(0, held).sum(dim=1).tolist() == pytest.approx([layers.tokens] * 2)
+    assert held.weight is not None
+    found = torch.zeros(2, 12).scatter_add_(1, held.cell, held.weight)
+    assert torch.allclose(found, came, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"objective": "frames"}, "rare or paper"), ({"rarity": -1.0}, "not negative"), ({"recent": 2.0}, "between 0")],
+)
+def test_bad_settings_of_cords_are_refused(options: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        CoRDS(COLUMNS, **options)
 
 
 def test_tokens_without_their_places_are_refused() -> None:
@@ -400,6 +501,7 @@ def test_weights_go_to_the_nearest_that_stays() -> None:
     points, weight = torch.randn(2, 40, 3, generator=torch.Generator().manual_seed(8)), torch.rand(2, 40)
     stays = torch.rand(2, 40, generator=torch.Generator().manual_seed(9)) < 0.2
     found = reassign_weights(points, weight, stays)
+    assert not bool(reassign_weights(points, weight, torch.zeros_like(stays)).any())
     for head in range(2):
         wanted = torch.zeros(40)
         for i in range(40):
@@ -408,17 +510,6 @@ def test_weights_go_to_the_nearest_that_stays() -> None:
             ]
             wanted[apart.index(min(apart))] += weight[head, i]
         torch.testing.assert_close(found[head], wanted)
-
-
-def test_tokens_are_known_again_by_frame_and_cell() -> None:
-    layer = ragged(2, 5, layers=1)[0]
-    standing = TokenWeights()
-    assert bool((standing.weights_of(layer) == 1).all())
-    chosen = torch.tensor([[0, 3, 7], [1, 2, 9]])
-    standing.update(layer, chosen, torch.tensor([[5.0, 6.0, 7.0], [2.0, 3.0, 4.0]]))
-    # The middle one was forgotten, and newer ones came.
-    later = layer.select(torch.tensor([[0, 7, 13, 14], [1, 9, 13, 14]]))
-    assert standing.weights_of(later).tolist() == [[5.0, 7.0, 1.0, 1.0], [2.0, 4.0, 1.0, 1.0]]
 
 
 def test_the_papers_anchors_of_28_layers_and_what_follows_them() -> None:
@@ -445,3 +536,24 @@ def test_kept_tokens_have_distance_zero_and_others_that_of_the_nearest() -> None
 def test_the_area_is_one_where_everything_is_kept() -> None:
     assert coverage_area(torch.zeros(5), 2.0) == 1.0
     assert coverage_area(torch.tensor([0.0, 1.0, 2.0, 5.0]), 2.0) == pytest.approx((1 + 0.5) / 4)
+
+
+def test_cosine_distances_by_hand() -> None:
+    """Three tokens, the first of which is kept: the second's key is orthogonal and its value is twice the first's; the
+    third's key is opposite and its value orthogonal. Only directions count."""
+    key = torch.tensor([[[1.0, 0.0], [0.0, 3.0], [-1.0, 0.0]]])
+    value = torch.tensor([[[0.0, 1.0], [0.0, 2.0], [1.0, 0.0]]])
+    layer = LayerKV(key, value, torch.arange(3)[None], torch.arange(3)[None])
+    kept = layer.select(torch.tensor([[0]]))
+    for space, wanted in (("key", [0.0, 1.0, 2.0]), ("value", [0.0, 0.0, 1.0]), ("joint", [0.0, 0.5, 1.5])):
+        assert nearest_cosine_distances(layer, kept, space)[0].tolist() == pytest.approx(wanted)
+    # Jointly, the nearest in both at once: not the one nearest in keys and another one nearest in values.
+    two = layer.select(torch.tensor([[0, 1]]))
+    assert nearest_cosine_distances(layer, two, "joint")[0].tolist() == pytest.approx([0.0, 0.0, 1.0])
+
+
+def test_the_lead_is_the_largest_gap_of_two_distributions() -> None:
+    """At 0.5 three of four are within reach against one of four; at 1 all against two."""
+    ours, theirs = torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([0.3, 0.6, 1.5, 1.5])
+    assert largest_gap(ours, theirs, 2.0) == pytest.approx(0.5)
+    assert largest_gap(theirs, ours, 2.0) == 0.0

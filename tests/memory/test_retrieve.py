@@ -19,7 +19,7 @@ from cluster.registry import retrievers
 
 
 def whole(name: str) -> Any:
-    """A retriever that is to retrieve everything: its options are shares."""
+    """A retriever that is to retrieve everything: its options are shares, or a number that is enough for any test."""
     policy = retrievers.get(name)
     options = inspect.signature(policy).parameters.values()
     return policy(**{each.name: 1.0 for each in options if isinstance(each.default, float)})
@@ -57,6 +57,25 @@ def test_who_asks_for_everything_gets_everything(name: str, seed: int, clusters:
     retriever = whole(name)
     query = sharp * torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
     assert retriever.select(query, some(seed, clusters)).clusters.tolist() == list(range(clusters))
+
+
+@pytest.mark.parametrize("name", retrievers.names())
+def test_heads_of_a_layer_get_their_own_clusters(name: str) -> None:
+    retriever, tables = whole(name), [some(1, 5), ClusterTable(4), some(2, 9)]
+    for rows, wanted in ((3, [list(range(5)), [], list(range(9))]), (0, [[], [], []])):
+        query = torch.randn(3, rows, 4, generator=torch.Generator().manual_seed(0))
+        found = retriever.select_layer(query, tables)
+        assert [each.clusters.tolist() for each in found] == wanted
+        assert all(each.clusters.dtype == torch.int64 for each in found)
+
+
+@pytest.mark.parametrize("name", retrievers.names())
+def test_a_layer_of_one_head_chooses_like_that_head(name: str) -> None:
+    retriever, table = retrievers.get(name)(), some(4, 200)
+    query = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    (found,) = retriever.select_layer(query[None], [table])
+    assert found.clusters.tolist() == retriever.select(query, table).clusters.tolist()
+    assert 0 < len(found.clusters) < len(table)
 
 
 def test_wicsum_is_of_means_and_counts() -> None:

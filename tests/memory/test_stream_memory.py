@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.memory.compress.infinipot_v import InfiniPotV
+from cluster.memory.eviction import compress
 from cluster.memory.head_memory import HeadMemory, KVChunk
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
@@ -299,9 +300,13 @@ def test_blocks_written_after_the_manifest_do_not_count_and_are_deleted() -> Non
     assert other.tokens == len(expected(chunks[:8])) + len(expected(later))
 
 
-@pytest.mark.parametrize("failing", [1, 2])
+# The call from which on it fails; one choice is made for held and new tokens together.
 @pytest.mark.parametrize(
-    "where", [(HeadMemory, "add_tokens"), (HeadMemory, "copy"), (Arena, "store"), (InfiniPotV, "select")]
+    ("where", "failing"),
+    [
+        *itertools.product([(HeadMemory, "add_tokens"), (HeadMemory, "copy"), (Arena, "store")], [1, 2]),
+        ((InfiniPotV, "select"), 1),
+    ],
 )
 def test_an_exception_costs_the_frames_at_hand_at_most(
     where: tuple[type, str], failing: int, monkeypatch: pytest.MonkeyPatch
@@ -353,3 +358,44 @@ def test_an_exception_costs_the_frames_at_hand_at_most(
     assert {frame for _, _, frame, _ in found} >= {71}
     assert memory.save() is Outcome.HIT
     assert memory.stored.nbytes <= cap
+
+
+def test_cords_goes_on_after_a_restart_as_without_one() -> None:
+    """Weights of earlier compressions decide the next one, and come back with the index."""
+
+    def run(restart: bool, forget: bool = False) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        lower = Arena(64 * MIB, name="node")
+        memory = StreamMemory("cam", spec(compressor="cords"), TierStack([Arena(64 * MIB, name="host"), lower]))
+        for number in range(40):
+            memory.add_chunk(chunk(number))
+            if number % 8 == 7:
+                assert compress(memory, 0.6)
+        assert memory.save() is Outcome.HIT
+        if restart:
+            memory = StreamMemory("cam", memory.spec, TierStack([Arena(64 * MIB, name="host"), lower]))
+            assert memory.restore() is Outcome.HIT
+        if forget:
+            for _, _, head in memory.iter_heads():
+                head.weight = torch.zeros(0)
+        for number in range(40, 48):
+            memory.add_chunk(chunk(number))
+        weights = torch.cat([head.weight for head in memory.heads[0]])
+        assert forget or (float(weights.max()) > 2 and float(weights.min()) == 1)
+        assert compress(memory, 0.4)
+        return {
+            (layer, h): list(zip(head.frame.tolist(), head.cell.tolist(), strict=True))
+            for layer, h, head in memory.iter_heads()
+        }
+
+    assert run(restart=True) == run(restart=False)
+    assert run(restart=True, forget=True) != run(restart=False)
+
+
+def test_weights_that_do_not_fit_their_tokens_are_refused() -> None:
+    memory = StreamMemory("cam", spec(), stack())
+    for number in range(4):
+        memory.add_chunk(chunk(number))
+    head = memory.heads[0][0]
+    state = head.state() | {"weight": torch.ones(head.tokens + 1)}
+    with pytest.raises(ValueError, match=f"{head.tokens + 1} weights of {head.tokens} tokens"):
+        memory.heads[0][1].load_state(state)

@@ -14,6 +14,7 @@ from cluster.engine.native.memory_attention import MemoryAttention, ask_context
 from cluster.engine.native.plan import SystemPrompt
 from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.stream import StreamFrame
+from cluster.memory.manifest import FrameLog
 from cluster.memory.retrieval_session import RetrievalSession, RetrievalStats
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
@@ -116,8 +117,16 @@ class NativeAskRun:
         since = self._oldest_wanted()
         self._frames = [frame for frame in self._frames if self._memory.memory_time(frame.pts) >= since]
         kv = self._window.kv if self._window is not None else None
-        around = ask_context(self._model, self._system, self._memory, self._frames, kv, since=since)
         with self._reading(since) as self._retrieval:
+            around = ask_context(
+                self._model,
+                self._system,
+                self._memory,
+                self._frames,
+                kv,
+                held=self._held(),
+                text=len(self._prompt_ids) + self._ask.max_new_tokens,
+            )
             self._attention = MemoryAttention(self._model, around, self._retrieval, weigh=True)
             self._position = around.next_position
             logits = self._pass(self._prompt_ids)
@@ -140,6 +149,15 @@ class NativeAskRun:
             device=self._model.device,
             dtype=self._model.dtype,
         )
+
+    def _held(self) -> FrameLog:
+        """Frames that may be retrieved."""
+        held = FrameLog()
+        if self._retrieval is not None:
+            log = self._retrieval.view.log
+            held = FrameLog(list(log.numbers), list(log.times))
+            held.delete_before(self._retrieval.first_frame)
+        return held
 
     def _next(self) -> int:
         return int(self._pass(self._tokens[-1:]).argmax())

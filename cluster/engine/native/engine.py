@@ -357,13 +357,13 @@ class NativeEngine(WindowedEngine):
         return 0 if frame.has_kv or not frame.size else frame.size + self._frame_text
 
     # -- asking ---------------------------------------------------------------------------------------
-    def ask(self, ask: AskSpec) -> NativeAskRun:
-        """See ``Engine.ask``; all model work is in the run's ``step``."""
+    def ask(self, ask: AskSpec, *, prefetch: bool = True) -> NativeAskRun:
+        """See ``Engine.ask``; all model work is in the run's ``step``. ``prefetch``: see :class:`RetrievalSession`."""
         memory, retriever = self._memories().get_memory(ask.stream)
         stream = self._streams.get(ask.stream)
         if memory.newest is None and not (stream and any(frame.has_kv for frame in stream.frames)):
             raise NotReadyError(f"camera {ask.stream!r} has no memory yet; ask after its first window")
-        return NativeAskRun(self.model, self._system, stream, memory, retriever, ask, self._ends)
+        return NativeAskRun(self.model, self._system, stream, memory, retriever, ask, self._ends, prefetch=prefetch)
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         newest = self._streams[stream].newest if stream in self._streams else None

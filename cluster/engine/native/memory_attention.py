@@ -1,25 +1,25 @@
-"""Attention of question rows over window and memory, and the temporal positions of both."""
+"""Attention of question rows over window and memory."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.engine.native.plan import SystemPrompt
+from cluster.engine.native.timeline import Timeline, room_before
 from cluster.engine.window.kv import StreamKV, rotate
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans, own_positions
+from cluster.memory.manifest import FrameLog
 from cluster.memory.retrieval_session import RetrievalSession, RetrievedKV
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import FrameSpan, VisionLanguageModel
 from cluster.types import MICROSECONDS, PatchGrid
-
-# Longest memory before the window, in seconds; a longer one is compressed into it.
-SPAN_S = 40.0
 
 
 def ask_context(
@@ -29,22 +29,20 @@ def ask_context(
     frames: Sequence[StreamFrame],
     kv: StreamKV | None,
     *,
-    since: int | None = None,
+    held: FrameLog,
+    text: int,
 ) -> AskContext:
     """Build the local attention context (system prompt and window) of a question.
 
     Args:
         frames: the window, encoded; those with KV come first.
         kv: of those that have some, and perhaps of frames before them; None where none has.
-        since: time (microseconds, as the memory counts) before which nothing of the memory is wanted.
+        held: frames of the memory that may be retrieved.
+        text: tokens of the question and its answer.
     """
-    timeline, grid = _timeline(model, memory, frames, since)
-    before = timeline.length_s
-    spans = frame_spans(frames, after_s=before, after_slots=timeline.slots)
-    # Without a window the question follows the last remembered frame.
-    last = max(0.0, before - timeline.frame_s)
-    empty = FrameSpan(last, max(0, timeline.slots - 1), torch.zeros(0, 2, dtype=torch.int64), grid)
-    window = model.window_positions(len(system), spans or [empty])
+    timeline, grid = _timeline(model, memory, frames, held, len(system), text)
+    spans = frame_spans(frames, after_s=timeline.length_s, after_slots=timeline.slots) or [_last_span(timeline, grid)]
+    window = model.window_positions(len(system), spans)
     device = model.device
     positions = torch.cat(
         [torch.arange(len(system), device=device).expand(3, -1), *(part.to(device) for part in window.frames)], dim=1
@@ -54,7 +52,7 @@ def ask_context(
     cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, :count]))
     held_k, held_v = _raw(model, kv, [frame for frame in frames if frame.has_kv], system)
     key = torch.cat([system.k, held_k], dim=2)
-    number = [torch.full((len(held),), -2 - i, device=device) for i, held in enumerate(known)]
+    number = [torch.full((len(each),), -2 - i, device=device) for i, each in enumerate(known)]
     local = LocalKV(
         rotate(key, cos, sin, torch.empty_like(key)),
         torch.cat([system.v, held_v], dim=2),
@@ -64,23 +62,36 @@ def ask_context(
 
 
 def _timeline(
-    model: VisionLanguageModel, memory: StreamMemory, frames: Sequence[StreamFrame], since: int | None
+    model: VisionLanguageModel,
+    memory: StreamMemory,
+    frames: Sequence[StreamFrame],
+    held: FrameLog,
+    system: int,
+    text: int,
 ) -> tuple[Timeline, PatchGrid]:
     geometry = model.geometry
+    newest = held.times[-1] if held.times else None
     if frames:
         opened, grid = memory.memory_time(frames[0].pts), frames[0].grid
-        if memory.newest is not None:
-            # The clock was set back, and its first frame is still in the window.
-            opened = max(opened, memory.newest + 1)
-        frame_s = frames[0].duration / MICROSECONDS
+        frame_us = frames[0].duration
     else:
-        frame_s, merge = geometry.temporal / 2.0, geometry.merge
-        opened = (memory.newest or 0) + round(frame_s * MICROSECONDS)
+        opened, merge = -(2**62), geometry.merge
+        frame_us = round(MICROSECONDS * geometry.temporal / 2.0)
         grid = PatchGrid(memory.rows * merge, memory.columns * merge, geometry.patch, merge, geometry.temporal)
-    oldest = memory.oldest if memory.oldest is not None else opened
-    if since is not None:
-        oldest = max(since, oldest)
-    return Timeline(opened / MICROSECONDS, min(opened, oldest) / MICROSECONDS, SPAN_S, frame_s), grid
+    if newest is not None and opened <= newest:
+        # No window, or the clock was set back and its first frame is still in the window.
+        opened = newest + frame_us
+    frame_s = frame_us / MICROSECONDS
+    taken = model.window_positions(system, frame_spans(frames)[-1:]).next + text
+    room = room_before(model, taken, frame_s, grid)
+    return Timeline.of(held.numbers, held.times, opened, frame_s=frame_s, room=room), grid
+
+
+def _last_span(timeline: Timeline, grid: PatchGrid) -> FrameSpan:
+    """The last remembered frame, which a question without a window follows."""
+    time_s = float(timeline.time_s[-1]) if len(timeline.time_s) else 0.0
+    slot = int(timeline.slot[-1]) if len(timeline.slot) else 0
+    return FrameSpan(time_s, slot, torch.zeros(0, 2, dtype=torch.int64), grid)
 
 
 def _raw(
@@ -91,39 +102,6 @@ def _raw(
         return system.k[:, :, :0], system.v[:, :, :0]
     at = own_positions(model, frames)
     return kv.raw(at, len(kv) - at.shape[1])
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Maps remembered frames to positions before the window, which begins at ``opened_s`` (camera's seconds).
-
-    A memory longer than ``span_s`` is compressed into it linearly, which keeps positions in the model's trained range,
-    and order and proportion intact.
-    """
-
-    opened_s: float
-    oldest_s: float
-    span_s: float
-    frame_s: float
-
-    @property
-    def length_s(self) -> float:
-        """Seconds that the memory occupies before the window."""
-        return min(self.span_s, max(0.0, self.opened_s - self.oldest_s))
-
-    def to_memory_time(self, seconds: Tensor) -> Tensor:
-        """Camera's seconds ``[n]`` float64 -> seconds from the memory's beginning."""
-        age = max(self.opened_s - self.oldest_s, 1e-9)
-        return ((seconds - self.oldest_s) * (self.length_s / age)).clamp(min=0.0)
-
-    @property
-    def slots(self) -> int:
-        """Frame slots that the memory occupies before the window."""
-        return math.ceil(self.length_s / self.frame_s - 1e-6)
-
-    def slot_at(self, placed: Tensor) -> Tensor:
-        """Frame slot at a memory time."""
-        return torch.floor(placed / self.frame_s + 1e-6).to(torch.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +137,8 @@ class MemoryAttention:
     """Attention called by every decoder layer for a question's rows (see ``attention.attention``): over the local
     context, the retrieved KV, and the earlier rows.
 
-    The first pass retrieves each layer's KV; later passes, for the answer's tokens, reuse it.
+    The first pass retrieves each layer's KV; later passes, for the answer's tokens, reuse it. Between attention and MLP
+    of a layer, the next layer's query is predicted and its blocks are prefetched.
 
     Args:
         model: for positions and rotary.
@@ -191,9 +170,21 @@ class MemoryAttention:
         self._set_positions(positions)
         hidden = embeds[None, :, : self._model.text_config.hidden_size]
         identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
-        for index in range(len(self._model.layers)):
-            hidden = self._model.run_layer(index, hidden, embeds, position_embeddings=identity, ragged=self)
+        predicts = not self._context and self._retrieval is not None and self._retrieval.prefetches
+        last = len(self._model.layers) - 1
+        for index in range(last + 1):
+            with self._predicting(index + 1) if predicts and index < last else nullcontext():
+                hidden = self._model.run_layer(index, hidden, embeds, position_embeddings=identity, ragged=self)
         return hidden[0]
+
+    def _predicting(self, layer: int) -> AbstractContextManager[None]:
+        return self._model.watch_attention(layer - 1, partial(self._predict, layer))
+
+    def _predict(self, layer: int, hidden: Tensor) -> None:
+        """Prefetch a layer's blocks with its own query of ``hidden [1, n, D]``, which lacks the MLP before it alone."""
+        assert self._retrieval is not None
+        query = self._model.raw_query(layer, hidden)[0]
+        self._retrieval.prefetch(layer, query.reshape(self._model.text_config.num_key_value_heads, -1, query.shape[2]))
 
     def _set_positions(self, positions: Tensor) -> None:
         cos, sin = self._model.rotary(positions)
@@ -255,13 +246,12 @@ class MemoryAttention:
         heads, count, size = recalled.key.shape
         around = self._around
         frame = torch.where(recalled.valid, recalled.frame, recalled.frame.amax()).flatten()
-        placed = around.timeline.to_memory_time(retrieval.view.log.seconds(frame)).to(frame.device)
+        time_s, slot = around.timeline.places(frame)
         row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
         text = row >= memory.rows
         column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
         cells = torch.stack([torch.where(text, -1, row), column], dim=1)
-        slot = around.timeline.slot_at(placed)
-        positions = self._model.token_positions(around.first_position, placed, slot, cells, around.grid)
+        positions = self._model.token_positions(around.first_position, time_s, slot, cells, around.grid)
         cos, sin = (part.to(recalled.key.dtype).view(heads, count, size) for part in self._model.rotary(positions))
         return rotate(recalled.key, cos, sin, torch.empty_like(recalled.key))
 

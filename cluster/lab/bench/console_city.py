@@ -318,7 +318,7 @@ class CityMemory:
             newest,
             64 * 2**20,
             tiers,
-            "infinipot_v",
+            "novelty",
             "resv",
             "wicsum",
             tier_states=dict.fromkeys(tiers, ""),

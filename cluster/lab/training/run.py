@@ -29,6 +29,8 @@ from cluster.models.checkpoint import INSTRUCTION
 # Half of the paper's anchor interval: of the demo's 114 answers 107 are right in full, 106 ours with an anchor every
 # 4 s and 94 with one every 8 s, where a vehicle that stopped between two is soon forgotten.
 WINDOW_S, STRIDE_S, ANCHOR_INTERVAL_S = 20.0, 4.0, 4.0
+# The longest window of training.
+MEMORY_S = 40.0
 # Tolerated change of a score by 16-bit weights.
 _TOLERANCE = 1e-3
 
@@ -61,6 +63,7 @@ def serving_settings(shape: Shape) -> dict[str, Any]:
         "stride_s": STRIDE_S,
         "fps": shape.fps,
         "anchor_interval_s": ANCHOR_INTERVAL_S,
+        "memory_s": MEMORY_S,
         "max_pixels": shape.max_pixels,
         "score_temperature": 1.0,
         "score_bias": 0.0,

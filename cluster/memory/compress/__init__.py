@@ -39,6 +39,12 @@ class Compressor(ABC):
         ``layers`` are in the model's order. A budget of all tokens or more keeps all.
         """
 
+    def weigh(self, layers: Sequence[LayerKV], chosen: Sequence[Tensor]) -> list[Tensor | None]:
+        """New weights ``[H, m]`` float32 of the tokens that ``select`` chose, per layer; None leaves them as they
+        are."""
+        del chosen
+        return [None] * len(layers)
+
     def observe(self, queries: Sequence[Tensor]) -> None:
         """Record the latest question rows, used by the next ``select``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch.nn import functional as F
 
 from cluster.memory.compress import Compressor, all_tokens, concatenate, frame_slots, group_layers, top_mask, top_tokens
 from cluster.memory.head_memory import LayerKV
+
+Pools = Literal["depth", "quartiles", "thresholds"]
 
 _PART = 4096
 """Tokens whose keys are compared at a time."""
@@ -20,19 +23,24 @@ class InfiniPotV(Compressor):
 
     With pruned frames a recent frame may have no token at a cell. That means that nothing changed since the last token
     there, so old tokens are compared with that one; and the only token of a cell stays, since nothing else says what
-    was there. Of the newest tokens so many stay as the recent frames have where all frames have as many (the share
-    ``recent`` of all): whatever a cell showed last is then left to its scores, or a memory of few pictures would hold
-    the present and nothing else.
+    was there. Of the newest tokens so many stay as the recent frames have where all frames have as many (of fewer
+    frames than have a recent one, the share ``recent`` of all tokens): whatever a cell showed last is then left to its
+    scores, or a memory of few pictures would hold the present and nothing else. A pool leaves cells without a token
+    out.
 
-    ``share`` and ``recent`` are 0.5 and 0.125 in the paper, whose frames are whole. With the still parts pruned away,
-    more by TaR and fewer for being new stand better for all there was (``docs/benchmarks.md``, coverage).
+    None of these rules does anything to whole frames, of which ``InfiniPotVPaper`` takes what the published code takes
+    at its first compression, and of equal scores the earliest (there the order of ``torch.topk``, which has none). At
+    later ones that code takes what it holds for whole frames again, while tokens here know their frame and cell.
 
     Args:
         columns: cells of one row.
         share: of the budget that TaR fills, recent tokens included (alpha of the paper).
-        recent: share of the frames that count as recent (r / f), and of the tokens that stay for being the newest.
-        steps: coefficients of variation of a layer's value norms at which the pool narrows from 7 to 5, 3 and 1 cells.
-            They belong to a model: None takes the quartiles of the layers that are compressed (:func:`pool_steps`).
+        recent: share of the frames that count as recent (r / f).
+        pools: how the norms of a layer are averaged. ``depth``: by its quarter of the model, 7 x 7 cells of 7 frames,
+            5 x 5 of a frame, 3 in a row, none, with zeros outside (published code). ``thresholds``: 7 x 7, 5 x 5,
+            3 x 3 or 1 cell of a frame, narrower at each of ``steps`` (the paper's text, which gives no numbers).
+            ``quartiles``: the same with those of the layers that are compressed (:func:`pool_steps`).
+        steps: coefficients of variation of a layer's value norms for ``thresholds``; they belong to a model.
     """
 
     def __init__(
@@ -41,12 +49,15 @@ class InfiniPotV(Compressor):
         *,
         share: float = 0.9,
         recent: float = 0.0625,
+        pools: Pools = "quartiles",
         steps: tuple[float, float, float] | None = None,
     ) -> None:
         super().__init__(columns)
         if not 0 <= share <= 1 or not 0 < recent <= 1:
             raise ValueError(f"share and recent must be between 0 and 1, not {share} and {recent}")
-        self.share, self.recent, self.steps = share, recent, steps
+        if (pools == "thresholds") != (steps is not None):
+            raise ValueError(f"pools by thresholds take steps, and no others do: pools {pools}, steps {steps}")
+        self.share, self.recent, self.pools, self.steps = share, recent, pools, steps
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
         if not any(layer.tokens > budget for layer in layers):
@@ -67,35 +78,60 @@ class InfiniPotV(Compressor):
         layer's values ``[H, n]``; ``reach`` ``[layers]``: see :meth:`_reach`."""
         key, frame, cell = (concatenate([getattr(layer, name) for layer in group]) for name in ("key", "frame", "cell"))
         slot = frame_slots(frame)
-        first = self.first_recent(slot)
-        distinct, only = temporal_redundancy(key, slot, cell, first)
-        wide = reach.repeat_interleave(group[0].heads)
-        pooled = pooled_norms(concatenate(norms), slot, cell, self.columns, wide)
+        recent = self.recent_frames(slot)
+        distinct, only = temporal_redundancy(key, slot, cell, slot[:, -1] + 1 - recent.clamp(min=1))
+        heads, tokens = group[0].heads, slot.shape[1]
+        if self.pools == "depth":
+            parts = zip(norms, torch.split(slot, heads), torch.split(cell, heads), reach.tolist(), strict=True)
+            pooled = concatenate([padded_pool(*part[:3], self.columns, part[3]) for part in parts])
+        else:
+            pooled = pooled_norms(concatenate(norms), slot, cell, self.columns, reach.repeat_interleave(heads))
 
-        tokens = slot.shape[1]
+        newest = torch.where(recent > 0, recent * tokens // (slot[:, -1] + 1), int(self.recent * tokens)).clamp(min=1)
         order = torch.arange(tokens, device=slot.device)
-        stays = only | (order >= tokens - max(1, int(self.recent * tokens)))
+        stays = only | (order >= tokens - newest[:, None])
+        # Where the budget is smaller than what stays, the newest of it.
+        stays &= top_mask(torch.where(stays, order.float(), -1), budget)
         # Kept tokens count towards TaR's share and rank first.
-        taken = top_mask(distinct.masked_fill(stays, torch.inf), int(self.share * budget))
-        # The paper assigns the maximal norm; 1.5 times that avoids ties.
-        scores = (pooled / pooled.amax(dim=1, keepdim=True).clamp(min=1e-30)).masked_fill(taken, 1.5)
-        # Mandatory tokens rank above all, newest first.
-        return top_tokens(torch.where(stays, 2 + order / tokens, scores), budget)
+        taken = top_mask(distinct.masked_fill(stays, torch.inf), budget - round((1 - self.share) * budget))
+        return top_tokens(pooled.masked_fill(taken | stays, torch.inf), budget)
 
-    def first_recent(self, slot: Tensor) -> Tensor:
-        """First recent frame ``[H]`` of tokens whose frames are numbered ``slot [H, n]``."""
-        frames = slot[:, -1] + 1
-        return frames - (self.recent * frames.double()).round().long().clamp(min=1)
+    def recent_frames(self, slot: Tensor) -> Tensor:
+        """How many frames ``[H]`` count as recent, of tokens whose frames are numbered ``slot [H, n]``."""
+        return (self.recent * (slot[:, -1] + 1).double()).long()
 
     def _reach(self, norms: Sequence[Tensor]) -> Tensor:
-        """Cells on either side of one that its pool covers, ``[layers]``, by how much each layer's ``norms`` vary."""
+        """Cells on either side of one that its pool covers, ``[layers]``; of ``depth`` also the pool's dimensions."""
+        if self.pools == "depth":
+            return (3 - torch.arange(len(norms)) // max(1, len(norms) // 4)).clamp(min=0)
         varied = torch.stack([variation(each) for each in norms])
         steps = pool_steps(varied.tolist()) if self.steps is None else self.steps
         return 3 - (varied[:, None] >= varied.new_tensor(steps)).sum(dim=1)
 
 
+class InfiniPotVPaper(InfiniPotV):
+    """:class:`InfiniPotV` with the settings of the paper, and pools as its published code has them.
+
+    Args:
+        columns, share, recent, pools, steps: see there.
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        *,
+        share: float = 0.5,
+        recent: float = 0.125,
+        pools: Pools = "depth",
+        steps: tuple[float, float, float] | None = None,
+    ) -> None:
+        super().__init__(columns, share=share, recent=recent, pools=pools, steps=steps)
+
+
 def variation(norms: Tensor) -> Tensor:
-    """Coefficient of variation of norms ``[H, n]``: deviation over mean, of all heads together."""
+    """Coefficient of variation of norms ``[H, n]``: deviation over mean, of all heads together; 0 of none."""
+    if not norms.numel():
+        return norms.new_zeros(())
     spread, mean = torch.std_mean(norms, correction=0)
     return spread / mean.clamp(min=1e-12)
 
@@ -148,6 +184,30 @@ def pooled_norms(norms: Tensor, slot: Tensor, cell: Tensor, columns: int, reach:
     place = ((slot * columns + column) * rows + row)[:, None].expand(-1, 2, -1)
     total, count = around.view(heads, 2, -1).gather(2, place).unbind(dim=1)
     return total / count
+
+
+def padded_pool(norms: Tensor, slot: Tensor, cell: Tensor, columns: int, reach: int) -> Tensor:
+    """VaN ``[H, n]`` of one layer as published: means over ``2 reach + 1`` places in each of ``reach`` dimensions, of
+    which what lies outside counts as 0. In one dimension that is the order of time, in two a frame, in three frames
+    one after the other; two and three are no wider than frames, rows or columns are many. Cells without a token count
+    neither way."""
+    frames, rows = int(slot.max()) + 1, int(cell.max()) // columns + 1
+    width = 2 * reach + 1
+    if reach > 1:
+        width = min(width, frames, rows, columns)
+        width -= 1 - width % 2
+    if width == 1:
+        return norms
+    place = slot * (rows * columns) + cell
+    grid = norms.new_zeros(len(norms), frames * rows * columns)
+    absent = (torch.arange(grid.shape[1], device=slot.device) < (slot[:, -1:] + 1) * rows * columns).float()
+    shape = (-1,) if reach == 1 else (frames, rows, columns)
+    pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[reach - 1]
+    total, missing = (
+        pool(each.view(len(norms), *shape), width, stride=1, padding=width // 2).flatten(1).gather(1, place)
+        for each in (grid.scatter_(1, place, norms), absent.scatter_(1, place, 0.0))
+    )
+    return total / (1 - missing)
 
 
 def pool_steps(variations: Sequence[float]) -> tuple[float, float, float]:

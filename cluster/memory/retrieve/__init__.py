@@ -1,11 +1,13 @@
 """Retrievers, one per file: which clusters a question reads.
 
-A retriever implements :meth:`Retriever.select`, which returns cluster numbers.
+A retriever implements :meth:`Retriever.select`, which returns cluster numbers of one head; one that chooses for all
+heads of a layer together also overrides :meth:`Retriever.select_layer`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +38,15 @@ class Retriever(ABC):
 
         An empty table or no rows select nothing.
         """
+
+    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
+        """Select for the query rows ``[H, r, D]`` of all key heads of a layer, one table each: here each for itself."""
+        return [self.select(rows, table) for rows, table in zip(query, tables, strict=True)]
+
+    def for_prediction(self) -> Retriever:
+        """What selects for a predicted query. It selects more: one block that was not predicted costs as much waiting
+        as a whole layer's. By default the same."""
+        return self
 
 
 def best_scores(query: Tensor, mean: Tensor) -> Tensor:

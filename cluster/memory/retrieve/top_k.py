@@ -1,4 +1,4 @@
-"""Top-k clusters up to a token budget: ReKV over frames, InfiniGen-P over tokens."""
+"""Top-k clusters of each head up to a token budget; over single tokens this is InfiniGen-P."""
 
 from __future__ import annotations
 
@@ -37,3 +37,7 @@ class TopK(Retriever):
         budget = self.share * table.tokens if self.tokens is None else self.tokens
         taken = count.cumsum(0) - count < budget
         return Retrieved(order[taken].sort().values, 1.0)
+
+    def for_prediction(self) -> TopK:
+        """With twice the budget."""
+        return TopK(share=min(1.0, 2 * self.share), tokens=None if self.tokens is None else 2 * self.tokens)

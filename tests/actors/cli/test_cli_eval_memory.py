@@ -36,14 +36,14 @@ def test_videos_with_questions_end_to_end_and_again(cli, videos):
     command = ("eval", "memory", "--dataset", videos, "--layout", "mlvu", *SMALL, "--json", "figures.json")
     done = cli.process(*command, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "infinipot_v/resv/wicsum@1/8" in done.stdout
+    assert "novelty/resv/wicsum@1/8" in done.stdout
     assert "skipped gone.mp4: not on disk" in done.stdout
     assert "not clearly above chance" in done.stdout
     body = json.loads((cli.folder / "figures.json").read_text())
     assert {"accuracy_full", "accuracy_drop_at_eighth", "chance"} <= body["figures"].keys()
     assert body["figures"]["chance"] == 1.0
     assert body["baseline"] == "full"
-    rows = {row["share"]: row for row in body["rows"] if row["compressor"] == "infinipot_v"}
+    rows = {row["share"]: row for row in body["rows"] if row["compressor"] == "novelty"}
     assert rows[1.0]["bytes_held"] > rows[0.125]["bytes_held"] > 0
     out = cli.folder / "out" / "memory"
     assert {"memory.md", "memory.json", "accuracy-budget.svg"} <= {path.name for path in out.iterdir()}

@@ -84,8 +84,9 @@ def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):
     expect(banner).to_have_count(0, timeout=30_000)
 
 
-def test_a_browser_that_missed_events_fetches_what_they_said(own, open_page):
-    """However often it is told that it missed some."""
+@pytest.mark.parametrize("slowdown", [1, 20])
+def test_a_browser_that_missed_events_fetches_what_they_said(own, open_page, slowdown):
+    """However often it is told that it missed some, and however much it is told at once."""
     own._live.feed._limit = 1
     page = open_page(f"{own.url}/#/incidents", ready="h1")
     expect(page.locator(".live")).to_have_text("Live")
@@ -94,18 +95,23 @@ def test_a_browser_that_missed_events_fetches_what_they_said(own, open_page):
     name = running(own)
     answers = [yes_of(own, name) for _ in range(2)]
     other = Event.of("removed", "nobody", {"name": "nobody"})
+    page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": slowdown})
 
     async def push_out_whatever_comes():
-        for turn in range(600):
-            if turn == 300:
-                for answer in answers:
-                    own.alerts.accept_answer(answer)
+        while True:
             own._live.feed.put(other)
             own._live.feed.put(other)
             await asyncio.sleep(0.002)
 
-    own._thread.run(push_out_whatever_comes(), 60.0)
+    async def raise_incident():
+        for answer in answers:
+            own.alerts.accept_answer(answer)
+
+    storm = asyncio.run_coroutine_threadsafe(push_out_whatever_comes(), own._thread.loop)
+    until(lambda: page.evaluate("1") and fetched)
+    own._thread.run(raise_incident(), 60.0)
     until(lambda: page.evaluate("1") and len(fetched) >= 2)
+    storm.cancel()
     expect(page.locator(".incident-row", has_text=name)).to_be_visible(timeout=PATIENCE_MS)
 
 

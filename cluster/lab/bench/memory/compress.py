@@ -27,7 +27,7 @@ from cluster.types import MICROSECONDS, MemorySpec
 
 CAPS = (1024, 4096)
 """Tokens of a layer and head; the larger is about what 64 MiB hold of the bench's model."""
-FIGURES = ("infinipot_v", "cords")
+FIGURES = ("novelty", "infinipot_v", "cords")
 
 _COMPRESSIONS = 4
 _ROUNDS = 64

@@ -2,22 +2,31 @@
 
 One engine answers a clip's windows. A memory of each compressor is handed what leaves them, frame by frame, under the
 same cap. Coverage is the area under the distribution of distances from every token there ever was to the nearest that
-is held (CoRDS, figure 4).
+is held; beside it the same of cosine distances, as published (CoRDS, figure 4), with the largest lead of each
+compressor's distribution over that of ``infinipot_v``.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, get_args
 
+import torch
 from torch import Tensor
 
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, Watched
 from cluster.lab.evaluation.memory.answer import load_head_tokens, open_memory
 from cluster.lab.evaluation.memory.recording import STREAM
-from cluster.lab.evaluation.memory.score import Space, coverage_area, nearest_distances
+from cluster.lab.evaluation.memory.score import (
+    Space,
+    coverage_area,
+    largest_gap,
+    nearest_cosine_distances,
+    nearest_distances,
+)
 from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.memory.head_memory import KVChunk, LayerKV
 from cluster.memory.stream import StreamMemory, join_frames
@@ -25,11 +34,14 @@ from cluster.registry import compressors
 
 SHARES = (8, 16)
 SPACES: tuple[Space, ...] = get_args(Space)
+_METRICS = {"coverage": nearest_distances, "cosine": nearest_cosine_distances}
+_BASELINE = "infinipot_v"
 _COMPARED = (("cords", "infinipot_v"), ("infinipot_v", "uniform"))
 
 
 def measure(footage: Footage) -> Part:
-    """Figures: ``cap_violations``, ``coverage_<a>_over_<b>`` (the worst of all clips, caps and spaces)."""
+    """Figures: ``cap_violations``, ``coverage_<a>_over_<b>`` and ``cosine_...`` (the worst of all clips, caps and
+    spaces)."""
     args = footage.args
     rows = [row for watched in footage.watched(args.model) for share in SHARES for row in _compare(watched, share)]
     note = (
@@ -42,15 +54,16 @@ def measure(footage: Footage) -> Part:
 def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
     """One row per compressor at a cap of one ``share``-th of what left."""
     full = join_frames(left.chunks)
+    count = sum(layer.heads for layer in full)
     rows: list[dict[str, Any]] = []
-    distances: dict[tuple[str, Space], list[Tensor]] = {}
+    distances: dict[tuple[str, str, Space], list[Tensor]] = {}
     for name in compressors.names():
         if name == "none":
             continue
         memory, violations = _remember(left.chunks, ShareSetting(name, "frames", "top_k", share=1 / share))
-        for space in SPACES:
-            distances[name, space] = [
-                nearest_distances(LayerKV(*(part[h : h + 1] for part in parts)), held, space)
+        for metric, space in product(_METRICS, SPACES):
+            distances[name, metric, space] = [
+                _METRICS[metric](LayerKV(*(part[h : h + 1] for part in parts)), held, space)
                 for number, layer in enumerate(full)
                 for parts in [(layer.key, layer.value, layer.frame, layer.cell)]
                 for h in range(layer.heads)
@@ -67,12 +80,17 @@ def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
         }
         rows.append(row)
         memory.tiers.close()
-    for space in SPACES:
+    for metric, space in product(_METRICS, SPACES):
         # The same scale for all of them: what a random point of the cache is away from the farthest holder.
-        furthest = max(float(d.max()) for (_, other), found in distances.items() if other == space for d in found)
+        found = {str(row["compressor"]): distances[str(row["compressor"]), metric, space] for row in rows}
+        furthest = max(float(head.max()) for heads in found.values() for head in heads)
         for row in rows:
-            heads = distances[str(row["compressor"]), space]
-            row[f"coverage_{space}"] = sum(coverage_area(head, furthest) for head in heads) / len(heads)
+            heads = found[str(row["compressor"])]
+            # A head that holds nothing covers nothing.
+            row[f"{metric}_{space}"] = sum(coverage_area(head, furthest) for head in heads) / count
+            if metric == "cosine":
+                ours, theirs = (torch.cat([d.flatten() for d in each]) for each in (heads, found[_BASELINE]))
+                row[f"cosine_lead_{space}"] = largest_gap(ours, theirs, furthest)
     print(f"coverage: {left.clip}, 1/{share}", file=sys.stderr)
     return rows
 
@@ -92,9 +110,9 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     figures = {"cap_violations": float(sum(row["over_cap"] for row in rows))}
     by_name = {(row["clip"], row["cap"], row["compressor"]): row for row in rows}
     places = sorted({(row["clip"], row["cap"]) for row in rows})
-    for ours, theirs in _COMPARED:
-        figures[f"coverage_{ours}_over_{theirs}"] = min(
-            by_name[(*place, ours)][f"coverage_{space}"] / by_name[(*place, theirs)][f"coverage_{space}"]
+    for metric, (ours, theirs) in product(_METRICS, _COMPARED):
+        figures[f"{metric}_{ours}_over_{theirs}"] = min(
+            by_name[(*place, ours)][f"{metric}_{space}"] / by_name[(*place, theirs)][f"{metric}_{space}"]
             for place in places
             for space in SPACES
         )

@@ -92,8 +92,7 @@ class Watched:
 
 
 class Listener(Retriever):
-    """A retriever that remembers what it was asked. A layer is asked about twice where blocks are fetched ahead: by the
-    layer before, then by its own rows, which are the last.
+    """A retriever that remembers what it was asked, predictions apart.
 
     ``found`` by table: the query rows ``[r, D]``, and for each token whether it was among those named ``[n]``.
     """
@@ -101,13 +100,24 @@ class Listener(Retriever):
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
         self.found: dict[int, tuple[Tensor, Tensor]] = {}
+        self.predicted: Listener | None = None
 
     def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
         """See :class:`Retriever`."""
-        chosen = self._retriever.select(query, table)
-        # As the table is now: a cluster may be split once the question is over.
-        self.found[id(table)] = query.float().clone(), torch.isin(table.of_token, chosen.clusters)
+        return self.select_layer(query[None], [table])[0]
+
+    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
+        """See :class:`Retriever`."""
+        chosen = self._retriever.select_layer(query, tables)
+        for rows, table, one in zip(query, tables, chosen, strict=True):
+            # As the table is now: a cluster may be split once the question is over.
+            self.found[id(table)] = rows.float().clone(), torch.isin(table.of_token, one.clusters)
         return chosen
+
+    def for_prediction(self) -> Listener:
+        """See :class:`Retriever`."""
+        self.predicted = Listener(self._retriever.for_prediction())
+        return self.predicted
 
     def of(self, memory: StreamMemory, layer: int, head: int) -> tuple[Tensor, Tensor]:
         """What was found for a layer's and head's own rows."""
@@ -138,11 +148,20 @@ class ListeningBank(MemoryBank):
 
     def queries(self, stream: str) -> list[Tensor]:
         """Raw rows per layer ``[Hkv, r, D]`` of the last question."""
-        memory, _ = super().get_memory(stream)
         assert self.heard is not None
+        return self._rows(stream, self.heard)
+
+    def predictions(self, stream: str) -> list[Tensor]:
+        """Raw rows that were predicted of every layer but the first."""
+        assert self.heard is not None
+        assert self.heard.predicted is not None
+        return self._rows(stream, self.heard.predicted, first=1)
+
+    def _rows(self, stream: str, heard: Listener, first: int = 0) -> list[Tensor]:
+        memory, _ = super().get_memory(stream)
         return [
-            torch.stack([self.heard.of(memory, layer, h)[0] for h in range(len(heads))])
-            for layer, heads in enumerate(memory.heads)
+            torch.stack([heard.of(memory, layer, h)[0] for h in range(len(memory.heads[layer]))])
+            for layer in range(first, len(memory.heads))
         ]
 
 
@@ -151,7 +170,7 @@ class Footage:
 
     def __init__(self, args: argparse.Namespace, directory: Path) -> None:
         self.args = args
-        self._directory = directory
+        self.directory = directory
         self.model = cache(self._model)
         self.samples = cache(self._samples)
         self.watched = cache(self._watched)
@@ -169,8 +188,8 @@ class Footage:
         """Those that were named, else two made ones."""
         if self.args.clips:
             return list(self.args.clips)
-        made = [self._directory / "street.mp4", self._directory / "noisy.mp4"]
-        return made if all(path.exists() for path in made) else made_clips(self._directory)
+        made = [self.directory / "street.mp4", self.directory / "noisy.mp4"]
+        return made if all(path.exists() for path in made) else made_clips(self.directory)
 
     def _samples(self, name: str) -> list[tuple[str, list[FrameSample]]]:
         """Every clip as a decoder would send it to this model."""
@@ -183,9 +202,10 @@ class Footage:
         return found
 
     def _watched(self, name: str) -> list[Watched]:
-        return [self._watch(name, clip, samples) for clip, samples in self.samples(name)]
+        return [self.watch(name, clip, samples) for clip, samples in self.samples(name)]
 
-    def _watch(self, name: str, clip: str, samples: Sequence[FrameSample]) -> Watched:
+    def watch(self, name: str, clip: str, samples: Sequence[FrameSample]) -> Watched:
+        """Answer a clip's windows with one model and keep what leaves them."""
         bank = ListeningBank(TierStack([Arena(_ROOM)]), listen=True)
         engine = NativeEngine(self.model(name), memories=bank)
         everything = MemorySpec(
@@ -201,6 +221,6 @@ class Footage:
                 text = QUESTIONS[len(watched.asked) % len(QUESTIONS)]
                 bank.get_memory(CAMERA)[0].settle()
                 engine.ask(AskSpec(CAMERA, text, max_new_tokens=1)).step()
-                watched.asked.append(Asked(len(bank.chunks), bank.queries(CAMERA)))
+                watched.asked.append(Asked(len(bank.chunks), bank.queries(CAMERA), bank.predictions(CAMERA)))
         watched.chunks = bank.chunks
         return watched

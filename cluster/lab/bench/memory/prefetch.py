@@ -23,7 +23,8 @@ from cluster.lab.bench.node import DelayedArena
 from cluster.lab.report import charts
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
 from cluster.memory.retrieval_session import RetrievalSession
-from cluster.memory.retrieve.top_k import TopK
+from cluster.memory.retrieve import Retriever
+from cluster.memory.retrieve.wicsum import WiCSum
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import Block, BlockKey, Outcome, Tier
 from cluster.memory.tiers.stack import TierStack
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
     from cluster.lab.bench.memory.footage import Footage
 
-SHARE = 0.1
-"""Of all tokens, what a question reads."""
+BEFORE = 0.1
+"""Of a layer's work, what is done when the next layer's query is predicted: its MLP is most of it, and comes after."""
 
 _ROOM = 2**30
 
@@ -48,18 +49,18 @@ def remembered(watched: Watched) -> tuple[StreamMemory, DelayedArena]:
         memory.add_chunk(chunk)
     memory.settle()
     # Clusters that wait for being loaded are split by then, so that all questions to come find the same ones.
-    _questions(watched, memory, None, ahead=True)
+    _questions(watched, memory, WiCSum(), None, ahead=True)
     return memory, tier
 
 
 def measure_asked(
-    watched: Watched, memory: StreamMemory, tier: DelayedArena, latency_s: float, work: Work
+    watched: Watched, memory: StreamMemory, retriever: Retriever, tier: DelayedArena, latency_s: float, work: Work
 ) -> tuple[float, PrefetchRun]:
-    """Questions about a clip, layer by layer with the queries that the model really had: the query of a layer says what
-    the next one will want.
+    """Questions about a clip, layer by layer with the queries and the predictions that the model really had.
 
     Args:
         memory: of the clip, in ``tier``.
+        retriever: names what a layer wants.
         latency_s: added to every load.
         work: what each layer does.
 
@@ -68,24 +69,30 @@ def measure_asked(
         over all questions.
     """
     tier.seconds = latency_s
-    without, first = _questions(watched, memory, work, ahead=False)
-    ahead, _ = _questions(watched, memory, work, ahead=True)
+    without, first = _questions(watched, memory, retriever, work, ahead=False)
+    ahead, _ = _questions(watched, memory, retriever, work, ahead=True)
     later = ahead.used + ahead.missed - first
     hidden = 1 - ahead.waited_s / without.waited_s
     return ahead.used / later, PrefetchRun(hidden, ahead.waited_s, without.waited_s, (), (), ahead)
 
 
-def _questions(watched: Watched, memory: StreamMemory, work: Work | None, *, ahead: bool) -> tuple[PrefetchStats, int]:
+def _questions(
+    watched: Watched, memory: StreamMemory, retriever: Retriever, work: Work | None, *, ahead: bool
+) -> tuple[PrefetchStats, int]:
     """Sums over all questions, and how many blocks their first layers wanted."""
     total, first = PrefetchStats(), 0
     for asked in watched.asked:
-        with RetrievalSession(memory, TopK(share=SHARE), prefetch=ahead) as retrieval:
+        with RetrievalSession(memory, retriever, prefetch=ahead) as retrieval:
             for layer, query in enumerate(asked.queries):
                 retrieval.fetch(layer, query)
                 if layer == 0:
                     first += retrieval.stats.clusters
                 if work is not None:
-                    work()
+                    work(BEFORE)
+                if layer < len(asked.predicted):
+                    retrieval.prefetch(layer + 1, asked.predicted[layer])
+                if work is not None:
+                    work(1 - BEFORE)
             retrieval.prefetcher.discard_predictions()
             stats = retrieval.prefetcher.stats
             for name in ("predicted", "used", "wasted", "late", "missed", "waited_s"):
@@ -131,8 +138,8 @@ class Work:
             if size == 64 or min(took) <= seconds / 4:
                 self._matrix = matrix
 
-    def __call__(self) -> None:
-        until = time.perf_counter() + self._seconds
+    def __call__(self, share: float = 1.0) -> None:
+        until = time.perf_counter() + share * self._seconds
         product = self._matrix
         while time.perf_counter() < until:
             product = product @ self._matrix
@@ -242,8 +249,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(footage: Footage) -> Part:
-    """Figures: ``prefetch_hidden_<latency>ms``, where every prediction is right. The rows have others beside it, and
-    those that the demo's own queries make. Writes the timeline of the longest latency into ``args.out``."""
+    """Figures: ``prefetch_hidden_<latency>ms``, where every prediction is right; ``prediction_recall``, the share of
+    the wanted blocks that a model's own predictions name, the smaller of two models; and ``prefetch_hidden_real`` with
+    those of the deeper one, the smallest of all latencies. Writes the timeline of the longest latency into
+    ``args.out``."""
     args = footage.args
     rows: list[dict[str, Any]] = []
     figures = {}
@@ -271,19 +280,33 @@ def measure(footage: Footage) -> Part:
                     _write(args.out / "prefetch.svg", charts.svg(timeline(done.events, done.computes)))
             rows.append(_row("made", latency, compute_s, args.layers, accuracy, done))
         print(f"prefetch: {latency} ms", file=sys.stderr)
-    watched = footage.watched(args.model)[0]
-    layers = len(watched.chunks[0].key)
-    memory, tier = remembered(watched)
-    for latency in LATENCIES_MS:
-        compute_s = latency / 1000 * COMPUTE_SHARE
-        asked = [measure_asked(watched, memory, tier, latency / 1000, Work(compute_s)) for _ in range(args.repeats)]
-        right, done = sorted(asked, key=lambda one: one[1].hidden)[len(asked) // 2]
-        rows.append(_row(watched.clip, latency, compute_s, layers, right, done))
-    tier.close()
+    recall, hidden = [], []
+    models = (args.model, args.bench_model)
+    for name in models:
+        watched = footage.watched(name)[0]
+        layers = len(watched.chunks[0].key)
+        memory, tier = remembered(watched)
+        for latency in LATENCIES_MS:
+            # The wanted blocks of a layer come in one load.
+            compute_s = latency / 1000 * COMPUTE_SHARE
+            asked = [
+                measure_asked(watched, memory, WiCSum(), tier, latency / 1000, Work(compute_s))
+                for _ in range(args.repeats)
+            ]
+            right, done = sorted(asked, key=lambda one: one[1].hidden)[len(asked) // 2]
+            recall.append(right)
+            if name == args.bench_model:
+                hidden.append(done.hidden)
+            rows.append(_row(name, latency, compute_s, layers, right, done))
+        tier.close()
+        print(f"prefetch: {name} on {watched.clip}", file=sys.stderr)
+    figures |= {"prediction_recall": min(recall), "prefetch_hidden_real": min(hidden)}
+    random = ", ".join(f"{name}: random weights {footage.model(name).random_weights}" for name in models)
     notes = [
         f"made: {args.layers} layers, {args.blocks} blocks each, of {_TOKENS} tokens by {_WIDTH} channels in bfloat16",
-        f"{watched.clip}: what its windows left in clusters, asked with the queries of {args.model}; each layer's "
-        "clusters are predicted by the query of the layer before, accuracy is what of them was right",
+        f"models: what the windows of {watched.clip} left in clusters; each layer's are predicted by its own query "
+        "projection of what the layer before gave to its MLP; accuracy: what was predicted of the blocks wanted; "
+        + random,
         "the first layer cannot be predicted: of n layers at most 1 - 1/n (limit) can be hidden",
     ]
     return Part(figures, rows, notes)
@@ -301,7 +324,7 @@ def _row(
         "limit": 1 - 1 / layers,
         "waited_ms": done.waited_s * 1000,
         "waited_without_ms": done.transfer_s * 1000,
-        **{name: getattr(done.stats, name) for name in ("used", "late", "missed", "wasted")},
+        **{name: getattr(done.stats, name) for name in ("used", "late", "missed", "wasted", "predicted")},
     }
 
 

@@ -32,10 +32,12 @@ SIMILARITY = 0.6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """A question: ``frames`` had left the window by then; ``queries`` per layer ``[Hkv, r, D]``, before rotary."""
+    """A question: ``frames`` had left the window by then; ``queries`` per layer ``[Hkv, r, D]``, before rotary;
+    ``predicted``: the same of every layer but the first, as predicted in the layer before."""
 
     frames: int
     queries: Sequence[Tensor]
+    predicted: Sequence[Tensor] = ()
 
 
 @dataclass(slots=True)

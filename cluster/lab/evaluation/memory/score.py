@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, Question
 from cluster.lab.evaluation.metrics import RESAMPLES, Estimate, Floats, bootstrap_weights, estimate
@@ -35,6 +36,27 @@ def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
         apart = torch.cdist(wide, there).square() / wide.square().sum(-1).mean().clamp(min=1e-12)
         squared = squared + apart
     return (squared / len(parts)).amin(-1).sqrt()
+
+
+def nearest_cosine_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
+    """Cosine distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head (CoRDS, 4.6).
+
+    ``joint``: of keys beside values, each of unit length.
+    """
+    parts = {"key": ("key",), "value": ("value",), "joint": ("key", "value")}[space]
+    ours, held = (
+        torch.cat([F.normalize(getattr(kv, part).float(), dim=-1) for part in parts], dim=-1) for kv in (full, kept)
+    )
+    # Rounding may bring a token's distance to itself below 0.
+    return (1 - (ours @ held.transpose(1, 2)).amax(-1) / len(parts)).clamp(min=0)
+
+
+def largest_gap(ours: Tensor, theirs: Tensor, furthest: float) -> float:
+    """Largest lead of the distribution function of the distances ``ours`` over that of ``theirs`` at any of 256
+    distances from 0 to ``furthest``; 0 where ``ours`` covers less everywhere."""
+    at = torch.linspace(0, furthest, 257)[1:]
+    below = [torch.searchsorted(each.flatten().sort().values, at, right=True) / each.numel() for each in (ours, theirs)]
+    return float((below[0] - below[1]).max())
 
 
 def coverage_area(distances: Tensor, furthest: float) -> float:

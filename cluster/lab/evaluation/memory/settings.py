@@ -18,7 +18,7 @@ GRIDS = ("quick", "standard")
 # Production defaults: "ours".
 _OURS = MemorySpec()
 # Retriever that an organiser was published with; default: ours.
-_NATURAL = {"frames": "top_k", "tokens": "top_k", "resv": "wicsum", "mosaic": "two_stage"}
+_NATURAL = {"frames": "rekv", "tokens": "top_k", "resv": "wicsum", "mosaic": "two_stage"}
 # Blocks that fill a memory at least, so that short scenes are compressed as often as long ones.
 _BLOCKS = 4
 

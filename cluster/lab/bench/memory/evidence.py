@@ -1,0 +1,196 @@
+"""Planted evidence: whether what a question about the past would need is still held under a cap, hours later.
+
+A drawn camera watches for hours; the drawing says which token shows which object at which time. Every passage of an
+object is one piece of evidence; a head that holds one of its tokens has found it, as in ``eval memory``.
+``evidence_recall`` is the share found, over passages, layers and heads: a fact about the memory, whatever a model could
+say about it; ``recall_4`` asks for four tokens. Frames come from production's decoder, pruner and engine, and go into
+production's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cluster.lab.bench.harness import Part
+from cluster.lab.bench.memory.footage import Footage
+from cluster.lab.evaluation.memory.answer import load_head_tokens, open_memory
+from cluster.lab.evaluation.memory.long_scene import LongScene
+from cluster.lab.evaluation.memory.recording import record
+from cluster.lab.evaluation.memory.settings import ShareSetting, ours
+from cluster.lab.evaluation.metrics import Floats, bootstrap_weights, estimate
+from cluster.lab.evaluation.settings import WindowShape
+from cluster.lab.scenes.encode import encode_missing_clips
+from cluster.lab.scenes.render import SceneRenderer
+from cluster.lab.scenes.scene import CameraSettings
+from cluster.memory.head_memory import KVChunk
+from cluster.memory.stream import StreamMemory
+from cluster.models.base import VisionLanguageModel
+from cluster.registry import compressors
+from cluster.types import MICROSECONDS
+
+NEEDED = (1, 4)
+"""Tokens of a passage that a head must hold, or all where there are fewer: of ``recall`` and ``recall_4``."""
+SHARES = (4, 8, 16, 64)
+_NAMES = {8: "eighth", 64: "64th"}
+_CAMERA = CameraSettings(640, 360, 5.0, "h264", 4.0, 0, 27)
+_SEED = 7000
+"""First of the scenes' seeds; no policy was tuned on them."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the package."""
+    parser.add_argument(
+        "--scenes", type=int, default=1, metavar="N", help="drawn cameras in part evidence (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--scene-seconds", type=float, default=3600.0, metavar="S", help="of each of them (default: %(default)g)"
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watched:
+    """What one drawn camera left behind.
+
+    * ``chunks``: KV of its frames, in time order
+    * ``passages``: per object, its tokens as sorted numbers :func:`token_number`
+    """
+
+    chunks: Sequence[KVChunk]
+    passages: Sequence[Tensor]
+
+    @property
+    def tokens(self) -> int:
+        """Of one layer and head."""
+        return sum(chunk.tokens for chunk in self.chunks)
+
+
+def measure(footage: Footage) -> Part:
+    """Figures ``evidence_recall_eighth``, ``_64th`` of production's defaults, and ``evidence_gain_eighth``, ``_64th``:
+    how much more they find than the best other compressor."""
+    args = footage.args
+    model = footage.model(args.model)
+    scenes = [LongScene(args.scene_seconds, _SEED + number, camera=_CAMERA) for number in range(args.scenes)]
+    watched = []
+    for scene in scenes:
+        watched.append(watch(model, scene, footage.directory, args.fps))
+        print(f"evidence: scene {scene.seed}, {len(watched[-1].passages)} objects", file=sys.stderr)
+    rows: list[dict[str, Any]] = []
+    figures: dict[str, float] = {}
+    for share in SHARES:
+        found = {setting: _recall(watched, setting) for setting in _settings(share)}
+        own, _, _ = found[ours(1 / share)]
+        for setting, (recall, stricter, held) in found.items():
+            # Where every camera counts by its objects, and the same objects are drawn for both.
+            weights = np.ones((1, len(recall))), bootstrap_weights(len(recall))
+            row = {"compressor": setting.compressor, "organiser": setting.organiser, "cap": f"1/{share}", "held": held}
+            row |= {**estimate(_mean(recall), *weights).row("recall"), "recall_4": float(stricter.mean())}
+            rows.append(row | estimate(_mean(own - recall), *weights).row("ours_more"))
+        print(f"evidence: 1/{share}", file=sys.stderr)
+        if name := _NAMES.get(share):
+            others = [recall for setting, (recall, *_) in found.items() if setting.compressor != ours(1.0).compressor]
+            figures[f"evidence_recall_{name}"] = float(own.mean())
+            figures[f"evidence_gain_{name}"] = float(own.mean() - max(each.mean() for each in others))
+    note = (
+        f"model {args.model}, {len(scenes)} drawn cameras of {args.scene_seconds:g} s, {sum(map(_objects, watched))} "
+        f"objects, {sum(each.tokens for each in watched)} tokens of a layer and head; caps are shares of their bytes, "
+        "index included; held: share of the tokens"
+    )
+    return Part(figures, rows, [note])
+
+
+def watch(model: VisionLanguageModel, scene: LongScene, folder: Path, fps: float) -> Watched:
+    """Draw, encode, decode and compute one camera, through its last window."""
+    clip = scene.clip(folder)
+    encode_missing_clips([clip], folder)
+    recording = record(model, clip.path, WindowShape(fps=fps), [scene.seconds])
+    chunks = recording.seen(0)
+    renderer = SceneRenderer(scene.scene, _CAMERA.width, _CAMERA.height)
+    samples = model.geometry.temporal
+    shown: dict[int, list[int]] = {}
+    for number, chunk in enumerate(chunks):
+        for sample in range(samples):
+            second = (chunk.pts - recording.begin) / MICROSECONDS + sample / fps
+            for object_id, cells in shown_cells(renderer, second, chunk.rows, chunk.columns):
+                kept = np.intersect1d(cells, chunk.cell.numpy())
+                shown.setdefault(object_id, []).extend(token_number(number, kept))
+    passages = [torch.tensor(sorted(set(tokens))) for tokens in shown.values() if tokens]
+    return Watched(chunks, passages)
+
+
+def shown_cells(renderer: SceneRenderer, second: float, rows: int, columns: int) -> Iterator[tuple[int, Any]]:
+    """(object, cells at least half covered by its box, or the one with its centre) at this second."""
+    for each in renderer.objects(second):
+        left, top, right, bottom = np.clip(each.box, 0, 1)
+        across, down = (
+            np.clip(np.minimum(np.arange(count) + 1, end * count) - np.maximum(np.arange(count), begin * count), 0, 1)
+            for begin, end, count in ((left, right, columns), (top, bottom, rows))
+        )
+        cells = np.flatnonzero((down[:, None] * across[None]).ravel() >= 0.5)
+        middle = min(int((top + bottom) / 2 * rows), rows - 1), min(int((left + right) / 2 * columns), columns - 1)
+        yield each.id, cells if len(cells) else np.array([middle[0] * columns + middle[1]])
+
+
+def token_number(frame: int, cells: Any) -> list[int]:
+    """One number per token of the ``frame``-th frame."""
+    return [frame * 2**20 + int(cell) for cell in cells]
+
+
+def found_passages(memory: StreamMemory, watched: Watched) -> Floats:
+    """Share of layers and heads that hold enough of each passage, ``[len(NEEDED), passages]``."""
+    number_at = {chunk.pts: number for number, chunk in enumerate(watched.chunks)}
+    found = np.zeros((len(NEEDED), len(watched.passages)))
+    heads = [(layer, h) for layer, row in enumerate(memory.heads) for h in range(len(row))]
+    for layer, h in heads:
+        held = load_head_tokens(memory, layer, h)
+        if held is None:
+            continue
+        numbers = [number_at[memory.frame_time(int(frame))] for frame in held.frame[0]]
+        tokens = torch.tensor(numbers) * 2**20 + held.cell[0]
+        counts = [int(torch.isin(each, tokens).sum()) for each in watched.passages]
+        sizes = [len(each) for each in watched.passages]
+        found += [np.array(counts) >= np.minimum(needed, sizes) for needed in NEEDED]
+    return found / max(1, len(heads))
+
+
+def _settings(share: int) -> list[ShareSetting]:
+    """Ours, and every compressor with our organiser."""
+    own = ours(1 / share)
+    return [own] + [
+        ShareSetting(name, own.organiser, own.retriever, share=1 / share)
+        for name in compressors.names()
+        if name not in ("none", own.compressor)
+    ]
+
+
+def _recall(watched: Sequence[Watched], setting: ShareSetting) -> tuple[Floats, Floats, float]:
+    """(recall of every passage, the same of four tokens, share of the tokens that are held)."""
+    found, held, total = [], 0, 0
+    for each in watched:
+        _, memory = open_memory(each.chunks, setting)
+        for chunk in each.chunks:
+            memory.add_chunk(chunk)
+        memory.settle()
+        found.append(found_passages(memory, each))
+        held += memory.tokens
+        total += each.tokens * sum(map(len, memory.heads))
+        memory.tiers.close()
+    recall, stricter = np.concatenate(found, axis=1)
+    return recall, stricter, held / total
+
+
+def _mean(values: Floats) -> Any:
+    """``weights [b, n]`` -> weighted mean ``[b]``."""
+    return lambda weights: (weights @ values) / np.maximum(weights.sum(axis=1), 1e-12)
+
+
+def _objects(watched: Watched) -> int:
+    return len(watched.passages)
