@@ -11,21 +11,18 @@ from cluster.lab.bench.harness import BenchResult, Part, run_parts
 
 PARTS: dict[str, str] = {
     "positions": "positions_wrong: every token's (t, row, col) against the published rule written by hand",
-    "gate": "gate_missed: objects that appear in an anchor frame and leave an old answer standing",
-    "gap": "window_after_gap: share of a 40 s window that is held right after a loss of 1 s",
+    "static_gate": "gate_missed: objects that appear in an anchor frame and leave an old answer standing",
+    "packet_loss": "window_after_gap: share of a 40 s window that is held right after a loss of 1 s",
     "kill": "restored_after_kill: kill -9 at every write point of a memory, node tier and Redis",
     "outage": "restored_after_outage: restart while the lowest tier is out of reach",
     "step": "step_p99_ratio: a step with memories at their cap over the same without",
     "cluster": "faults_survived: a small real cluster whose processes are killed and frozen",
-    "doors": "open_door_mb: growth of the gateway under attacks without a token",
+    "gateway_attacks": "open_door_mb: growth of the gateway under attacks without a token",
     "secrets": "secrets_leaked: passwords of sources in outputs, logs, events, exports, metrics",
     "decoder": "decoder_bomb_mb: growth of a decoder by hostile streams",
     "delay": "other_camera_delay_ms: a load while another camera's write takes 1.5 s",
 }
-"""Part -> its figure and what it is; each has a module here with ``measure(seed) -> Part``."""
-
-MODULES = {"doors": "gateway_attacks", "gap": "packet_loss", "gate": "static_gate"}
-"""Modules of parts whose names differ."""
+"""Part -> its figure and what it is; each is the module of that name here, with ``measure(seed) -> Part``."""
 
 GOALS: dict[str, tuple[str, float]] = {
     "positions_wrong": ("<=", 0.0),
@@ -62,5 +59,5 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 def _measure(name: str, args: argparse.Namespace) -> Part:
     options = {"names": args.fault, "repeat": args.repeat, "folder": args.folder} if name == "cluster" else {}
-    part: Part = import_module(f"cluster.lab.bench.faults.{MODULES.get(name, name)}").measure(args.seed, **options)
+    part: Part = import_module(f"cluster.lab.bench.faults.{name}").measure(args.seed, **options)
     return part
