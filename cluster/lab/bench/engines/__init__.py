@@ -9,7 +9,6 @@ nothing of a stride is encoded before its last frame has come, in any engine.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
