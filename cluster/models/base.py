@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
 
 from cluster.errors import ModelError
 from cluster.models.checkpoint import INSTRUCTION, PATCHES_PER_PASS, SYSTEM_PROMPT, Checkpoint, linear_weights
@@ -374,8 +375,7 @@ class VisionLanguageModel(ABC):
             use_float8(part)
 
     def run_layer(self, index: int, hidden: Tensor, embeds: Tensor, **options: Any) -> Tensor:
-        """``hidden [1, n, D]`` after the ``index``-th layer, of rows with ``embeds [n, W]``; ``options``: of the
-        library's layer."""
+        """``hidden [1, n, D]`` after the ``index``-th layer, of rows with ``embeds [n, W]``; ``options``: library's."""
         output = self.layers[index](hidden, attention_mask=None, **options)
         hidden = output[0] if isinstance(output, tuple) else output
         if index < self.deepstack:
@@ -387,23 +387,18 @@ class VisionLanguageModel(ABC):
     def raw_query(self, index: int, hidden: Tensor) -> Tensor:
         """Queries ``[1, H, n, d]`` before rotary that the ``index``-th layer would compute of ``hidden [1, n, D]``."""
         layer: Any = self.layers[index]
-        attention = layer.self_attn
-        query = attention.q_proj(layer.input_layernorm(hidden)).unflatten(-1, (-1, attention.head_dim))
-        if hasattr(attention, "q_norm"):
-            query = attention.q_norm(query)
-        result: Tensor = query.transpose(1, 2)
-        return result
+        query: Tensor = layer.self_attn.q_proj(layer.input_layernorm(hidden))
+        query = query.view(*query.shape[:2], -1, layer.self_attn.head_dim)
+        if hasattr(layer.self_attn, "q_norm"):
+            query = layer.self_attn.q_norm(query)
+        return query.transpose(1, 2)
 
-    @contextmanager
-    def watch_attention(self, index: int, watch: Callable[[Tensor], None]) -> Iterator[None]:
-        """Context in which ``watch`` receives the ``index``-th layer's residual stream ``[1, n, D]`` between its
+    def watch_attention(self, index: int, watch: Callable[[Tensor], None]) -> RemovableHandle:
+        """Hook (a context) by which ``watch`` gets the ``index``-th layer's residual stream ``[1, n, D]`` between its
         attention and its MLP."""
         layer: Any = self.layers[index]
-        hook = layer.post_attention_layernorm.register_forward_pre_hook(lambda _, inputs: watch(inputs[0]))
-        try:
-            yield
-        finally:
-            hook.remove()
+        norm: nn.Module = layer.post_attention_layernorm
+        return norm.register_forward_pre_hook(lambda _, inputs: watch(inputs[0]))
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ class MemoryAttention:
                 hidden = self._model.run_layer(index, hidden, embeds, position_embeddings=identity, ragged=self)
         return hidden[0]
 
-    def _predicting(self, layer: int) -> AbstractContextManager[None]:
+    def _predicting(self, layer: int) -> AbstractContextManager[object]:
         return self._model.watch_attention(layer - 1, partial(self._predict, layer))
 
     def _predict(self, layer: int, hidden: Tensor) -> None:
