@@ -15,12 +15,13 @@ from cluster.memory.organise import Members, NewTokens, Organiser
 class VisualPartitions:
     """Online k-means by cosine similarity over one embedding per frame.
 
-    A frame joins the partition whose centre is most like it; one that is like none of them founds a partition, as long
-    as there are not too many. Centres are means of unit vectors.
+    A frame joins the partition whose centre is most like it; one that is like none of them founds a partition. Of too
+    many, the one that no frame has joined for longest ends: its clusters stay, and nothing joins them any more (ours;
+    the paper's videos are short). Centres are means of unit vectors.
 
     Args:
         width: of an embedding.
-        limit: most partitions there ever are.
+        limit: most partitions that frames can join.
         similarity: cosine from which on a frame is like a centre.
 
     Raises:
@@ -31,30 +32,36 @@ class VisualPartitions:
         if limit < 1 or not -1 <= similarity <= 1:
             raise ConfigError(f"partitions need a limit of at least 1 and a cosine, not {limit} and {similarity:g}")
         self.limit, self.similarity = limit, similarity
+        # The one that a frame has joined last is the last.
         self.summed = torch.zeros(0, width)
-        self.count = torch.zeros(0, dtype=torch.int64)
+        self.number = torch.zeros(0, dtype=torch.int64)
+        self.founded = 0
 
     def __len__(self) -> int:
-        return len(self.count)
+        return len(self.number)
 
     def add(self, embedding: Tensor) -> int:
         """Partition number of a frame with this ``embedding [D]``."""
         unit = normalize(embedding.float().to(self.summed.device), dim=0)
         likeness = normalize(self.summed, dim=1) @ unit
-        if not len(self) or (len(self) < self.limit and float(likeness.amax()) < self.similarity):
-            self.summed = torch.cat([self.summed, unit[None]])
-            self.count = torch.cat([self.count, self.count.new_ones(1)])
-            return len(self) - 1
-        number = int(likeness.argmax())
-        self.summed[number] += unit
-        self.count[number] += 1
+        if not len(self) or float(likeness.amax()) < self.similarity:
+            summed, number = unit, self.founded
+            self.founded += 1
+            keep = torch.arange(max(0, len(self) + 1 - self.limit), len(self))
+        else:
+            joined = int(likeness.argmax())
+            summed, number = self.summed[joined] + unit, int(self.number[joined])
+            keep = (torch.arange(len(self)) != joined).nonzero()[:, 0]
+        self.summed = torch.cat([self.summed[keep], summed[None]])
+        self.number = torch.cat([self.number[keep], self.number.new_tensor([number])])
         return number
 
     def state(self) -> dict[str, Tensor]:
         """Tensors by name, options included; copies."""
         return {
             "summed": self.summed.clone(),
-            "count": self.count.clone(),
+            "number": self.number.clone(),
+            "founded": torch.tensor(self.founded),
             "limit": torch.tensor(self.limit),
             "similarity": torch.tensor(self.similarity, dtype=torch.float64),
         }
@@ -63,7 +70,8 @@ class VisualPartitions:
     def restore(cls, state: Mapping[str, Tensor]) -> VisualPartitions:
         """Inverse of :meth:`state`."""
         made = cls(state["summed"].shape[1], limit=int(state["limit"]), similarity=float(state["similarity"]))
-        made.summed, made.count = state["summed"].clone(), state["count"].clone()
+        made.summed, made.number = state["summed"].clone(), state["number"].clone()
+        made.founded = int(state["founded"])
         return made
 
 
