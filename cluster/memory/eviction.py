@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from cluster.memory.compress import Compressor
     from cluster.memory.stream import StreamMemory
 
-# Usable share of the lowest tier, and cost of new tokens over stored ones (small clusters are rounded up more).
+# Usable share of the lowest tier, and cost of new tokens over stored ones, or over their own bytes while none is
+# stored (small clusters are rounded up more).
 _ROUNDING = 0.9
-_FRESH = 1.2
+_FRESH, _FIRST = 1.2, 2.0
 # Most compressions in a row: thinned clusters do not always take less space.
 _TRIES = 6
 # Share of the capacity that compressed tokens should take.
@@ -50,10 +51,10 @@ def evict(memory: StreamMemory, frames: Sequence[LayerKV]) -> Heads | None:
         if kept is None:
             return None
         new = kept
-    settled = memory.settled_frames()
-    if _token_cost(memory) + _bytes_of(memory, new) > capacity and settled:
-        # Rounding can prevent a fit under a cap of few blocks: delete the older half.
-        memory.delete_frames(before_frame=settled[len(settled) // 2])
+    middles = [int(head.frame[head.tokens // 2]) for _, _, head in memory.iter_heads() if head.tokens]
+    if _token_cost(memory) + _bytes_of(memory, new) > capacity and middles:
+        # Rounding can prevent a fit under a cap of few blocks: delete older frames, half of some head's tokens.
+        memory.delete_frames(before_frame=min(middles))
     room, wanted = max(0.0, capacity - _token_cost(memory)), _bytes_of(memory, new)
     return new if wanted <= room else _thinned(memory, new, room / wanted)
 
@@ -148,7 +149,9 @@ def _bytes_of(memory: StreamMemory, new: Heads) -> float:
     """Estimate the bytes of more tokens from the bytes per stored token: tiers round small blocks up most."""
     tokens = sum(head.tokens for row in new for head in row)
     settled = sum(head.tokens for _, _, head in memory.iter_heads())
-    return _FRESH * tokens * max(memory.token_bytes, _token_cost(memory) / settled if settled else 0.0)
+    if not settled:
+        return _FIRST * tokens * memory.token_bytes
+    return _FRESH * tokens * max(memory.token_bytes, _token_cost(memory) / settled)
 
 
 def _token_cost(memory: StreamMemory) -> int:
