@@ -37,10 +37,12 @@ def serve(
     from actors.cli.options import parse_settings
     from actors.cli.output import console, plural, write_json
     from cluster.config import load_config
+    from cluster.config.sources import check_files
     from cluster.errors import SightlineError
     from cluster.models.catalog import PRESETS
 
     loaded = load_config(config, parse_settings(settings))
+    check_files(loaded, *loaded.cameras)
     screen = console(stderr=json == "-")
     stop = threading.Event()
     failure: str | None = None
