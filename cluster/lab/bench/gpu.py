@@ -100,9 +100,10 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def _measured(args: argparse.Namespace) -> BenchResult:
+    device = gpu_measure.usable_device(args.device)
     with tempfile.TemporaryDirectory() as folder:
         clip = args.clip[0] if args.clip else made_clips(Path(folder))[0]
-        rig = gpu_measure.Rig(args.model, torch.device(args.device), clip, streams=args.streams)
+        rig = gpu_measure.Rig(args.model, device, clip, streams=args.streams)
     every = gpu_measure.parts(rig)
     if unknown := set(args.part or ()) - set(every):
         raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(every)}")
