@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.stream import StreamFrame
