@@ -1,7 +1,8 @@
 """What every bench shares: its arguments, its table, its JSON, and the machine it ran on.
 
-A bench is one module with ``add_arguments(parser)`` and ``run(args) -> BenchResult``, named in ``BENCHES``; figures are
-ratios of one run. ``sightline bench NAME`` and ``python -m cluster.lab.bench NAME`` run the same code.
+A bench is one module with ``add_arguments(parser)`` and ``run(args) -> BenchResult``, named in ``BENCHES`` and imported
+when it is asked for; figures are ratios of one run. ``sightline bench NAME`` and ``python -m cluster.lab.bench NAME``
+run the same code.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cluster.errors import ConfigError, SightlineError
@@ -43,6 +45,33 @@ BENCHES: dict[str, str] = {
     "gpu": "the engine on a GPU; --dry-run: launches, reads, copies and faults on a fake one",
     "soak": "memory after thousands of windows on one camera",
 }
+
+IN_CHECKOUT = {
+    "console": "console_bench",
+    "dashboards": "dashboards_bench",
+    "fuzz": "fuzz",
+    "faults.decoder": "decoder_bombs",
+    "faults.gateway_attacks": "gateway_attacks",
+    "faults.secrets": "source_secrets",
+}
+"""Benches, and parts of them, that are test tools: their modules in tests/support, which is not installed."""
+
+SUPPORT = Path(__file__).resolve().parents[3] / "tests" / "support"
+
+
+def load_module(name: str) -> ModuleType:
+    """The module of a bench, or of a part of one.
+
+    Raises:
+        ConfigError: it is in tests/support, and this is an installed copy.
+    """
+    if name not in IN_CHECKOUT:
+        return importlib.import_module(f"cluster.lab.bench.{name}")
+    if not SUPPORT.is_dir():
+        raise ConfigError(f"{name} needs a checkout of Sightline's source: it is part of the tests")
+    if str(SUPPORT) not in sys.path:
+        sys.path.append(str(SUPPORT))
+    return importlib.import_module(IN_CHECKOUT[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, rest = argv[0], argv[1:]
     if name not in BENCHES:
         raise ConfigError(f"unknown bench {name!r}; there are: {', '.join(BENCHES)}")
-    module = importlib.import_module(f"cluster.lab.bench.{name}")
+    module = load_module(name)
     parser = argparse.ArgumentParser(prog=f"sightline bench {name}", description=module.__doc__)
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write figures, rows and machine as JSON")
     module.add_arguments(parser)
