@@ -8,6 +8,7 @@ run the same code.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import math
@@ -17,7 +18,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -50,6 +52,7 @@ IN_CHECKOUT = {
     "console": "console_bench",
     "dashboards": "dashboards_bench",
     "fuzz": "fuzz",
+    "faults.cluster": "process_faults",
     "faults.decoder": "decoder_bombs",
     "faults.gateway_attacks": "gateway_attacks",
     "faults.secrets": "source_secrets",
@@ -170,6 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(rest)
     if args.json is not None:
         _write(args.json, "")
+    if getattr(args, "threads", None):
+        importlib.import_module("torch").set_num_threads(args.threads)
     result: BenchResult = module.run(args)
     print(table(result.goals or result.rows))
     for note in result.notes:
@@ -180,6 +185,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write(args.json, result.to_json() + "\n")
         print(f"written: {args.json}")
     return 0
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
+    """Model, device and threads of a bench that runs an engine; ``model`` is the default."""
+    parser.add_argument("--model", default=model, help="preset or checkpoint (default: %(default)s)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
+
+
+@contextmanager
+def timed_calls(
+    stages: Sequence[tuple[str, type, str]], clock: Callable[[], float] = time.thread_time
+) -> Iterator[dict[str, float]]:
+    """Time methods of classes from outside while inside: the data path carries no stopwatches for a bench's sake.
+
+    Args:
+        stages: name of the stage, class, method; several methods may be of one stage.
+        clock: of this thread's processor time by default.
+
+    Yields:
+        Seconds by stage.
+    """
+    seconds = dict.fromkeys((stage for stage, _, _ in stages), 0.0)
+    untimed = [(owner, name, getattr(owner, name)) for _, owner, name in stages]
+
+    def timed(stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = clock()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                seconds[stage] += clock() - start
+
+        return call
+
+    try:
+        for stage, owner, name in stages:
+            setattr(owner, name, timed(stage, getattr(owner, name)))
+        yield seconds
+    finally:
+        for owner, name, method in untimed:
+            setattr(owner, name, method)
 
 
 def _write(path: Path, text: str) -> None:
