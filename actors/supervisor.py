@@ -12,11 +12,10 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.experimental import internal_kv
 
 from actors.preflight import check_settings
 from actors.processes import Process, processes, tiers
-from actors.remote import ALERTING, GATEWAY, NAMESPACE, await_reply
+from actors.remote import ALERTING, GATEWAY, NAMESPACE, RayTable, await_reply
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
@@ -154,46 +153,42 @@ class Supervisor:
 
 
 class ProcessRegistry:
-    """Started processes and digests of their configuration, in Ray's key-value store, with the supervisor that owns
-    them."""
+    """Started processes and digests of their configuration, with the supervisor that owns them, in Ray's key-value
+    store."""
 
-    NAMESPACE = b"sightline-processes"
-    OWNER = b"owner"
-    PROCESS = b"process/"
+    OWNER = "owner"
+    PROCESS = "process/"
 
     def __init__(self) -> None:
         self._me = uuid.uuid4().hex.encode()
+        self._table = RayTable("sightline-processes")
 
     def claim(self) -> None:
         """Take ownership; other supervisors then change nothing."""
-        internal_kv._internal_kv_put(self.OWNER, self._me, overwrite=True, namespace=self.NAMESPACE)
+        self._table.put(self.OWNER, self._me)
 
     def is_owner(self) -> bool:
         """Whether no other supervisor has taken ownership since."""
-        return bool(internal_kv._internal_kv_get(self.OWNER, namespace=self.NAMESPACE) == self._me)
+        return self._table.get(self.OWNER) == self._me
 
     def names(self) -> set[str]:
         """Processes that were started."""
-        keys = internal_kv._internal_kv_list(self.PROCESS, namespace=self.NAMESPACE)
-        return {key.removeprefix(self.PROCESS).decode() for key in keys}
+        return {key.removeprefix(self.PROCESS) for key in self._table.keys(self.PROCESS)}
 
     def is_current(self, name: str, digest: str) -> bool:
         """Whether the process was started with this configuration."""
-        return bool(internal_kv._internal_kv_get(self._key(name), namespace=self.NAMESPACE) == digest.encode())
+        return self._table.get(self.PROCESS + name) == digest.encode()
 
     def put(self, name: str, digest: str) -> None:
-        internal_kv._internal_kv_put(self._key(name), digest.encode(), overwrite=True, namespace=self.NAMESPACE)
+        self._table.put(self.PROCESS + name, digest.encode())
 
     def remove(self, name: str) -> None:
-        internal_kv._internal_kv_del(self._key(name), namespace=self.NAMESPACE)
+        self._table.delete(self.PROCESS + name)
 
     def clear(self) -> None:
         """Delete all entries."""
-        internal_kv._internal_kv_del(self.PROCESS, del_by_prefix=True, namespace=self.NAMESPACE)
-        internal_kv._internal_kv_del(self.OWNER, namespace=self.NAMESPACE)
-
-    def _key(self, name: str) -> bytes:
-        return self.PROCESS + name.encode()
+        for key in self._table.keys(""):
+            self._table.delete(key)
 
 
 def _find(name: str) -> Any:
