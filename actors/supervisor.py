@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
 import uuid
@@ -19,7 +18,6 @@ from actors.remote import ALERTING, GATEWAY, NAMESPACE, RayTable, await_reply
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
-from cluster.redaction import REVEAL
 
 log = logging.getLogger(__name__)
 
@@ -109,22 +107,18 @@ class Supervisor:
         wanted = {each.name: each for each in (*processes(self._config, RUN_ID, None), *tiers(self._config, None))}
         ending = dict.fromkeys(self._registry.names() - wanted.keys(), True)
         for name, process in wanted.items():
-            if _find(name) is not None and not self._registry.is_current(name, self._digest(name)):
+            if _find(name) is not None and not self._registry.is_current(name, process.digest):
                 ending[name] = not process.keeps_state
         self._end(ending)
         for name, process in wanted.items():
             if _find(name) is None:
-                self._start(process, self._digest(name))
+                self._start(process)
 
-    def _start(self, process: Process, digest: str) -> None:
+    def _start(self, process: Process) -> None:
         log.info("starting %s", process.name)
         with contextlib.suppress(ValueError):
             process.start(self._config.cluster.placement, detached=True)
-            self._registry.put(process.name, digest)
-
-    def _digest(self, name: str) -> str:
-        """Digest that changes when the process must be restarted."""
-        return hashlib.sha256(f"{name}\n{self._config.model_dump_json(context=dict(REVEAL))}".encode()).hexdigest()
+            self._registry.put(process.name, process.digest)
 
     def _end_all(self) -> None:
         if not self._registry.is_owner():
