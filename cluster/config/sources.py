@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NETWORK_SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "rtmps")
 DEVICE_SCHEME = "v4l2"
+DEMO_SCHEME = "demo"
 _LOCAL_SCHEMES = ("", "file", DEVICE_SCHEME)
 
 
@@ -25,7 +26,7 @@ def check_address(source: SourceAddress) -> SourceAddress:
     Raises:
         ValueError: an unknown scheme, or an address without host or path.
     """
-    schemes = (*NETWORK_SCHEMES, "file", DEVICE_SCHEME)
+    schemes = (*NETWORK_SCHEMES, "file", DEVICE_SCHEME, DEMO_SCHEME)
     if source.scheme and source.scheme not in schemes:
         known = ", ".join(schemes)
         raise ValueError(f"{source} has an unknown scheme{near(source.scheme, schemes) or ';'} there are: {known}")
@@ -35,16 +36,16 @@ def check_address(source: SourceAddress) -> SourceAddress:
 
 
 def local_path(source: SourceAddress) -> Path | None:
-    """Path of a file or device; None of a camera in the network and of one that pushes."""
+    """Path of a file or device; None of a bundled clip, of a camera in the network and of one that pushes."""
     if not source or source.scheme not in _LOCAL_SCHEMES:
         return None
     return Path(unquote(urlsplit(source.reveal()).path) if source.scheme else source.reveal())
 
 
 def file_roots(config: SightlineConfig, source: SourceAddress) -> tuple[Path, ...] | None:
-    """Folders one of which must hold the file or device of a camera; None: it is written in the configuration itself,
-    and may be anywhere."""
-    if any(entry.source == source for entry in config.cameras):
+    """Folders one of which must hold the file or device of a camera; None: it is a bundled clip or written in the
+    configuration itself, and may be anywhere."""
+    if source.scheme == DEMO_SCHEME or any(entry.source == source for entry in config.cameras):
         return None
     roots = config.security.file_roots
     if roots is None:
@@ -60,12 +61,16 @@ def check_files(config: SightlineConfig, *entries: CameraEntry) -> None:
         InvalidConfigError: one may not, or does not.
     """
     for entry in entries:
-        path = local_path(entry.source)
-        if path is None:
-            continue
-        roots = file_roots(config, entry.source)
+        path, roots = local_path(entry.source), file_roots(config, entry.source)
         message = ""
-        if roots is not None and not is_below(path, roots):
+        if entry.source.scheme == DEMO_SCHEME:
+            from cluster.codec import CLIPS
+
+            if (name := entry.source.reveal().partition("://")[2]) not in CLIPS:
+                message = f"there is no bundled clip {name!r}; there are: {', '.join(CLIPS)}"
+        elif path is None:
+            continue
+        elif roots is not None and not is_below(path, roots):
             below = ", ".join(str(root.resolve()) for root in roots)
             message = f"{entry.source} is not below {below}" if below else "files are not allowed as sources"
             message += " (security.file_roots)"

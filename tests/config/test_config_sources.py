@@ -74,6 +74,9 @@ def test_a_missing_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         check_files(config(), parse_camera("new", "notaurl"))
     (tmp_path / "notaurl").touch()
     check_files(config(), parse_camera("new", "notaurl"))
+    check_files(config(), parse_camera("new", "demo://gate"))
+    with pytest.raises(ConfigError, match="there is no bundled clip 'nowhere'; there are: "):
+        check_files(config(), parse_camera("new", "demo://nowhere"))
 
 
 def test_files_of_the_configuration_itself_may_be_anywhere(tmp_path: Path) -> None:
