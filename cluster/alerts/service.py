@@ -24,7 +24,6 @@ from cluster.alerts.incident import (
     ErasureScope,
     Incident,
     Mute,
-    Subject,
     clip_settled,
     unknown_incident,
 )
@@ -37,7 +36,6 @@ from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.registry import sinks
 from cluster.types import Answer, StreamSpec
-from cluster.types.cameras import HEALTH_SUBJECTS
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +103,7 @@ class AlertService:
         alerts = config.alerts
         self._journal = Journal(
             lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
-            on_late=self._enqueue_pending,
+            on_late=self._load,
         )
         self._routes = list(alerts.sinks)
         retry = Retry(alerts.retry.first_s, alerts.retry.longest_s, alerts.retry.give_up_s)
@@ -129,12 +127,9 @@ class AlertService:
         """Restore stored state and start sending pending deliveries."""
         kept = await self._journal.start() or StoredState({}, {}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
-        self._open_incidents.load(kept.incidents, kept.serials, kept.mutes)
         self._tracker = IncidentTracker(self._open_incidents, self._rule, stale_s=self._config.stale_s)
-        self._tracker.load(_of_questions(kept.tracks, health=False), time.time())
         self._health = HealthMonitor(self._open_incidents, health_rules(self._config))
-        self._health.load(_of_questions(kept.tracks, health=True))
-        self._enqueue_pending(kept.pending)
+        self._load(kept)
         self._dispatcher.start()
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
 
@@ -353,10 +348,16 @@ class AlertService:
             found = kept[0] if kept is not None else None
         return found
 
-    def _enqueue_pending(self, deliveries: list[Delivery]) -> None:
-        if deliveries:
-            log.info("resuming delivery of %d alerts", len(deliveries))
-        self._dispatcher.enqueue(deliveries)
+    def _load(self, kept: StoredState) -> None:
+        """Go on from stored state, at the start or when the disk can be read again."""
+        now_s = time.time()
+        self._open_incidents.load(kept.incidents, kept.serials, kept.mutes, now_s)
+        self._tracker.load(kept.tracks, now_s)
+        self._health.load(kept.tracks)
+        if kept.pending:
+            log.info("resuming delivery of %d alerts", len(kept.pending))
+        self._dispatcher.enqueue(kept.pending)
+        self._changed.set()
 
     def _settle(self, delivery: Delivery) -> None:
         result = {"delivered": "delivered", "dead": "dead"}.get(delivery.state, "failed")
@@ -443,7 +444,3 @@ class AlertService:
 
 def _changes(scope: ErasureScope) -> Changes:
     return Changes(erasures={scope.camera: scope.before_s})
-
-
-def _of_questions(tracks: Mapping[Subject, dict[str, object]], *, health: bool) -> dict[Subject, dict[str, object]]:
-    return {where: body for where, body in tracks.items() if (where[1] in HEALTH_SUBJECTS) == health}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import sqlite3
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +30,7 @@ from cluster.alerts.incident import (
     incident_to_dict,
 )
 from cluster.errors import CapacityError
+from cluster.security.private_files import make_private_folder, open_private
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +192,7 @@ class AlertStore:
         self._max_bytes = max_bytes
         self.trimmed = 0
         self.damaged: Path | None = None
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         try:
             self._db = self._open()
         except sqlite3.DatabaseError as error:
@@ -207,6 +210,8 @@ class AlertStore:
         self._db.close()
 
     def _open(self) -> sqlite3.Connection:
+        # SQLite gives its side files the mode of the database.
+        os.close(open_private(self._path, os.O_RDWR | os.O_CREAT))
         db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=2.0)
         try:
             db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -248,18 +253,24 @@ class AlertStore:
 
     # -- writing --------------------------------------------------------------------------------
     def write(self, changes: Changes) -> None:
-        """Write all changes in one transaction.
+        """Write all changes in one transaction; where events do not fit, at least the state.
 
         Raises:
             CapacityError: the file is full of undelivered events.
             sqlite3.Error: the disk.
         """
         try:
-            self._transaction(changes)
-        except sqlite3.OperationalError as error:
-            if "full" not in str(error) or not self._evict_delivered():
-                raise
-            self._transaction(changes)
+            try:
+                self._transaction(changes)
+            except sqlite3.OperationalError as error:
+                if "full" not in str(error) or not self._evict_delivered():
+                    raise
+                self._transaction(changes)
+        except (CapacityError, sqlite3.OperationalError):
+            # Sinks hear of these incidents from memory: after a restart somebody must know that they are to be ended.
+            with contextlib.suppress(sqlite3.Error):
+                self._transaction(replace(changes, events={}, erasures={}))
+            raise
 
     def probe(self, now_s: float) -> None:
         """One small write that evicts nothing.
@@ -287,9 +298,9 @@ class AlertStore:
             erased = [self._eraser.erase(each) for each in scopes]
             if scopes:
                 self._eraser.drop_delivered()
-            if changes.events:
-                self._trim()
+            trimmed = self._trim() if changes.events else 0
             db.execute("COMMIT")
+            self.trimmed += trimmed
         except BaseException:
             if db.in_transaction:
                 db.execute("ROLLBACK")
@@ -317,16 +328,18 @@ class AlertStore:
             [(i.id, i.camera, i.subject, i.open, i.opened_s, incident_text(i)) for i in changes.incidents.values()],
         )
 
-    def _trim(self) -> None:
-        """Delete the oldest delivered events beyond the limit."""
+    def _trim(self) -> int:
+        """Delete the oldest delivered events beyond the limit; returns how many."""
         excess = self.events_held() - self._max_events
-        if excess > 0:
-            # Frees more than needed, so that not every write scans.
-            self.trimmed += self._delete_delivered(excess + self._max_events // 20)
-            if self.events_held() > self._max_events:
-                raise CapacityError(
-                    f"the outbox holds {self._max_events} undelivered alerts; fix the sink, or raise alerts.max_events"
-                )
+        if excess <= 0:
+            return 0
+        # Frees more than needed, so that not every write scans.
+        trimmed = self._delete_delivered(excess + self._max_events // 20)
+        if self.events_held() > self._max_events:
+            raise CapacityError(
+                f"the outbox holds {self._max_events} undelivered alerts; fix the sink, or raise alerts.max_events"
+            )
+        return trimmed
 
     def _evict_delivered(self) -> bool:
         """Delete a tenth of the delivered events, the oldest first; false when there are none."""
@@ -336,8 +349,9 @@ class AlertStore:
             return False
         db.execute("BEGIN IMMEDIATE")
         try:
-            self.trimmed += self._delete_delivered(max(1, int(done) // 10))
+            trimmed = self._delete_delivered(max(1, int(done) // 10))
             db.execute("COMMIT")
+            self.trimmed += trimmed
         except sqlite3.Error:
             # SQLite may have rolled back by itself, as when the disk is full.
             if db.in_transaction:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from cluster.security.private_files import make_private_folder, open_private
+
 log = logging.getLogger(__name__)
 
 DAY_S = 86_400.0
@@ -76,8 +78,8 @@ class AuditLog:
 
     def _append(self, line: str) -> None:
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
+            make_private_folder(self.path.parent)
+            self._file = open(self.path, "a", encoding="utf-8", errors="backslashreplace", opener=open_private)
         self._file.write(line)
         # The log must survive a crash of this process.
         self._file.flush()
