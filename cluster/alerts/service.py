@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from cluster.alerts.incident import (
     Erased,
     ErasureScope,
     Incident,
+    IncidentDetail,
     Mute,
     clip_settled,
     unknown_incident,
@@ -35,6 +36,7 @@ from cluster.config import SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.registry import sinks
+from cluster.security.roles import EVERY, in_scope
 from cluster.types import Answer, StreamSpec
 
 log = logging.getLogger(__name__)
@@ -49,15 +51,6 @@ PROBE_S = 5.0
 
 MOST_WAITING = 1000
 """Most incidents that a restarted process searches for unfinished clips."""
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentDetail:
-    """One incident with its events and deliveries, oldest first."""
-
-    incident: Incident
-    events: list[AlertEvent]
-    deliveries: list[Delivery]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +166,28 @@ class AlertService:
 
     # -- operations -----------------------------------------------------------------------------
     async def incidents(
-        self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 100
+        self,
+        *,
+        camera: str = "",
+        subject: str = "",
+        only_open: bool = False,
+        since_s: float = 0.0,
+        limit: int = 100,
+        scope: Sequence[str] = EVERY,
     ) -> list[Incident]:
-        """Incidents, newest first; only open ones while the store cannot be read."""
+        """Incidents of cameras that match ``scope``, newest first; only open ones while the store cannot be read."""
 
         def wanted(incident: Incident) -> bool:
             named = camera in ("", incident.camera) and subject in ("", incident.subject)
-            return named and incident.opened_s >= since_s
+            return named and incident.opened_s >= since_s and in_scope(incident.camera, scope)
 
         found = {incident.id: incident for incident in self._open_incidents.oldest_first if wanted(incident)}
         if not only_open:
             try:
                 kept = await self._journal.read(
-                    lambda store: store.incidents(camera=camera, subject=subject, since_s=since_s, limit=limit)
+                    lambda store: store.incidents(
+                        camera=camera, subject=subject, since_s=since_s, limit=limit, scope=scope
+                    )
                 )
             except UnavailableError as error:
                 log.warning("%s", error)
@@ -199,7 +201,7 @@ class AlertService:
         found = await self._journal.read(lambda store: store.incident(incident_id))
         if found is None:
             raise unknown_incident(incident_id)
-        return IncidentDetail(*found)
+        return found
 
     async def acknowledge(self, incident_id: str, by: str) -> Incident:
         """Acknowledge an open incident; idempotent. Raises ``NotReadyError``: it has ended without being
@@ -280,11 +282,11 @@ class AlertService:
         """Open incidents, oldest first."""
         return self._open_incidents.oldest_first
 
-    async def outbox(self, dead: int = 0) -> Outbox:
-        """Status of the outbox; ``dead``: most dead letters to return."""
+    async def outbox(self, dead: int = 0, scope: Sequence[str] = EVERY) -> Outbox:
+        """Status of the outbox; ``dead``: most dead letters to return, of cameras that match ``scope``."""
         letters: list[Delivery] = []
         if dead:
-            letters = await self._journal.read(lambda store: store.dead(limit=dead))
+            letters = await self._journal.read(lambda store: store.dead(limit=dead, scope=scope))
         kinds = {sink.name: sink.kind for sink in self._routes}
         lanes = {name: (kinds[name], status) for name, status in self._dispatcher.status().items()}
         journal = self._journal
@@ -292,11 +294,12 @@ class AlertService:
             lanes, journal.trouble, journal.pending_events, journal.trimmed, self._lost, self.answers_missed, letters
         )
 
-    async def resend(self, sink: str = "", key: str = "") -> int:
-        """Retry dead letters; returns how many."""
+    async def resend(self, sink: str = "", key: str = "", scope: Sequence[str] = EVERY) -> int:
+        """Retry dead letters of cameras that match ``scope``; returns how many."""
         async with self._flushing:
-            letters = await self._journal.read(lambda store: store.dead(sink=sink, limit=self._config.max_events))
-            chosen = [Delivery(letter.event, letter.sink) for letter in letters if key in ("", letter.event.key)]
+            most = self._config.max_events
+            letters = await self._journal.read(lambda store: store.dead(sink=sink, key=key, limit=most, scope=scope))
+            chosen = [Delivery(letter.event, letter.sink) for letter in letters]
             await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
             self._dispatcher.enqueue(chosen)
             return len(chosen)
@@ -322,7 +325,7 @@ class AlertService:
             except UnavailableError as error:
                 found, trouble = Erased(), str(error)
             self._cancel_deliveries(scope)
-            if not await self._journal.write(_changes(scope)) or trouble:
+            if not await self._journal.write(scope.changes()) or trouble:
                 reason = trouble or self._journal.trouble
                 raise UnavailableError(f"the incidents of camera {camera!r} are not erased yet: {reason}")
             if left := await self._journal.read(lambda store: store.preview_erasure(scope)):
@@ -345,7 +348,7 @@ class AlertService:
         found = self._journal.unwritten(incident_id)
         if found is None:
             kept = await self._journal.read(lambda store: store.incident(incident_id))
-            found = kept[0] if kept is not None else None
+            found = kept.incident if kept is not None else None
         return found
 
     def _load(self, kept: StoredState) -> None:
@@ -416,7 +419,7 @@ class AlertService:
         await self._flush()
         async with self._flushing:
             self._expired += self._cancel_deliveries(scope)
-            await self._journal.write(_changes(scope))
+            await self._journal.write(scope.changes())
 
     def _cancel_deliveries(self, scope: ErasureScope) -> int:
         """Cancel queued deliveries; returns how many."""
@@ -440,7 +443,3 @@ class AlertService:
         ):
             counter.inc(max(0, value - self._counted[name]))
             self._counted[name] = value
-
-
-def _changes(scope: ErasureScope) -> Changes:
-    return Changes(erasures={scope.camera: scope.before_s})

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from cluster.alerts.incident import (
     EventCause,
     EventKind,
     Incident,
+    IncidentDetail,
     Mute,
     Subject,
     incident_from_dict,
@@ -31,6 +33,7 @@ from cluster.alerts.incident import (
 )
 from cluster.errors import CapacityError
 from cluster.security.private_files import make_private_folder, open_private
+from cluster.security.roles import EVERY, in_scope
 
 log = logging.getLogger(__name__)
 
@@ -376,28 +379,38 @@ class AlertStore:
 
     # -- reading --------------------------------------------------------------------------------
     def incidents(
-        self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 100
+        self,
+        *,
+        camera: str = "",
+        subject: str = "",
+        only_open: bool = False,
+        since_s: float = 0.0,
+        limit: int = 100,
+        scope: Sequence[str] = EVERY,
     ) -> list[Incident]:
-        """Incidents, newest first; empty strings match all."""
+        """Incidents of cameras that match ``scope``, newest first; empty strings match all."""
         rows = self._db.execute(
-            "SELECT body FROM incidents WHERE (? = '' OR camera = ?) AND (? = '' OR subject = ?) "
-            "AND (NOT ? OR is_open) AND opened_s >= ? ORDER BY opened_s DESC, id LIMIT ?",
-            (camera, camera, subject, subject, only_open, since_s, limit),
+            "SELECT body, camera FROM incidents WHERE (? = '' OR camera = ?) AND (? = '' OR subject = ?) "
+            "AND (NOT ? OR is_open) AND opened_s >= ? ORDER BY opened_s DESC, id",
+            (camera, camera, subject, subject, only_open, since_s),
         )
-        return [incident_of(body) for (body,) in rows]
+        seen = (body for body, name in rows if in_scope(name, scope))
+        return [incident_of(body) for body in islice(seen, limit)]
 
-    def incident(self, incident_id: str) -> tuple[Incident, list[AlertEvent], list[Delivery]] | None:
-        """One incident with its events and deliveries, oldest first; None for an unknown id."""
+    def incident(self, incident_id: str) -> IncidentDetail | None:
+        """One incident; None for an unknown id."""
         found = self._db.execute("SELECT body FROM incidents WHERE id = ?", (incident_id,)).fetchone()
         if found is None:
             return None
         bodies = self._db.execute("SELECT body FROM events WHERE incident = ? ORDER BY number", (incident_id,))
         events = [event_of(body) for (body,) in bodies]
-        return incident_of(found[0]), events, self._deliveries("e.incident = ?", incident_id, -1)
+        return IncidentDetail(incident_of(found[0]), events, list(self._deliveries("e.incident = ?", incident_id)))
 
-    def dead(self, *, sink: str = "", limit: int = 100) -> list[Delivery]:
-        """Dead letters, oldest first; an empty sink matches all."""
-        return self._deliveries("d.state = 'dead' AND (?1 = '' OR d.sink = ?1)", sink, limit)
+    def dead(self, *, sink: str = "", key: str = "", limit: int = 100, scope: Sequence[str] = EVERY) -> list[Delivery]:
+        """Dead letters of cameras that match ``scope``, oldest first; an empty sink or key matches all."""
+        letters = self._deliveries("d.state = 'dead' AND (?1 = '' OR d.sink = ?1)", sink)
+        wanted = (each for each in letters if key in ("", each.event.key))
+        return list(islice((each for each in wanted if in_scope(each.event.incident.camera, scope)), limit))
 
     def counts(self) -> dict[tuple[str, DeliveryState], int]:
         """Number of deliveries by sink and state."""
@@ -407,13 +420,13 @@ class AlertStore:
     def events_held(self) -> int:
         return int(self._db.execute("SELECT COUNT(*) FROM events").fetchone()[0])
 
-    def _deliveries(self, condition: str, value: str, limit: int) -> list[Delivery]:
-        rows: Sequence[tuple[Any, ...]] = self._db.execute(
+    def _deliveries(self, condition: str, value: str) -> Iterator[Delivery]:
+        rows = self._db.execute(
             "SELECT e.body, d.sink, d.state, d.attempts, d.error FROM deliveries d JOIN events e ON e.key = d.key "
-            f"WHERE {condition} ORDER BY e.number, d.sink LIMIT ?2",
-            (value, limit),
-        ).fetchall()
-        return [Delivery(event_of(body), sink, state, attempts, error) for body, sink, state, attempts, error in rows]
+            f"WHERE {condition} ORDER BY e.number, d.sink",
+            (value,),
+        )
+        return (Delivery(event_of(body), *rest) for body, *rest in rows)
 
 
 _DONE = "NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state != 'delivered')"

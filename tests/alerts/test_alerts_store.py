@@ -75,11 +75,15 @@ def test_incidents_are_found(path, make):
     assert [i.opened_s - NOW for i in find(camera="gate", only_open=True)] == [3, 1]
     assert [i.opened_s - NOW for i in find(since_s=NOW + 2, limit=2)] == [9, 3]
     assert find(subject="vehicle") == []
-    incident, [event], [delivery] = store.incident(f"{9:016x}")
-    assert (incident.camera, event.kind, delivery.sink, delivery.state) == ("gate", "new", "ops", "dead")
+    found = store.incident(f"{9:016x}")
+    [event], [delivery] = found.events, found.deliveries
+    assert (found.incident.camera, event.kind, delivery.sink, delivery.state) == ("gate", "new", "ops", "dead")
     assert store.incident("nothing") is None
     assert [letter.event.key for letter in store.dead()] == [event.key]
     assert store.dead(sink="desk") == []
+    # What is out of scope takes no place in a list with a limit.
+    assert [i.opened_s - NOW for i in find(scope=["y*"], limit=2)] == [2, 0]
+    assert store.dead(scope=["y*"], limit=1) == []
     assert store.counts() == {("ops", "pending"): 4, ("ops", "dead"): 1}
 
 
@@ -291,5 +295,5 @@ def test_the_store_knows_its_events_again(path, make):
     event = replace(recent(make, 0), quiet=True)
     store.write(told(event))
     store.write(told(replace(event, kind="end")))
-    _, events, deliveries = store.incident(event.incident.id)
-    assert (events, deliveries) == ([event], [])
+    found = store.incident(event.incident.id)
+    assert (found.events, found.deliveries) == ([event], [])

@@ -322,7 +322,7 @@ class DraftFile:
         self.path = path
         self.size = 0
         self._store = store
-        self._file = open(path, "wb", buffering=0, opener=open_private)
+        self._file = open(path, "wb", buffering=0, opener=open_private)  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
         """Append data.
