@@ -11,7 +11,8 @@ from typing import Any
 from cluster.control import costs
 from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError, SightlineError
-from loadtest.city.city import CityPlan, PoolPlan, mean_load, simulate, with_pool
+from loadtest.city.city import mean_load, simulate
+from loadtest.city.plan import CityPlan, PoolPlan, with_pool
 from loadtest.city.result import CityResult, Objective
 
 SEARCH_S = 600.0

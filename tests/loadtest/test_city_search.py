@@ -8,9 +8,8 @@ import pytest
 
 from cluster.control.costs import CostModel
 from cluster.errors import ConfigError, SightlineError
-from loadtest.city.city import CityPlan, PoolPlan
-from loadtest.city.district import Timing
 from loadtest.city.mix import load_mix
+from loadtest.city.plan import CityPlan, PoolPlan, Timing
 from loadtest.city.result import Objective
 from loadtest.city.study import Audience, Search, study
 from loadtest.city.timeline import parse_event
