@@ -159,6 +159,11 @@ def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
     return lines
 
 
+def trouble_lines(cameras: Sequence[CameraStatus]) -> list[str]:
+    """A line for each camera that sends no pictures and needs somebody to look after it."""
+    return [f"{each.name}: {redact(each.reason)}" for each in cameras if each.state in ("backoff", "error")]
+
+
 PIPE_COLUMNS = 200
 
 

@@ -57,7 +57,7 @@ def push(
         raise ConfigError("SOURCE is empty; name a video file or an rtsp:// address")
     wanted = {"loop": loop, "realtime": realtime, "speed": speed}
     address = SourceAddress(source)
-    opened = open_source(address, **(wanted if address.scheme in ("", "file") else {}))
+    opened = open_source(address, **(wanted if address.scheme in ("", "file", "demo") else {}))
     if isinstance(opened, RtspSource) and (loop or realtime or speed != 1.0):
         raise ConfigError("--loop, --realtime and --speed are for files; a camera has its own pace")
     assert isinstance(opened, FileSource | RtspSource)

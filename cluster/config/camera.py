@@ -217,7 +217,7 @@ class CameraConfig(Section):
     @property
     def is_file(self) -> bool:
         """Whether the source is a video file."""
-        return bool(self.source) and self.source.scheme in ("", "file")
+        return bool(self.source) and self.source.scheme in ("", "file", "demo")
 
     @property
     def is_pushed(self) -> bool:
