@@ -29,7 +29,7 @@ from cluster.types import Question, WindowRequest
 
 @torch.inference_mode()
 def system_prompt(model: VisionLanguageModel, pool: KVPool, kernel: Kernel[Any]) -> SystemPrompt:
-    """Compute a model's system prompt KV; requires the engine's attention."""
+    """Compute a model's system prompt KV."""
     ids = torch.tensor(model.system_ids(), dtype=torch.int64)
     kv = StreamKV(pool)
     kv.resize(len(ids))
