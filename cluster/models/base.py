@@ -197,7 +197,7 @@ class VisionLanguageModel(ABC):
         first = 0
         for frame, seen, (before, after) in zip(kept, visual, texts, strict=True):
             start, stop = len(before), len(before) + seen.shape[0]
-            embeds = text.new_empty(stop + len(after), text.shape[1])
+            embeds = torch.empty(stop + len(after), text.shape[1], dtype=text.dtype, device=text.device)
             sources.append(seen)
             targets.append(embeds[start:stop])
             if before or after:
