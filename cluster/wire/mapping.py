@@ -28,7 +28,8 @@ def to_message(kind: type[M], value: Any, omit: Collection[str] = (), **given: A
 def from_message(kind: type[T], message: Message, **given: Any) -> T:
     """The inverse of :func:`to_message`: an absent field is None where the dataclass allows it, else its default on
     the wire. ``given``: fields of ``kind`` that are not, or not as they are, in ``message``."""
-    return kind(**{each.name: each.read(message) for each in _fields(kind) if each.name not in given}, **given)
+    read = (each for each in _fields(kind) if each.name not in given)  # type: ignore[arg-type]
+    return kind(**{each.name: each.read(message) for each in read}, **given)
 
 
 def _body(value: Any, omit: Collection[str] = ()) -> dict[str, Any]:
@@ -50,7 +51,7 @@ class _Field(NamedTuple):
     name: str
     wire_name: str
     optional: bool
-    inner: type | None
+    inner: Any
     many: Callable[[Any], Any] | None
 
     def read(self, message: Message) -> Any:
