@@ -259,18 +259,14 @@ def _footage(profile: Profile, progress: _Progress) -> dict[str, Footage]:
 def _target(
     config: SightlineConfig, gateway: str | None, metrics: str | None, progress: _Progress, *, redis: bool = False
 ) -> Iterator[Target]:
-    from loadtest.target import own_cluster, running_cluster, with_redis
+    from loadtest.target import Target, own_cluster
 
     credentials = client_credentials()
     if gateway is not None:
-        yield running_cluster(gateway, metrics, config, credentials)
+        yield Target(gateway, metrics, config, credentials=credentials)
         return
-    with contextlib.ExitStack() as stack:
-        if redis:
-            config, server = stack.enter_context(with_redis(config))
-            yield stack.enter_context(own_cluster(config, progress.phase, credentials, beside={"redis": server}))
-        else:
-            yield stack.enter_context(own_cluster(config, progress.phase, credentials))
+    with own_cluster(config, progress.phase, credentials, redis=redis) as target:
+        yield target
 
 
 def _search(

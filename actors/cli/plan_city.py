@@ -133,7 +133,7 @@ def city(
     )
     plan.check()
     with _Progress() as progress:
-        found = study(plan, wanted, cameras=cameras is not None, replicas=counted, audience=progress.audience())
+        found = study(plan, wanted, cameras=cameras is not None, replicas=counted, told=progress.audience())
     screen.print(report.verdict(found.result, wanted), markup=False)
     for name, value in report.facts(found.result):
         screen.print(f"{name}: {value}", markup=False)

@@ -148,8 +148,8 @@ class CameraEntry(Section):
     name: str = Field(
         min_length=1,
         max_length=128,
-        pattern=r"^[\w.-]+$",
-        description="Unique name of the camera: letters, digits, _ . -",
+        pattern=r"^[\w-][\w.-]*$",
+        description="Unique name of the camera: letters, digits, _ . -, and no dot first",
     )
     source: Annotated[SourceAddress, AfterValidator(check_address)] = Field(
         default=SourceAddress(),
