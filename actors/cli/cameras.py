@@ -16,6 +16,9 @@ app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove camer
 app.command("apply")(camera_files.apply)
 app.command("export")(camera_files.export)
 
+CONNECT_S = 2.0
+"""Seconds that `add` waits for what becomes of the source."""
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the camera.")]
 
 
@@ -58,7 +61,7 @@ def add(
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Add a camera; it starts at once.
+    """Add a camera; it starts at once, and what is wrong with its source is said after some seconds.
 
     Says who answers it, how often and how soon; at which quality, where the replicas are full; or refuses it and says
     what is missing, in cameras like it and in replicas.
@@ -86,6 +89,10 @@ def add(
     asked = [item.question() for item in entry.questions or []]
     with GatewayClient(gateway, credentials=client_credentials()) as client:
         status = client.camera_add(name, entry.source, asked, wanted, force=force)
+        deadline = time.monotonic() + CONNECT_S
+        while entry.source and status.state in ("waiting", "connecting") and time.monotonic() < deadline:
+            time.sleep(CONNECT_S / 20)
+            status = client.camera_get(name)
     if json is not None:
         write_json(json, asdict(status))
     if json != "-":

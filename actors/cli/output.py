@@ -197,11 +197,10 @@ def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
     """Write a streamed file with a progress bar; it appears only when complete. Returns its bytes.
 
     Raises:
-        SightlineError: the file cannot be written, or ``data`` broke off.
+        SightlineError: the file cannot be written (its folder must exist), or ``data`` broke off.
     """
     from rich.progress import Progress
 
-    check_writable(path.parent)
     part = path.with_name(f".{path.name}.part")
     try:
         with Progress(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
