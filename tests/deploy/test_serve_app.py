@@ -109,9 +109,14 @@ def test_deployed_changed_and_taken_away(tmp_path) -> None:
 
 
 def supervisors() -> set[int]:
-    """Process ids of the Serve replicas that look after the processes."""
-    running = {process.pid: " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])}
-    return {pid for pid, line in running.items() if line.startswith("ray::") and ":processes:supervisor" in line}
+    """Process ids of this test's Serve replicas that look after the processes."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            if line.startswith("ray::") and ":processes:supervisor" in line:
+                found.add(process.pid)
+    return found
 
 
 @pytest.mark.parametrize("application", [processes, replicas])
