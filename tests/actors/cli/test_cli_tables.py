@@ -115,6 +115,6 @@ def test_the_folder_of_state(monkeypatch, tmp_path):
 
 
 def test_a_picture_makes_no_folders(tmp_path):
-    with pytest.raises(SightlineError, match="cannot write .*No such file"):
+    with pytest.raises(SightlineError, match=r"cannot write .*No such file"):
         save(tmp_path / "nowhere" / "gate.jpg", [b"x"], 1, "gate")
     assert not (tmp_path / "nowhere").exists()
