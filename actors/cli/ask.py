@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
@@ -53,7 +53,6 @@ def ask(
     """
     from actors.cli.options import parse_duration
     from actors.cli.output import check_writable
-    from cluster.client import GatewayClient
     from cluster.errors import ConfigError
 
     wanted: dict[str, Any] = {
@@ -69,7 +68,7 @@ def ask(
         raise ConfigError("--json needs a question on the command line")
     if pictures is not None:
         check_writable(pictures)
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         shown = Shown(explain=explain, pictures=pictures, json=json)
         if interactive:
             _talk(client, camera, conversation, wanted, shown)

@@ -10,7 +10,7 @@ import typer
 
 from actors.cli import camera_files
 from actors.cli.camera_files import Takeover
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, Settings, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, Settings, connect
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
 app.command("apply")(camera_files.apply)
@@ -77,8 +77,7 @@ def add(
     from dataclasses import asdict
 
     from actors.cli.options import parse_questions, parse_settings
-    from actors.cli.output import expectation, write_json
-    from cluster.client import GatewayClient
+    from actors.cli.output import expectation, print_json
     from cluster.config import parse_camera
 
     # The cluster validates it too; checking here finds the error without a round trip.
@@ -87,15 +86,13 @@ def add(
         wanted["privacy_masks"] = [*wanted.get("privacy_masks", []), *mask]
     entry = parse_camera(name, source, parse_questions(question), wanted)
     asked = [item.question() for item in entry.questions or []]
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         status = client.camera_add(name, entry.source, asked, wanted, force=force)
         deadline = time.monotonic() + CONNECT_S
         while entry.source and status.state in ("waiting", "connecting") and time.monotonic() < deadline:
             time.sleep(CONNECT_S / 20)
             status = client.camera_get(name)
-    if json is not None:
-        write_json(json, asdict(status))
-    if json != "-":
+    if print_json(json, asdict(status)):
         print(f"{name}: {status.state}" + (f", {status.reason}" if status.reason else ""))
         print(expectation(status))
 
@@ -130,8 +127,7 @@ def update(
     from dataclasses import asdict
 
     from actors.cli.options import parse_questions, parse_settings
-    from actors.cli.output import expectation, write_json
-    from cluster.client import GatewayClient
+    from actors.cli.output import expectation, print_json
     from cluster.config import deep_merge, parse_camera
     from cluster.control.cameras.managed import settings_of
     from cluster.errors import ConfigError
@@ -141,16 +137,14 @@ def update(
         wanted["questions"] = parse_questions(question)
     if not wanted and source is None:
         raise ConfigError("nothing to change; give --source, --question, --priority or --set")
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         [camera] = client.cameras_export([name], secrets=True)
         before = settings_of(camera.entry)
         address = camera.entry.source if source is None else source
         # The cluster validates it too; checking here finds the error without a round trip.
         entry = parse_camera(name, address, settings=deep_merge(before, wanted))
         status = client.camera_update(name, entry.source, settings_of(entry), takeover=takeover)
-    if json is not None:
-        write_json(json, asdict(status))
-    if json != "-":
+    if print_json(json, asdict(status)):
         print(f"{name}: changed")
         print(expectation(status))
 
@@ -173,9 +167,8 @@ def list_cameras(
     from rich.console import Group
 
     from actors.cli.output import cameras_table, console, reasons, write_json
-    from cluster.client import GatewayClient
 
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         if json is not None:
             statuses = [asdict(status) for status in client.cameras_list()]
             write_json(json, statuses)
@@ -215,9 +208,8 @@ def picture(
     $ sightline cameras picture gate -o gate.jpg --kept
     """
     from actors.cli.output import save
-    from cluster.client import GatewayClient
 
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         found = client.picture(name, kept=kept, width=width)
     file = output or Path(f"{name}.jpg")
     save(file, [found.jpeg], len(found.jpeg), name)
@@ -230,8 +222,7 @@ def remove(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GA
 
     $ sightline cameras remove gate
     """
-    from cluster.client import GatewayClient
 
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         client.camera_remove(name, takeover=takeover)
     print(f"{name}: removed")
