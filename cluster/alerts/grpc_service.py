@@ -51,6 +51,7 @@ _FIELDS = (
     "clip_url",
     "clip",
     "footage_note",
+    "question",
 )
 
 
@@ -83,6 +84,7 @@ def incident_from_proto(message: incidents_pb2.Incident) -> Incident:
         clip_url=message.clip_url,
         clip=cast(ClipState, message.clip),
         footage_note=message.footage_note,
+        question=message.question,
     )
 
 

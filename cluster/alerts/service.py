@@ -91,6 +91,7 @@ class AlertService:
         self._informed = False
         self._specs: dict[str, StreamSpec] = {}
         self._lives: dict[str, str] = {}
+        self._over: set[str] = set()
         self.version = -1
         self.answers_missed = 0
         alerts = config.alerts
@@ -156,6 +157,7 @@ class AlertService:
         for name in gone:
             self._open_incidents.unmute_camera(name)
         self._lives = lives
+        self._over = {status.name for status in watched.statuses if status.state == "ended"}
         self._tracker.retain_cameras(lives, now_s)
         self._health.retain_cameras(lives.keys() - gone, now_s)
         for status in watched.statuses:
@@ -402,7 +404,7 @@ class AlertService:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._tracker.tick(time.time())
+            self._tracker.tick(time.time(), self._over)
             self._changed.set()
             if self._journal.pending_events or time.monotonic() >= self._probe_s:
                 self._probe_s = time.monotonic() + PROBE_S
