@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import metrics
-from cluster.alerts.dispatcher import Dispatcher, Retry, SinkStatus
+from cluster.alerts.dispatcher import Dispatcher, SinkStatus
 from cluster.alerts.feed import EventFeed, Follower
-from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, health_rules, question_rules
+from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, question_rules
 from cluster.alerts.incident import (
     AlertEvent,
     Changes,
@@ -100,11 +100,10 @@ class AlertService:
             on_late=self._load,
         )
         self._routes = list(alerts.sinks)
-        retry = Retry(alerts.retry.first_s, alerts.retry.longest_s, alerts.retry.give_up_s)
         self._dispatcher = Dispatcher(
             {sink.name: sinks.get(sink.kind)(**sink.options) for sink in alerts.sinks},
             self._settle,
-            retry=retry,
+            retry=alerts.retry,
             most=2 * alerts.max_events,
         )
         self._feed = EventFeed()
@@ -122,7 +121,7 @@ class AlertService:
         kept = await self._journal.start() or StoredState({}, {}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
         self._tracker = IncidentTracker(self._open_incidents, self._rule, stale_s=self._config.stale_s)
-        self._health = HealthMonitor(self._open_incidents, health_rules(self._config))
+        self._health = HealthMonitor(self._open_incidents, self._config.health, self._config.update_s)
         self._load(kept)
         self._dispatcher.start()
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
