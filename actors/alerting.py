@@ -71,6 +71,7 @@ class Alerting:
         self._locks: list[FolderLock] = []
         self._server = RpcServer(tls=self._tls)
         self._started = asyncio.create_task(self._start())
+        self._cameras_known = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def ready(self) -> AlertingAddresses:
@@ -144,6 +145,8 @@ class Alerting:
 
     async def _take_answers(self) -> None:
         with self._hub.subscribe() as answers:
+            # Until then it has no camera's rules.
+            await self._cameras_known.wait()
             async for answer, missed in answers:
                 if self._traces is not None:
                     self._traces.answer_received(answer)
@@ -154,6 +157,7 @@ class Alerting:
             try:
                 watched: CameraStates = await await_reply(controller().camera_states.remote(self._service.version))
                 self._service.update_cameras(watched)
+                self._cameras_known.set()
                 lives = {status.name: status.life for status in watched.statuses}
                 self._merger.retain(lives)
                 if self._footage is not None and watched.settings is not None:

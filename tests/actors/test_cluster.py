@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import ray
 from cluster_parts import Answers, ray_processes, until
+from dashboards_bench import panels
 
 from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
 from actors.runtime import Cluster
 from cluster.client import GatewayClient
 from cluster.codec import FileSource
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnknownCameraError
-from cluster.lab.bench.dashboards import panels
 from cluster.wire.push import PushAgent
 
 STRIDE_S = 2.0
