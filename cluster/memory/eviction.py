@@ -180,8 +180,9 @@ def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[
     key = torch.empty(head.tokens, head.table.mean.shape[1], dtype=memory.dtype)
     value = torch.empty_like(key)
     order = of_token.argsort(stable=True)
-    for cluster, rows in enumerate(torch.split(order, head.table.count.tolist())):
-        key[rows], value[rows] = blocks[cluster].key.cpu(), blocks[cluster].value.cpu()
+    if blocks:
+        key[order] = torch.cat([block.key.cpu() for block in blocks.values()])
+        value[order] = torch.cat([block.value.cpu() for block in blocks.values()])
     weight = head.weight[None] if len(head.weight) else None
     frame, cell = head.frame.to(torch.int64), head.cell.to(torch.int64)
     kv = LayerKV(key[None], value[None], frame[None], cell[None], weight)
