@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Usable share of the lowest tier, and cost of new tokens over stored ones, or over their own bytes while none is
 # stored (small clusters are rounded up more).
-_ROUNDING = 0.9
+_ROUNDING = 0.95
 _FRESH, _FIRST = 1.2, 2.0
 # Most compressions in a row: thinned clusters do not always take less space.
 _TRIES = 6

@@ -97,10 +97,6 @@ class LayerKV:
 Load = Callable[[list[int]], list[Loaded]]
 """Block numbers -> loaded blocks."""
 
-Place = Callable[[Tensor, Tensor], Tensor]
-"""``frame, cell [n]`` -> ``[n, 3]``: seconds, row and column of each token."""
-
-
 NAMES_BYTES = 1280
 """Overhead of a head's state beside its tensors."""
 
@@ -133,13 +129,12 @@ class HeadMemory:
     Copy-on-write: a head that others may read is never changed; :meth:`copy` it, change the copy and swap it in.
     """
 
-    def __init__(self, organiser: Organiser, place: Place) -> None:
+    def __init__(self, organiser: Organiser) -> None:
         self.organiser = organiser
         self.frame = torch.zeros(0, dtype=torch.int32)
         self.cell = torch.zeros(0, dtype=torch.int32)
         self.weight = torch.zeros(0)
         self.settled = 0
-        self._place = place
 
     def copy(self) -> HeadMemory:
         other = copy.copy(self)
@@ -171,6 +166,14 @@ class HeadMemory:
         return [
             n for n, uid in zip(at.tolist(), wanted.tolist(), strict=True) if n < len(table) and table.uid[n] == uid
         ]
+
+    def representatives(self, clusters: Tensor) -> Block:
+        """Mean key and value of ``clusters`` ``[m]``, each as one token at the place of the member in the middle of its
+        time."""
+        table = self.table
+        first = table.count.cumsum(0) - table.count
+        middle = table.order()[first[clusters] + table.count[clusters] // 2].cpu()
+        return Block(table.mean[clusters], table.value_mean[clusters], self.frame[middle], self.cell[middle])
 
     # -- blocks -----------------------------------------------------------------------------------
     def matches_cluster(self, cluster: int, block: Block) -> bool:
@@ -252,9 +255,7 @@ class HeadMemory:
     def split_cluster(self, cluster: int, block: Block) -> HeadChange:
         """Split a cluster whose split was deferred; ``block`` holds its members."""
         at = self.table.members(cluster)
-        new = self.organiser.split(
-            cluster, block.key, block.value, self._place(block.frame, block.cell), block.frame.to(torch.int64)
-        )
+        new = self.organiser.split(cluster, block.key, block.value, block.frame.to(torch.int64))
         if new is None:
             return HeadChange([], [])
         leaves = self.table.of_token[at] == new
@@ -297,7 +298,7 @@ class HeadMemory:
         for rows, block in thinned.values():
             key[rows], value[rows] = block.key.float().cpu(), block.value.float().cpu()
         frame, cell = self.frame[kept], self.cell[kept]
-        self.table.keep_tokens(kept, key, value, self._place(frame, cell), frame.to(torch.int64))
+        self.table.keep_tokens(kept, key, value, frame.to(torch.int64))
         self.frame, self.cell = frame, cell
         if len(self.weight):
             self.weight = self.weight[kept]

@@ -61,10 +61,6 @@ class FrameLog:
         numbers = torch.tensor(self.numbers, dtype=torch.int64)
         return torch.tensor(self.times)[torch.searchsorted(numbers, frame.to(torch.int64).cpu().contiguous())]
 
-    def seconds(self, frame: Tensor) -> Tensor:
-        """The same ``[n]`` float64, in seconds."""
-        return self.frame_times(frame).double() / MICROSECONDS
-
     def first_frame_since(self, time: int) -> int:
         """Number of the first frame at or after ``time``."""
         place = bisect.bisect_left(self.times, time)
@@ -84,7 +80,7 @@ class FrameLog:
         return asdict(self)
 
 
-VERSION = 2
+VERSION = 3
 
 PART_BYTES = 256 * 1024
 """Most bytes of one block of bytes."""

@@ -141,6 +141,8 @@ class RetrievalSession:
         parts = []
         for h in range(heads):
             found = self._usable(layer, h, chosen[h], list(islice(loaded, len(keys[h])))) if chosen else []
+            if chosen and self.retriever.representatives:
+                found += self._representatives(layer, h, chosen[h])
             parts.append(_one([*found, *self._waiting(layer, h)], width, self.dtype))
         return self._side_by_side(parts)
 
@@ -183,6 +185,16 @@ class RetrievalSession:
         stats.fetched_tokens += sum(map(len, blocks))
         stats.frames += [block.frame for block in blocks]
         return blocks
+
+    def _representatives(self, layer: int, h: int, chosen: Tensor) -> list[Block]:
+        """The other clusters of a head as one token each, if their organiser keeps what that takes."""
+        head = self.view.heads[layer][h]
+        if head.table.value_mean.shape != head.table.mean.shape:
+            return []
+        other = torch.ones(len(head.table), dtype=torch.bool, device=chosen.device)
+        other[chosen] = False
+        block = head.representatives(other.nonzero()[:, 0])
+        return [block.select((block.frame >= self.first_frame).nonzero()[:, 0])]
 
     def _waiting(self, layer: int, h: int) -> list[Block]:
         """Tokens of frames that are not clustered in this head yet."""
