@@ -108,7 +108,7 @@ def arrows() -> dict[tuple[str, str], set[str]]:
         if module == "cluster":
             continue
         for name in named_by(path):
-            if name.startswith("ray") or name == "cluster":
+            if name.startswith("ray") or name in ("cluster", "cluster.__version__"):
                 continue
             if room(name) != room(module):
                 found.setdefault((room(module), room(name)), set()).add(module)
