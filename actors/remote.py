@@ -1,4 +1,4 @@
-"""Calls to other actors with a deadline, translating Ray's errors into Sightline's."""
+"""Calls to other actors with a deadline, translating Ray's errors into Sightline's; Ray's key-value store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.experimental import internal_kv
 
 from cluster.errors import UnavailableError
 
@@ -75,3 +76,27 @@ def controller() -> Any:
         return ray.get_actor(CONTROLLER, namespace=NAMESPACE)
     except ValueError:
         raise UnavailableError("the cluster has no controller") from None
+
+
+class RayTable:
+    """A namespace of Ray's key-value store, which outlives actors and ends with Ray
+    (:class:`cluster.control.cameras.store.Table`)."""
+
+    durable = False
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace.encode()
+
+    def get(self, key: str) -> bytes | None:
+        found: bytes | None = internal_kv._internal_kv_get(key.encode(), namespace=self._namespace)
+        return found
+
+    def put(self, key: str, value: bytes) -> None:
+        internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=self._namespace)
+
+    def delete(self, key: str) -> None:
+        internal_kv._internal_kv_del(key.encode(), namespace=self._namespace)
+
+    def keys(self, prefix: str) -> list[str]:
+        found = internal_kv._internal_kv_list(prefix.encode(), namespace=self._namespace)
+        return sorted(key.decode() for key in found)

@@ -32,8 +32,8 @@ from cluster.alerts.grpc_service import (
     mutes_from_proto,
     outbox_from_proto,
 )
-from cluster.alerts.incident import AlertEvent, Incident, Mute
-from cluster.alerts.service import IncidentDetail, Outbox
+from cluster.alerts.incident import AlertEvent, Incident, IncidentDetail, Mute
+from cluster.alerts.service import Outbox
 from cluster.control.cameras.managed import ManagedCamera, entry_from_json
 from cluster.decoder.footage.pictures import Picture
 from cluster.errors import SightlineError, UnavailableError

@@ -11,6 +11,8 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from cluster.lab.bench.harness import IN_CHECKOUT
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -111,7 +113,7 @@ def arrows() -> dict[tuple[str, str], set[str]]:
         if module == "cluster":
             continue
         for name in named_by(path):
-            if name.startswith("ray") or name == "cluster":
+            if name.startswith("ray") or name in ("cluster", "cluster.__version__"):
                 continue
             if room(name) != room(module):
                 found.setdefault((room(module), room(name)), set()).add(module)
@@ -141,6 +143,14 @@ def test_the_library_names_neither_ray_nor_what_measures_it() -> None:
         for module, names in library.items()
         if any(f"{name}.".startswith(f"{f}.") for name in names for f in forbidden)
     } == set()
+
+
+def test_only_the_table_of_benches_names_what_tests_use() -> None:
+    """What is installed imports nothing of tests/; the bench harness has names, and looks for them when it is asked."""
+    support = {path.stem for path in ROOT.joinpath("tests", "support").iterdir()} | {"tests"}
+    found = {module: {name.split(".")[0] for name in imported(path)} & support for module, path in files().items()}
+    assert {module: names for module, names in found.items() if names} == {}
+    assert set(IN_CHECKOUT.values()) <= support
 
 
 def test_a_decoder_needs_no_torch() -> None:

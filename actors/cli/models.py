@@ -13,7 +13,7 @@ from actors.cli.options import Json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cluster.lab.check.report import CheckReport
+    from cluster.lab.check.run import CheckReport
     from cluster.lab.planning.model_card import FamilyCard, ModelCard
 
 app = typer.Typer(no_args_is_help=True, help="List model families; show what a model needs; check a checkpoint.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,7 +160,13 @@ def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
     return lines
 
 
+def trouble_lines(cameras: Sequence[CameraStatus]) -> list[str]:
+    """A line for each camera that sends no pictures and needs somebody to look after it."""
+    return [f"{each.name}: {redact(each.reason)}" for each in cameras if each.state in ("backoff", "error")]
+
+
 PIPE_COLUMNS = 200
+LINE_EVERY_S = 10.0
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -211,6 +218,40 @@ def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
     finally:
         part.unlink(missing_ok=True)
     return written
+
+
+class ProgressBar:
+    """Progress with the remaining time on a terminal; otherwise a plain line every few seconds. On standard error."""
+
+    def __init__(self, what: str, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._screen = console(stderr=True)
+        self._what, self._total, self._done, self._said_at = what, total, 0, time.monotonic()
+        shown = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (TextColumn(what), *shown, TextColumn("{task.fields[now]}"))
+        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._screen.is_terminal)
+        self._task = self._bar.add_task("", total=total, now="")
+
+    def __enter__(self) -> ProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, made: Path) -> None:
+        """One more file of the total is made."""
+        self.show(self._done + 1, self._total, made.name)
+
+    def show(self, done: int, total: int, now: str) -> None:
+        """Show ``done`` of ``total``, and what was done last."""
+        self._done = done
+        self._bar.update(self._task, completed=done, total=total, now=now)
+        moment = time.monotonic()
+        if not self._screen.is_terminal and moment - self._said_at >= LINE_EVERY_S:
+            self._said_at = moment
+            self._screen.print(f"{self._what}: {done} of {total}", markup=False)
 
 
 class JsonLines:

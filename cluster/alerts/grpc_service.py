@@ -19,12 +19,14 @@ from cluster.alerts.incident import (
     EventCause,
     EventKind,
     Incident,
+    IncidentDetail,
     Kind,
     Mute,
     Severity,
 )
-from cluster.alerts.service import AlertService, IncidentDetail, Outbox
+from cluster.alerts.service import AlertService, Outbox
 from cluster.errors import ConfigError, SightlineError
+from cluster.security.roles import EVERY
 from cluster.wire.status import abort
 
 _FIELDS = (
@@ -212,6 +214,7 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
                 only_open=request.only_open,
                 since_s=request.since_s,
                 limit=min(request.limit or LISTED, MOST_LISTED),
+                scope=request.scope or EVERY,
             )
             return incidents_pb2.ListIncidentsResponse(incidents=[incident_to_proto(each) for each in found])
 
@@ -276,13 +279,14 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
         self, request: incidents_pb2.OutboxRequest, context: Context
     ) -> incidents_pb2.OutboxStatus:
         async with _explained(context):
-            return outbox_to_proto(await self._service.outbox(min(request.dead, MOST_LISTED)))
+            return outbox_to_proto(await self._service.outbox(min(request.dead, MOST_LISTED), request.scope or EVERY))
 
     async def Resend(  # noqa: N802
         self, request: incidents_pb2.ResendRequest, context: Context
     ) -> incidents_pb2.ResendResponse:
         async with _explained(context):
-            return incidents_pb2.ResendResponse(count=await self._service.resend(request.sink, request.key))
+            count = await self._service.resend(request.sink, request.key, request.scope or EVERY)
+            return incidents_pb2.ResendResponse(count=count)
 
 
 @asynccontextmanager

@@ -161,7 +161,7 @@ class HealthMonitor:
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]]) -> None:
         """Restore stored state: the usual spread of cameras."""
         for (name, subject), body in tracks.items():
-            if subject == COVERED:
+            if subject == COVERED and name not in self._cameras:
                 self._cameras[name] = _Camera(delivered=True, usual=float(body["usual"]), learnt_s=LEARN_S)
 
     def update(

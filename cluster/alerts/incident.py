@@ -199,6 +199,10 @@ class ErasureScope:
     camera: str
     before_s: float
 
+    def changes(self) -> Changes:
+        """The erasure as something to be written."""
+        return Changes(erasures={self.camera: self.before_s})
+
     def redact_incident(self, incident: Incident) -> Incident | None:
         """The incident as it may be kept; None: erase it."""
         if not self._concerns(incident):
@@ -258,6 +262,15 @@ class Delivery:
     state: DeliveryState = "pending"
     attempts: int = 0
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentDetail:
+    """One incident with its events and deliveries, oldest first."""
+
+    incident: Incident
+    events: list[AlertEvent]
+    deliveries: list[Delivery]
 
 
 @dataclass(slots=True)

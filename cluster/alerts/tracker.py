@@ -11,6 +11,7 @@ from typing import Any
 from cluster.alerts.incident import Incident, Severity, Subject
 from cluster.alerts.open_incidents import OpenIncidents, Opening
 from cluster.types import MICROSECONDS, Answer
+from cluster.types.cameras import HEALTH_SUBJECTS
 
 REMEMBER = 128
 """Answers remembered per camera and question to detect repeats; more than replicas resend."""
@@ -100,11 +101,11 @@ class IncidentTracker:
         self.repeated = 0
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]], now_s: float) -> None:
-        """Restore stored state."""
-        self._tracks = {where: Track.from_dict(body) for where, body in tracks.items()}
-        for track in self._tracks.values():
-            # Downtime of this process is not silence of the camera.
-            track.seen_s = now_s
+        """Restore stored state of questions that have not been answered since."""
+        for where, body in tracks.items():
+            if where not in self._tracks and where[1] not in HEALTH_SUBJECTS:
+                # Downtime of this process is not silence of the camera.
+                self._tracks[where] = replace(Track.from_dict(body), seen_s=now_s)
 
     def add_answer(self, answer: Answer, now_s: float) -> None:
         """Process one answer; ``now_s``: seconds since 1970."""

@@ -123,7 +123,7 @@ def test_a_covered_lens_is_still_covered_after_a_restart(make):
     desk.each_second(make, 0, 60)
     desk.each_second(make, 60, 70, spread=4.0)
     other = Desk()
-    other.open_incidents.load(desk.open_incidents.oldest_first, {("gate", "covered-lens"): 1}, [])
+    other.open_incidents.load(desk.open_incidents.oldest_first, {("gate", "covered-lens"): 1}, [], NOW)
     other.monitor.load(desk.tracks)
     assert other.each_second(make, 70, 100, spread=4.0) == []
     assert other.each_second(make, 100, 115) == [(110, "end", "covered-lens")]

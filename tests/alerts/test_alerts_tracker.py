@@ -49,7 +49,7 @@ class Desk:
     def restarted(self) -> Desk:
         """Another process that knows what this one wrote, as JSON."""
         other = Desk(self.rule)
-        other.open_incidents.load(self.open_incidents.oldest_first, self.serials, self.open_incidents.mutes(NOW))
+        other.open_incidents.load(self.open_incidents.oldest_first, self.serials, self.open_incidents.mutes(NOW), NOW)
         kept = {where: json.loads(json.dumps(track)) for where, track in self.tracks.items() if track is not None}
         other.tracker.load(kept, NOW)
         other.tracks, other.serials = dict(self.tracks), dict(self.serials)

@@ -42,6 +42,8 @@ def chart_serve_config(folder, clip, *settings: str) -> dict[str, Any]:
     config = serve_config([each for each in yaml.safe_load_all(done.stdout) if each])
     # Folders of a container are not this machine's.
     full = config["applications"][0]["args"]["configuration"]
+    for application in config["applications"]:
+        application["args"]["configuration"]["cluster"]["state_dir"] = str(folder)
     full["alerts"]["folder"] = str(folder / "alerts")
     full["cameras"] = [camera]
     return config
@@ -87,12 +89,13 @@ def test_deployed_changed_and_taken_away(tmp_path) -> None:
         until_running()
         assert {**process_ids(), "alerting": 0} == {**first, "alerting": 0}
 
-        # Another question: the processes begin anew, the model stays loaded, added cameras stay.
+        # Another question: the controller alone begins anew and hands it on; added cameras stay.
         after = json.loads(json.dumps(before))
         after["applications"][0]["args"]["configuration"]["questions"] = [{"id": "car", "text": "Is there a car?"}]
         deploy(after)
-        until("the change", lambda: process_ids().get(GATEWAY, first[GATEWAY]) != first[GATEWAY])
+        until("the change", lambda: process_ids().get(CONTROLLER, first[CONTROLLER]) != first[CONTROLLER])
         until_running()
+        assert {**process_ids(), "alerting": 0, CONTROLLER: 0} == {**first, "alerting": 0, CONTROLLER: 0}
         with GatewayClient(address) as client:
             until("answers to it", lambda: [a.question for a in client.camera_get("gate").last_answers] == ["car"])
             until("the other camera", lambda: client.camera_get("late").last_answers)

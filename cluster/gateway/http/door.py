@@ -82,18 +82,19 @@ class Door:
         Raises:
             SightlineError: it may not be made, or not now.
         """
-        serve_as(ANYBODY if self._guard is None else NOBODY)
+        peer = request.client.host if request.client is not None else ""
+        serve_as(ANYBODY if self._guard is None else NOBODY, peer)
         if rule == OPEN:
             return
         if self._guard is not None:
-            principal = self._guard.admit(authorization(request), rule)
+            principal = self._guard.admit(authorization(request), rule, peer)
             request.state.who = principal.name
+            serve_as(principal, peer)
             if not rule.startswith("/"):
                 camera = RULES[rule].camera
                 path = request.path_params
                 named = [path[camera]] if camera in path else names(request.query_params.get(camera, ""))
                 self._guard.check(principal, rule, named)
-            serve_as(principal)
         # An application that no HttpServer serves has no limits.
         if (connection := getattr(request.state, "connection", None)) is not None:
             connection.admit()

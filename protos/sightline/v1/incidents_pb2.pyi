@@ -85,18 +85,20 @@ class Delivery(_message.Message):
     def __init__(self, event: _Optional[_Union[IncidentEvent, _Mapping]] = ..., sink: _Optional[str] = ..., state: _Optional[str] = ..., attempts: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ListIncidentsRequest(_message.Message):
-    __slots__ = ("camera", "subject", "only_open", "since_s", "limit")
+    __slots__ = ("camera", "subject", "only_open", "since_s", "limit", "scope")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     ONLY_OPEN_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     camera: str
     subject: str
     only_open: bool
     since_s: float
     limit: int
-    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ...) -> None: ...
+    scope: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ..., scope: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListIncidentsResponse(_message.Message):
     __slots__ = ("incidents",)
@@ -179,10 +181,12 @@ class FollowRequest(_message.Message):
     def __init__(self, cameras: _Optional[_Iterable[str]] = ..., open: _Optional[bool] = ...) -> None: ...
 
 class OutboxRequest(_message.Message):
-    __slots__ = ("dead",)
+    __slots__ = ("dead", "scope")
     DEAD_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     dead: int
-    def __init__(self, dead: _Optional[int] = ...) -> None: ...
+    scope: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dead: _Optional[int] = ..., scope: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SinkStatus(_message.Message):
     __slots__ = ("name", "kind", "waiting", "delivered", "failures", "dead", "trouble", "dropped")
@@ -223,12 +227,14 @@ class OutboxStatus(_message.Message):
     def __init__(self, sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ..., trouble: _Optional[str] = ..., unwritten: _Optional[int] = ..., trimmed: _Optional[int] = ..., lost: _Optional[int] = ..., answers_missed: _Optional[int] = ..., dead: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class ResendRequest(_message.Message):
-    __slots__ = ("sink", "key")
+    __slots__ = ("sink", "key", "scope")
     SINK_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     sink: str
     key: str
-    def __init__(self, sink: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+    scope: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sink: _Optional[str] = ..., key: _Optional[str] = ..., scope: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResendResponse(_message.Message):
     __slots__ = ("count",)

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 from browsing import PATIENCE_MS, Wall, change, running, until, yes_of
+from console_city import City
+from console_gateway import ConsoleGateway
 from playwright.sync_api import expect
 
 from cluster.gateway.http.live import Event
-from cluster.lab.bench.console_city import City
-from cluster.lab.bench.console_gateway import ConsoleGateway
 from cluster.types import CameraStatus
 
 

@@ -26,6 +26,7 @@
 {{- $cluster := dict
       "decoders" (mul .Values.decoders.pods .Values.decoders.perPod)
       "replicas" (mul .Values.replicas.pods (include "sightline.replicasPerPod" . | int))
+      "state_dir" "/var/lib/sightline"
       "placement" (dict "control" "sightline_control" "decoder" "sightline_decoder" "replica" "sightline_replica") -}}
 {{- $own := dict
       "gateway" (dict "host" "0.0.0.0" "port" .Values.gateway.grpcPort "metrics_port" .Values.gateway.httpPort)

@@ -1,7 +1,7 @@
 """The gateway's own HTTP over a made-up city, on a thread: for the console's bench, its browser tests, its screenshots.
 
 Server, routes, events, incidents and memory are the real ones; only controller, replicas and decoders are made up.
-``python -m cluster.lab.bench.console_gateway --port 8080`` serves until Ctrl-C.
+``python tests/support/console_gateway.py --port 8080`` serves until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 import av
+from console_city import HEIGHT, QUESTIONS, STRIDE_S, WIDTH, City, CityMemory
 from prometheus_client import CollectorRegistry
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
@@ -34,7 +35,6 @@ from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
-from cluster.lab.bench.console_city import HEIGHT, QUESTIONS, STRIDE_S, WIDTH, City, CityMemory
 from cluster.replica import memory_service as memory
 from cluster.security.tokens import TokenFile
 from cluster.types import Answer

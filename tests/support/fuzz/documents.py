@@ -17,7 +17,7 @@ from cluster.config.camera import CameraEntry
 from cluster.config.privacy import parse_mask
 from cluster.errors import SightlineError
 from cluster.kubernetes.resource import CameraResource, parse_cameras
-from cluster.lab.bench.fuzz.rpc import damaged, text, tree
+from fuzz.rpc import damaged, text, tree
 
 HANG_S = 5.0
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.bench.fuzz.documents import DocumentCases
-from cluster.lab.bench.fuzz.http import HttpCases
-from cluster.lab.bench.fuzz.rpc import RpcCases
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.processes import process_memory_mib
+from fuzz.documents import DocumentCases
+from fuzz.http import HttpCases
+from fuzz.rpc import RpcCases
 
 SHARES = {"rpc": 0.4, "http": 0.3, "documents": 0.3}
 AT_ONCE = 24
@@ -28,6 +28,7 @@ START_S = 180.0
 GROWTH_MIB = 200.0
 """What the process may have more at the end than after the first tenth of the cases, once everything was seen."""
 SHOWN = 20
+SUPPORT = Path(__file__).resolve().parents[1]
 LEFT = "grpc._cython.cygrpc.ExecuteBatchError"
 OURS = ("cluster/", "cluster.", "actors/")
 
@@ -101,11 +102,13 @@ async def _run(folder: Path, seed: int, counts: dict[str, int], first: dict[str,
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "cluster.lab.bench.fuzz.server",
+        "fuzz.server",
         str(log),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        # There ``python -m`` finds this package.
+        cwd=SUPPORT,
     )
     try:
         assert process.stdout is not None
@@ -114,9 +117,7 @@ async def _run(folder: Path, seed: int, counts: dict[str, int], first: dict[str,
             async with asyncio.timeout(START_S):
                 line = await process.stdout.readline()
         if not line:
-            raise SightlineError(
-                "the process to be fuzzed did not start; run python -m cluster.lab.bench.fuzz.server LOG"
-            )
+            raise SightlineError(f"the process to be fuzzed did not start; run python -m fuzz.server LOG in {SUPPORT}")
         addresses: dict[str, str] = json.loads(line)
         await _all(folder, addresses, process, seed, counts, first, report)
         if process.returncode is not None:

@@ -1,8 +1,8 @@
 """Growth of a decoder process by streams that ask for more memory than any camera needs.
 
 Each stream is a file that a process of its own plays through the pipeline that production runs for a camera, from the
-probing of the container to its patches: ``python -m cluster.lab.bench.faults.decoder FILE`` plays a small video first,
-so that growth is the stream's own, and prints what the process grew by at most, what it kept, and what the camera says.
+probing of the container to its patches: this file, run as a script, plays a small video first, so that growth is the
+stream's own, and prints what the process grew by at most, what it kept, and what the camera says.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import av
+import hostile_video
 import numpy as np
 from av.video.codeccontext import VideoCodecContext
 
 from cluster.codec import FileSource
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus
 from cluster.errors import SightlineError
-from cluster.lab.bench import hostile_video
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.processes import process_memory_mib
 from cluster.types import PatchGeometry
@@ -39,7 +39,7 @@ ORDINARY = ("4K, 4 references", "4K, 8-bit AV1")
 """Must be decoded: a decoder that refuses everything would grow by nothing."""
 
 
-def measure(seed: int) -> Part:  # noqa: ARG001
+def measure(seed: int) -> Part:
     """See the package."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -109,7 +109,7 @@ X265 = "log-level=error:ref=15:bframes=0:rc-lookahead=1:frame-threads=1:scenecut
 
 def play(stream: str, path: Path, small: Path) -> dict[str, Any]:
     """A row: the growth of a process that plays the stream, and what its camera says of it."""
-    command = [sys.executable, "-m", "cluster.lab.bench.faults.decoder", str(small), str(path)]
+    command = [sys.executable, __file__, str(small), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode != 0:
         raise SightlineError(f"the decoder process ended with {done.returncode} on {stream!r}: {done.stderr[-500:]}")

@@ -1,9 +1,9 @@
 """The console in a real browser: how soon the wall of cameras is there, and whether a page that is left open grows.
 
-A made-up city (:mod:`cluster.lab.bench.console_gateway`, a process of its own) behind the gateway's real HTTP. The
-wall is opened a few times with nothing cached, and timed up to the frame that shows its tiles. Then one page stays
-open while every camera changes again and again: its heap and its document are measured after collecting garbage, and
-at the end what it shows is compared with what the gateway says.
+A made-up city (:mod:`console_gateway`, a process of its own) behind the gateway's real HTTP. The wall is opened a few
+times with nothing cached, and timed up to the frame that shows its tiles. Then one page stays open while every camera
+changes again and again: its heap and its document are measured after collecting garbage, and at the end what it shows
+is compared with what the gateway says.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import console_gateway
+from console_city import City
+from console_gateway import ConsoleGateway
 from PIL import Image
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.bench.console_city import City
-from cluster.lab.bench.console_gateway import ConsoleGateway
 from cluster.lab.bench.harness import BenchResult
 
 DESK = {"width": 1280, "height": 800}
@@ -93,10 +94,6 @@ def _beside(pictures: list[Image.Image], gap: int = 24) -> Image.Image:
 def _save(path: Path, picture: Image.Image) -> None:
     # A palette: a third of the size.
     picture.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT).save(path, optimize=True)
-
-
-if __name__ == "__main__":
-    take_screenshots(Path(sys.argv[1]))
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -179,7 +176,7 @@ def gateway(cameras: int, every_s: float) -> Iterator[str]:
     Raises:
         SightlineError: it does not come up.
     """
-    command = [sys.executable, "-m", "cluster.lab.bench.console_gateway", "--port", "0"]
+    command = [sys.executable, console_gateway.__file__, "--port", "0"]
     command += ["--cameras", str(cameras), "--every", str(every_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -261,3 +258,7 @@ def _weigh(session: Any) -> tuple[float, int]:
     session.send("Performance.enable")
     metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
     return metrics["JSHeapUsedSize"] / MIB, int(metrics["Nodes"])
+
+
+if __name__ == "__main__":
+    take_screenshots(Path(sys.argv[1]))

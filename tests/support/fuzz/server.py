@@ -332,7 +332,7 @@ class Server:
         raise UnknownCameraError(f"nobody decodes camera {camera!r} here")
 
 
-async def _no_records(camera: str, before_s: float) -> Erased:  # noqa: ARG001
+async def _no_records(camera: str, before_s: float) -> Erased:
     return Erased()
 
 

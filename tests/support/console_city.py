@@ -230,11 +230,11 @@ class City:
         self,
         name: str,
         source: SourceAddress,
-        questions: Sequence[Question],  # noqa: ARG002
-        settings: dict[str, Any],  # noqa: ARG002
-        force: bool = False,  # noqa: ARG002
-        manager: str = "",  # noqa: ARG002
-        takeover: bool = False,  # noqa: ARG002
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        force: bool = False,
+        manager: str = "",
+        takeover: bool = False,
     ) -> CameraStatus:
         self.put(CameraStatus(name, source=str(source)))
         return self.cameras[name]
@@ -243,20 +243,20 @@ class City:
         self,
         name: str,
         source: SourceAddress,
-        questions: Sequence[Question],  # noqa: ARG002
-        settings: dict[str, Any],  # noqa: ARG002
-        manager: str = "",  # noqa: ARG002
-        takeover: bool = False,  # noqa: ARG002
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        manager: str = "",
+        takeover: bool = False,
     ) -> CameraStatus:
         self.change(name, source=str(source))
         return self.cameras[name]
 
-    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:  # noqa: ARG002
+    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
         await self.get(name)
         del self.cameras[name]
         self.hot.discard(name)
 
-    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:  # noqa: ARG002
+    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
         return ()
 
     async def list_replicas(self) -> Sequence[ReplicaStatus]:
@@ -301,7 +301,7 @@ class CityMemory:
         )
         yield AskResult(ask.stream, words, moments, 0, newest, 2_457_600, 98_304, 41 * 2**20, 0.62, 1.9)
 
-    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:  # noqa: ARG002
+    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
         status = await self._city.get(camera)
         return DeletedMemory(status.memory_frames, status.memory_bytes)
 

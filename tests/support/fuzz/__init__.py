@@ -5,6 +5,6 @@ expected to its log, or keep the memory. Every case follows from ``--seed``, its
 failed is done again with ``--only``.
 """
 
-from cluster.lab.bench.fuzz.bench import add_arguments, run
+from fuzz.bench import add_arguments, run
 
 __all__ = ["add_arguments", "run"]

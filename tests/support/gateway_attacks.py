@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import http.client
 import multiprocessing
+import os
 import ssl
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from certificates import Authority
+from fuzz.server import TOKEN, serve
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from http2_attacks import PLAIN, TLS, Target
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 
 from cluster.errors import SightlineError
 from cluster.hosts import raise_file_limit
-from cluster.lab.bench.faults.attacks import PLAIN, TLS, Target
-from cluster.lab.bench.fuzz.server import TOKEN, serve
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.processes import process_memory_mib
 from cluster.wire.tls import TlsFiles
@@ -44,7 +46,7 @@ def measure(seed: int) -> Part:
     del seed
     with tempfile.TemporaryDirectory(prefix="sightline-doors-") as name:
         folder = Path(name)
-        files = _certificate(folder)
+        files = Authority().issue(folder, "gateway")
         rows = [measure_attack(folder, what, ()) for what in PLAIN]
         rows += [measure_attack(folder, what, files) for what in TLS]
     missed = sum(row[kind] for row in rows for kind in ("probes_missed", "clients_missed"))
@@ -118,6 +120,8 @@ def _forked(function: Callable[..., None], *arguments: Any) -> Iterator[tuple[Ba
     """Start a process with one end of a pipe; yields it with the other end, and kills it afterwards."""
     # Forked from a server that has imported everything, so that imports do not count as growth.
     forking = multiprocessing.get_context("forkserver")
+    # Python 3.11's fork server does not take over sys.path.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     forking.set_forkserver_preload([serve.__module__])
     ours, its = forking.Pipe()
     process = forking.Process(target=function, args=(its, *arguments), daemon=True)
@@ -196,25 +200,3 @@ def _rpc_client(target: Target, tls: tuple[Path, ...]) -> Iterator[Callable[[], 
             stub.List(cameras_pb2.ListCamerasRequest(), metadata=metadata, timeout=PROBE_S)
 
         yield ask
-
-
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of ``localhost`` that signs itself, and its key."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=True)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    paths = folder / "tls.crt", folder / "tls.key"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return paths

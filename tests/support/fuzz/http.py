@@ -10,8 +10,8 @@ import urllib.parse
 from collections import Counter
 from typing import Any
 
-from cluster.lab.bench.fuzz.rpc import damaged, raw, text, tree
-from cluster.lab.bench.fuzz.server import TOKEN
+from fuzz.rpc import damaged, raw, text, tree
+from fuzz.server import TOKEN
 
 HANG_S = 20.0
 STREAM_S = 0.2

@@ -26,8 +26,8 @@ from sightline.v1 import (
     results_pb2,
 )
 
-from cluster.lab.bench.fuzz.server import TOKEN
 from cluster.wire.channel import open_channel
+from fuzz.server import TOKEN
 
 TEXTS = (
     "",

@@ -1,6 +1,7 @@
-"""The processes of the streams bench: gateway, decoder with its cameras' pipelines, replica whose model takes no time.
+"""Processes behind the pushed cameras of the streams and ingest benches: a gateway, a decoder with its cameras'
+pipelines or one that throws packets away, a replica whose model takes no time.
 
-``python -m cluster.lab.bench.streams_processes ROLE`` prints ``{"port": n}`` once it serves, answers every line on its
+``python -m cluster.lab.bench.push_processes ROLE`` prints ``{"port": n}`` once it serves, answers every line on its
 standard input with what it has used so far, and ends when that is closed: it cannot outlive the bench.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
 from sightline.v1 import frames_pb2_grpc, ingest_pb2_grpc
@@ -22,8 +25,9 @@ from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.packet_sink import QueueSink
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, make_decode_gate
 from cluster.errors import CapacityError
-from cluster.lab.bench.codec import STAGES, instrumented
-from cluster.lab.bench.ingest_processes import Forward
+from cluster.gateway.ingest_proxy import ProxySink
+from cluster.lab.bench.codec import STAGES
+from cluster.lab.bench.harness import timed_calls
 from cluster.lab.bench.processes import serve
 from cluster.replica import frames_service as frames
 from cluster.replica.frames_service import HandedOver, WindowCounters
@@ -31,13 +35,55 @@ from cluster.replica.worker import EngineWorker
 from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSpec
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
-from cluster.wire import ingest
-from cluster.wire.ingest import PacketSink
-from cluster.wire.server import RpcServer
+from cluster.wire.channel import ChannelPool
+from cluster.wire.ingest import SERVICE, IngestServicer, PacketSink
+from cluster.wire.server import RpcServer, push_message_bytes
 
 RING_S, RING_BYTES = 60.0, 8 * 2**20
+MAX_PACKET_BYTES = 4 * 2**20
 QUESTION = Question("person", "Is there a person in the scene?")
 INSIDE: list[tuple[str, type, str]] = [*STAGES, ("prune", Replenish, "prune"), ("cut", PatchSampler, "_unite")]
+
+
+class Discard:
+    """Push cameras under any name, each with a thread that takes its packets as a decoder would."""
+
+    def __init__(self, credit: int) -> None:
+        self._credit = credit
+        self._sinks: dict[str, QueueSink] = {}
+        self.packets = 0
+        self.bytes = 0
+
+    async def find(self, camera: str) -> PacketSink:
+        if camera not in self._sinks:
+            source = PushSource(max_packets=2 * self._credit)
+            self._sinks[camera] = QueueSink(source, max_credit=self._credit)
+            threading.Thread(target=self._take, args=(source,), daemon=True).start()
+        return self._sinks[camera]
+
+    def counts(self) -> dict[str, int]:
+        return {"packets": self.packets, "bytes": self.bytes}
+
+    def _take(self, source: PushSource) -> None:
+        while True:
+            source.open()
+            for packet in source.packets():
+                self.packets += 1
+                self.bytes += len(packet.data)
+
+
+class Forward:
+    """Every camera belongs to the one decoder."""
+
+    def __init__(self, decoder: str) -> None:
+        self._decoder = decoder
+        self._channels = ChannelPool()
+
+    async def find(self, camera: str) -> PacketSink:
+        return ProxySink(camera, self._route, self._channels)
+
+    async def _route(self, camera: str) -> str:  # noqa: ARG002
+        return self._decoder
 
 
 class Cameras:
@@ -137,38 +183,42 @@ class Windows:
         self.lost_windows += windows
 
 
-def main() -> None:
-    """One role until standard input is closed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", choices=["gateway", "decoder", "replica"])
-    parser.add_argument("--next", help="gateway: address of the decoder; decoder: of the replica")
-    parser.add_argument("--geometry", help="decoder: the replica's, as JSON")
-    parser.add_argument("--stride", type=float, default=4.0, help="decoder: seconds between two windows")
-    args = parser.parse_args()
+async def _serve(args: argparse.Namespace) -> None:
+    server = RpcServer(max_message_bytes=push_message_bytes(MAX_PACKET_BYTES))
 
-    async def run() -> None:
-        server = RpcServer()
-        if args.role == "replica":
+    def take_pushes(find: Callable[[str], Awaitable[PacketSink]]) -> None:
+        servicer = IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES, idle_reply_s=args.idle_reply)
+        server.add(SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
+
+    match args.role:
+        case "replica":
             windows = Windows()
             server.add(frames.SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, frames.FramesServicer(windows))
             await serve(server, {"geometry": asdict(windows.geometry)}, windows.counts)
-        elif args.role == "gateway":
-            forward = Forward(args.next)
-            server.add(
-                ingest.SERVICE,
-                ingest_pb2_grpc.add_IngestServicer_to_server,
-                ingest.IngestServicer(forward.find, idle_reply_s=2.0),
-            )
+        case "gateway":
+            take_pushes(Forward(args.next).find)
             await serve(server, {})
-        else:
+        case "discard":
+            discard = Discard(args.credit)
+            take_pushes(discard.find)
+            await serve(server, {}, discard.counts)
+        case "decoder":
             cameras = Cameras(args.next, PatchGeometry(**json.loads(args.geometry)), args.stride)
-            servicer = ingest.IngestServicer(cameras.find)
-            server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
-            with instrumented(INSIDE) as seconds:
+            take_pushes(cameras.find)
+            with timed_calls(INSIDE) as seconds:
                 await serve(server, {}, lambda: cameras.counts() | {"stages": dict(seconds)})
-
-    asyncio.run(run())
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("role", choices=["gateway", "decoder", "discard", "replica"])
+    parser.add_argument("--next", help="gateway: address of the decoder; decoder: of the replica")
+    parser.add_argument("--geometry", help="decoder: the replica's, as JSON")
+    parser.add_argument("--stride", type=float, default=4.0, help="decoder: seconds between two windows")
+    parser.add_argument("--idle-reply", type=float, default=0.0, help="seconds between replies to one with credit")
+    parser.add_argument("--credit", type=int, default=256, help="discard: packets in flight")
+    parser.add_argument("--cores", help="cores to keep to, as in 0 or 0,1")
+    options = parser.parse_args()
+    if options.cores:
+        os.sched_setaffinity(0, {int(core) for core in options.cores.split(",")})
+    asyncio.run(_serve(options))

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from small_cluster import BLOCK_FRAMES, CAMERAS, PROCESSES, STRIDE_S, SmallCluster
 
 from cluster.client import GatewayClient
 from cluster.errors import SightlineError
-from cluster.lab.bench.faults.small_cluster import BLOCK_FRAMES, CAMERAS, PROCESSES, STRIDE_S, SmallCluster
 from cluster.lab.bench.harness import Part
 from cluster.types import MICROSECONDS, MemoryStatus
 
