@@ -30,6 +30,7 @@ def configuration(cameras: list[dict[str, Any]], **cluster: Any) -> SightlineCon
             "window": {"length_s": 4, "stride_s": 2, "static_gate": False},
             "questions": [QUESTION],
             "cameras": cameras,
+            # Tests add the clips that they make.
             "security": {"file_roots": [tempfile.gettempdir()]},
             "cluster": {"heartbeat_s": 0.25, "heartbeat_timeout_s": 8, **cluster},
         },
