@@ -19,7 +19,8 @@ from actors.tier import TierNode, tier_name
 from cluster.config import SightlineConfig
 from cluster.config.alerts import AlertsConfig
 from cluster.config.cluster import PlacementConfig
-from cluster.redaction import REVEAL
+from cluster.config.sources import file_roots, local_path
+from cluster.redaction import REVEAL, SourceAddress
 
 
 def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
@@ -88,7 +89,7 @@ def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Pr
     controls = only(config, *SightlineConfig.model_fields.keys() - elsewhere)
     controls = controls.model_copy(update={"cluster": config.cluster})
     found = [Process(CONTROLLER, Controller, (controls, run_id, host), "control", keeps_state=True)]
-    decodes = only(config, "gateway", "clips", "tracing")
+    decodes = _with_files(only(config, "gateway", "clips", "tracing"), config)
     found += [Process(name, Decoder, (decodes, name, host), "decoder") for name in decoders]
     found.append(Process(GATEWAY, Gateway, (only(config, "gateway", "asking"),), "control"))
     if config.alerts.enabled:
@@ -97,6 +98,17 @@ def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Pr
     if config.kubernetes.enabled:
         found.append(Process(RECONCILER, ReconcilerActor, (only(config, "kubernetes"), host), "control"))
     return found
+
+
+def _with_files(given: SightlineConfig, config: SightlineConfig) -> SightlineConfig:
+    """What decoders are given: they do not get the configuration's cameras, whose files they may open nevertheless."""
+    paths = [path for camera in config.cameras if (path := local_path(camera.source)) is not None]
+    if not paths:
+        return given
+    # Of a source that no camera has, which leaves the folders that are allowed to all.
+    allowed = file_roots(given, SourceAddress("file:///")) or ()
+    roots = sorted({str(path) for path in (*allowed, *paths)})
+    return given.model_copy(update={"security": given.security.model_copy(update={"file_roots": roots})})
 
 
 def tiers(config: SightlineConfig, host: str | None) -> list[Process]:

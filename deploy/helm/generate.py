@@ -60,6 +60,14 @@ SHORTHANDS: dict[str, dict[str, Any]] = {
             },
         }
     },
+    "scheduling": {
+        "additionalProperties": False,
+        "properties": {
+            "affinity": {"type": "object"},
+            "topologySpreadConstraints": {"type": "array", "items": {"type": "object"}},
+            "priorityClassName": {"type": "string"},
+        },
+    },
     "peers": {
         "items": {
             "type": "object",

@@ -82,17 +82,14 @@ def test_pulled_and_pushed_cameras_give_answers(client, answers: Answers, agent)
     assert {status.decoder for status in statuses.values()} == {"decoder-0", "decoder-1"}
 
 
-def test_broken_cameras_say_why_and_others_go_on(client, answers: Answers, tmp_path) -> None:
+def test_a_broken_camera_says_why_and_others_go_on(client, answers: Answers, tmp_path) -> None:
     rubbish = tmp_path / "rubbish.mp4"
     rubbish.write_bytes(b"this is no video" * 100)
     client.camera_add("rubbish", str(rubbish))
-    client.camera_add("missing", str(tmp_path / "nothing.mp4"))
-    for camera, word in (("rubbish", "rubbish.mp4"), ("missing", "nothing.mp4")):
-        until(f"{camera} to fail", lambda camera=camera: client.camera_get(camera).state == "error")
-        assert word in client.camera_get(camera).reason
+    until("it to fail", lambda: client.camera_get("rubbish").state == "error")
+    assert "rubbish.mp4" in client.camera_get("rubbish").reason
     answers.wait_for_more("gate", 2)
-    for camera in ("rubbish", "missing"):
-        client.camera_remove(camera)
+    client.camera_remove("rubbish")
 
 
 def test_bad_requests_change_nothing(client, clip) -> None:
@@ -100,6 +97,12 @@ def test_bad_requests_change_nothing(client, clip) -> None:
         client.camera_add("gate", "rtsp://elsewhere/stream")
     with pytest.raises(ConfigError, match="strde_s"):
         client.camera_add("new", str(clip), settings={"window": {"strde_s": 2}})
+    with pytest.raises(ConfigError, match=r"there is no file .*nothing\.mp4"):
+        client.camera_add("missing", str(clip.parent / "nothing.mp4"))
+    with pytest.raises(ConfigError, match=r"is not below .*security\.file_roots"):
+        client.camera_add("secret", "/etc/hostname")
+    with pytest.raises(ConfigError, match="did you mean 'rtsp'"):
+        client.camera_add("misspelt", "rstp://elsewhere/stream")
     with pytest.raises(UnknownCameraError, match="did you mean 'gate'"):
         client.camera_remove("gates")
     assert [status.name for status in client.cameras_list()] == ["dock", "gate", "yard"]

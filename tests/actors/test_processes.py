@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from actors.processes import processes
 from cluster.config import load_config
+from cluster.config.sources import file_roots
+from cluster.hosts import is_below
+from cluster.redaction import SourceAddress
 
 BASE = {
     "model": {"name": "tiny-qwen2_5_vl"},
@@ -45,3 +50,15 @@ def test_more_decoders_restart_none() -> None:
     before, after = digests(), digests(cluster={"decoders": 3})
     assert after.keys() - before.keys() == {"decoder-2"}
     assert {name for name in before if before[name] != after[name]} == {"controller"}
+
+
+def test_decoders_may_open_the_files_of_the_configuration(tmp_path) -> None:
+    clip = tmp_path / "clip.mp4"
+    clip.touch()
+    config = load_config(None, BASE | {"cameras": [{"name": "gate", "source": str(clip)}]})
+    [given] = [each.arguments[0] for each in processes(config, "run", None) if each.name == "decoder-0"]
+    assert given.cameras == []
+    roots = file_roots(given, SourceAddress(str(clip)))
+    assert is_below(clip, roots)
+    assert is_below(Path("here.mp4"), roots)
+    assert not is_below(tmp_path / "another.mp4", roots)

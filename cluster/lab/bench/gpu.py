@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.stream import StreamFrame
@@ -99,9 +97,10 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def _measured(args: argparse.Namespace) -> BenchResult:
+    device = gpu_measure.usable_device(args.device)
     if unknown := set(args.part or ()) - set(gpu_measure.PARTS):
         raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(gpu_measure.PARTS)}")
-    rig = gpu_measure.Rig(args.model, torch.device(args.device), args.clip and args.clip[0], streams=args.streams)
+    rig = gpu_measure.Rig(args.model, device, args.clip and args.clip[0], streams=args.streams)
     # Shares are of a ceiling.
     chosen = {
         name: partial(part, rig)

@@ -55,6 +55,18 @@ class Measured:
     llm_flops: float
 
 
+def usable_device(name: str) -> torch.device:
+    """The device of this name.
+
+    Raises:
+        ConfigError: it is a GPU, and there is none.
+    """
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("there is no GPU here that torch can use; --dry-run needs none, and --device cpu has one")
+    return device
+
+
 class Rig:
     """A model on a device, and a clip as cameras send it in full and pruned."""
 
@@ -62,11 +74,8 @@ class Rig:
         """``clip``: a made one if none; ``streams``: most cameras that are tried.
 
         Raises:
-            ConfigError: there is no such device.
             SourceError: the clip cannot be read.
         """
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("there is no GPU here that torch can use; --dry-run needs none, and --device cpu has one")
         self.device = device
         self.model = _load(model, device)
         self.streams = streams
