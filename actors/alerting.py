@@ -14,8 +14,9 @@ from pathlib import Path
 from sightline.v1 import incidents_pb2_grpc, pictures_pb2_grpc
 
 from actors.decoder import footage_collector, start_footage
-from actors.remote import await_reply, controller, own_host
+from actors.remote import ask_controller, own_host
 from actors.startup import configure_logging, describe_process
+from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import AlertEvent
@@ -26,6 +27,7 @@ from cluster.errors import UnavailableError
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.incidents_proxy import SERVICE
 from cluster.gateway.merger import ResultsMerger
+from cluster.security.private_files import FolderLock
 from cluster.tracing import make_spans
 from cluster.tracing.spans import AlertTraces
 from cluster.wire.answers import AnswerHub
@@ -64,15 +66,16 @@ class Alerting:
         self._tls = peer_tls(config.security)
         self._merger = ResultsMerger(self._hub, recent=True, tls=self._tls)
         self._clips = config.clips.enabled
-        self._footage = footage_collector(config, self._folder, run_id, ChannelPool(tls=self._tls), self._service)
-        if self._footage is None:
-            self._service.disable_clips()
+        self._config, self._run_id = config, run_id
+        self._footage: FootageCollector | None = None
+        self._locks: list[FolderLock] = []
         self._server = RpcServer(tls=self._tls)
         self._started = asyncio.create_task(self._start())
+        self._cameras_known = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def ready(self) -> AlertingAddresses:
-        """Addresses, once it listens."""
+        """Addresses, once it listens. Raises ``ConfigError`` while another cluster uses the folder."""
         return await asyncio.shield(self._started)
 
     async def process_id(self) -> int:
@@ -87,13 +90,20 @@ class Alerting:
         await self._server.stop(grace_s=0.5)
         if self._footage is not None:
             await self._footage.stop()
-        await self._service.stop()
+        if self._started.done() and self._started.exception() is None:
+            await self._service.stop()
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
         if self._private:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> AlertingAddresses:
+        # Before anything is opened: another cluster's clips in the making are not to be touched.
+        await asyncio.to_thread(self._lock_folders)
+        pool = ChannelPool(tls=self._tls)
+        self._footage = footage_collector(self._config, self._folder, self._run_id, pool, self._service)
+        if self._footage is None:
+            self._service.disable_clips()
         await self._service.start()
         if self._footage is not None:
             await start_footage(self._footage, self._service, self._clips)
@@ -111,6 +121,16 @@ class Alerting:
         self._tasks = [asyncio.create_task(work()) for work in follow]
         return AlertingAddresses(f"{self._host}:{port}", serve_metrics(self._host, tls=self._tls))
 
+    def _lock_folders(self) -> None:
+        clips = self._config.clips.folder
+        for folder, setting in ((self._folder, "alerts.folder"), (clips and Path(clips), "clips.folder")):
+            try:
+                if folder:
+                    self._locks.append(FolderLock(folder, setting))
+            except OSError as error:
+                # Alerts go out from memory until the folder can be written.
+                log.error("cannot lock %s: %s", folder, error)
+
     def _on_event(self, event: AlertEvent) -> None:
         incident, trace = event.incident, ""
         if self._traces is not None:
@@ -125,6 +145,8 @@ class Alerting:
 
     async def _take_answers(self) -> None:
         with self._hub.subscribe() as answers:
+            # Until then it has no camera's rules.
+            await self._cameras_known.wait()
             async for answer, missed in answers:
                 if self._traces is not None:
                     self._traces.answer_received(answer)
@@ -133,8 +155,9 @@ class Alerting:
     async def _watch_cameras(self) -> None:
         while True:
             try:
-                watched: CameraStates = await await_reply(controller().camera_states.remote(self._service.version))
+                watched: CameraStates = await ask_controller("camera_states", self._service.version)
                 self._service.update_cameras(watched)
+                self._cameras_known.set()
                 lives = {status.name: status.life for status in watched.statuses}
                 self._merger.retain(lives)
                 if self._footage is not None and watched.settings is not None:
@@ -147,7 +170,7 @@ class Alerting:
         known: dict[str, str] = {}
         while True:
             try:
-                known = await await_reply(controller().replicas.remote(known, 10.0), timeout_s=20.0)
+                known = await ask_controller("replicas", known, 10.0, reply_s=20.0)
                 self._merger.follow(sorted(known.values()))
             except UnavailableError:
                 await asyncio.sleep(POLL_S)

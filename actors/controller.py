@@ -1,7 +1,8 @@
 """The controller actor: sole owner of the camera table. State and rules are in ``cluster.control.directory``.
 
-It stores the cameras in Ray's key-value store, so that a restarted controller knows those added at run time; it learns
-who runs them from the decoders and replicas, which join again when it no longer knows their heartbeat.
+It stores the cameras in ``cluster.state_dir`` or Ray's key-value store, so that a restarted controller knows those
+added at run time; it learns who runs them from the decoders and replicas, which join again when it no longer knows
+their heartbeat.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from actors.camera_store import CameraStore
-from actors.remote import own_host
+from actors.remote import RayTable, own_host
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import CameraStates
@@ -24,6 +25,7 @@ from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, DeletionTracker, Route
 from cluster.control.cameras.changes import merge_configuration
 from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera
+from cluster.control.cameras.store import CameraStore, FileTable
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.control.fleet_settings import fleet_settings
@@ -73,7 +75,10 @@ class Controller:
             {"decoder": config.cluster.decoders, "replica": config.cluster.replicas}
         )
         self._counted_s = 0.0
-        self._kv = CameraStore(run_id)
+        state = config.cluster.state_dir
+        table = RayTable(f"sightline-{run_id}") if state is None else FileTable(Path(state, "cameras.sqlite"))
+        self._kv = CameraStore(table)
+        self._restarted = self._kv.begin(run_id)
         self._directory = Directory(
             heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
             quality=fleet_settings(config),
@@ -99,8 +104,8 @@ class Controller:
         return os.getpid()
 
     async def stop(self) -> None:
-        """Delete the state kept for a restart."""
-        self._kv.clear()
+        """Delete the state kept for a restart of this process."""
+        self._kv.end()
 
     # -- cameras --------------------------------------------------------------------------------
     async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> CameraStatus:
@@ -321,7 +326,8 @@ class Controller:
             await self._wait_for_members(replicas=0)
         else:
             cameras = self._follow_configuration(cameras)
-            await self._wait_for_members(self._config.cluster.replicas)
+            # Replicas of a new cluster hold no cameras, so that none can move.
+            await self._wait_for_members(self._config.cluster.replicas if self._restarted else 0)
         self._directory.restore_counts(self._kv.counted())
         for managed in self._table.load(cameras, time.monotonic()):
             self._kv.put(managed)

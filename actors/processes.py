@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,14 +17,33 @@ from actors.reconciler import ReconcilerActor
 from actors.remote import ALERTING, CONTROLLER, GATEWAY, NAMESPACE, RECONCILER
 from actors.tier import TierNode, tier_name
 from cluster.config import SightlineConfig
+from cluster.config.alerts import AlertsConfig
 from cluster.config.cluster import PlacementConfig
+from cluster.config.sources import decoder_roots
+from cluster.redaction import REVEAL
+
+
+def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
+    """What a process is given: these sections of the configuration and the ones below, defaults for all else. What it
+    is not given it cannot read, so it need not be restarted when that changes.
+
+    Every process gets model and engine, which its metrics name; security and cluster, but for the numbers of decoders
+    and replicas; and whether there are incidents.
+    """
+    kept = {"model", "engine", "security", "cluster", *sections}
+    fields = SightlineConfig.model_fields
+    given = {name: each.get_default(call_default_factory=True) for name, each in fields.items() if name not in kept}
+    given["cluster"] = config.cluster.model_copy(update={"decoders": 1, "replicas": 1})
+    if "alerts" not in kept:
+        given["alerts"] = AlertsConfig(enabled=config.alerts.enabled)
+    return config.model_copy(update=given)
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
     """One Ray actor.
 
-    * ``arguments``: of ``kind``'s constructor
+    * ``arguments``: of ``kind``'s constructor, the configuration first
     * ``role``: selects its nodes, by ``cluster.placement``
     * ``keeps_state``: its ``stop()`` deletes what a restart needs, so to be restarted it is killed instead
     * ``node``: the Ray node it belongs to and ends with
@@ -35,6 +55,12 @@ class Process:
     role: Literal["control", "decoder", "replica"]
     keeps_state: bool = False
     node: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Digest that changes when the process must be restarted."""
+        config: SightlineConfig = self.arguments[0]
+        return hashlib.sha256(f"{self.name}\n{config.model_dump_json(context=dict(REVEAL))}".encode()).hexdigest()
 
     def start(self, placement: PlacementConfig, *, detached: bool = False) -> Any:
         """Start the actor and return its handle; ``detached``: it outlives the process that started it.
@@ -58,13 +84,21 @@ class Process:
 def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Process]:
     """Processes of every cluster, in starting order; ``host``: see :func:`actors.remote.own_host`."""
     decoders = [f"decoder-{number}" for number in range(config.cluster.decoders)]
-    found = [Process(CONTROLLER, Controller, (config, run_id, host), "control", keeps_state=True)]
-    found += [Process(name, Decoder, (config, name, host), "decoder") for name in decoders]
-    found.append(Process(GATEWAY, Gateway, (config,), "control"))
+    # Cameras and questions are the controller's, which hands them on: nobody else restarts when they change.
+    elsewhere = {"alerts", "clips", "gateway", "asking", "tracing", "kubernetes"}
+    controls = only(config, *SightlineConfig.model_fields.keys() - elsewhere)
+    controls = controls.model_copy(update={"cluster": config.cluster})
+    found = [Process(CONTROLLER, Controller, (controls, run_id, host), "control", keeps_state=True)]
+    # Of the cameras, decoders are told which files they may open.
+    allowed = config.security.model_copy(update={"file_roots": decoder_roots(config)})
+    decodes = only(config, "gateway", "clips", "tracing").model_copy(update={"security": allowed})
+    found += [Process(name, Decoder, (decodes, name, host), "decoder") for name in decoders]
+    found.append(Process(GATEWAY, Gateway, (only(config, "gateway", "asking"),), "control"))
     if config.alerts.enabled:
-        found.append(Process(ALERTING, Alerting, (config, run_id, host), "control", keeps_state=True))
+        alerts = only(config, "alerts", "clips", "tracing")
+        found.append(Process(ALERTING, Alerting, (alerts, run_id, host), "control", keeps_state=True))
     if config.kubernetes.enabled:
-        found.append(Process(RECONCILER, ReconcilerActor, (config, host), "control"))
+        found.append(Process(RECONCILER, ReconcilerActor, (only(config, "kubernetes"), host), "control"))
     return found
 
 
@@ -75,5 +109,6 @@ def tiers(config: SightlineConfig, host: str | None) -> list[Process]:
     wanted = config.cluster.placement.replica
     nodes = [node for node in ray.nodes() if node["Alive"] and (wanted is None or node["Resources"].get(wanted))]
     return [
-        Process(tier_name(node["NodeID"]), TierNode, (config, host), "replica", node=node["NodeID"]) for node in nodes
+        Process(tier_name(node["NodeID"]), TierNode, (only(config, "tiers"), host), "replica", node=node["NodeID"])
+        for node in nodes
     ]

@@ -1,15 +1,18 @@
-"""Calls to other actors with a deadline, translating Ray's errors into Sightline's."""
+"""Calls to other actors with a deadline, translating Ray's errors into Sightline's; Ray's key-value store."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.experimental import internal_kv
 
 from cluster.errors import UnavailableError
+
+T = TypeVar("T")
 
 NAMESPACE = "sightline"
 CONTROLLER = "controller"
@@ -45,6 +48,13 @@ def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0) -> Any:
         raise _translated_error(error, timeout_s) from None
 
 
+async def ask_controller(method: str, *arguments: Any, reply_s: float = 10.0) -> T:
+    """Call a method of the controller; the caller states its return type. Raises what the method raised, and
+    ``UnavailableError`` like :func:`await_reply`."""
+    reply: T = await await_reply(getattr(controller(), method).remote(*arguments), timeout_s=reply_s)
+    return reply
+
+
 def _translated_error(error: Exception, timeout_s: float) -> Exception:
     if isinstance(error, RayTaskError):
         return cast(Exception, error.cause)
@@ -75,3 +85,27 @@ def controller() -> Any:
         return ray.get_actor(CONTROLLER, namespace=NAMESPACE)
     except ValueError:
         raise UnavailableError("the cluster has no controller") from None
+
+
+class RayTable:
+    """A namespace of Ray's key-value store, which outlives actors and ends with Ray
+    (:class:`cluster.control.cameras.store.Table`)."""
+
+    durable = False
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace.encode()
+
+    def get(self, key: str) -> bytes | None:
+        found: bytes | None = internal_kv._internal_kv_get(key.encode(), namespace=self._namespace)
+        return found
+
+    def put(self, key: str, value: bytes) -> None:
+        internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=self._namespace)
+
+    def delete(self, key: str) -> None:
+        internal_kv._internal_kv_del(key.encode(), namespace=self._namespace)
+
+    def keys(self, prefix: str) -> list[str]:
+        found = internal_kv._internal_kv_list(prefix.encode(), namespace=self._namespace)
+        return sorted(key.decode() for key in found)

@@ -9,6 +9,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,9 @@ from actors.processes import Process, processes, tiers
 from actors.remote import ALERTING, CONTROLLER, GATEWAY, RECONCILER, await_reply_blocking
 from actors.session import RaySession
 from cluster.config import SightlineConfig
+from cluster.control.cameras.store import StateFolder
 from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.types import CameraStatus
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class Cluster:
         self._run_id = uuid.uuid4().hex[:12]
         self._actors: dict[str, Any] = {}
         self._addresses: GatewayAddresses | None = None
+        self._state: StateFolder | None = None
         self._serving = False
         self._stopped = False
         self.phases: dict[str, float] = {}
@@ -79,6 +83,7 @@ class Cluster:
         config = preflight(self._config)
         atexit.register(self.stop)
         try:
+            config = self._with_state(config)
             with self._phase("ray"):
                 self._session.start()
             self._start_processes(config)
@@ -93,6 +98,11 @@ class Cluster:
         """Ready decoders and replicas, with their addresses and process ids."""
         readiness: Readiness = await_reply_blocking(self._actors[CONTROLLER].readiness.remote())
         return readiness
+
+    def cameras(self) -> list[CameraStatus]:
+        """Status of all cameras, sorted by name; waits until a new controller knows them."""
+        statuses: list[CameraStatus] = await_reply_blocking(self._actors[CONTROLLER].list_cameras.remote())
+        return statuses
 
     def failure(self) -> str | None:
         """An essential process that has died; ``None`` while the cluster runs. Call it often."""
@@ -113,8 +123,22 @@ class Cluster:
         if self._session.private:
             # Alerting deletes it, unless it was killed.
             shutil.rmtree(private_folder(self._run_id), ignore_errors=True)
+        if self._state is not None:
+            self._state.close()
 
     # -- starting -------------------------------------------------------------------------------
+    def _with_state(self, config: SightlineConfig) -> SightlineConfig:
+        """Lock the folder of state; incidents and clips go there unless they have a folder of their own."""
+        folder = config.cluster.state_dir
+        if folder is None:
+            return config
+        if self._session.private:
+            self._state = StateFolder(Path(folder))
+        if config.alerts.folder is not None:
+            return config
+        alerts = config.alerts.model_copy(update={"folder": str(Path(folder, "alerts"))})
+        return config.model_copy(update={"alerts": alerts})
+
     def _start_processes(self, config: SightlineConfig) -> None:
         deadline = time.monotonic() + config.cluster.start_timeout_s
         # On an existing Ray cluster, processes may be on several machines.

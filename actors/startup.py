@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from cluster import metrics
+from cluster import __version__, metrics
 from cluster.config import SightlineConfig
 from cluster.config.cluster import ClusterConfig
 from cluster.logs import CountingHandler, JsonFormatter, TextFormatter
@@ -41,10 +40,6 @@ def config_digest(config: SightlineConfig) -> str:
 
 def describe_process(config: SightlineConfig, role: Role) -> None:
     """Set ``sightline_build_info`` and create this process's series at zero."""
-    try:
-        release = version("sightline")
-    except PackageNotFoundError:
-        release = "unknown"
     metrics.build_info.clear()
-    metrics.build_info.labels(release, config.engine, config.model.name, config_digest(config)).set(1)
+    metrics.build_info.labels(__version__, config.engine, config.model.name, config_digest(config)).set(1)
     create_zero_series(role, sinks=[sink.name for sink in config.alerts.sinks])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
 import uuid
@@ -12,15 +11,13 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.experimental import internal_kv
 
 from actors.preflight import check_settings
 from actors.processes import Process, processes, tiers
-from actors.remote import ALERTING, GATEWAY, NAMESPACE, await_reply
+from actors.remote import ALERTING, GATEWAY, NAMESPACE, RayTable, await_reply
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError
-from cluster.redaction import REVEAL
 
 log = logging.getLogger(__name__)
 
@@ -110,22 +107,18 @@ class Supervisor:
         wanted = {each.name: each for each in (*processes(self._config, RUN_ID, None), *tiers(self._config, None))}
         ending = dict.fromkeys(self._registry.names() - wanted.keys(), True)
         for name, process in wanted.items():
-            if _find(name) is not None and not self._registry.is_current(name, self._digest(name)):
+            if _find(name) is not None and not self._registry.is_current(name, process.digest):
                 ending[name] = not process.keeps_state
         self._end(ending)
         for name, process in wanted.items():
             if _find(name) is None:
-                self._start(process, self._digest(name))
+                self._start(process)
 
-    def _start(self, process: Process, digest: str) -> None:
+    def _start(self, process: Process) -> None:
         log.info("starting %s", process.name)
         with contextlib.suppress(ValueError):
             process.start(self._config.cluster.placement, detached=True)
-            self._registry.put(process.name, digest)
-
-    def _digest(self, name: str) -> str:
-        """Digest that changes when the process must be restarted."""
-        return hashlib.sha256(f"{name}\n{self._config.model_dump_json(context=dict(REVEAL))}".encode()).hexdigest()
+            self._registry.put(process.name, process.digest)
 
     def _end_all(self) -> None:
         if not self._registry.is_owner():
@@ -154,46 +147,42 @@ class Supervisor:
 
 
 class ProcessRegistry:
-    """Started processes and digests of their configuration, in Ray's key-value store, with the supervisor that owns
-    them."""
+    """Started processes and digests of their configuration, with the supervisor that owns them, in Ray's key-value
+    store."""
 
-    NAMESPACE = b"sightline-processes"
-    OWNER = b"owner"
-    PROCESS = b"process/"
+    OWNER = "owner"
+    PROCESS = "process/"
 
     def __init__(self) -> None:
         self._me = uuid.uuid4().hex.encode()
+        self._table = RayTable("sightline-processes")
 
     def claim(self) -> None:
         """Take ownership; other supervisors then change nothing."""
-        internal_kv._internal_kv_put(self.OWNER, self._me, overwrite=True, namespace=self.NAMESPACE)
+        self._table.put(self.OWNER, self._me)
 
     def is_owner(self) -> bool:
         """Whether no other supervisor has taken ownership since."""
-        return bool(internal_kv._internal_kv_get(self.OWNER, namespace=self.NAMESPACE) == self._me)
+        return self._table.get(self.OWNER) == self._me
 
     def names(self) -> set[str]:
         """Processes that were started."""
-        keys = internal_kv._internal_kv_list(self.PROCESS, namespace=self.NAMESPACE)
-        return {key.removeprefix(self.PROCESS).decode() for key in keys}
+        return {key.removeprefix(self.PROCESS) for key in self._table.keys(self.PROCESS)}
 
     def is_current(self, name: str, digest: str) -> bool:
         """Whether the process was started with this configuration."""
-        return bool(internal_kv._internal_kv_get(self._key(name), namespace=self.NAMESPACE) == digest.encode())
+        return self._table.get(self.PROCESS + name) == digest.encode()
 
     def put(self, name: str, digest: str) -> None:
-        internal_kv._internal_kv_put(self._key(name), digest.encode(), overwrite=True, namespace=self.NAMESPACE)
+        self._table.put(self.PROCESS + name, digest.encode())
 
     def remove(self, name: str) -> None:
-        internal_kv._internal_kv_del(self._key(name), namespace=self.NAMESPACE)
+        self._table.delete(self.PROCESS + name)
 
     def clear(self) -> None:
         """Delete all entries."""
-        internal_kv._internal_kv_del(self.PROCESS, del_by_prefix=True, namespace=self.NAMESPACE)
-        internal_kv._internal_kv_del(self.OWNER, namespace=self.NAMESPACE)
-
-    def _key(self, name: str) -> bytes:
-        return self.PROCESS + name.encode()
+        for key in self._table.keys(""):
+            self._table.delete(key)
 
 
 def _find(name: str) -> Any:

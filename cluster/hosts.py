@@ -1,4 +1,4 @@
-"""Host facts and process limits: loopback addresses, file descriptors, malloc."""
+"""Host facts and process limits: loopback addresses, folders, file descriptors, malloc."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ctypes
 import ipaddress
 import logging
 import resource
+from collections.abc import Iterable
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,12 @@ def is_loopback(host: str) -> bool:
     # A socket for both kinds of addresses shows 127.0.0.1 as ::ffff:127.0.0.1.
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+def is_below(path: Path, folders: Iterable[Path]) -> bool:
+    """Whether ``path`` lies in one of ``folders``, symbolic links followed."""
+    resolved = path.resolve()
+    return any(resolved.is_relative_to(folder.resolve()) for folder in folders)
 
 
 def raise_file_limit(count: int) -> int:

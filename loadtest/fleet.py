@@ -12,7 +12,8 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from cluster.client import GatewayClient
 from cluster.errors import SightlineError
@@ -97,10 +98,7 @@ class Pacer:
 
 T = TypeVar("T")
 
-ADDING = 8
-"""Cameras that are added or removed at once."""
-
-CALLS = 16
+CALLS = 8
 """Calls to the gateway that are under way at once."""
 
 CLOSE_S = 2.0
@@ -172,28 +170,27 @@ class Camera:
         self.status, self.status_s = status, time.monotonic()
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What the fleet has done so far. ``dropped``: packets that agents dropped because their buffers were full,
+class Sent(NamedTuple):
+    """What cameras have done so far. ``dropped``: packets that agents dropped because their buffers were full,
     ``refused``: packets the cluster dropped, ``lost``: packets that a profile or a fault kept from arriving."""
-
-    packets: int
-    bytes: int
-    dropped: int
-    refused: int
-    lost: int
-    reconnects: int
-
-
-@dataclass(slots=True)
-class _Gone:
-    """Of cameras that left."""
 
     packets: int = 0
     bytes: int = 0
     dropped: int = 0
     refused: int = 0
     reconnects: int = 0
+    lost: int = 0
+
+    @classmethod
+    def of(cls, status: PushStatus) -> Sent:
+        """One camera's."""
+        return cls(status.packets, status.bytes, status.dropped, status.cluster_dropped, status.reconnects)
+
+    def plus(self, *others: Sent) -> Sent:
+        return Sent(*map(sum, zip(self, *others, strict=True)))
+
+    def minus(self, before: Sent) -> Sent:
+        return Sent(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class Fleet:
@@ -238,8 +235,8 @@ class Fleet:
         self._numbers = itertools.count()
         self._random = random.Random(profile.seed)
         self._grid_s: float | None = None
-        self._lost = 0
-        self._gone = _Gone()
+        # By cameras that left, and packets that were lost on the way.
+        self._gone = Sent()
 
     async def run(self) -> None:
         """Send what is due, until cancelled."""
@@ -261,8 +258,7 @@ class Fleet:
         scripts = [script(self.profile, next(self._numbers), self._prefix) for _ in range(count)]
         if not scripts:
             return time.monotonic()
-        gate = asyncio.Semaphore(ADDING)
-        await asyncio.gather(*(self._register(each, gate) for each in scripts))
+        await asyncio.gather(*(self._register(each) for each in scripts))
         ramp_s = self.profile.ramp_s if ramp_s is None else ramp_s
         begin_s = self._next_stride(time.monotonic() + ramp_s + CONNECT_S)
         for number, each in enumerate(scripts):
@@ -283,12 +279,7 @@ class Fleet:
         # Windows due by now close with what comes after them.
         await asyncio.sleep(min(CLOSE_S, self.setup.stride_s))
         await self._stop(camera)
-        sent = camera.agent.status
-        self._gone.packets += sent.packets
-        self._gone.bytes += sent.bytes
-        self._gone.dropped += sent.dropped
-        self._gone.refused += sent.cluster_dropped
-        self._gone.reconnects += sent.reconnects
+        self._gone = self._gone.plus(Sent.of(camera.agent.status))
         await self._last_word(camera)
         await self._call(self._client.camera_remove, name)
 
@@ -320,8 +311,7 @@ class Fleet:
         """All cameras stop sending; ``remove``: and the cluster is told to forget them."""
         await asyncio.gather(*(self._stop(camera) for camera in self.cameras.values()))
         if remove:
-            gate = asyncio.Semaphore(ADDING)
-            await asyncio.gather(*(self._forget(name, gate) for name in self.cameras))
+            await asyncio.gather(*(self._call(self._client.camera_remove, name) for name in self.cameras))
         self._client.close()
         self._threads.shutdown(wait=False)
 
@@ -351,15 +341,7 @@ class Fleet:
 
     def sent(self) -> Sent:
         """Totals over all cameras there ever were."""
-        now = [camera.agent.status for camera in self.cameras.values()]
-        return Sent(
-            packets=self._gone.packets + sum(each.packets for each in now),
-            bytes=self._gone.bytes + sum(each.bytes for each in now),
-            dropped=self._gone.dropped + sum(each.dropped for each in now),
-            refused=self._gone.refused + sum(each.cluster_dropped for each in now),
-            lost=self._lost,
-            reconnects=self._gone.reconnects + sum(each.reconnects for each in now),
-        )
+        return self._gone.plus(*(Sent.of(camera.agent.status) for camera in self.cameras.values()))
 
     def take_lateness(self) -> array[float]:
         """See :meth:`Pacer.take_lateness`."""
@@ -375,16 +357,11 @@ class Fleet:
             self._grid_s = after_s
         return self._grid_s + math.ceil((after_s - self._grid_s) / self.setup.stride_s) * self.setup.stride_s
 
-    async def _register(self, camera: CameraScript, gate: asyncio.Semaphore) -> None:
-        async with gate:
-            settings = dict(self.setup.settings)
-            # By force: to find out what a cluster keeps up with, it has to be given more than it thinks it can take.
-            questions, source = self.setup.questions, "" if self._rtsp is None else self._rtsp.url(camera.name)
-            await self._call(lambda: self._client.camera_add(camera.name, source, questions, settings, force=True))
-
-    async def _forget(self, name: str, gate: asyncio.Semaphore) -> None:
-        async with gate:
-            await self._call(self._client.camera_remove, name)
+    async def _register(self, camera: CameraScript) -> None:
+        source = "" if self._rtsp is None else self._rtsp.url(camera.name)
+        # By force: to find out what a cluster keeps up with, it has to be given more than it thinks it can take.
+        add = partial(self._client.camera_add, settings=dict(self.setup.settings), force=True)
+        await self._call(add, camera.name, source, self.setup.questions)
 
     def _start(self, camera: CameraScript, begin_s: float) -> None:
         books = CameraBooks(camera.name, begin_s, self.setup.stride_s)
@@ -409,7 +386,7 @@ class Fleet:
 
     def _send(self, agent: Line, due: Due) -> None:
         if due.lost or (self.loss and self._random.random() < self.loss):
-            self._lost += 1
+            self._gone = self._gone.plus(Sent(lost=1))
             agent.lose()
         else:
             agent.deliver(due.packet)

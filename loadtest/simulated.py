@@ -28,14 +28,9 @@ def city(
 ) -> dict[str, Any]:
     """Cameras in groups by what they send, each with the demand that was measured of it, and what was measured of all.
 
-    Args:
-        config: of the cluster; with ``engine: simulated`` its cost model goes along.
-        profile: what the cameras did.
-        cameras: all of the fleet.
-        found: the measurement.
-        began_s: when the test began, of the generator's clock.
-        temporal: samples of one frame of the model.
-        query_tokens: tokens of one question.
+    ``config``: of the cluster, whose cost model goes along; ``profile``: what ``cameras``, all of the fleet, did;
+    ``began_s``: when the test began, of the generator's clock; ``temporal``: samples of one frame of the model;
+    ``query_tokens``: of one question.
     """
     from_s, until_s = began_s + found.from_s, began_s + found.until_s
     groups: dict[str, list[list[Slot]]] = {}

@@ -8,16 +8,16 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from cluster.errors import SightlineError, UnavailableError
-from cluster.lab.bench.window_accounting import percentile
+from cluster.lab.bench.window_accounting import Account, alert_times, percentile, within
 from cluster.types import Answer
 from loadtest.fleet import CameraSetup, Fleet, Sent
 from loadtest.footage import Footage
 from loadtest.machine import Machine, Page, fetch, grown, level
 from loadtest.profile import Profile
-from loadtest.result import Measurement, Span, Tick, occupancy, summarise
+from loadtest.result import LATE_S, Measurement, Spread, Tick, occupancy
 from loadtest.rtsp import RtspCameras, reachable_from
 from loadtest.target import Listener, Target
 
@@ -25,6 +25,7 @@ READY_S = 15.0
 PROCESSES_EVERY, RUNGS_EVERY = 5, 10
 SETTLE_STRIDES = 2.0
 CHURN_S = 0.25
+TOKEN_KINDS = ("full", "kept", "reused", "refreshed", "new", "query", "encoded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +91,52 @@ class Stage:
 
     async def conclude(self, mark: Mark) -> Measurement:
         """The measurement from ``mark`` until now, once everything due is accounted for (see :meth:`settle`)."""
-        until_s, sent, late = time.monotonic(), self.fleet.sent(), sorted(self._late)
+        until_s, sent, late = time.monotonic(), self.fleet.sent().minus(mark.sent), sorted(self._late)
         await self.settle(until_s)
-        page = await self._page()
-        span = Span(
-            from_s=mark.at_s,
-            until_s=until_s,
-            before=mark.sent,
-            after=sent,
-            late=late,
-            lost=_lost(mark.page, page),
+        from_s, began_s, stride_s = mark.at_s, self.began_s, self.setup.stride_s
+        cameras = self.fleet.everyone()
+        every = [camera.books.slots(until_s) for camera in cameras]
+        accounts = self._accounts(until_s)
+        total = {each.name: sum(getattr(one, each.name) for one in accounts) for each in fields(Account)}
+        inside = [slot for slots in every for slot in within(slots, from_s, until_s)]
+        seen = [slot for slot in inside if slot.seen_s is not None]
+        alerts: list[float] = []
+        for camera, slots in zip(cameras, every, strict=True):
+            # What begins in the last stride can only be told by a window that is due afterwards.
+            end_s = min(until_s, camera.books.until_s) - stride_s
+            alerts += alert_times(slots, stride_s, max(from_s, camera.books.began_s), end_s)
+        return Measurement(
+            streams=sum(camera.books.until_s >= until_s for camera in cameras),
+            stride_s=stride_s,
+            from_s=from_s - began_s,
+            until_s=until_s - began_s,
+            answered=total.pop("seen"),
+            **total,
+            measured=len(inside),
+            missing=len(inside) - len(seen),
+            on_time=sum(slot.lag_s <= stride_s for slot in seen),
+            gated=sum(slot.gated for slot in seen),
+            lag=Spread.of([slot.lag_s for slot in inside]),
+            alert=Spread.of(alerts),
+            replica=Spread.of([slot.latency_s for slot in seen if not slot.gated]),
+            late=Spread.of(late),
+            late_share=sum(seconds > LATE_S for seconds in late) / max(1, len(late)),
+            packets=sent.packets,
+            packets_dropped=sent.dropped,
+            packets_refused=sent.refused,
+            packets_lost=sent.lost,
+            reconnects=sent.reconnects,
             missed_answers=self.listener.missed,
             breaks=self.listener.breaks,
-            failures=self.fleet.failures,
-            patience_s=self._patience_s(),
-            rungs=occupancy([tick for tick in self.ticks if tick.at_s + self.began_s >= mark.at_s]),
-        )
-        return summarise(
-            self.fleet.everyone(),
-            span,
-            began_s=self.began_s,
-            stride_s=self.setup.stride_s,
-            listened=self.listener.heard_everything,
+            tokens={kind: sum(getattr(slot.tokens, kind, 0) for slot in seen) for kind in TOKEN_KINDS},
+            lost=_lost(mark.page, await self._page()),
+            failures=tuple(self.fleet.failures),
+            rungs=occupancy([tick for tick in self.ticks if tick.at_s + began_s >= from_s]),
+            unaccounted={
+                camera.name: tuple(round(slot.end_s - began_s, 2) for slot in slots if slot.seen_s is None)
+                for camera, slots, each in zip(cameras, every, accounts, strict=True)
+                if each.silent or each.extra
+            },
         )
 
     async def settle(self, until_s: float) -> int:
@@ -123,16 +148,18 @@ class Stage:
             # A gateway that restarts is asked again.
             with contextlib.suppress(UnavailableError):
                 await self.fleet.statuses()
-            listened = self.listener.heard_everything
-            since_s = until_s - self._patience_s()
-            accounts = [
-                camera.account(camera.books.slots(until_s), listened=listened, since_s=since_s)
-                for camera in self.fleet.everyone()
-            ]
-            silent = sum(each.silent for each in accounts)
+            silent = sum(each.silent for each in self._accounts(until_s))
             if not silent or time.monotonic() >= deadline_s:
                 return silent
             await asyncio.sleep(min(0.5, self.setup.stride_s / 4))
+
+    def _accounts(self, until_s: float) -> list[Account]:
+        """What became of every camera's windows due by ``until_s``, in the order of :meth:`Fleet.everyone`."""
+        listened, since_s = self.listener.heard_everything, until_s - self._patience_s()
+        return [
+            camera.account(camera.books.slots(until_s), listened=listened, since_s=since_s)
+            for camera in self.fleet.everyone()
+        ]
 
     def _patience_s(self) -> float:
         """How long a window may be on its way when a measurement ends: two strides more than the slowest answer took,

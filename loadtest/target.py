@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,24 +23,6 @@ from cluster.wire.tls import ClientCredentials
 
 if TYPE_CHECKING:
     from actors.runtime import Cluster
-
-
-@contextlib.contextmanager
-def with_redis(config: SightlineConfig) -> Iterator[tuple[SightlineConfig, int]]:
-    """The configuration with ``tiers.redis_url`` set to a server that lives as long as the block, and its process id.
-
-    Raises:
-        ConfigError: the configuration has a Redis already, which is somebody's, or there is no ``redis-server`` here.
-        SightlineError: it did not start.
-    """
-    if config.tiers.redis_url is not None:
-        raise ConfigError("kill-redis kills a Redis that the load test starts; leave tiers.redis_url out for it")
-    server = RedisServer()
-    try:
-        tiers = config.tiers.model_copy(update={"redis_url": server.url})
-        yield config.model_copy(update={"tiers": tiers}), server.pid
-    finally:
-        server.kill()
 
 
 AGAIN_S = 0.1
@@ -101,13 +83,15 @@ class Listener:
 @dataclass(frozen=True, slots=True)
 class Target:
     """``processes()``: process ids by the names that the cluster gives them (``replica-0``, ``gateway``, ``tier``); of
-    a cluster elsewhere none are known. It may take a second, and is to be called beside the event loop."""
+    a cluster elsewhere none are known. It may take a second, and is to be called beside the event loop.
+
+    ``own``: the load test started it; ``config`` says what its cameras are added with."""
 
     gateway: str
     metrics: str | None
     config: SightlineConfig
-    processes: Callable[[], dict[str, int]]
-    own: bool
+    processes: Callable[[], dict[str, int]] = dict
+    own: bool = False
     credentials: ClientCredentials | None = None
 
     def only_own(self, what: str) -> None:
@@ -124,33 +108,36 @@ def own_cluster(
     on_phase: Callable[[str], None],
     credentials: ClientCredentials | None = None,
     *,
-    beside: Mapping[str, int] | None = None,
+    redis: bool = False,
 ) -> Iterator[Target]:
-    """A cluster from ``config`` for as long as the block lasts; ``beside``: process ids of what else was started for
-    it, by name.
+    """A cluster from ``config`` for as long as the block lasts; ``redis``: with a Redis of its own.
 
     Raises:
-        ConfigError: see ``actors.runtime.Cluster.start``.
+        ConfigError: see ``actors.runtime.Cluster.start``; or for ``redis``: the configuration names one already, which
+            is somebody's, or there is no ``redis-server`` here.
+        SightlineError: it did not start.
     """
     on_phase("loading the libraries")
     from actors.runtime import Cluster
 
-    with Cluster(config, on_phase=on_phase) as cluster:
+    beside: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        if redis:
+            if config.tiers.redis_url is not None:
+                raise ConfigError("kill-redis kills a Redis that the load test starts; leave tiers.redis_url out")
+            server = stack.enter_context(RedisServer())
+            beside["redis"] = server.pid
+            tiers = config.tiers.model_copy(update={"redis_url": server.url})
+            config = config.model_copy(update={"tiers": tiers})
+        cluster = stack.enter_context(Cluster(config, on_phase=on_phase))
         yield Target(
             gateway=cluster.gateway_address,
             metrics=cluster.metrics_address,
             config=config,
-            processes=lambda: {**_processes(cluster), **(beside or {})},
+            processes=lambda: _processes(cluster) | beside,
             own=True,
             credentials=credentials,
         )
-
-
-def running_cluster(
-    gateway: str, metrics: str | None, config: SightlineConfig, credentials: ClientCredentials | None = None
-) -> Target:
-    """A cluster that somebody else started; ``config`` says what its cameras are added with."""
-    return Target(gateway=gateway, metrics=metrics, config=config, processes=dict, own=False, credentials=credentials)
 
 
 def _processes(cluster: Cluster) -> dict[str, int]:

@@ -57,3 +57,13 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("clips") / "street.mp4"
     make_clip("street", path, seconds=24, size=(160, 96))
     return path
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Any]:
+    """``sightline`` in a folder of its own, in this process or as others; what it leaves running is ended."""
+    from command_line import Cli
+
+    cli = Cli(tmp_path)
+    yield cli
+    cli.close()

@@ -11,7 +11,7 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
+from cluster.lab.bench.harness import IN_CHECKOUT
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,17 +38,23 @@ def needs_vllm(file: Path) -> bool:
     return any(name.split(".")[0] == "vllm" for name in names) or any(needs_vllm(f) for f in local if f.exists())
 
 
-def loaded_by(names: list[str]) -> set[str]:
-    """Top-level packages (and ours with one level) in a fresh interpreter after importing ``names``."""
-    code = f"import importlib, json, sys\nfor name in {names!r}: importlib.import_module(name)\n"
-    code += "print(json.dumps(sorted(sys.modules)))"
+def loaded_by(*groups: list[str]) -> list[set[str]]:
+    """Top-level packages (and ours with one level) in a fresh interpreter after importing each group, one after the
+    other."""
+    code = (
+        f"import importlib, json, sys\nfor names in {groups!r}:\n    for name in names: importlib.import_module(name)\n"
+    )
+    code += "    print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    every = json.loads(done.stdout.splitlines()[-1])
-    return {name.split(".")[0] for name in every} | {".".join(name.split(".")[:2]) for name in every}
+    every = [json.loads(line) for line in done.stdout.splitlines()[-len(groups) :]]
+    return [
+        {name.split(".")[0] for name in names} | {".".join(name.split(".")[:2]) for name in names} for names in every
+    ]
 
 
 def test_nothing_in_cluster_loads_ray_or_actors() -> None:
-    assert not loaded_by(modules("cluster")) & {"ray", "actors", "loadtest"}
+    [loaded] = loaded_by(modules("cluster"))
+    assert not loaded & {"ray", "actors", "loadtest"}
 
 
 # Who may import whom: a room those of the rows above it, and those beside it where nothing comes back.
@@ -84,6 +90,7 @@ def files() -> dict[str, Path]:
     return dict(zip(names, found, strict=True))
 
 
+@functools.cache
 def named_by(path: Path) -> set[str]:
     """Modules that a file names anywhere: inside functions, for types alone, and to ``import_module``."""
     found = set()
@@ -106,7 +113,7 @@ def arrows() -> dict[tuple[str, str], set[str]]:
         if module == "cluster":
             continue
         for name in named_by(path):
-            if name.startswith("ray") or name == "cluster":
+            if name.startswith("ray") or name in ("cluster", "cluster.__version__"):
                 continue
             if room(name) != room(module):
                 found.setdefault((room(module), room(name)), set()).add(module)
@@ -138,33 +145,42 @@ def test_the_library_names_neither_ray_nor_what_measures_it() -> None:
     } == set()
 
 
+def test_only_the_table_of_benches_names_what_tests_use() -> None:
+    """What is installed imports nothing of tests/; the bench harness has names, and looks for them when it is asked."""
+    support = {path.stem for path in ROOT.joinpath("tests", "support").iterdir()} | {"tests"}
+    found = {module: {name.split(".")[0] for name in imported(path)} & support for module, path in files().items()}
+    assert {module: names for module, names in found.items() if names} == {}
+    assert set(IN_CHECKOUT.values()) <= support
+
+
 def test_a_decoder_needs_no_torch() -> None:
-    loaded = loaded_by([*modules("cluster.codec"), *modules("cluster.vision"), "cluster.types"])
+    loaded, actor = loaded_by(
+        [*modules("cluster.codec"), *modules("cluster.vision"), "cluster.types"], ["cluster.decoder.running_camera"]
+    )
     assert not loaded & {"torch", "transformers", "ray", "grpc", "pydantic", "cluster.models", "cluster.engine"}
-    actor = loaded_by(["cluster.decoder.running_camera"])
     assert not actor & {"torch", "transformers", "ray"}
 
 
 def test_the_decoder_actor_loads_no_model_code() -> None:
-    assert not loaded_by(["actors.decoder"]) & {"torch", "transformers", "cluster.models"}
+    [loaded] = loaded_by(["actors.decoder"])
+    assert not loaded & {"torch", "transformers", "cluster.models"}
 
 
 def test_control_needs_no_torch_and_no_wire() -> None:
-    loaded = loaded_by(modules("cluster.control"))
+    [loaded] = loaded_by(modules("cluster.control"))
     assert not loaded & {"torch", "transformers", "ray", "grpc", "av", "cluster.wire", "cluster.codec"}
 
 
-@pytest.mark.parametrize("package", ["cluster.engine", "cluster.models"])
-def test_engine_and_models_know_nothing_of_the_rest(package: str) -> None:
-    loaded = loaded_by(modules(package))
-    assert not loaded & {"ray", "grpc", "av", "pydantic", "prometheus_client", "typer"} - baseline()
-    assert not loaded & {f"cluster.{name}" for name in ("codec", "vision", "wire", "config", "control", "metrics")}
-
-
-@functools.cache
-def baseline() -> set[str]:
-    """What torch and transformers themselves load."""
-    return loaded_by(["torch", "transformers", "transformers.models.auto.modeling_auto"])
+def test_engine_and_models_know_nothing_of_the_rest() -> None:
+    baseline, *loaded = loaded_by(
+        # What torch and transformers themselves load.
+        ["torch", "transformers", "transformers.models.auto.modeling_auto"],
+        modules("cluster.models"),
+        modules("cluster.engine"),
+    )
+    for names in loaded:
+        assert not names & {"ray", "grpc", "av", "pydantic", "prometheus_client", "typer"} - baseline
+        assert not names & {f"cluster.{name}" for name in ("codec", "vision", "wire", "config", "control", "metrics")}
 
 
 def test_no_test_module_imports_another() -> None:

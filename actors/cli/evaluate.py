@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets import Dataset, SkippedVideo
     from cluster.lab.evaluation.results import Results
     from cluster.lab.evaluation.settings import Setting, WindowShape
-    from cluster.lab.evaluation.worker_pool import ModelSpec, Progress
+    from cluster.lab.evaluation.worker_pool import ModelSpec
     from cluster.lab.report.page import Page, Table
     from cluster.models.base import VisionLanguageModel
     from cluster.models.settings import ModelSettings
@@ -62,7 +61,6 @@ def ladder(
 HELP = "Measure accuracy on labelled footage."
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
-LINE_EVERY_S = 10.0
 # Scenes made by default: two of every kind and two without an event, and five times as many.
 QUICK_SCENES, SCENES = 14, 70
 MOST_JOBS = 8
@@ -116,9 +114,9 @@ def accuracy(
     if jobs is not None and jobs < 1:
         raise ConfigError(f"the number of processes must be at least 1, not {jobs}")
     _check_run(model, out, json_file)
+    from cluster.lab.evaluation.page import figure_table, make_page, setting_table
     from cluster.lab.evaluation.report import check_questions, make_report, select_thresholds
     from cluster.lab.evaluation.settings import make_grid
-    from cluster.lab.evaluation.tables import figure_table, make_page, setting_table
     from cluster.lab.evaluation.worker_pool import ModelSpec
 
     spec = ModelSpec(model, device, dtype)
@@ -238,13 +236,14 @@ def _default_jobs(device: str) -> int:
 
 def _made(out: Path, count: int, seed: int, jobs: int) -> Path:
     """Test scenes with each kind of event in turn, made once and kept."""
+    from actors.cli.output import ProgressBar
     from cluster.lab.scenes.dataset import SceneSet, make_scenes
     from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
     folder = out / f"scenes-{seed}"
     wanted = SceneSet("test", count, seed, events=(*EVENT_KINDS, "none"))
-    with _Bar("making scenes", count) as bar:
-        make_scenes(folder, wanted, jobs=jobs, on_clip=lambda path: bar.step(path.name))
+    with ProgressBar("making scenes", count) as bar:
+        make_scenes(folder, wanted, jobs=jobs, on_clip=bar.step)
     return folder
 
 
@@ -266,10 +265,11 @@ def _evaluated(
     work: Path,
     consecutive: int,
 ) -> Results:
+    from actors.cli.output import ProgressBar
     from cluster.lab.evaluation.run import evaluate
 
     videos = len(found.videos)
-    with _Bar(f"{what} {videos} videos under {len({each.key for each in settings})} settings", 1) as bar:
+    with ProgressBar(f"{what} {videos} videos under {len({each.key for each in settings})} settings", 1) as bar:
         return evaluate(
             found.videos,
             loaded if jobs == 1 else spec,
@@ -278,7 +278,7 @@ def _evaluated(
             consecutive=consecutive,
             jobs=jobs,
             work=work,
-            on_progress=bar.tell,
+            on_progress=lambda at: bar.show(at.done, at.total, at.now),
         )
 
 
@@ -337,43 +337,3 @@ def show(tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[Skippe
     for each in skipped:
         screen.print(f"skipped {each.path.name}: {each.reason}", markup=False)
     screen.print(f"written: {page}", markup=False)
-
-
-class _Bar:
-    """Progress bar with remaining time on a terminal; otherwise a plain line every few seconds."""
-
-    def __init__(self, what: str, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        from actors.cli.output import console
-
-        self._screen = console(stderr=True)
-        self._what, self._total, self._done, self._said_at = what, total, 0, time.monotonic()
-        shown = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        columns = (TextColumn(what), *shown, TextColumn("{task.fields[now]}"))
-        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._screen.is_terminal)
-        self._task = self._bar.add_task("", total=total, now="")
-
-    def __enter__(self) -> _Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def step(self, now: str) -> None:
-        """Advance by one."""
-        self.at(self._done + 1, self._total, now)
-
-    def tell(self, progress: Progress) -> None:
-        """Show the progress of an evaluation."""
-        self.at(progress.done, progress.total, progress.now)
-
-    def at(self, done: int, total: int, now: str) -> None:
-        """Set the progress."""
-        self._done, self._total = done, total
-        self._bar.update(self._task, completed=done, total=total, now=now)
-        moment = time.monotonic()
-        if not self._screen.is_terminal and moment - self._said_at >= LINE_EVERY_S:
-            self._said_at = moment
-            self._screen.print(f"{self._what}: {done} of {total}", markup=False)

@@ -101,7 +101,7 @@ def memory(
 
 def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
     """Long test scenes, made once and kept."""
-    from actors.cli.evaluate import _Bar
+    from actors.cli.output import ProgressBar
     from cluster.lab.evaluation.memory.long_scene import LongScene
     from cluster.lab.evaluation.memory.questions import generate_questions
     from cluster.lab.evaluation.memory.run import Footage
@@ -111,8 +111,8 @@ def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jo
     long = [LongScene(seconds, seed + number, quiet_s=quiet_s) for number in range(count)]
     questions = [tuple(generate_questions(scene, per_kind=per_kind)) for scene in long]
     clips = [scene.clip(folder) for scene in long]
-    with _Bar("making scenes", count) as bar:
-        encode_missing_clips(clips, folder, jobs=jobs, on_clip=lambda path: bar.step(path.name))
+    with ProgressBar("making scenes", count) as bar:
+        encode_missing_clips(clips, folder, jobs=jobs, on_clip=bar.step)
     return [Footage(clip.path.stem, clip.path, asked) for clip, asked in zip(clips, questions, strict=True)]
 
 
@@ -135,12 +135,20 @@ def _evaluated(
     out: Path,
     jobs: int,
 ) -> MemoryResults:
-    from actors.cli.evaluate import _Bar
+    from actors.cli.output import ProgressBar
     from cluster.lab.evaluation.memory.run import evaluate_memory
 
-    with _Bar(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:
+    with ProgressBar(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:
         model = loaded if jobs == 1 else spec
-        return evaluate_memory(footage, model, settings, shape, out, jobs=jobs, on_progress=bar.tell)
+        return evaluate_memory(
+            footage,
+            model,
+            settings,
+            shape,
+            out,
+            jobs=jobs,
+            on_progress=lambda at: bar.show(at.done, at.total, at.now),
+        )
 
 
 def _print(report: MemoryReport, page: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cluster.config import SightlineConfig
     from loadtest.footage import Footage
     from loadtest.profile import Profile
-    from loadtest.report.render import Facts
+    from loadtest.report import Facts
     from loadtest.result import Measurement, Tick
     from loadtest.search import Search, Try
     from loadtest.target import Target
@@ -82,8 +82,7 @@ def run(
     from cluster.errors import SightlineError
     from cluster.lab.report.page import write_files
     from loadtest.faults import named
-    from loadtest.report.render import others_text, page, run_json, verdict_text
-    from loadtest.report.tables import run_tables
+    from loadtest.report import others_text, page, run_json, run_tables, verdict_text
     from loadtest.run import run_test
 
     chosen = _profile(profile, streams=streams, measure_s=seconds)
@@ -150,8 +149,7 @@ def search(
     from actors.cli.output import console, write_json
     from cluster.errors import ConfigError
     from cluster.lab.report.page import write_files
-    from loadtest.report.render import page, search_json, search_text
-    from loadtest.report.tables import search_tables
+    from loadtest.report import page, search_json, search_tables, search_text
     from loadtest.run import SearchResult, run_search
 
     chosen = _profile(profile, measure_s=seconds)
@@ -261,18 +259,14 @@ def _footage(profile: Profile, progress: _Progress) -> dict[str, Footage]:
 def _target(
     config: SightlineConfig, gateway: str | None, metrics: str | None, progress: _Progress, *, redis: bool = False
 ) -> Iterator[Target]:
-    from loadtest.target import own_cluster, running_cluster, with_redis
+    from loadtest.target import Target, own_cluster
 
     credentials = client_credentials()
     if gateway is not None:
-        yield running_cluster(gateway, metrics, config, credentials)
+        yield Target(gateway, metrics, config, credentials=credentials)
         return
-    with contextlib.ExitStack() as stack:
-        if redis:
-            config, server = stack.enter_context(with_redis(config))
-            yield stack.enter_context(own_cluster(config, progress.phase, credentials, beside={"redis": server}))
-        else:
-            yield stack.enter_context(own_cluster(config, progress.phase, credentials))
+    with own_cluster(config, progress.phase, credentials, redis=redis) as target:
+        yield target
 
 
 def _search(
@@ -303,7 +297,7 @@ def _search(
 
 
 def _facts(title: str, name: str, profile: Profile, config: SightlineConfig, *, own: bool) -> Facts:
-    from loadtest.report.render import Facts
+    from loadtest.report import Facts
 
     window, sampling = config.window, config.sampling
     cluster = {

@@ -95,9 +95,8 @@ def city(
     from cluster.errors import ConfigError
     from cluster.lab.report.page import write_files
     from loadtest.city import report
-    from loadtest.city.city import CityPlan
-    from loadtest.city.district import Timing
     from loadtest.city.mix import load_mix
+    from loadtest.city.plan import CityPlan, Timing
     from loadtest.city.replica import EngineSettings
     from loadtest.city.study import parse_ladder, parse_objective, parse_pools, study
     from loadtest.city.timeline import parse_event
@@ -134,7 +133,7 @@ def city(
     )
     plan.check()
     with _Progress() as progress:
-        found = study(plan, wanted, cameras=cameras is not None, replicas=counted, audience=progress.audience())
+        found = study(plan, wanted, cameras=cameras is not None, replicas=counted, told=progress.audience())
     screen.print(report.verdict(found.result, wanted), markup=False)
     for name, value in report.facts(found.result):
         screen.print(f"{name}: {value}", markup=False)

@@ -17,7 +17,11 @@ LINE_EVERY_S = 5.0
 
 def push(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A video file, or rtsp://… of a camera near this machine.")
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A video file, or rtsp://… (or HTTP, RTMP, v4l2:///dev/video0) of a camera near this machine.",
+        ),
     ],
     to: Annotated[
         str, typer.Option("--to", metavar="HOST:PORT", envvar="SIGHTLINE_GATEWAY", help="Gateway to send to.")
@@ -47,8 +51,8 @@ def push(
     import asyncio
     from dataclasses import asdict
 
-    from actors.cli.output import write_json
-    from cluster.codec import FileSource, RtspSource, open_source
+    from actors.cli.output import print_json
+    from cluster.codec import FileSource, NetworkSource, open_source
     from cluster.errors import ConfigError
     from cluster.redaction import SourceAddress
     from cluster.wire.push import PushAgent, PushOptions
@@ -57,10 +61,10 @@ def push(
         raise ConfigError("SOURCE is empty; name a video file or an rtsp:// address")
     wanted = {"loop": loop, "realtime": realtime, "speed": speed}
     address = SourceAddress(source)
-    opened = open_source(address, **(wanted if address.scheme in ("", "file") else {}))
-    if isinstance(opened, RtspSource) and (loop or realtime or speed != 1.0):
+    opened = open_source(address, **(wanted if address.scheme in ("", "file", "demo") else {}))
+    if isinstance(opened, NetworkSource) and (loop or realtime or speed != 1.0):
         raise ConfigError("--loop, --realtime and --speed are for files; a camera has its own pace")
-    assert isinstance(opened, FileSource | RtspSource)
+    assert isinstance(opened, FileSource | NetworkSource)
     with _Progress(f"{address} → {camera} at {to}") as progress:
         agent = PushAgent(
             opened,
@@ -72,9 +76,7 @@ def push(
         )
         status = asyncio.run(agent.run())
         progress.show(status)
-    if json is not None:
-        write_json(json, asdict(status))
-    if json != "-":
+    if print_json(json, asdict(status)):
         print(summary(status))
 
 

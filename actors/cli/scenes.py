@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from cluster.lab.scenes.truth import SceneTruth
 
 app = typer.Typer(no_args_is_help=True, help="Synthetic CCTV clips with ground truth, to train and to measure on.")
-
-LINE_EVERY_S = 5.0
 
 
 @app.command("make")
@@ -47,14 +44,14 @@ def make(
     import os
     from typing import cast
 
-    from actors.cli.output import console, plural
+    from actors.cli.output import ProgressBar, console, plural
     from cluster.errors import SightlineError
     from cluster.lab.scenes.dataset import INDEX, SceneSet, make_scenes
     from cluster.lab.scenes.vocabulary import Split
 
     wanted = SceneSet(cast(Split, split), count, seed, seconds, tuple(event or ["any"]))
     workers = len(os.sched_getaffinity(0)) if jobs is None else jobs
-    with _Progress(count) as progress:
+    with ProgressBar("making scenes", count) as progress:
         made = make_scenes(out, wanted, jobs=workers, on_clip=progress.step)
     screen = console()
     kept = len(made.clips) - made.made
@@ -88,10 +85,11 @@ def show(
 
 
 def _print_truth(screen: Console, truth: SceneTruth) -> None:
-    from rich import box
-    from rich.table import Table
+    from rich.table import Table as Grid
 
-    facts = Table(box=None, show_header=False, pad_edge=False)
+    from cluster.lab.report.page import Table
+
+    facts = Grid(box=None, show_header=False, pad_edge=False)
     camera = truth.camera
     b_frames = f"{camera.bframes} B-frames" if camera.bframes else "no B-frames"
     for name, value in (
@@ -104,50 +102,15 @@ def _print_truth(screen: Console, truth: SceneTruth) -> None:
         facts.add_row(f"[bold]{name}[/]", value)
     screen.print(facts)
 
-    events = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Events", title_justify="left")
-    for column in ("event", "from", "to", "objects", "box in its middle"):
-        events.add_column(column)
+    events = []
     for event in truth.events:
         middle = event.boxes[len(event.boxes) // 2][1] if event.boxes else "never in the picture"
         actors = ", ".join(map(str, event.actors))
-        events.add_row(event.kind, f"{event.start_s:.1f} s", f"{event.end_s:.1f} s", actors, str(middle))
-    screen.print(events if truth.events else "\nno event\n")
-
-    questions = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Questions", title_justify="left")
-    for column in ("asked at", "question", "answer"):
-        questions.add_column(column)
-    for standing in truth.questions:
-        questions.add_row("any time", standing.text, standing.answer)
-    for memory in truth.memory:
-        questions.add_row(f"{memory.at_s:.0f} s", memory.text, memory.answer)
-    screen.print(questions)
-
-
-class _Progress:
-    """A bar on a terminal; otherwise a plain line every few seconds."""
-
-    def __init__(self, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        from actors.cli.output import console
-
-        self._screen = console(stderr=True)
-        self._total, self._done, self._said_at = total, 0, time.monotonic()
-        columns = (TextColumn("making scenes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._screen.is_terminal)
-        self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def step(self, _: Path) -> None:
-        self._done += 1
-        self._bar.advance(self._task)
-        now = time.monotonic()
-        if not self._screen.is_terminal and now - self._said_at >= LINE_EVERY_S:
-            self._said_at = now
-            self._screen.print(f"making scenes: {self._done} of {self._total}")
+        events.append((event.kind, f"{event.start_s:.1f} s", f"{event.end_s:.1f} s", actors, str(middle)))
+    if events:
+        Table("Events", ("event", "from", "to", "objects", "box in its middle"), events).show(screen)
+    else:
+        screen.print("\nno event\n")
+    questions = [("any time", each.text, each.answer) for each in truth.questions]
+    questions += [(f"{each.at_s:.0f} s", each.text, each.answer) for each in truth.memory]
+    Table("Questions", ("asked at", "question", "answer"), questions).show(screen)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actors.cli.options import Json, Settings
 
+if TYPE_CHECKING:
+    from actors.runtime import Cluster
+    from cluster.config import SightlineConfig
+    from cluster.types import CameraStatus
+
 WATCH_S = 2.0
 """Interval of checking that the cluster still runs."""
+
+CONNECT_S = 5.0
+"""Seconds that cameras get to connect before *ready* is printed, with the trouble of those that have not."""
 
 
 def serve(
@@ -20,6 +30,15 @@ def serve(
         Path, typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`.")
     ],
     settings: Settings = None,
+    state: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            envvar="SIGHTLINE_STATE",
+            help="Folder of what a restart finds again: added cameras, incidents, clips. Default "
+            "$XDG_STATE_HOME/sightline or ~/.local/state/sightline; none keeps nothing.",
+        ),
+    ] = "",
     json: Json = None,
 ) -> None:
     """Start a cluster and keep it running until Ctrl-C or SIGTERM. Ends with exit code 1 when the cluster does.
@@ -35,12 +54,12 @@ def serve(
     from rich.markup import escape
 
     from actors.cli.options import parse_settings
-    from actors.cli.output import console, plural, write_json
+    from actors.cli.output import console, plural, trouble_lines, write_json
     from cluster.config import load_config
     from cluster.errors import SightlineError
     from cluster.models.catalog import PRESETS
 
-    loaded = load_config(config, parse_settings(settings))
+    loaded = with_state(load_config(config, parse_settings(settings)), state)
     screen = console(stderr=json == "-")
     stop = threading.Event()
     failure: str | None = None
@@ -62,12 +81,19 @@ def serve(
             screen.print(f"[bold yellow]warning[/]  {random_weights(loaded.model.name)}")
         for sentence in clip_shortages(loaded):
             screen.print(f"[bold yellow]warning[/]  {escape(sentence)}")
+        cameras = connected_cameras(cluster)
+        troubles = trouble_lines(cameras)
+        for line in troubles:
+            screen.print(f"[bold red]camera[/]   {escape(line)}")
+        silent = f", {len(troubles)} without pictures" if troubles else ""
         scheme = "http" if loaded.security.tls.certificate is None else "https"
         screen.print(
-            f"[bold green]ready[/]    {plural(len(loaded.cameras), 'camera')}, model {loaded.model.name}\n"
+            f"[bold green]ready[/]    {plural(len(cameras), 'camera')}{silent}, "
+            f"model {loaded.model.name}\n"
             f"gRPC     {cluster.gateway_address}\n"
             f"console  {scheme}://{cluster.metrics_address}/\n"
             f"metrics  {scheme}://{cluster.metrics_address}/metrics\n"
+            f"state    {escape(state_text(loaded))}\n"
             f"answers  sightline watch --gateway {cluster.gateway_address}\n"
             "Stop it with Ctrl-C."
         )
@@ -80,6 +106,40 @@ def serve(
             screen.print("stopped")
     if failure is not None:
         raise SightlineError(f"the cluster has ended: {failure}; its logs say why")
+
+
+def with_state(config: SightlineConfig, option: str) -> SightlineConfig:
+    """The configuration with the folder of state from ``--state``, itself, or the user's own folder of state. On an
+    existing Ray cluster there is none by default: its processes may be on any machine."""
+    folder = option or config.cluster.state_dir
+    if folder is None and config.cluster.ray_address is None:
+        base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        folder = str(Path(base, "sightline"))
+    chosen = None if folder in (None, "none") else str(Path(folder).expanduser().resolve())
+    cluster = config.cluster.model_copy(update={"state_dir": chosen})
+    return config.model_copy(update={"cluster": cluster})
+
+
+def state_text(config: SightlineConfig) -> str:
+    """What of the cluster's state a restart finds again."""
+    folder, alerts = config.cluster.state_dir, config.alerts.folder
+    if folder is None:
+        kept = "" if alerts is None else f"; incidents and clips are in {alerts}"
+        return f"none: cameras added from now on are lost when this cluster ends{kept or ', and so are incidents'}"
+    kept = "cameras, incidents and clips" if alerts is None else f"cameras; incidents and clips are in {alerts}"
+    remembered = "" if config.tiers.redis_url else "; what cameras remember ends with the cluster (tiers.redis_url)"
+    return f"{folder}: {kept}{remembered}"
+
+
+def connected_cameras(cluster: Cluster) -> list[CameraStatus]:
+    """Status of all cameras, once none is being connected any more or :data:`CONNECT_S` have passed."""
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        cameras = cluster.cameras()
+        pending = [each for each in cameras if each.state == "connecting" or (each.state == "waiting" and each.source)]
+        if not pending or time.monotonic() > deadline:
+            return cameras
+        time.sleep(0.2)
 
 
 def random_weights(name: str) -> str:

@@ -18,7 +18,7 @@ _JUDGED = ("auc", "f1", "video_f1")
 
 
 class TrainingScreen:
-    """Implements ``cluster.lab.training.run.TrainingListener``; everything goes to standard error."""
+    """Implements ``cluster.lab.training.loop.TrainingListener``; everything goes to standard error."""
 
     def __init__(self) -> None:
         self._console = console(stderr=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from cluster import __version__
+
 
 def version() -> None:
     """Print the versions of Sightline and of its main dependencies.
@@ -12,7 +14,7 @@ def version() -> None:
     """
     import platform
 
-    print(f"sightline {_installed('sightline')}")
+    print(f"sightline {__version__}")
     print(f"python {platform.python_version()}")
     for package in ("torch", "transformers", "av", "ray", "grpcio"):
         print(f"{package} {_installed(package)}")
@@ -21,7 +23,7 @@ def version() -> None:
 def show(wanted: bool) -> None:
     """Callback of ``--version``."""
     if wanted:
-        print(f"sightline {_installed('sightline')}")
+        print(f"sightline {__version__}")
         raise typer.Exit
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, connect
 
 if TYPE_CHECKING:
-    from cluster.types import Answer
+    from cluster.client import GatewayClient
+    from cluster.types import Answer, CameraStatus
+
+
+LOOK_S = 3.0
+"""Interval of looking at the cameras' states, to say why one is silent."""
 
 
 def watch(
@@ -26,6 +33,7 @@ def watch(
 
     An answer shows the camera, the question, its score and verdict, the window it looked at (seconds of the
     camera's own clock), the tokens (in full → computed), and the time from the window's last frame to the answer.
+    Why a camera sends none is said on standard error.
 
     $ sightline watch gate depot
 
@@ -34,18 +42,16 @@ def watch(
     from dataclasses import asdict
 
     from actors.cli.output import JsonLines, console
-    from cluster.client import GatewayClient
 
     screen = console()
     lines = JsonLines(json) if json is not None else None
     shown = 0
     try:
-        with GatewayClient(gateway, credentials=client_credentials()) as client:
+        with connect(gateway) as client:
             # An unknown camera or unreachable gateway is reported now instead of waiting for answers that never come.
             for camera in cameras or ():
                 client.camera_get(camera)
-            if not cameras:
-                client.cameras_list()
+            _start_explaining(client, cameras or ())
             for answer, missed in client.watch(cameras or ()):
                 if missed:
                     console(stderr=True).print(f"[yellow]{missed} answers were missed: this client reads too slowly[/]")
@@ -62,6 +68,48 @@ def watch(
     finally:
         if lines is not None:
             lines.close()
+
+
+def _start_explaining(client: GatewayClient, cameras: Collection[str]) -> None:
+    """Say on standard error why cameras are silent, now and from a thread whenever that changes."""
+    from actors.cli.output import console
+    from cluster.errors import SightlineError
+
+    screen = console(stderr=True)
+    said: set[str] = set()
+
+    def explain() -> None:
+        nonlocal said
+        lines = silence_lines(client.cameras_list(), cameras)
+        for each in lines:
+            if each not in said:
+                screen.print(each, style="yellow", markup=False)
+        said = set(lines)
+
+    def keep_explaining() -> None:
+        # The watched stream itself reports a gateway that is gone; ValueError: the client was closed.
+        while not threading.Event().wait(LOOK_S):
+            try:
+                explain()
+            except ValueError:
+                return
+            except SightlineError:
+                continue
+
+    explain()
+    threading.Thread(target=keep_explaining, name="silent cameras", daemon=True).start()
+
+
+def silence_lines(statuses: Collection[CameraStatus], cameras: Collection[str]) -> list[str]:
+    """Why no answers come: of the watched ``cameras`` (all without any), those without pictures or questions."""
+    from actors.cli.output import trouble_lines
+
+    watched = [status for status in statuses if not cameras or status.name in cameras]
+    if not watched:
+        return ["there is no camera; `sightline cameras add NAME SOURCE` adds one"]
+    waiting = [f"{each.name}: {each.reason or each.state}" for each in watched if each.state == "waiting"]
+    ended = [f"{each.name}: its video has ended" for each in watched if each.state == "ended"]
+    return trouble_lines(watched) + waiting + ended
 
 
 def line(answer: Answer) -> str:

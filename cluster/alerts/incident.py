@@ -41,6 +41,7 @@ class Incident:
     * ``events``: number of its events; ``announced``: at least one of them was for the sinks
     * ``snapshot_url``, ``clip_url``: where they are served, empty where none are kept
     * ``clip``: its state; ``footage_note``: what is missing and why
+    * ``question``: its text, empty for a camera's state
     """
 
     id: str
@@ -66,6 +67,7 @@ class Incident:
     clip_url: str = ""
     clip: ClipState = ""
     footage_note: str = ""
+    question: str = ""
 
     @property
     def open(self) -> bool:
@@ -116,6 +118,7 @@ class AlertEvent:
                 "clip_url": incident.clip_url,
                 "clip": incident.clip,
                 "footage_note": incident.footage_note,
+                "question": incident.question,
             },
         }
 
@@ -199,6 +202,10 @@ class ErasureScope:
     camera: str
     before_s: float
 
+    def changes(self) -> Changes:
+        """The erasure as something to be written."""
+        return Changes(erasures={self.camera: self.before_s})
+
     def redact_incident(self, incident: Incident) -> Incident | None:
         """The incident as it may be kept; None: erase it."""
         if not self._concerns(incident):
@@ -258,6 +265,15 @@ class Delivery:
     state: DeliveryState = "pending"
     attempts: int = 0
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentDetail:
+    """One incident with its events and deliveries, oldest first."""
+
+    incident: Incident
+    events: list[AlertEvent]
+    deliveries: list[Delivery]
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from cluster.alerts.incident import Changes, Delivery, Incident
+from cluster.alerts.incident import Changes, Incident
 from cluster.alerts.store import AlertStore, StoredState
 from cluster.errors import CapacityError, UnavailableError
 
@@ -28,7 +28,7 @@ class Journal:
     Args:
         open_store: opens the store; retried later when it fails.
         deadline_s: longest wait of :meth:`write` for the disk.
-        on_late: receives the pending deliveries of a store that could only be opened after :meth:`start`.
+        on_late: receives the state of a store that could only be opened after :meth:`start`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Journal:
         *,
         deadline_s: float = 2.0,
         memory_events: int = 1000,
-        on_late: Callable[[list[Delivery]], None] = lambda _: None,
+        on_late: Callable[[StoredState], None] = lambda _: None,
     ) -> None:
         self._open_store = open_store
         self._deadline_s = deadline_s
@@ -46,7 +46,8 @@ class Journal:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="alert-store")
         self._store: AlertStore | None = None
         self._waiting, self._batch = Changes(), Changes()
-        self._writing: asyncio.Future[list[Delivery]] | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._late: StoredState | None = None
         self.trouble = ""
         self.lost = 0
 
@@ -142,28 +143,29 @@ class Journal:
             log.error("the alert database was damaged; moved to %s", store.damaged)
         return kept
 
-    def _write(self, batch: Changes) -> list[Delivery]:
-        late = self._open().pending if self._store is None else []
-        assert self._store is not None
-        self._store.write(batch)
-        return late
-
-    def _probe(self) -> list[Delivery]:
+    def _open_late(self) -> AlertStore:
         if self._store is None:
-            return self._open().pending
-        self._store.probe(time.time())
-        return []
+            self._late = self._open()
+        assert self._store is not None
+        return self._store
 
-    def _written(self, done: asyncio.Future[list[Delivery]]) -> None:
+    def _write(self, batch: Changes) -> None:
+        self._open_late().write(batch)
+
+    def _probe(self) -> None:
+        self._open_late().probe(time.time())
+
+    def _written(self, done: asyncio.Future[None]) -> None:
         batch, self._batch = self._batch, Changes()
         self._writing = None
+        if self._late is not None:
+            late, self._late = self._late, None
+            self._on_late(late)
         error = None if done.cancelled() else done.exception()
         if error is None and not done.cancelled():
             if self.trouble:
                 log.info("alerts are written to disk again")
             self.trouble = ""
-            if late := done.result():
-                self._on_late(late)
             return
         # Older ones first: they were gathered before what is pending now.
         batch.merge(self._waiting)

@@ -41,6 +41,7 @@ class Opening:
     score: float = 0.0
     windows: int = 0
     text: str = ""
+    question: str = ""
 
 
 class OpenIncidents:
@@ -59,11 +60,21 @@ class OpenIncidents:
         self._mutes: dict[Subject, Mute] = {}
         self._changes = Changes()
 
-    def load(self, incidents: Iterable[Incident], serials: Mapping[Subject, int], mutes: Iterable[Mute]) -> None:
-        """Restore stored state: open incidents, last serial number per subject, mutes."""
-        self._open = {(incident.camera, incident.subject): incident for incident in incidents}
-        self._serials = dict(serials)
-        self._mutes = {(mute.camera, mute.subject): mute for mute in mutes}
+    def load(
+        self, incidents: Iterable[Incident], serials: Mapping[Subject, int], mutes: Iterable[Mute], now_s: float
+    ) -> None:
+        """Restore stored state: open incidents, last serial number per subject, mutes. What happened meanwhile, where
+        the state could only be read late, counts more: a stored incident ends if its subject has another open one."""
+        for incident in incidents:
+            if self._open.setdefault((incident.camera, incident.subject), incident) is not incident:
+                reason = "another one began while its record could not be read"
+                self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
+        for where, serial in serials.items():
+            if where in self._serials:
+                self._changes.serials[where] = max(serial, self._serials[where])
+            self._serials[where] = max(serial, self._serials.get(where, 0))
+        for mute in mutes:
+            self._mutes.setdefault((mute.camera, mute.subject), mute)
 
     def pop_changes(self) -> Changes:
         """Return the changes since the last call."""
@@ -102,6 +113,7 @@ class OpenIncidents:
             opened_s=now_s,
             updated_s=now_s,
             text=opening.text,
+            question=opening.question,
         )
         if self._footage_url is not None:
             where_to_look = f"{self._footage_url}/v1/incidents/{incident.id}"
@@ -206,8 +218,8 @@ class OpenIncidents:
         where = (incident.camera, incident.subject)
         if incident.open:
             self._open[where] = incident
-        else:
-            self._open.pop(where, None)
+        elif where in self._open and self._open[where].id == incident.id:
+            del self._open[where]
         self._changes.incidents[incident.id] = incident
         return incident
 

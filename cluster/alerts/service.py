@@ -7,14 +7,14 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import metrics
-from cluster.alerts.dispatcher import Dispatcher, Retry, SinkStatus
+from cluster.alerts.dispatcher import Dispatcher, SinkStatus
 from cluster.alerts.feed import EventFeed, Follower
-from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, health_rules, question_rules
+from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, question_rules
 from cluster.alerts.incident import (
     AlertEvent,
     Changes,
@@ -23,8 +23,8 @@ from cluster.alerts.incident import (
     Erased,
     ErasureScope,
     Incident,
+    IncidentDetail,
     Mute,
-    Subject,
     clip_settled,
     unknown_incident,
 )
@@ -36,8 +36,8 @@ from cluster.config import SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.registry import sinks
+from cluster.security.roles import EVERY, in_scope
 from cluster.types import Answer, StreamSpec
-from cluster.types.cameras import HEALTH_SUBJECTS
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +51,6 @@ PROBE_S = 5.0
 
 MOST_WAITING = 1000
 """Most incidents that a restarted process searches for unfinished clips."""
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentDetail:
-    """One incident with its events and deliveries, oldest first."""
-
-    incident: Incident
-    events: list[AlertEvent]
-    deliveries: list[Delivery]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +91,19 @@ class AlertService:
         self._informed = False
         self._specs: dict[str, StreamSpec] = {}
         self._lives: dict[str, str] = {}
+        self._over: set[str] = set()
         self.version = -1
         self.answers_missed = 0
         alerts = config.alerts
         self._journal = Journal(
             lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
-            on_late=self._enqueue_pending,
+            on_late=self._load,
         )
         self._routes = list(alerts.sinks)
-        retry = Retry(alerts.retry.first_s, alerts.retry.longest_s, alerts.retry.give_up_s)
         self._dispatcher = Dispatcher(
             {sink.name: sinks.get(sink.kind)(**sink.options) for sink in alerts.sinks},
             self._settle,
-            retry=retry,
+            retry=alerts.retry,
             most=2 * alerts.max_events,
         )
         self._feed = EventFeed()
@@ -129,12 +120,9 @@ class AlertService:
         """Restore stored state and start sending pending deliveries."""
         kept = await self._journal.start() or StoredState({}, {}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
-        self._open_incidents.load(kept.incidents, kept.serials, kept.mutes)
         self._tracker = IncidentTracker(self._open_incidents, self._rule, stale_s=self._config.stale_s)
-        self._tracker.load(_of_questions(kept.tracks, health=False), time.time())
-        self._health = HealthMonitor(self._open_incidents, health_rules(self._config))
-        self._health.load(_of_questions(kept.tracks, health=True))
-        self._enqueue_pending(kept.pending)
+        self._health = HealthMonitor(self._open_incidents, self._config.health, self._config.update_s)
+        self._load(kept)
         self._dispatcher.start()
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
 
@@ -168,6 +156,7 @@ class AlertService:
         for name in gone:
             self._open_incidents.unmute_camera(name)
         self._lives = lives
+        self._over = {status.name for status in watched.statuses if status.state == "ended"}
         self._tracker.retain_cameras(lives, now_s)
         self._health.retain_cameras(lives.keys() - gone, now_s)
         for status in watched.statuses:
@@ -178,19 +167,28 @@ class AlertService:
 
     # -- operations -----------------------------------------------------------------------------
     async def incidents(
-        self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 100
+        self,
+        *,
+        camera: str = "",
+        subject: str = "",
+        only_open: bool = False,
+        since_s: float = 0.0,
+        limit: int = 100,
+        scope: Sequence[str] = EVERY,
     ) -> list[Incident]:
-        """Incidents, newest first; only open ones while the store cannot be read."""
+        """Incidents of cameras that match ``scope``, newest first; only open ones while the store cannot be read."""
 
         def wanted(incident: Incident) -> bool:
             named = camera in ("", incident.camera) and subject in ("", incident.subject)
-            return named and incident.opened_s >= since_s
+            return named and incident.opened_s >= since_s and in_scope(incident.camera, scope)
 
         found = {incident.id: incident for incident in self._open_incidents.oldest_first if wanted(incident)}
         if not only_open:
             try:
                 kept = await self._journal.read(
-                    lambda store: store.incidents(camera=camera, subject=subject, since_s=since_s, limit=limit)
+                    lambda store: store.incidents(
+                        camera=camera, subject=subject, since_s=since_s, limit=limit, scope=scope
+                    )
                 )
             except UnavailableError as error:
                 log.warning("%s", error)
@@ -204,7 +202,7 @@ class AlertService:
         found = await self._journal.read(lambda store: store.incident(incident_id))
         if found is None:
             raise unknown_incident(incident_id)
-        return IncidentDetail(*found)
+        return found
 
     async def acknowledge(self, incident_id: str, by: str) -> Incident:
         """Acknowledge an open incident; idempotent. Raises ``NotReadyError``: it has ended without being
@@ -285,11 +283,11 @@ class AlertService:
         """Open incidents, oldest first."""
         return self._open_incidents.oldest_first
 
-    async def outbox(self, dead: int = 0) -> Outbox:
-        """Status of the outbox; ``dead``: most dead letters to return."""
+    async def outbox(self, dead: int = 0, scope: Sequence[str] = EVERY) -> Outbox:
+        """Status of the outbox; ``dead``: most dead letters to return, of cameras that match ``scope``."""
         letters: list[Delivery] = []
         if dead:
-            letters = await self._journal.read(lambda store: store.dead(limit=dead))
+            letters = await self._journal.read(lambda store: store.dead(limit=dead, scope=scope))
         kinds = {sink.name: sink.kind for sink in self._routes}
         lanes = {name: (kinds[name], status) for name, status in self._dispatcher.status().items()}
         journal = self._journal
@@ -297,11 +295,12 @@ class AlertService:
             lanes, journal.trouble, journal.pending_events, journal.trimmed, self._lost, self.answers_missed, letters
         )
 
-    async def resend(self, sink: str = "", key: str = "") -> int:
-        """Retry dead letters; returns how many."""
+    async def resend(self, sink: str = "", key: str = "", scope: Sequence[str] = EVERY) -> int:
+        """Retry dead letters of cameras that match ``scope``; returns how many."""
         async with self._flushing:
-            letters = await self._journal.read(lambda store: store.dead(sink=sink, limit=self._config.max_events))
-            chosen = [Delivery(letter.event, letter.sink) for letter in letters if key in ("", letter.event.key)]
+            most = self._config.max_events
+            letters = await self._journal.read(lambda store: store.dead(sink=sink, key=key, limit=most, scope=scope))
+            chosen = [Delivery(letter.event, letter.sink) for letter in letters]
             await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
             self._dispatcher.enqueue(chosen)
             return len(chosen)
@@ -327,7 +326,7 @@ class AlertService:
             except UnavailableError as error:
                 found, trouble = Erased(), str(error)
             self._cancel_deliveries(scope)
-            if not await self._journal.write(_changes(scope)) or trouble:
+            if not await self._journal.write(scope.changes()) or trouble:
                 reason = trouble or self._journal.trouble
                 raise UnavailableError(f"the incidents of camera {camera!r} are not erased yet: {reason}")
             if left := await self._journal.read(lambda store: store.preview_erasure(scope)):
@@ -350,13 +349,19 @@ class AlertService:
         found = self._journal.unwritten(incident_id)
         if found is None:
             kept = await self._journal.read(lambda store: store.incident(incident_id))
-            found = kept[0] if kept is not None else None
+            found = kept.incident if kept is not None else None
         return found
 
-    def _enqueue_pending(self, deliveries: list[Delivery]) -> None:
-        if deliveries:
-            log.info("resuming delivery of %d alerts", len(deliveries))
-        self._dispatcher.enqueue(deliveries)
+    def _load(self, kept: StoredState) -> None:
+        """Go on from stored state, at the start or when the disk can be read again."""
+        now_s = time.time()
+        self._open_incidents.load(kept.incidents, kept.serials, kept.mutes, now_s)
+        self._tracker.load(kept.tracks, now_s)
+        self._health.load(kept.tracks)
+        if kept.pending:
+            log.info("resuming delivery of %d alerts", len(kept.pending))
+        self._dispatcher.enqueue(kept.pending)
+        self._changed.set()
 
     def _settle(self, delivery: Delivery) -> None:
         result = {"delivered": "delivered", "dead": "dead"}.get(delivery.state, "failed")
@@ -398,7 +403,7 @@ class AlertService:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._tracker.tick(time.time())
+            self._tracker.tick(time.time(), self._over)
             self._changed.set()
             if self._journal.pending_events or time.monotonic() >= self._probe_s:
                 self._probe_s = time.monotonic() + PROBE_S
@@ -415,7 +420,7 @@ class AlertService:
         await self._flush()
         async with self._flushing:
             self._expired += self._cancel_deliveries(scope)
-            await self._journal.write(_changes(scope))
+            await self._journal.write(scope.changes())
 
     def _cancel_deliveries(self, scope: ErasureScope) -> int:
         """Cancel queued deliveries; returns how many."""
@@ -439,11 +444,3 @@ class AlertService:
         ):
             counter.inc(max(0, value - self._counted[name]))
             self._counted[name] = value
-
-
-def _changes(scope: ErasureScope) -> Changes:
-    return Changes(erasures={scope.camera: scope.before_s})
-
-
-def _of_questions(tracks: Mapping[Subject, dict[str, object]], *, health: bool) -> dict[Subject, dict[str, object]]:
-    return {where: body for where, body in tracks.items() if (where[1] in HEALTH_SUBJECTS) == health}

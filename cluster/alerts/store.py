@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import sqlite3
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,12 +25,15 @@ from cluster.alerts.incident import (
     EventCause,
     EventKind,
     Incident,
+    IncidentDetail,
     Mute,
     Subject,
     incident_from_dict,
     incident_to_dict,
 )
 from cluster.errors import CapacityError
+from cluster.security.private_files import make_private_folder, open_private
+from cluster.security.roles import EVERY, in_scope
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +195,7 @@ class AlertStore:
         self._max_bytes = max_bytes
         self.trimmed = 0
         self.damaged: Path | None = None
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         try:
             self._db = self._open()
         except sqlite3.DatabaseError as error:
@@ -207,6 +213,8 @@ class AlertStore:
         self._db.close()
 
     def _open(self) -> sqlite3.Connection:
+        # SQLite gives its side files the mode of the database.
+        os.close(open_private(self._path, os.O_RDWR | os.O_CREAT))
         db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=2.0)
         try:
             db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -248,18 +256,24 @@ class AlertStore:
 
     # -- writing --------------------------------------------------------------------------------
     def write(self, changes: Changes) -> None:
-        """Write all changes in one transaction.
+        """Write all changes in one transaction; where events do not fit, at least the state.
 
         Raises:
             CapacityError: the file is full of undelivered events.
             sqlite3.Error: the disk.
         """
         try:
-            self._transaction(changes)
-        except sqlite3.OperationalError as error:
-            if "full" not in str(error) or not self._evict_delivered():
-                raise
-            self._transaction(changes)
+            try:
+                self._transaction(changes)
+            except sqlite3.OperationalError as error:
+                if "full" not in str(error) or not self._evict_delivered():
+                    raise
+                self._transaction(changes)
+        except (CapacityError, sqlite3.OperationalError):
+            # Sinks hear of these incidents from memory: after a restart somebody must know that they are to be ended.
+            with contextlib.suppress(sqlite3.Error):
+                self._transaction(replace(changes, events={}, erasures={}))
+            raise
 
     def probe(self, now_s: float) -> None:
         """One small write that evicts nothing.
@@ -287,9 +301,9 @@ class AlertStore:
             erased = [self._eraser.erase(each) for each in scopes]
             if scopes:
                 self._eraser.drop_delivered()
-            if changes.events:
-                self._trim()
+            trimmed = self._trim() if changes.events else 0
             db.execute("COMMIT")
+            self.trimmed += trimmed
         except BaseException:
             if db.in_transaction:
                 db.execute("ROLLBACK")
@@ -317,16 +331,18 @@ class AlertStore:
             [(i.id, i.camera, i.subject, i.open, i.opened_s, incident_text(i)) for i in changes.incidents.values()],
         )
 
-    def _trim(self) -> None:
-        """Delete the oldest delivered events beyond the limit."""
+    def _trim(self) -> int:
+        """Delete the oldest delivered events beyond the limit; returns how many."""
         excess = self.events_held() - self._max_events
-        if excess > 0:
-            # Frees more than needed, so that not every write scans.
-            self.trimmed += self._delete_delivered(excess + self._max_events // 20)
-            if self.events_held() > self._max_events:
-                raise CapacityError(
-                    f"the outbox holds {self._max_events} undelivered alerts; fix the sink, or raise alerts.max_events"
-                )
+        if excess <= 0:
+            return 0
+        # Frees more than needed, so that not every write scans.
+        trimmed = self._delete_delivered(excess + self._max_events // 20)
+        if self.events_held() > self._max_events:
+            raise CapacityError(
+                f"the outbox holds {self._max_events} undelivered alerts; fix the sink, or raise alerts.max_events"
+            )
+        return trimmed
 
     def _evict_delivered(self) -> bool:
         """Delete a tenth of the delivered events, the oldest first; false when there are none."""
@@ -336,8 +352,9 @@ class AlertStore:
             return False
         db.execute("BEGIN IMMEDIATE")
         try:
-            self.trimmed += self._delete_delivered(max(1, int(done) // 10))
+            trimmed = self._delete_delivered(max(1, int(done) // 10))
             db.execute("COMMIT")
+            self.trimmed += trimmed
         except sqlite3.Error:
             # SQLite may have rolled back by itself, as when the disk is full.
             if db.in_transaction:
@@ -362,28 +379,38 @@ class AlertStore:
 
     # -- reading --------------------------------------------------------------------------------
     def incidents(
-        self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 100
+        self,
+        *,
+        camera: str = "",
+        subject: str = "",
+        only_open: bool = False,
+        since_s: float = 0.0,
+        limit: int = 100,
+        scope: Sequence[str] = EVERY,
     ) -> list[Incident]:
-        """Incidents, newest first; empty strings match all."""
+        """Incidents of cameras that match ``scope``, newest first; empty strings match all."""
         rows = self._db.execute(
-            "SELECT body FROM incidents WHERE (? = '' OR camera = ?) AND (? = '' OR subject = ?) "
-            "AND (NOT ? OR is_open) AND opened_s >= ? ORDER BY opened_s DESC, id LIMIT ?",
-            (camera, camera, subject, subject, only_open, since_s, limit),
+            "SELECT body, camera FROM incidents WHERE (? = '' OR camera = ?) AND (? = '' OR subject = ?) "
+            "AND (NOT ? OR is_open) AND opened_s >= ? ORDER BY opened_s DESC, id",
+            (camera, camera, subject, subject, only_open, since_s),
         )
-        return [incident_of(body) for (body,) in rows]
+        seen = (body for body, name in rows if in_scope(name, scope))
+        return [incident_of(body) for body in islice(seen, limit)]
 
-    def incident(self, incident_id: str) -> tuple[Incident, list[AlertEvent], list[Delivery]] | None:
-        """One incident with its events and deliveries, oldest first; None for an unknown id."""
+    def incident(self, incident_id: str) -> IncidentDetail | None:
+        """One incident; None for an unknown id."""
         found = self._db.execute("SELECT body FROM incidents WHERE id = ?", (incident_id,)).fetchone()
         if found is None:
             return None
         bodies = self._db.execute("SELECT body FROM events WHERE incident = ? ORDER BY number", (incident_id,))
         events = [event_of(body) for (body,) in bodies]
-        return incident_of(found[0]), events, self._deliveries("e.incident = ?", incident_id, -1)
+        return IncidentDetail(incident_of(found[0]), events, list(self._deliveries("e.incident = ?", incident_id)))
 
-    def dead(self, *, sink: str = "", limit: int = 100) -> list[Delivery]:
-        """Dead letters, oldest first; an empty sink matches all."""
-        return self._deliveries("d.state = 'dead' AND (?1 = '' OR d.sink = ?1)", sink, limit)
+    def dead(self, *, sink: str = "", key: str = "", limit: int = 100, scope: Sequence[str] = EVERY) -> list[Delivery]:
+        """Dead letters of cameras that match ``scope``, oldest first; an empty sink or key matches all."""
+        letters = self._deliveries("d.state = 'dead' AND (?1 = '' OR d.sink = ?1)", sink)
+        wanted = (each for each in letters if key in ("", each.event.key))
+        return list(islice((each for each in wanted if in_scope(each.event.incident.camera, scope)), limit))
 
     def counts(self) -> dict[tuple[str, DeliveryState], int]:
         """Number of deliveries by sink and state."""
@@ -393,13 +420,13 @@ class AlertStore:
     def events_held(self) -> int:
         return int(self._db.execute("SELECT COUNT(*) FROM events").fetchone()[0])
 
-    def _deliveries(self, condition: str, value: str, limit: int) -> list[Delivery]:
-        rows: Sequence[tuple[Any, ...]] = self._db.execute(
+    def _deliveries(self, condition: str, value: str) -> Iterator[Delivery]:
+        rows = self._db.execute(
             "SELECT e.body, d.sink, d.state, d.attempts, d.error FROM deliveries d JOIN events e ON e.key = d.key "
-            f"WHERE {condition} ORDER BY e.number, d.sink LIMIT ?2",
-            (value, limit),
-        ).fetchall()
-        return [Delivery(event_of(body), sink, state, attempts, error) for body, sink, state, attempts, error in rows]
+            f"WHERE {condition} ORDER BY e.number, d.sink",
+            (value,),
+        )
+        return (Delivery(event_of(body), *rest) for body, *rest in rows)
 
 
 _DONE = "NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state != 'delivered')"

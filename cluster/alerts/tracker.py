@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cluster.alerts.incident import Incident, Severity, Subject
 from cluster.alerts.open_incidents import OpenIncidents, Opening
 from cluster.types import MICROSECONDS, Answer
+from cluster.types.cameras import HEALTH_SUBJECTS
 
 REMEMBER = 128
 """Answers remembered per camera and question to detect repeats; more than replicas resend."""
+
+OVER_S = 10.0
+"""Seconds after the last answer of a video that is over at which its incidents end: windows may still be queued."""
 
 UNKNOWN = ""
 """Question or life of a camera that is not known yet."""
@@ -100,11 +104,11 @@ class IncidentTracker:
         self.repeated = 0
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]], now_s: float) -> None:
-        """Restore stored state."""
-        self._tracks = {where: Track.from_dict(body) for where, body in tracks.items()}
-        for track in self._tracks.values():
-            # Downtime of this process is not silence of the camera.
-            track.seen_s = now_s
+        """Restore stored state of questions that have not been answered since."""
+        for where, body in tracks.items():
+            if where not in self._tracks and where[1] not in HEALTH_SUBJECTS:
+                # Downtime of this process is not silence of the camera.
+                self._tracks[where] = replace(Track.from_dict(body), seen_s=now_s)
 
     def add_answer(self, answer: Answer, now_s: float) -> None:
         """Process one answer; ``now_s``: seconds since 1970."""
@@ -140,13 +144,16 @@ class IncidentTracker:
             else:
                 self._drop((camera, question), now_s, "the camera was removed")
 
-    def tick(self, now_s: float) -> None:
-        """End incidents of cameras without answers for ``stale_s``, and drop questions that are no longer asked."""
+    def tick(self, now_s: float, over: Collection[str] = ()) -> None:
+        """End incidents of cameras without answers for ``stale_s``, or for ``OVER_S`` where the video is ``over``, and
+        drop questions that are no longer asked."""
         for where, track in list(self._tracks.items()):
             if self._rules(*where) is None:
                 self._drop(where, now_s, "the question was removed")
             elif now_s - track.seen_s > self._stale_s:
                 self._end(where, now_s, f"no answer for {self._stale_s:.0f} s")
+            elif where[0] in over and now_s - track.seen_s > OVER_S:
+                self._end(where, now_s, "the video is over")
 
     def reset_camera(self, camera: str) -> None:
         """Reset runs and cooldowns of a camera whose memory is erased. Repeated answers are still recognised."""
@@ -205,6 +212,7 @@ class IncidentTracker:
             score=track.run_score,
             windows=track.run,
             text=answer.text,
+            question=rule.text,
         )
         self._open_incidents.open_incident(opening, now_s)
 

@@ -7,19 +7,23 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from cluster.codec.file import FileSource
+from cluster.codec.network import PROTOCOLS, NetworkSource
 from cluster.codec.push import PushSource
-from cluster.codec.rtsp import RtspSource
 from cluster.codec.source import CameraState, Source, SourceStatus, StreamHeader
 from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import ConfigError
 from cluster.redaction import SourceAddress
 
+CLIPS = {path.stem: path for path in sorted((Path(__file__).parent / "clips").glob("*.mp4"))}
+"""Clips of scenes that the bundled model knows, by name: sources ``demo://NAME``."""
+
 __all__ = [
+    "CLIPS",
     "Backoff",
     "CameraState",
     "FileSource",
+    "NetworkSource",
     "PushSource",
-    "RtspSource",
     "Source",
     "SourceStatus",
     "SourceSupervisor",
@@ -29,27 +33,37 @@ __all__ = [
 
 
 def open_source(uri: str | SourceAddress, **options: Any) -> Source:
-    """Create the source for a camera's address: ``rtsp://`` or ``rtsps://``, a path or ``file://``, "" or "push" for
-    push.
+    """Create the source for a camera's address: one of :data:`~cluster.codec.network.PROTOCOLS`, a path or ``file://``,
+    ``demo://NAME`` for a bundled clip, "" or "push" for push.
 
     ``options`` are the source's keyword arguments. Nothing is opened yet.
 
     Raises:
-        ConfigError: another scheme, or an option the source does not have.
+        ConfigError: another scheme, no such clip, or an option the source does not have.
     """
     address = SourceAddress(uri)
     scheme = address.scheme
     try:
         if address.reveal() in ("", "push"):
             return PushSource(**options)
-        if scheme in ("rtsp", "rtsps"):
-            return RtspSource(address, **options)
+        if scheme in PROTOCOLS:
+            return NetworkSource(address, **options)
         if scheme == "file":
             return FileSource(Path(unquote(urlsplit(address.reveal()).path)), **options)
+        if scheme == "demo":
+            return FileSource(_bundled_clip(address), **options)
         if not scheme:
             return FileSource(address.reveal(), **options)
     except ValueError:
         raise ConfigError(f"{address!r} is not an address") from None
     except TypeError as error:
         raise ConfigError(f"source {str(address) or 'push'!r} does not take these options: {error}") from None
-    raise ConfigError(f"source {address!r} has an unknown scheme {scheme!r}; there are: rtsp, rtsps, file, push")
+    known = ", ".join(PROTOCOLS)
+    raise ConfigError(f"source {address!r} has an unknown scheme {scheme!r}; there are: {known}, file, demo, push")
+
+
+def _bundled_clip(address: SourceAddress) -> Path:
+    name = address.reveal().partition("://")[2]
+    if name not in CLIPS:
+        raise ConfigError(f"there is no bundled clip {name!r}; there are: {', '.join(CLIPS)}")
+    return CLIPS[name]

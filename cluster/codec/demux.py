@@ -17,6 +17,9 @@ PROBING = {"max_pixels": str(2560 * 1600)}
 """Options for ``av.open``, which decodes the first pictures to learn what the container does not say, in whatever size
 they come. Of larger ones the size is all that is learnt."""
 
+CONTAINERS = "mov,mp4,matroska,webm,mpegts,mpeg,avi,flv,asf,ogg,nut,ivf,obu,h264,hevc,mpegvideo,m4v,mjpeg"
+"""Containers that hold their video themselves; a playlist or an SDP would make FFmpeg open other addresses."""
+
 
 class Demuxer:
     """Packets of a container's first video stream, numbered from ``first_sequence``.

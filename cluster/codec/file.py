@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import av
 from av.container import InputContainer
 
-from cluster.codec.demux import PROBING, Demuxer
+from cluster.codec.demux import CONTAINERS, PROBING, Demuxer
 from cluster.codec.source import StreamHeader
 from cluster.errors import SourceError
+from cluster.hosts import is_below
 from cluster.redaction import SourceAddress
 from cluster.types import MICROSECONDS, EncodedPacket
 
@@ -21,6 +22,8 @@ from cluster.types import MICROSECONDS, EncodedPacket
 # more than this is missing video.
 _LAST_FRAME_S = 1.0
 _LAST_FRAME_SHARE = 0.1
+
+_OPTIONS = PROBING | {"protocol_whitelist": "file", "format_whitelist": CONTAINERS}
 
 # How long a video of one single picture lasts; microseconds.
 _ONE_PICTURE = 40_000
@@ -30,13 +33,22 @@ class FileSource:
     """Packets of a file.
 
     ``loop``: restart at the end with continuing timestamps and sequence numbers; the seam is a scene cut at a keyframe.
-    ``realtime``: pace packets by their timestamps, ``speed`` times as fast.
+    ``realtime``: pace packets by their timestamps, ``speed`` times as fast. ``roots``: folders one of which must hold
+    the file once links are followed; None allows any.
     """
 
     live = False
     pushed = False
 
-    def __init__(self, path: str | Path, *, loop: bool = False, realtime: bool = False, speed: float = 1.0) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        loop: bool = False,
+        realtime: bool = False,
+        speed: float = 1.0,
+        roots: Sequence[Path] | None = None,
+    ) -> None:
         if speed <= 0:
             raise ValueError(f"speed must be positive, not {speed}")
         self.path = Path(path)
@@ -44,6 +56,7 @@ class FileSource:
         self.loop = loop
         self.realtime = realtime
         self.speed = speed
+        self.roots = roots
         self.rounds = 0
         self._closed = threading.Event()
         self._ended = False
@@ -135,17 +148,19 @@ class FileSource:
 
     def _open(self, first_sequence: int) -> Demuxer:
         name = self.name
+        if self.roots is not None and not is_below(self.path, self.roots):
+            raise SourceError(f"{name} is outside the folders of video files that are allowed", retryable=False)
         try:
             if self.path.stat().st_size == 0:
                 raise SourceError(f"{name} is empty (0 bytes)", retryable=False)
-            self._container = av.open(str(self.path), options=PROBING)
+            self._container = av.open(str(self.path.absolute()), options=_OPTIONS)
         except FileNotFoundError:
             raise SourceError(f"{name} does not exist", retryable=False) from None
         except IsADirectoryError:
             raise SourceError(f"{name} is a directory, not a video", retryable=False) from None
         except PermissionError:
             raise SourceError(f"{name} may not be read by this user", retryable=False) from None
-        except av.InvalidDataError:
+        except (av.InvalidDataError, av.ArgumentError):
             raise SourceError(
                 f"{name} is not a video, or is damaged or truncated beyond reading", retryable=False
             ) from None

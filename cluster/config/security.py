@@ -72,6 +72,16 @@ class SecurityConfig(Section):
         description="Open the gateway to other machines without tokens. Whoever reaches the port can then see, ask, "
         "add and remove every camera.",
     )
+    file_roots: list[str] | None = Field(
+        default=None,
+        description="Folders whose video files (and /dev, whose USB cameras) cameras added at run time may open on the "
+        "decoders' machines; [] allows none. null: where the cluster was started, or none with cluster.ray_address. "
+        "Files of cameras in this configuration are always allowed.",
+    )
+    follow_redirects: bool = Field(
+        default=False,
+        description="Follow redirects of cameras to other addresses; never those of RTSP cameras with credentials.",
+    )
     calls_per_s: float = Field(default=50.0, gt=0, description="Mean rate limit of one token, calls per second.")
     calls_burst: int = Field(default=200, ge=1, description="Burst limit of one token, calls.")
     audit_log: str | None = Field(

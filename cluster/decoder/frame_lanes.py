@@ -49,7 +49,7 @@ class LostCamera:
 class LaneStatus:
     """Status of one camera's path. ``dropped``: the replica was slow; ``lost``: the connection broke; ``found``:
     windows that the first replica had settled when the camera was opened there (``None``: not yet opened); ``refused``:
-    why the replica refused the newest acknowledged frame, empty if it did not."""
+    why the replica refuses the camera's frames, empty once it accepts them again."""
 
     address: str
     connected: bool
@@ -176,7 +176,9 @@ class Lane:
         if ack.closed and self.hand_over is not None:
             self.hand_over.closed, self.hand_over.saved = True, ack.saved
             self.hand_over.done.set()
-        self.refused = ack.refused
+        # After a refusal, frames that were on their way are discarded and acknowledged without another one.
+        if ack.refused or not self.wants_fresh:
+            self.refused = ack.refused
         if not ack.refused:
             return None
         refused = _REFUSALS.get(ack.refusal, "frame")

@@ -18,6 +18,7 @@ from cluster.codec.picture_memory import DECODED_BYTES
 from cluster.codec.privacy import Polygon
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config import CameraConfig, SightlineConfig
+from cluster.config.sources import file_roots
 from cluster.control.ladder import Rung
 from cluster.decoder.device_path import DecodeDevices, DevicePath
 from cluster.decoder.footage.camera import CameraFootage, clip_lookback_s
@@ -423,10 +424,17 @@ def make_source(settings: CameraConfig, config: SightlineConfig) -> Source:
     options, cluster = settings.source_options, config.cluster
     if settings.is_pushed:
         return open_source("", max_packets=cluster.packet_queue, max_bytes=cluster.packet_queue_bytes)
+    roots = file_roots(config, settings.source)
     if settings.is_file:
-        return open_source(settings.source, loop=options.loop, realtime=options.realtime, speed=options.speed)
+        return open_source(
+            settings.source, loop=options.loop, realtime=options.realtime, speed=options.speed, roots=roots
+        )
     return open_source(
-        settings.source, connect_timeout_s=options.connect_timeout_s, frozen_timeout_s=options.frozen_timeout_s
+        settings.source,
+        connect_timeout_s=options.connect_timeout_s,
+        frozen_timeout_s=options.frozen_timeout_s,
+        follow_redirects=config.security.follow_redirects,
+        roots=roots,
     )
 
 

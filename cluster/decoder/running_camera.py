@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster import metrics
-from cluster.codec import CameraState, PushSource, RtspSource
+from cluster.codec import CameraState, NetworkSource, PushSource
 from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
@@ -205,7 +205,7 @@ class RunningCamera:
         if self.spec.patient:
             return None
         source = self._source
-        behind_s = source.behind_s if isinstance(source, PushSource | RtspSource) else 0.0
+        behind_s = source.behind_s if isinstance(source, PushSource | NetworkSource) else 0.0
         return DecodeBacklog(self.settings.name, Priority.of(self.settings.priority), behind_s, self.spec.stride_s)
 
     def apply_settings(self, settings: CameraConfig) -> bool:

@@ -162,6 +162,8 @@ def _settings(text: str) -> dict[str, Any]:
         settings = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"the camera's settings are not JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError("the camera's settings are nested too deeply") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"the camera's settings must be a JSON object, not {type(settings).__name__}")
     return settings

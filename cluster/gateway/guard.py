@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -14,8 +16,9 @@ from cluster.config.security import SecurityConfig
 from cluster.errors import CapacityError, ForbiddenError, SightlineError, UnauthenticatedError
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
-from cluster.security.roles import OPEN, RULES, Principal, Role, Rule, serve_as
+from cluster.security.roles import OPEN, RULES, Principal, Role, Rule, current_peer, serve_as
 from cluster.security.tokens import TokenFile
+from cluster.wire.server import host_of
 from cluster.wire.status import abort
 
 log = logging.getLogger(__name__)
@@ -24,12 +27,14 @@ Verify = Callable[[str], Principal]
 Context: TypeAlias = grpc.aio.ServicerContext
 
 REFLECTION = "/grpc.reflection."
-NOBODY = "?"
+STRANGER = Principal("?", frozenset(), ())
 """Who called, where there is no telling."""
 
-
-STRANGERS_NOTED = 60
-"""Refusals of callers without a token that are written down at once; then one a second, with the number of others."""
+REFUSALS_NOTED = 60
+"""Refusals of one token, or of all callers without one, that are written down at once; then one a second, with the
+number of others and where they came from."""
+PEERS_NAMED = 8
+"""Most addresses that such a line names."""
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -46,8 +51,8 @@ class Guard(grpc.aio.ServerInterceptor):
         self._rate = rate
         self._audit = audit
         # The log is turned over by its size: whoever is refused for ever must not push out what others did.
-        self._strangers = RateLimit(1.0, STRANGERS_NOTED)
-        self._unnoted = 0
+        self._refusals = RateLimit(1.0, REFUSALS_NOTED)
+        self._unnoted: dict[str, Counter[str]] = {}
 
     async def intercept_service(
         self,
@@ -59,35 +64,49 @@ class Guard(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         if handler is None or method in OPEN:
             return handler
-        try:
-            authorization = dict(handler_call_details.invocation_metadata or ()).get("authorization")
-            principal = self.admit(authorization, method)
-        except SightlineError as error:
-            return _refusal(error)
+        authorization = dict(handler_call_details.invocation_metadata or ()).get("authorization")
+        principal, error = self._admit(authorization, method)
+        if error is not None:
+            return self._refusal(principal, method, error)
         if method.startswith(REFLECTION):
             return handler
         return _answering(handler, self._guarded(handler, method, principal, _rule(method)))
 
-    def admit(self, authorization: str | bytes | None, method: str) -> Principal:
-        """Who calls, if they may make this call at all and do not make too many; a refusal is written down.
+    def admit(self, authorization: str | bytes | None, method: str, peer: str) -> Principal:
+        """Who calls from ``peer``, if they may make this call at all and do not make too many; a refusal is written
+        down.
 
         Raises:
             UnauthenticatedError: see :meth:`identify`.
             ForbiddenError: the role is missing.
             CapacityError: it calls too often.
         """
-        who = NOBODY
+        principal, error = self._admit(authorization, method)
+        if error is not None:
+            self._note(principal.name, peer, method, [], error)
+            raise error
+        return principal
+
+    def _admit(self, authorization: str | bytes | None, method: str) -> tuple[Principal, SightlineError | None]:
+        principal = STRANGER
         try:
             principal = self.identify(authorization)
-            who = principal.name
             rule = _rule(method)
             principal.require(rule.role)
             if self._rate is not None:
-                self._rate.acquire(who, rule.cost)
+                self._rate.acquire(principal.name, rule.cost)
         except SightlineError as error:
-            self._note(who, method, [], error)
-            raise
-        return principal
+            return principal, error
+        return principal, None
+
+    def _refusal(self, principal: Principal, method: str, error: SightlineError) -> grpc.RpcMethodHandler:
+        """Ends the call before anything of its request is read: of a stream gRPC reads nothing by itself."""
+
+        async def refuse(_requests: Any, context: Context) -> None:
+            self._note(principal.name, _address(context), method, [], error)
+            await abort(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
     def identify(self, authorization: str | bytes | None) -> Principal:
         """Whose ``Authorization`` header this is.
@@ -111,16 +130,16 @@ class Guard(grpc.aio.ServerInterceptor):
         try:
             principal.require(rule.role, cameras)
         except SightlineError as error:
-            self._note(principal.name, method, cameras, error)
+            self._note(principal.name, current_peer(), method, cameras, error)
             raise
         if rule.audited:
-            self._note(principal.name, method, cameras, None, text)
+            self._note(principal.name, current_peer(), method, cameras, None, text)
 
     def _guarded(self, handler: Any, method: str, principal: Principal, rule: Rule) -> Callable[..., Awaitable[Any]]:
         behavior = _behavior(handler)
 
         async def serve(request: Any, context: Context) -> Any:
-            serve_as(principal)
+            serve_as(principal, _address(context))
             try:
                 # A stream's requests come later, and name their camera to the servicer.
                 named = getattr(request, rule.camera) if rule.camera else []
@@ -132,20 +151,24 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return serve
 
-    def _note(self, who: str, method: str, cameras: list[str], error: Exception | None, text: str = "") -> None:
-        if who == NOBODY:
-            try:
-                self._strangers.acquire(NOBODY)
-            except CapacityError:
-                self._unnoted += 1
-                return
-            text = f"and {self._unnoted} calls before, of which nothing was written" if self._unnoted else ""
-            self._unnoted = 0
+    def _note(
+        self, who: str, peer: str, method: str, cameras: list[str], error: Exception | None, text: str = ""
+    ) -> None:
         if error is not None:
-            log.info("%s: %s refused: %s", who, method, error)
+            unnoted = self._unnoted.setdefault(who, Counter())
+            try:
+                self._refusals.acquire(who)
+            except CapacityError:
+                unnoted[peer if peer in unnoted or len(unnoted) < PEERS_NAMED else "others"] += 1
+                return
+            del self._unnoted[who]
+            if unnoted:
+                peers = ", ".join(f"{count} from {each}" for each, count in unnoted.most_common())
+                text = f"and {unnoted.total()} refusals before, of which nothing was written: {peers}"
+            log.info("%s at %s: %s refused: %s", who, peer, method, error)
         if self._audit is not None:
             outcome = "ok" if error is None else type(error).__name__.removesuffix("Error").lower()
-            self._audit.write(who, method, cameras=cameras, outcome=outcome, text=text)
+            self._audit.write(who, method, cameras=cameras, outcome=outcome, peer=peer, text=text)
 
 
 def _rule(method: str) -> Rule:
@@ -157,13 +180,9 @@ def _rule(method: str) -> Rule:
         raise ForbiddenError(f"nobody may call {method} from outside") from None
 
 
-def _refusal(error: SightlineError) -> grpc.RpcMethodHandler:
-    """Ends the call before anything of its request is read: of a stream gRPC reads nothing by itself."""
-
-    async def refuse(_requests: Any, context: Context) -> None:
-        await abort(context, error)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
+def _address(context: Context) -> str:
+    """As HTTP has it, of ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``."""
+    return unquote(host_of(context.peer()).partition(":")[2]).strip("[]")
 
 
 def _behavior(handler: Any) -> Callable[..., Awaitable[Any]]:

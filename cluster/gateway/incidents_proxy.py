@@ -11,7 +11,6 @@ import grpc
 import grpc.aio
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
-from cluster.alerts.grpc_service import MOST_LISTED
 from cluster.alerts.incident import unknown_incident
 from cluster.errors import ForbiddenError, SightlineError, UnavailableError
 from cluster.security.roles import ANYBODY, Role, current_principal
@@ -40,9 +39,8 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
         self, request: incidents_pb2.ListIncidentsRequest, context: Context
     ) -> incidents_pb2.ListIncidentsResponse:
         async with self._forwarding(context) as stub:
-            reply = await stub.List(request, timeout=self._call_s)
-            sees = current_principal().sees
-            return incidents_pb2.ListIncidentsResponse(incidents=[i for i in reply.incidents if sees(i.camera)])
+            found: incidents_pb2.ListIncidentsResponse = await stub.List(_scoped(request), timeout=self._call_s)
+            return found
 
     async def Get(  # noqa: N802
         self, request: incidents_pb2.GetIncidentRequest, context: Context
@@ -103,25 +101,15 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
         self, request: incidents_pb2.OutboxRequest, context: Context
     ) -> incidents_pb2.OutboxStatus:
         async with self._forwarding(context) as stub:
-            reply: incidents_pb2.OutboxStatus = await stub.Outbox(request, timeout=self._call_s)
-            dead = [letter for letter in reply.dead if current_principal().sees(letter.event.incident.camera)]
-            del reply.dead[:]
-            reply.dead.extend(dead)
-            return reply
+            status: incidents_pb2.OutboxStatus = await stub.Outbox(_scoped(request), timeout=self._call_s)
+            return status
 
     async def Resend(  # noqa: N802
         self, request: incidents_pb2.ResendRequest, context: Context
     ) -> incidents_pb2.ResendResponse:
         async with self._forwarding(context) as stub:
-            wanted = [request]
-            if not current_principal().sees_all:
-                outbox = await stub.Outbox(incidents_pb2.OutboxRequest(dead=MOST_LISTED), timeout=self._call_s)
-                keys = {each.event.key for each in outbox.dead if current_principal().sees(each.event.incident.camera)}
-                # A key of another camera's event is like one that nothing has.
-                keys &= {request.key or key for key in keys}
-                wanted = [incidents_pb2.ResendRequest(sink=request.sink, key=key) for key in sorted(keys)]
-            replies = [await stub.Resend(each, timeout=self._call_s) for each in wanted]
-            return incidents_pb2.ResendResponse(count=sum(reply.count for reply in replies))
+            sent: incidents_pb2.ResendResponse = await stub.Resend(_scoped(request), timeout=self._call_s)
+            return sent
 
     # -- inside ---------------------------------------------------------------------------------
     async def _of_mine(self, stub: Any, incident_id: str, role: Role) -> incidents_pb2.IncidentDetail:
@@ -151,6 +139,13 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
             await abort(context, UnavailableError(f"alerting did not answer within {self._call_s:g} s"))
         except SightlineError as error:
             await abort(context, error)
+
+
+def _scoped(request: Any) -> Any:
+    """The same request for no more than the caller may see, whatever it says itself."""
+    # Nothing at all stands for every camera there, and for none here.
+    request.scope[:] = current_principal().cameras or [""]
+    return request
 
 
 def _require_scope(camera: str) -> None:

@@ -9,7 +9,8 @@ from typing import Protocol, TypeVar
 import grpc.aio
 from sightline.v1 import replicas_pb2, replicas_pb2_grpc
 
-from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.errors import ConfigError, ForbiddenError, SightlineError, UnavailableError
+from cluster.security.roles import current_principal
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.convert import replica_to_proto
 from cluster.wire.status import abort
@@ -53,6 +54,9 @@ class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
         try:
             if not request.name:
                 raise ConfigError("name the replica, as `sightline replicas list` shows it")
+            if not current_principal().sees_all:
+                who = current_principal().name
+                raise ForbiddenError(f"draining moves everybody's cameras: it needs a token for all; {who!r} has some")
             return replica_to_proto(await self._in_time(self._directory.drain(request.name, request.undo)))
         except SightlineError as error:
             await abort(context, error)

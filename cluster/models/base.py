@@ -20,7 +20,14 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from cluster.errors import ModelError
-from cluster.models.checkpoint import INSTRUCTION, PATCHES_PER_PASS, SYSTEM_PROMPT, Checkpoint, linear_weights
+from cluster.models.checkpoint import (
+    INSTRUCTION,
+    PATCHES_PER_PASS,
+    SYSTEM_PROMPT,
+    Checkpoint,
+    fuse_norms,
+    linear_weights,
+)
 from cluster.models.float8 import use_float8
 from cluster.models.settings import ModelSettings
 from cluster.types import PatchGeometry, PatchGrid
@@ -135,6 +142,7 @@ class VisionLanguageModel(ABC):
         self.settings = checkpoint.settings
         self.mean, self.std = checkpoint.mean or self.pixel_mean, checkpoint.std or self.pixel_std
         self.geometry = self._geometry(checkpoint)
+        fuse_norms(self.model)
         for token in self.prompt_tokens:
             self._require(token)
         self.yes_no_ids()
@@ -183,16 +191,20 @@ class VisionLanguageModel(ABC):
         visual = [tokens for part in self._parts(kept) for tokens in self._encode_kept(part)]
         texts = [self._frame_text(frame) for frame in kept]
         text = self.embed(torch.tensor([i for before, after in texts for i in (*before, *after)], dtype=torch.int64))
-        around = iter(torch.split(text, [len(ids) for both in texts for ids in both]))
         sources: list[Tensor] = []
         targets: list[Tensor] = []
         done = []
-        for frame, seen in zip(kept, visual, strict=True):
-            parts = (next(around), seen, next(around))
-            embeds = torch.empty(sum(map(len, parts)), text.shape[1], dtype=text.dtype, device=text.device)
-            sources += parts
-            targets += torch.split(embeds, [len(part) for part in parts])
-            done.append(FrameTokens(embeds, _cells_with_text(frame.cells, len(parts[0]), len(parts[2])), frame.grid))
+        first = 0
+        for frame, seen, (before, after) in zip(kept, visual, texts, strict=True):
+            start, stop = len(before), len(before) + seen.shape[0]
+            embeds = text.new_empty(stop + len(after), text.shape[1])
+            sources.append(seen)
+            targets.append(embeds[start:stop])
+            if before or after:
+                between, first = first + start, first + start + len(after)
+                sources += (text[between - start : between], text[between:first])
+                targets += (embeds[:start], embeds[stop:])
+            done.append(FrameTokens(embeds, _cells_with_text(frame.cells, start, len(after)), frame.grid))
         # In one launch, to memory of each frame's own: a view would keep the whole call's alive.
         if targets:
             torch._foreach_copy_(targets, sources)
@@ -347,7 +359,7 @@ class VisionLanguageModel(ABC):
         return torch.zeros(len(self._text_model.rotary_emb.inv_freq), dtype=torch.int64, device=self.device)
 
     # -- language model ---------------------------------------------------------------------------
-    @property
+    @cached_property
     def layers(self) -> Sequence[nn.Module]:
         """Decoder layers in order; their ``self_attn`` calls the registered attention function."""
         return list(self._text_model.layers)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from cluster.models.settings import ModelSettings
@@ -46,6 +47,18 @@ class Checkpoint:
 def linear_weights(module: nn.Module) -> int:
     """Number of weights in the linear layers of ``module``; twice this is their FLOPs per row."""
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
+
+
+def fuse_norms(model: nn.Module) -> None:
+    """Make each RMS norm of a transformers model one operation; the library's are six, three times a layer. float32
+    stays equal to the last bit."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+            module.forward = partial(_rms_norm, module)
+
+
+def _rms_norm(module: Any, x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
 def normalise(patches: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:

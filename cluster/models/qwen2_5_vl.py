@@ -239,10 +239,15 @@ class Qwen25VL(VisionLanguageModel):
 
     def _attention_pairs(self, frames: Sequence[PatchBatch | int]) -> int:
         """Pairs of patches that see each other, over all layers of the tower."""
-        visual = self._visual
-        full = sum(1 for index in range(len(visual.blocks)) if index in visual.fullatt_block_indexes)
-        windowed = (len(visual.blocks) - full) * sum(self._windowed_pairs(frame) for frame in frames)
-        return windowed + full * sum(count**2 for count in patch_counts(frames))
+        windowed, full = self._block_kinds
+        pairs = windowed * sum(self._windowed_pairs(frame) for frame in frames) if windowed else 0
+        return pairs + full * sum(count**2 for count in patch_counts(frames))
+
+    @cached_property
+    def _block_kinds(self) -> tuple[int, int]:
+        """Blocks of the tower with windowed and with full attention."""
+        blocks, full = len(self._visual.blocks), set(self._visual.fullatt_block_indexes)
+        return blocks - sum(index in full for index in range(blocks)), sum(index in full for index in range(blocks))
 
     def _windowed_pairs(self, frame: PatchBatch | int) -> int:
         side = self._visual.window_size // self._visual.patch_size

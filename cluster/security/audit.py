@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from cluster.security.private_files import make_private_folder, open_private
+
 log = logging.getLogger(__name__)
 
 DAY_S = 86_400.0
@@ -44,9 +46,13 @@ class AuditLog:
         self._file: IO[str] | None = None
         self._unwell = False
 
-    def write(self, principal: str, call: str, *, cameras: list[str], outcome: str, text: str = "") -> None:
-        """Write one call: ``outcome`` is ``ok`` or the error's name; ``text`` the question, where there was one."""
-        line = {"at": round(self._clock(), 3), "who": principal, "call": call, "cameras": cameras, "outcome": outcome}
+    def write(
+        self, principal: str, call: str, *, cameras: list[str], outcome: str, peer: str = "", text: str = ""
+    ) -> None:
+        """Write one call: ``outcome`` is ``ok`` or the error's name; ``peer`` the address that it came from; ``text``
+        the question, where there was one."""
+        line = {"at": round(self._clock(), 3), "who": principal, "peer": peer, "call": call, "cameras": cameras}
+        line["outcome"] = outcome
         if text:
             line["text"] = text
         with self._lock:
@@ -76,8 +82,10 @@ class AuditLog:
 
     def _append(self, line: str) -> None:
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
+            make_private_folder(self.path.parent)
+            self._file = open(  # noqa: SIM115
+                self.path, "a", encoding="utf-8", errors="backslashreplace", opener=open_private
+            )
         self._file.write(line)
         # The log must survive a crash of this process.
         self._file.flush()

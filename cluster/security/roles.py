@@ -100,6 +100,15 @@ OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 """Calls without authentication: a probe has no token."""
 
 
+EVERY = ("*",)
+"""Scope of every camera, present or future."""
+
+
+def in_scope(camera: str, patterns: Iterable[str]) -> bool:
+    """Whether a camera matches one of ``patterns``, case-sensitive ones of the shell."""
+    return any(fnmatchcase(camera, pattern) for pattern in patterns)
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """A caller with ``roles`` over the cameras that match one of ``cameras`` (case-sensitive shell patterns)."""
@@ -114,7 +123,7 @@ class Principal:
 
     def sees(self, camera: str) -> bool:
         """Whether the camera is in its scope."""
-        return any(fnmatchcase(camera, pattern) for pattern in self.cameras)
+        return in_scope(camera, self.cameras)
 
     @property
     def sees_all(self) -> bool:
@@ -140,6 +149,7 @@ ANYBODY = Principal("anybody", frozenset(Role))
 """The caller where authentication is off."""
 
 _current: ContextVar[Principal] = ContextVar("principal", default=ANYBODY)
+_peer: ContextVar[str] = ContextVar("peer", default="")
 
 
 def current_principal() -> Principal:
@@ -147,9 +157,15 @@ def current_principal() -> Principal:
     return _current.get()
 
 
-def serve_as(principal: Principal) -> None:
-    """Set the principal of this task from here on."""
+def current_peer() -> str:
+    """Address that the call being served comes from, for the audit log; empty where it is not known."""
+    return _peer.get()
+
+
+def serve_as(principal: Principal, peer: str = "") -> None:
+    """Set the principal of this task, and the address it calls from, from here on."""
     _current.set(principal)
+    _peer.set(peer)
 
 
 @contextmanager

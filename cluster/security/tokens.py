@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import secrets
 import threading
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError, UnauthenticatedError
+from cluster.security.private_files import make_private_folder, open_private
 from cluster.security.roles import Principal, Role
 
 PREFIX = "sl_"
@@ -144,8 +144,8 @@ def write_tokens(path: Path, tokens: Iterable[Token]) -> None:
             raise ConfigError(f"there is a token {one.name!r} already; revoke it first, or choose another name")
     part = path.with_name(f"{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        make_private_folder(path.parent)
+        with open(part, "w", encoding="utf-8", opener=open_private) as file:
             json.dump({"tokens": [_entry(token) for token in kept]}, file, indent=2)
             file.write("\n")
         part.replace(path)

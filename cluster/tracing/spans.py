@@ -285,7 +285,9 @@ def check_tracing(config: TracingConfig) -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise ConfigError("tracing.endpoint needs OpenTelemetry's exporter; install it: pip install 'sightline[otel]'")
+        raise ConfigError(
+            "tracing.endpoint needs OpenTelemetry's exporter; install it: pip install 'sightline-cluster[otel]'"
+        )
 
 
 def _context(parent: str) -> Any:

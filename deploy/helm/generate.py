@@ -26,7 +26,7 @@ OWNED = {
     "security": [
         *("tokens_file", "tls", "internal_tls", "memory_key_file", "allow_unauthenticated", "allow_plain_inside"),
     ],
-    "cluster": ["ray_address", "decoders", "replicas", "placement", "log_dir"],
+    "cluster": ["ray_address", "decoders", "replicas", "placement", "log_dir", "state_dir"],
     "alerts": ["folder"],
     "kubernetes": ["enabled", "kubeconfig", "context"],
 }
@@ -59,6 +59,14 @@ SHORTHANDS: dict[str, dict[str, Any]] = {
                 "tolerationSeconds": {"type": "integer"},
             },
         }
+    },
+    "scheduling": {
+        "additionalProperties": False,
+        "properties": {
+            "affinity": {"type": "object"},
+            "topologySpreadConstraints": {"type": "array", "items": {"type": "object"}},
+            "priorityClassName": {"type": "string"},
+        },
     },
     "peers": {
         "items": {

@@ -17,9 +17,9 @@ from cluster.control.costs import CostModel
 from cluster.control.ladder import Ladder
 from cluster.errors import ConfigError
 from cluster.types.cameras import Priority
-from loadtest.city.city import CityPlan, PoolPlan, simulate
-from loadtest.city.district import Timing
+from loadtest.city.city import simulate
 from loadtest.city.mix import ActivitySection, CameraClass, Mix
+from loadtest.city.plan import CityPlan, PoolPlan, Timing
 from loadtest.city.replica import EngineSettings
 from loadtest.city.result import Figures
 from loadtest.city.tally import Tally

@@ -6,82 +6,22 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 
 from cluster.control.costs import CostModel
 from cluster.control.demand import load
-from cluster.control.ladder import Ladder, Rung
-from cluster.errors import ConfigError
-from loadtest.city.district import District, DistrictPlan, Timing
-from loadtest.city.mix import HOURS, Mix, spells
-from loadtest.city.replica import EngineSettings
-from loadtest.city.result import Balance, CityResult, Pool
+from cluster.control.ladder import Rung
+from loadtest.city.district import District, DistrictPart
+from loadtest.city.mix import Mix, spells
+from loadtest.city.plan import CityPlan
+from loadtest.city.result import Admitted, Balance, CityResult
 from loadtest.city.tally import Tally
-from loadtest.city.timeline import Event, split
-
-CAMERAS_PER_CONTROLLER = 10_000
+from loadtest.city.timeline import split
 
 # Objects more than were freed, young, middle and old, before the garbage collector looks (gc.set_threshold).
 _COLLECT = 100_000, 50, 100
-
-
-@dataclass(frozen=True, slots=True)
-class PoolPlan:
-    """Replicas of one kind and what a step costs there."""
-
-    kind: str
-    replicas: int
-    costs: CostModel
-
-
-@dataclass(frozen=True, slots=True)
-class CityPlan:
-    """A city to simulate.
-
-    * ``ladder``: ``None`` leaves every camera at full quality; ``force``: no camera is refused
-    * ``hour``: time of day at 0 s; ``phases``, ``alike``: see :class:`DistrictPlan`
-    """
-
-    cameras: int
-    pools: tuple[PoolPlan, ...]
-    mix: Mix
-    mix_name: str
-    ladder: Ladder | None
-    ladder_name: str
-    timing: Timing
-    warmup_s: float = 120.0
-    hour: float = 8.0
-    seed: int = 0
-    engine: EngineSettings = field(default_factory=EngineSettings)
-    events: tuple[Event, ...] = ()
-    force: bool = False
-    phases: tuple[float, ...] | None = None
-    alike: bool = False
-    per_controller: int = CAMERAS_PER_CONTROLLER
-    price_per_hour: float | None = None
-
-    @property
-    def replicas(self) -> int:
-        return sum(pool.replicas for pool in self.pools)
-
-    def check(self) -> None:
-        """Raises ``ConfigError`` when it cannot be simulated."""
-        if self.cameras < 1 or self.replicas < 1:
-            raise ConfigError(f"a city needs cameras and replicas, not {self.cameras} and {self.replicas}")
-        if not 0 <= self.warmup_s < self.timing.seconds:
-            raise ConfigError(
-                f"the warm-up must be at least 0 s and shorter than the simulated {self.timing.seconds:g} s, not "
-                f"{self.warmup_s:g} s"
-            )
-        if not 0 <= self.hour <= HOURS:
-            raise ConfigError(f"the time of day at the beginning must be from 0 to {HOURS}, not {self.hour:g}")
-        if late := [event for event in self.events if event.at_s >= self.timing.seconds]:
-            raise ConfigError(
-                f"the event at {late[0].at_s:g} s comes after the end of the simulation at {self.timing.seconds:g} s"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,75 +88,45 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
     began, began_cpu = time.perf_counter(), time.process_time()
     dealt = deal(plan)
     city = np.random.default_rng([plan.seed, 0])
-    mine = split(plan.events, [each.replicas for each in dealt], city)
-    weather = spells(plan.mix, plan.timing.seconds, city)
-    order = _kinds(plan, city)
+    events = split(plan.events, [each.replicas for each in dealt], city)
+    bursts = spells(plan.mix, plan.timing.seconds, city)
+    kinds = _kinds(plan, city)
     tally: Tally | None = None
-    waiting, reduced, refused, missing = 0, 0, 0, 0.0
-    first = 0
+    waiting, admitted, first = 0, Admitted(), 0
     for index, part in enumerate(dealt):
+        mine = slice(first, first + part.cameras)
+        first = mine.stop
         district = District(
-            DistrictPlan(
-                mix=plan.mix,
-                kinds=order[first : first + part.cameras],
+            plan,
+            DistrictPart(
+                kinds=kinds[mine],
                 replicas=part.replicas,
                 costs=plan.pools[part.pool].costs,
-                ladder=plan.ladder,
-                engine=plan.engine,
-                timing=plan.timing,
-                hour=plan.hour,
                 seed=(plan.seed, 1 + index),
-                events=mine[index],
-                spells=weather,
-                force=plan.force,
-                alike=plan.alike,
-                phases=None if plan.phases is None else plan.phases[first : first + part.cameras],
-            )
+                events=events[index],
+                spells=bursts,
+                phases=None if plan.phases is None else plan.phases[mine],
+            ),
+            admitted,
         )
-        district.run(partial(_share, on_second, index, len(dealt)))
+        district.run(lambda share, done=index: on_second((done + share) / len(dealt)))  # type: ignore[misc]
         Balance.of(district.tally, district.waiting).check()
-        first += part.cameras
         waiting += district.waiting
-        reduced += district.admitted.reduced
-        refused += district.admitted.refused
-        missing += district.admitted.missing_replicas
         if tally is None:
             tally = district.tally
         else:
             tally.add(district.tally)
     assert tally is not None
-    balance = Balance.of(tally, waiting)
-    balance.check()
     return CityResult(
-        cameras=plan.cameras,
-        pools=tuple(
-            Pool(pool.kind, pool.replicas, f"{pool.costs.model} on {pool.costs.device}", pool.costs.source)
-            for pool in plan.pools
-        ),
-        mix=plan.mix_name,
-        mix_title=plan.mix.title,
-        ladder=plan.ladder_name,
-        ladder_source=plan.ladder.source if plan.ladder else "every camera stays at full quality",
-        rungs=tuple(rung.name for rung in plan.ladder.rungs) if plan.ladder else ("full",),
-        seconds=plan.timing.seconds,
-        warmup_s=plan.warmup_s,
-        seed=plan.seed,
-        districts=len(dealt),
+        plan=plan,
         tally=tally,
-        balance=balance,
+        balance=Balance.of(tally, waiting),
+        admitted=admitted,
+        districts=len(dealt),
+        bursts=tuple(bursts),
         simulate_s=time.perf_counter() - began,
         simulate_cpu_s=time.process_time() - began_cpu,
-        reduced=reduced,
-        refused=refused,
-        missing_replicas=missing,
-        events=plan.events,
-        bursts=tuple(weather),
-        price_per_hour=plan.price_per_hour,
     )
-
-
-def _share(tell: Callable[[float], None], done: int, districts: int, share: float) -> None:
-    tell((done + share) / districts)
 
 
 def _kinds(plan: CityPlan, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -225,10 +135,3 @@ def _kinds(plan: CityPlan, rng: np.random.Generator) -> np.ndarray[tuple[int], n
     kinds = np.repeat(np.arange(len(counts)), counts)
     rng.shuffle(kinds)
     return kinds
-
-
-def with_pool(plan: CityPlan, *, cameras: int | None = None, replicas: int | None = None) -> CityPlan:
-    """The same city with so many cameras, or so many replicas of its one kind."""
-    if replicas is not None:
-        plan = replace(plan, pools=(replace(plan.pools[0], replicas=replicas),))
-    return plan if cameras is None else replace(plan, cameras=cameras)

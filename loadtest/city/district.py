@@ -19,8 +19,10 @@ from cluster.control.costs import CostModel
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Ladder, Rung, Step
 from loadtest.city.cameras import Cameras, Due, Heard
-from loadtest.city.mix import Mix, Spell, Wake, wakes
-from loadtest.city.replica import Arrival, EngineSettings, Facts, Outcome, Replica, WorkTable
+from loadtest.city.mix import Spell, Wake, wakes
+from loadtest.city.plan import CityPlan
+from loadtest.city.replica import Arrival, Facts, Outcome, Replica, WorkTable
+from loadtest.city.result import Admitted
 from loadtest.city.tally import Lost, Rows, Tally
 from loadtest.city.timeline import WAKE_S, Event, What
 
@@ -33,65 +35,28 @@ FULL = Ladder((Rung("full"),), "every camera stays at full quality")
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of simulated time.
+class DistrictPart:
+    """What of the city is this district's. ``kinds``, ``phases``: of its cameras; ``kinds`` index the mix's classes."""
 
-    * ``tick_s``: between two rounds of reports and decisions; ``detect_s``: until a dead replica is noticed
-    * ``report_s``: at least between two reports of what a camera's windows cost
-    * ``bin_s``: stretches in which windows are counted
-    """
-
-    seconds: float
-    tick_s: float = 1.0
-    detect_s: float = 2.0
-    report_s: float = 20.0
-    bin_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class DistrictPlan:
-    """What a district starts with.
-
-    * ``kinds``: the class of each of its cameras, an index into the mix's
-    * ``ladder``: ``None`` keeps every camera at full quality; ``force``: no camera is refused
-    * ``hour``: time of day at 0 s; ``alike``: see :class:`WorkTable`
-    * ``phases``: of each camera, as the shares of its stride by which its windows end late; ``None``: as planned
-    """
-
-    mix: Mix
     kinds: Ints
     replicas: int
     costs: CostModel
-    ladder: Ladder | None
-    engine: EngineSettings
-    timing: Timing
-    hour: float
     seed: tuple[int, ...]
     events: Sequence[Event] = ()
     spells: Sequence[Spell] = ()
-    force: bool = False
     phases: Sequence[float] | None = None
-    alike: bool = False
-
-
-@dataclass(slots=True)
-class Admitted:
-    """What the controller said to the cameras at the beginning. ``missing_replicas``: for those that were refused."""
-
-    reduced: int = 0
-    refused: int = 0
-    missing_replicas: float = 0.0
 
 
 class District:
-    """See the module. After :meth:`run`, ``tally`` has every window that ended, and ``waiting`` were not settled."""
+    """See the module. After :meth:`run`, ``tally`` has every window that ended, and ``waiting`` were not settled;
+    ``admitted`` is added to."""
 
-    def __init__(self, plan: DistrictPlan) -> None:
+    def __init__(self, plan: CityPlan, part: DistrictPart, admitted: Admitted) -> None:
         timing, classes = plan.timing, plan.mix.classes
-        self.plan = plan
-        self.admitted = Admitted()
-        self.names = [f"{classes[kind].name}-{index:05d}" for index, kind in enumerate(plan.kinds)]
-        self.cameras = Cameras(classes, plan.kinds, hour=plan.hour, rng=np.random.default_rng([*plan.seed, 1]))
+        self.plan, self.part = plan, part
+        self._admitted = admitted
+        self.names = [f"{classes[kind].name}-{index:05d}" for index, kind in enumerate(part.kinds)]
+        self.cameras = Cameras(classes, part.kinds, hour=plan.hour, rng=np.random.default_rng([*part.seed, 1]))
         self._ladder = plan.ladder or FULL
         self._value = np.array([rung.value for rung in self._ladder.rungs])
         self._sheds = np.array([rung.shed for rung in self._ladder.rungs])
@@ -99,20 +64,20 @@ class District:
         bins = max(1, round(timing.seconds / timing.bin_s))
         self.tally = Tally(bins=bins, bin_s=timing.seconds / bins, rungs=len(self._ladder.rungs))
         self._index = {name: index for index, name in enumerate(self.names)}
-        self._rng = np.random.default_rng([*plan.seed, 0])
+        self._rng = np.random.default_rng([*part.seed, 0])
         self._demands = [each.demand(each.name, plan.mix.geometry, plan.hour) for each in classes]
-        self._work = WorkTable(self._demands, self._ladder, plan.costs, alike=plan.alike)
-        self._ranks = np.array([each.priority.rank for each in classes])[plan.kinds]
-        kinds = plan.kinds.tolist()
+        self._work = WorkTable(self._demands, self._ladder, part.costs, alike=plan.alike)
+        self._ranks = np.array([each.priority.rank for each in classes])[part.kinds]
+        kinds = part.kinds.tolist()
         self._facts = Facts([classes[kind].priority for kind in kinds], [classes[kind].window_s for kind in kinds])
-        self._spread = np.array([each.activity.spread for each in classes])[plan.kinds]
+        self._spread = np.array([each.activity.spread for each in classes])[part.kinds]
         count = len(self.names)
         self._rung = np.zeros(count, dtype=np.int64)
         self._owner = np.full(count, NOBODY)
         self._refused = np.zeros(count, dtype=bool)
         self._rows = Rows()
         self._heard = Heard(count)
-        self._wakes: list[Wake] = wakes(plan.spells, plan.kinds, self._rng)
+        self._wakes: list[Wake] = wakes(part.spells, part.kinds, self._rng)
         # By number: replicas that serve, and those that only end the step under way.
         self._replicas: dict[int, Replica] = {}
         self._leaving: list[Replica] = []
@@ -121,8 +86,8 @@ class District:
         self._carried: dict[int, list[Arrival]] = {}
         self._silent_until_s = 0.0
         self._was_silent = False
-        self._fleet = Fleet(plan.costs, self._ladder, max_batch=plan.engine.max_batch)
-        self._events = sorted(plan.events, key=lambda event: event.at_s)
+        self._fleet = Fleet(part.costs, self._ladder, max_batch=plan.engine.max_batch)
+        self._events = sorted(part.events, key=lambda event: event.at_s)
 
     @property
     def waiting(self) -> int:
@@ -132,7 +97,7 @@ class District:
     def run(self, on_share: Callable[[float], None] = lambda _: None) -> None:
         """From the beginning to the end; ``on_share`` is called now and then with the share that is done."""
         timing = self.plan.timing
-        for _ in range(self.plan.replicas):
+        for _ in range(self.part.replicas):
             self._fleet.join(self._new_replica(0.0))
         for camera in range(len(self.names)):
             self._admit(camera)
@@ -146,15 +111,15 @@ class District:
 
     # -- the controller --------------------------------------------------------------------------
     def _admit(self, camera: int) -> None:
-        demand = replace(self._demands[self.plan.kinds[camera]], camera=self.names[camera])
+        demand = replace(self._demands[self.part.kinds[camera]], camera=self.names[camera])
         told = self._fleet.admit(demand, 0.0, force=self.plan.force)
         if told.verdict == "refused":
-            self.admitted.refused += 1
-            self.admitted.missing_replicas += told.missing_replicas / max(told.missing_streams, 1e-9)
+            self._admitted.refused += 1
+            self._admitted.missing_replicas += told.missing_replicas / max(told.missing_streams, 1e-9)
             self._refused[camera] = True
             self.cameras.start(camera, 0.0, float(self._rng.random()))
             return
-        self.admitted.reduced += told.verdict == "reduced"
+        self._admitted.reduced += told.verdict == "reduced"
         self._begin(camera, 0.0)
 
     def _begin(self, camera: int, now_s: float) -> None:
@@ -163,7 +128,7 @@ class District:
         self._rung[camera] = self._ladder.index_of(plan.rung)
         self._owner[camera] = NOBODY if plan.owner is None else _number(plan.owner)
         self.cameras.factor[camera] = self._ladder.rungs[self._rung[camera]].stride
-        self.cameras.start(camera, now_s, plan.phase if self.plan.phases is None else self.plan.phases[camera])
+        self.cameras.start(camera, now_s, plan.phase if self.part.phases is None else self.part.phases[camera])
         self._heard.forget(camera, now_s)
 
     def _control(self, now_s: float) -> None:
@@ -231,14 +196,14 @@ class District:
 
     def _restart_controller(self, now_s: float) -> None:
         """It knows its configuration, and what the replicas that live say they hold."""
-        self._fleet = Fleet(self.plan.costs, self._ladder, max_batch=self.plan.engine.max_batch)
+        self._fleet = Fleet(self.part.costs, self._ladder, max_batch=self.plan.engine.max_batch)
         self._dead.clear()
         for number in self._replicas:
             self._fleet.join(_name(number))
         for camera in np.flatnonzero(~self._refused).tolist():
             owner, name = int(self._owner[camera]), self.names[camera]
             held = owner in self._replicas
-            demand = replace(self._demands[self.plan.kinds[camera]], camera=name)
+            demand = replace(self._demands[self.part.kinds[camera]], camera=name)
             self._fleet.admit(demand, now_s, force=True, prefer=_name(owner) if held else None)
             plan = self._fleet.plan(name)
             if not held or plan.owner != _name(owner) or self._sheds[self._rung[camera]]:
@@ -290,8 +255,8 @@ class District:
     def _new_replica(self, now_s: float) -> str:
         number = self._numbers
         self._numbers += 1
-        rng = np.random.default_rng([*self.plan.seed, 2, number])
-        self._replicas[number] = Replica(self.plan.costs, self.plan.engine, self._facts, rng, now_s)
+        rng = np.random.default_rng([*self.part.seed, 2, number])
+        self._replicas[number] = Replica(self.part.costs, self.plan.engine, self._facts, rng, now_s)
         return _name(number)
 
     # -- one tick --------------------------------------------------------------------------------
@@ -349,7 +314,7 @@ class District:
     def _send(self, due: Due, which: Ints, value_s: Floats) -> dict[int, list[Arrival]]:
         camera = due.camera[which]
         owner, spread = self._owner[camera], self._spread[camera]
-        kind, rung, strides = self.plan.kinds[camera], self._rung[camera], due.strides[which]
+        kind, rung, strides = self.part.kinds[camera], self._rung[camera], due.strides[which]
         held = due.held[which]
         expected = self._work.of(kind, rung, held, strides)
         factor = np.exp(spread * self._rng.standard_normal(len(which)) - spread * spread / 2)
@@ -363,7 +328,7 @@ class District:
             strides=strides,
             value_s=value_s[which],
             work_s=work,
-            useful_s=work + self.plan.costs.step_s / self.plan.engine.max_batch,
+            useful_s=work + self.part.costs.step_s / self.plan.engine.max_batch,
         )
         order = np.argsort(owner, kind="stable")
         numbers = camera[order].tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,18 +15,11 @@ from loadtest.city.against import Compared
 from loadtest.city.mix import Spell
 from loadtest.city.result import CityResult, Figures, Objective
 from loadtest.city.study import Trial
-from loadtest.city.tally import REASONS, lag_quantile
+from loadtest.city.tally import REASONS, Floats, lag_quantile
 from loadtest.city.timeline import Event
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-TIME = Axis("minutes")
-
-
-def city_charts(result: CityResult) -> list[Figure]:
-    """Over time; stretches without windows leave gaps."""
-    return [_lags(result), _windows(result), _load(result), *_ladder(result), *_drops(result)]
 
 
 def search_charts(trials: Sequence[Trial], objective: Objective, *, fewer: bool) -> list[Figure]:
@@ -48,72 +41,54 @@ def search_charts(trials: Sequence[Trial], objective: Objective, *, fewer: bool)
     return [chart(wanted, series, Axis("replicas" if fewer else "cameras"), Axis("share", percent=True))]
 
 
-def _over_time(result: CityResult, values: Sequence[float], show: str = ".3g") -> tuple[Point, ...]:
-    middle = result.tally.bin_s / 2
-    return tuple(
-        Point((at * result.tally.bin_s + middle) / 60, value, text=format(value, show))
-        for at, value in enumerate(values)
-    )
-
-
-def _lags(result: CityResult) -> Figure:
-    lags = result.tally.lags
-    series = []
-    for priority in Priority:
-        of_bin = lags[:, priority.rank]
-        if not of_bin.any():
-            continue
-        for share, name in ((0.5, "p50"), (0.99, "p99")):
-            values = [lag_quantile(bins, share) if bins.any() else float("nan") for bins in of_bin]
-            series.append(Series(f"{priority} {name}", _over_time(result, values), marked=False))
-    return chart("Lag of computed windows, seconds", series, TIME, Axis("seconds", log=True))
-
-
-def _windows(result: CityResult) -> Figure:
+def city_charts(result: CityResult) -> list[Figure]:
+    """Over time; stretches without windows leave gaps, and what never happened has no chart."""
     tally = result.tally
-    each = {
-        "ended": tally.due.sum(axis=1),
-        "answered": tally.answered.sum(axis=1),
-        "last answer stands": tally.gated.sum(axis=1),
-        "dropped": tally.dropped.sum(axis=(1, 2)),
+    seconds = Axis("seconds", log=True)
+    share, rate = Axis("share", percent=True, low=0.0), Axis("windows/s", low=0.0)
+    lags = {
+        f"{priority} {name}": [lag_quantile(bins, part) if bins.any() else float("nan") for bins in of_bin]
+        for priority in Priority
+        if (of_bin := tally.lags[:, priority.rank]).any()
+        for part, name in ((0.5, "p50"), (0.99, "p99"))
     }
-    series = [Series(name, _over_time(result, (n / tally.bin_s).tolist()), marked=False) for name, n in each.items()]
-    return chart("Windows a second", series, TIME, Axis("windows/s", low=0.0))
-
-
-def _load(result: CityResult) -> Figure:
-    tally = result.tally
+    windows = {
+        "ended": tally.due.sum(axis=1) / tally.bin_s,
+        "answered": tally.answered.sum(axis=1) / tally.bin_s,
+        "last answer stands": tally.gated.sum(axis=1) / tally.bin_s,
+        "dropped": tally.dropped.sum(axis=(1, 2)) / tally.bin_s,
+    }
     capacity, due_s = np.maximum(tally.capacity_s, 1e-9), tally.due_s.sum(axis=1)
-    quality = np.where(due_s > 0, tally.value_s.sum(axis=1) / np.maximum(due_s, 1e-9), 1.0)
-    series = [
-        Series("replicas busy", _over_time(result, (tally.busy_s / capacity).tolist()), marked=False),
-        Series("useful work", _over_time(result, (tally.useful_s / capacity).tolist()), marked=False),
-        Series("quality", _over_time(result, quality.tolist()), marked=False),
+    load = {
+        "replicas busy": tally.busy_s / capacity,
+        "useful work": tally.useful_s / capacity,
+        "quality": np.where(due_s > 0, tally.value_s.sum(axis=1) / np.maximum(due_s, 1e-9), 1.0),
+    }
+    spent = tally.rung_s / np.maximum(tally.rung_s.sum(axis=1, keepdims=True), 1e-9)
+    reduced = tally.rung_s[:, 1:].any()
+    rungs = {name: of for name, of in zip(result.rungs, spent.T, strict=True) if reduced and of.any()}
+    dropped = tally.dropped.sum(axis=1) / tally.bin_s
+    drops = {reason: of for reason, of in zip(REASONS, dropped.T, strict=True) if of.any()}
+    drawn: list[tuple[str, Mapping[str, Sequence[float] | Floats], Axis]] = [
+        ("Lag of computed windows, seconds", lags, seconds),
+        ("Windows a second", windows, rate),
+        ("Load and quality", load, share),
+        ("Video by rung of the ladder", rungs, share),
+        ("Windows dropped a second, by reason", drops, rate),
     ]
-    return chart("Load and quality", series, TIME, Axis("share", percent=True, low=0.0))
-
-
-def _ladder(result: CityResult) -> list[Figure]:
-    spent = result.tally.rung_s
-    if not spent[:, 1:].any():
-        return []
-    shares = spent / np.maximum(spent.sum(axis=1, keepdims=True), 1e-9)
-    series = [
-        Series(name, _over_time(result, shares[:, place].tolist()), marked=False)
-        for place, name in enumerate(result.rungs)
-        if shares[:, place].any()
+    return [
+        chart(title, [_over_time(result, *line) for line in lines.items()], Axis("minutes"), axis)
+        for title, lines, axis in drawn
+        if lines
     ]
-    return [chart("Video by rung of the ladder", series, TIME, Axis("share", percent=True, low=0.0))]
 
 
-def _drops(result: CityResult) -> list[Figure]:
-    dropped = result.tally.dropped.sum(axis=1) / result.tally.bin_s
-    series = [
-        Series(reason, _over_time(result, dropped[:, place].tolist()), marked=False)
-        for place, reason in enumerate(REASONS)
-        if dropped[:, place].any()
-    ]
-    return [chart("Windows dropped a second, by reason", series, TIME, Axis("windows/s", low=0.0))] if series else []
+def _over_time(result: CityResult, name: str, values: Sequence[float] | Floats) -> Series:
+    bin_s = result.tally.bin_s
+    points = tuple(
+        Point((at + 0.5) * bin_s / 60, float(value), text=format(value, ".3g")) for at, value in enumerate(values)
+    )
+    return Series(name, points, marked=False)
 
 
 NOTES = (
@@ -139,26 +114,29 @@ def verdict(result: CityResult, objective: Objective) -> str:
 
 def facts(result: CityResult) -> list[tuple[str, str]]:
     """What was simulated."""
+    plan, admitted = result.plan, result.admitted
+    title = f": {plan.mix.title}" if plan.mix.title else ""
+    uncounted = _span(result.counted_from_s)
     found = [
-        ("cameras", f"{result.cameras:,}, mix {result.mix}" + (f": {result.mix_title}" if result.mix_title else "")),
+        ("cameras", f"{plan.cameras:,}, mix {plan.mix_name}{title}"),
         ("replicas", _pool(result)),
-        ("ladder", f"{result.ladder}: {result.ladder_source}"),
-        ("time", f"{_span(result.seconds)}; the first {_span(result.counted_from_s)} do not count; seed {result.seed}"),
+        ("ladder", f"{plan.ladder_name}: {result.ladder_source}"),
+        ("time", f"{_span(plan.timing.seconds)}; the first {uncounted} do not count; seed {plan.seed}"),
         ("controllers", f"{result.districts}"),
     ]
-    found += [("costs", f"{pool.costs}: {pool.source}") for pool in result.pools]
-    if result.events:
-        found.append(("events", ", ".join(map(_event, result.events))))
+    found += [("costs", f"{pool.costs_title}: {pool.costs.source}") for pool in plan.pools]
+    if plan.events:
+        found.append(("events", ", ".join(map(_event, plan.events))))
     if result.bursts:
         found.append(("bursts", ", ".join(map(_burst, result.bursts))))
-    accepted = result.cameras - result.reduced - result.refused
-    admission = f"{accepted:,} accepted, {result.reduced:,} at reduced quality, {result.refused:,} refused"
-    if result.refused:
-        admission += f", for whom {result.missing_replicas:.1f} replicas are missing"
+    accepted = plan.cameras - admitted.reduced - admitted.refused
+    admission = f"{accepted:,} accepted, {admitted.reduced:,} at reduced quality, {admitted.refused:,} refused"
+    if admitted.refused:
+        admission += f", for whom {admitted.missing_replicas:.1f} replicas are missing"
     found.append(("admission", admission))
     if result.cost_per_hour is not None and result.cost_per_camera_month is not None:
         money = f"{result.cost_per_hour:,.2f} an hour, {result.cost_per_camera_month:,.2f} per camera and month"
-        found.append(("cost", f"{money}, at {result.price_per_hour:g} per accelerator and hour"))
+        found.append(("cost", f"{money}, at {plan.price_per_hour:g} per accelerator and hour"))
     balance = result.balance
     found.append(
         (
@@ -272,7 +250,7 @@ def _span(seconds: float) -> str:
 
 
 def _pool(result: CityResult) -> str:
-    return " + ".join(f"{pool.replicas:,} {pool.kind}" for pool in result.pools)
+    return " + ".join(f"{pool.replicas:,} {pool.kind}" for pool in result.plan.pools)
 
 
 def _percent(share: float) -> str:

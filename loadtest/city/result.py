@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from cluster.types.cameras import Priority
 from loadtest.city.mix import Spell
+from loadtest.city.plan import CityPlan
 from loadtest.city.tally import Tally, by_reason, lag_quantile
-from loadtest.city.timeline import Event
 
 HOURS_A_MONTH = 730.0
 
@@ -114,54 +114,53 @@ class Balance:
             raise RuntimeError(f"the simulation lost count of {self.missing} windows: {self}")
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Replicas of one kind; ``costs`` names their cost model, ``source`` says where its numbers come from."""
+@dataclass(slots=True)
+class Admitted:
+    """What controllers said to the cameras at the beginning. ``missing_replicas``: for those that were refused."""
 
-    kind: str
-    replicas: int
-    costs: str
-    source: str
+    reduced: int = 0
+    refused: int = 0
+    missing_replicas: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CityResult:
-    """One simulated city. ``warmup_s`` at the beginning is left out of ``figures``, not of ``balance``.
+    """One simulated city. Its warm-up is left out of ``figures``, not of ``balance``.
 
     ``bursts``: of the mix, those that fell into its time. ``simulate_s``, ``simulate_cpu_s``: what simulating it took,
     by the clock and of the processor.
     """
 
-    cameras: int
-    pools: tuple[Pool, ...]
-    mix: str
-    mix_title: str
-    ladder: str
-    ladder_source: str
-    rungs: tuple[str, ...]
-    seconds: float
-    warmup_s: float
-    seed: int
-    districts: int
+    plan: CityPlan
     tally: Tally
     balance: Balance
+    admitted: Admitted
+    districts: int
+    bursts: tuple[Spell, ...]
     simulate_s: float
     simulate_cpu_s: float
-    reduced: int
-    refused: int
-    missing_replicas: float
-    events: tuple[Event, ...] = ()
-    bursts: tuple[Spell, ...] = ()
-    price_per_hour: float | None = None
+
+    @property
+    def cameras(self) -> int:
+        return self.plan.cameras
 
     @property
     def replicas(self) -> int:
-        return sum(pool.replicas for pool in self.pools)
+        return self.plan.replicas
+
+    @property
+    def ladder_source(self) -> str:
+        return self.plan.ladder.source if self.plan.ladder else "every camera stays at full quality"
+
+    @property
+    def rungs(self) -> list[str]:
+        """Names of the ladder's rungs."""
+        return [rung.name for rung in self.plan.ladder.rungs] if self.plan.ladder else ["full"]
 
     @property
     def first(self) -> int:
         """The first stretch of time that counts."""
-        return min(self.tally.bins - 1, int(np.ceil(self.warmup_s / self.tally.bin_s)))
+        return min(self.tally.bins - 1, int(np.ceil(self.plan.warmup_s / self.tally.bin_s)))
 
     @property
     def counted_from_s(self) -> float:
@@ -171,7 +170,7 @@ class CityResult:
     @property
     def figures(self) -> Figures:
         """Over all priorities."""
-        return Figures.of(self.tally, first=self.first, refused=self.refused)
+        return Figures.of(self.tally, first=self.first, refused=self.admitted.refused)
 
     def by_priority(self) -> dict[Priority, Figures]:
         """Over each priority that the mix has."""
@@ -192,7 +191,8 @@ class CityResult:
     @property
     def cost_per_hour(self) -> float | None:
         """Money for the pool, in the unit of the price per accelerator-hour that was given."""
-        return None if self.price_per_hour is None else self.replicas * self.price_per_hour
+        price = self.plan.price_per_hour
+        return None if price is None else self.replicas * price
 
     @property
     def cost_per_camera_month(self) -> float | None:
@@ -200,38 +200,36 @@ class CityResult:
 
     def as_json(self) -> dict[str, Any]:
         """All of it but the histograms; ``series`` has one entry per stretch of time."""
-        figures = self.figures
+        plan, admitted = self.plan, self.admitted
         return {
-            "cameras": self.cameras,
+            "cameras": plan.cameras,
             "pools": [
-                {"kind": p.kind, "replicas": p.replicas, "costs": p.costs, "source": p.source} for p in self.pools
+                {
+                    "kind": p.kind,
+                    "replicas": p.replicas,
+                    "costs": p.costs_title,
+                    "source": p.costs.source,
+                }
+                for p in plan.pools
             ],
-            "mix": self.mix,
-            "ladder": {"name": self.ladder, "source": self.ladder_source, "shares": self.rung_shares()},
-            "seconds": self.seconds,
-            "warmup_s": self.warmup_s,
-            "seed": self.seed,
+            "mix": plan.mix_name,
+            "ladder": {"name": plan.ladder_name, "source": self.ladder_source, "shares": self.rung_shares()},
+            "seconds": plan.timing.seconds,
+            "warmup_s": plan.warmup_s,
+            "seed": plan.seed,
             "districts": self.districts,
-            "events": [str(event) for event in self.events],
+            "events": [str(event) for event in plan.events],
             "bursts": [
                 {"name": spell.name, "from_s": spell.start_s, "to_s": spell.end_s, "share": spell.share}
                 for spell in self.bursts
             ],
-            "admission": {
-                "accepted": self.cameras - self.reduced - self.refused,
-                "reduced": self.reduced,
-                "refused": self.refused,
-                "missing_replicas": self.missing_replicas,
-            },
-            "all": figures_json(figures),
-            "by_priority": {str(name): figures_json(each) for name, each in self.by_priority().items()},
-            "balance": {
-                name: getattr(self.balance, name)
-                for name in ("expected", "answered", "gated", "dropped", "waiting", "missing")
-            },
+            "admission": {"accepted": plan.cameras - admitted.reduced - admitted.refused, **asdict(admitted)},
+            "all": asdict(self.figures),
+            "by_priority": {str(name): asdict(each) for name, each in self.by_priority().items()},
+            "balance": {**asdict(self.balance), "missing": self.balance.missing},
             "moves": int(self.tally.moves.sum()),
             "rung_steps": int(self.tally.steps.sum()),
-            "price_per_hour": self.price_per_hour,
+            "price_per_hour": plan.price_per_hour,
             "cost_per_hour": self.cost_per_hour,
             "cost_per_camera_month": self.cost_per_camera_month,
             "simulate_s": self.simulate_s,
@@ -259,10 +257,3 @@ class CityResult:
                 }
             )
         return found
-
-
-def figures_json(figures: Figures) -> dict[str, Any]:
-    """One group's figures."""
-    return {name: getattr(figures, name) for name in Figures.__slots__ if name != "dropped"} | {
-        "dropped": dict(figures.dropped)
-    }

@@ -11,7 +11,8 @@ from typing import Any
 from cluster.control import costs
 from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError, SightlineError
-from loadtest.city.city import CityPlan, PoolPlan, mean_load, simulate, with_pool
+from loadtest.city.city import mean_load, simulate
+from loadtest.city.plan import CityPlan, PoolPlan, with_pool
 from loadtest.city.result import CityResult, Objective
 
 SEARCH_S = 600.0
@@ -35,14 +36,25 @@ class Trial:
     lag_p99_s: float
 
 
+SHOWN = ("on_time", "answered", "quality", "utilisation", "lag_p99_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """Who is told how a study goes: the share of a simulation that is done, what is simulated, each count tried."""
+
+    share: Callable[[float], None] = lambda _: None
+    begins: Callable[[str], None] = lambda _: None
+    tried: Callable[[Trial], None] = lambda _: None
+
+
 @dataclass(slots=True)
 class Search:
-    """Tries counts of one city. ``on_trial`` is told of each; ``seconds``: how long each is simulated."""
+    """Tries counts of one city. ``seconds``: how long each is simulated."""
 
     plan: CityPlan
     objective: Objective
-    on_trial: Callable[[Trial], None] = lambda _: None
-    on_share: Callable[[float], None] = lambda _: None
+    told: Audience = Audience()
     seconds: float = SEARCH_S
     trials: list[Trial] = field(default_factory=list)
 
@@ -76,20 +88,12 @@ class Search:
     def _try(self, cameras: int, replicas: int | None) -> CityResult:
         timing = replace(self.plan.timing, seconds=self.plan.warmup_s + self.seconds)
         plan = with_pool(replace(self.plan, timing=timing, events=()), cameras=cameras, replicas=replicas)
-        found = simulate(plan, self.on_share)
+        found = simulate(plan, self.told.share)
         figures = found.figures
-        trial = Trial(
-            cameras,
-            found.replicas,
-            self.objective.met(figures),
-            figures.on_time,
-            figures.answered,
-            figures.quality,
-            figures.utilisation,
-            figures.lag_p99_s,
-        )
+        reached = {name: getattr(figures, name) for name in SHOWN}
+        trial = Trial(cameras, found.replicas, self.objective.met(figures), **reached)
         self.trials.append(trial)
-        self.on_trial(trial)
+        self.told.tried(trial)
         return found
 
     def _bisect(self, run: Callable[[int], CityResult], guess: int, *, fewer: bool) -> CityResult:
@@ -98,32 +102,26 @@ class Search:
         bad: int | None = None
         limit = max(16, 4 * guess) if fewer else max(1, guess // 4)
         count, factor = guess, STEP
-        while good is None or bad is None:
+        while good is None or bad is None or abs(good[0] - bad) > max(1, round(0.003 * good[0])):
             found = run(count)
             if self.objective.met(found.figures):
                 good = (count, found)
                 if count == 1 and fewer:
-                    return found
+                    break
             else:
                 bad = count
-                if count == limit:
+                if count == limit and good is None:
                     raise SightlineError(
                         f"{found.replicas} replicas do not hold the objective for {found.cameras} cameras"
                         f"{_why(found, self.objective)}; allow more by --objective, or change the mix"
                     )
             if good is not None and bad is not None:
-                break
+                count = (good[0] + bad) // 2
+                continue
             away = (good is None) == fewer
             count = math.ceil(count * factor) if away else math.floor(count / factor)
             count = max(1, min(count, limit) if fewer else max(count, limit))
             factor *= STEP
-        while abs(good[0] - bad) > max(1, round(0.003 * good[0])):
-            count = (good[0] + bad) // 2
-            found = run(count)
-            if self.objective.met(found.figures):
-                good = (count, found)
-            else:
-                bad = count
         return good[1]
 
 
@@ -145,7 +143,9 @@ def scaling_efficiency(many: CityResult, search: Search, seeds: int) -> tuple[fl
     single: list[int] = []
     tried: list[Trial] = []
     for seed in range(seeds):
-        alone = Search(replace(one, seed=plan.seed + seed), search.objective, search.on_trial, seconds=search.seconds)
+        alone = Search(
+            replace(one, seed=plan.seed + seed), search.objective, Audience(tried=search.told.tried), search.seconds
+        )
         single.append(alone.most_cameras(many.cameras // many.replicas).cameras)
         tried += alone.trials
     return many.cameras / (many.replicas * (sum(single) / len(single))), tried
@@ -261,25 +261,13 @@ class Study:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Audience:
-    """Who is told how a study goes: the share of a simulation that is done, what is simulated, each count tried."""
-
-    share: Callable[[float], None] = lambda _: None
-    begins: Callable[[str], None] = lambda _: None
-    tried: Callable[[Trial], None] = lambda _: None
-
-
-def study(
-    plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool, audience: Audience | None = None
-) -> Study:
+def study(plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool, told: Audience = Audience()) -> Study:
     """Answer the question that the numbers leave open. ``cameras``, ``replicas``: whether the plan's number is given.
 
     Raises:
         ConfigError: neither is given, or the plan cannot be simulated.
         SightlineError: the objective cannot be held.
     """
-    told = audience or Audience()
     if not cameras and not replicas:
         raise ConfigError("give the number of cameras, of accelerators (as in --gpus h100=64), or both")
     if plan.events and not cameras:
@@ -288,7 +276,7 @@ def study(
         told.begins(f"{plan.cameras:,} cameras")
         result = simulate(plan, told.share)
         return Study(result, objective, _seconds(result))
-    search = Search(plan, objective, told.tried, told.share)
+    search = Search(plan, objective, told)
     told.begins("the fewest replicas" if cameras else "the most cameras")
     if cameras:
         result = _whole(plan, objective, search.least_replicas(), told)

@@ -59,16 +59,26 @@ def another(monkeypatch):
 
 
 def kill(parent: int, name: str) -> None:
-    next(each for each in psutil.Process(parent).children(recursive=True) if each.name() == name).kill()
+    below = psutil.Process(parent).children(recursive=True)
+    next(each for each in below if name in (each.name(), each.cmdline()[0])).kill()
 
 
-@pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
-def test_a_private_ray_that_died(victim):
+@pytest.mark.parametrize(
+    ("victim", "dead"),
+    [
+        ("raylet", "raylet"),
+        ("gcs_server", "gcs_server"),
+        # The raylet ends with its agents.
+        ("ray::DashboardAgent", "raylet"),
+        ("ray::RuntimeEnvAgent", "raylet"),
+    ],
+)
+def test_a_private_ray_that_died(victim, dead):
     driver, _ = started()
     below = psutil.Process(driver.pid).children(recursive=True)
     kill(driver.pid, victim)
     said, _ = driver.communicate(timeout=30)
-    assert said == f"{victim} of Ray died\n"
+    assert said == f"{dead} of Ray died\n"
     assert driver.returncode == 0
     assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 

@@ -104,9 +104,9 @@ def test_what_went_on_at_that_time_keeps_what_came_later(store):
     forget(store, before_s=NOW - 20)
     texts = {int(each.id, 16): each.text for each in store.incidents()}
     assert texts == {1: "", 2: "", 3: "no route to host", 4: SEEN}
-    _, events, _ = store.incident(f"{1:016x}")
+    events = store.incident(f"{1:016x}").events
     assert [(each.kind, each.incident.text) for each in events] == [("end", "")]
-    assert store.incident(f"{2:016x}")[1] == []
+    assert store.incident(f"{2:016x}").events == []
 
 
 lives = st.tuples(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from alert_parts import bodies, configuration, running, told
 from sink_parts import Receiver
 
 from cluster.alerts.health import CameraStates
+from cluster.alerts.store import AlertStore
 from cluster.config import camera_settings
 from cluster.errors import NotReadyError, UnknownIncidentError
 
@@ -99,6 +101,38 @@ async def test_a_full_outbox_still_alerts(tmp_path, make, until):
             assert (await service.outbox()).trouble == ""
     keys = [body["key"] for body in bodies(here)]
     assert len(set(keys)) == 140
+
+
+async def test_a_restart_on_a_full_disk_still_ends_what_was_announced(tmp_path, make, monkeypatch, until):
+    async with Receiver() as receiver:
+        config = configuration(receiver)
+        async with running(config, tmp_path) as service:
+            for camera in ("gate", "yard"):
+                for window in (0, 1):
+                    service.accept_answer(make.answer(window, camera=camera))
+            await until(lambda: len(receiver.got) == 2)
+        meta = AlertStore._meta
+        monkeypatch.setattr(AlertStore, "_meta", full_disk)
+        async with running(config, tmp_path) as service:
+            assert "disk is full" in (await service.outbox()).trouble
+            # The yard's goes on as another one, since nobody can know of the first.
+            for window in (3, 4):
+                service.accept_answer(make.answer(window, camera="yard"))
+            await until(lambda: len(receiver.got) == 3)
+            monkeypatch.setattr(AlertStore, "_meta", meta)
+            await service._journal.probe()
+            await until(lambda: len(receiver.got) == 4)
+            service.accept_answer(make.answer(2, 0.0))
+            service.accept_answer(make.answer(3, 0.0))
+            await until(lambda: len(receiver.got) == 5)
+    ids = [(body["event"], body["incident"]["id"]) for body in bodies(receiver)]
+    first = {body["incident"]["camera"]: body["incident"]["id"] for body in bodies(receiver)[:2]}
+    assert ids[3:] == [("end", first["yard"]), ("end", first["gate"])]
+    assert ids[2][1] != first["yard"]
+
+
+def full_disk(*_):
+    raise sqlite3.OperationalError("database or disk is full")
 
 
 async def test_a_disk_that_takes_nothing_is_noticed_before_an_alert_needs_it(tmp_path, monkeypatch, until):

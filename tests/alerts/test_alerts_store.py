@@ -75,11 +75,15 @@ def test_incidents_are_found(path, make):
     assert [i.opened_s - NOW for i in find(camera="gate", only_open=True)] == [3, 1]
     assert [i.opened_s - NOW for i in find(since_s=NOW + 2, limit=2)] == [9, 3]
     assert find(subject="vehicle") == []
-    incident, [event], [delivery] = store.incident(f"{9:016x}")
-    assert (incident.camera, event.kind, delivery.sink, delivery.state) == ("gate", "new", "ops", "dead")
+    found = store.incident(f"{9:016x}")
+    [event], [delivery] = found.events, found.deliveries
+    assert (found.incident.camera, event.kind, delivery.sink, delivery.state) == ("gate", "new", "ops", "dead")
     assert store.incident("nothing") is None
     assert [letter.event.key for letter in store.dead()] == [event.key]
     assert store.dead(sink="desk") == []
+    # What is out of scope takes no place in a list with a limit.
+    assert [i.opened_s - NOW for i in find(scope=["y*"], limit=2)] == [2, 0]
+    assert store.dead(scope=["y*"], limit=1) == []
     assert store.counts() == {("ops", "pending"): 4, ("ops", "dead"): 1}
 
 
@@ -104,6 +108,8 @@ def test_an_outbox_full_of_what_is_owed_refuses_with_a_sentence(path, make):
     with pytest.raises(CapacityError, match="holds 100 undelivered alerts"):
         store.write(told(recent(make, 100), "ops"))
     assert len(store.load().pending) == 100
+    # Its sinks hear of it from memory, and its end must come also after a restart.
+    assert [each.opened_s - NOW for each in store.incidents(limit=1, only_open=True)] == [100]
     store.write(Changes(deliveries={(recent(make, 3).key, "ops"): Delivery(recent(make, 3), "ops", "delivered")}))
     store.write(told(recent(make, 100), "ops"))
     assert len(store.load().pending) == 100
@@ -146,6 +152,7 @@ def test_a_disk_without_any_room_is_called_full_and_nothing_else(path, make):
     with pytest.raises(sqlite3.OperationalError, match="disk is full"):
         store.write(told(recent(make, 1), "ops"))
     store._db = db
+    assert store.trimmed == 0, "what was rolled back is still there"
     store.write(told(recent(make, 1), "ops"))
     assert store.events_held() == 2
 
@@ -236,7 +243,7 @@ async def test_a_folder_that_cannot_be_made_yet(tmp_path, make):
     before.close()
     blocked.write_text("a file where the folder should be")
     late = []
-    journal = Journal(lambda: AlertStore(blocked / "a.sqlite"), on_late=late.extend)
+    journal = Journal(lambda: AlertStore(blocked / "a.sqlite"), on_late=late.append)
     assert await journal.start() is None
     assert "cannot be opened" in journal.trouble
     assert not await journal.write(told(recent(make, 0), "ops"))
@@ -245,7 +252,8 @@ async def test_a_folder_that_cannot_be_made_yet(tmp_path, make):
     blocked.unlink()
     (tmp_path / "other").rename(blocked)
     assert await journal.write(told(recent(make, 1), "ops"))
-    assert [each.event.key for each in late] == [recent(make, 7).key]
+    [state] = late
+    assert [each.event.key for each in state.pending] == [recent(make, 7).key]
     assert await journal.read(lambda store: store.events_held()) == 3
     await journal.stop()
 
@@ -287,5 +295,5 @@ def test_the_store_knows_its_events_again(path, make):
     event = replace(recent(make, 0), quiet=True)
     store.write(told(event))
     store.write(told(replace(event, kind="end")))
-    _, events, deliveries = store.incident(event.incident.id)
-    assert (events, deliveries) == ([event], [])
+    found = store.incident(event.incident.id)
+    assert (found.events, found.deliveries) == ([event], [])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from av.video.codeccontext import VideoCodecContext
 from codec_clips import FPS, GEOMETRY, encode, process, read, walk
+from hostile_video import H264Writer
 
 from cluster.codec import StreamHeader
 from cluster.codec.change import ChangeAccumulator
-from cluster.lab.bench.hostile_video import H264Writer
 from cluster.types import MICROSECONDS, ChangeGrid, EncodedPacket
 
 WIDTH, HEIGHT = 256, 128

@@ -8,8 +8,11 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+import hostile_video
 import pytest
 from codec_clips import FPS, GEOMETRY, encode, read, renumber, walk
+from decoder_bombs import X265, encoded
+from hostile_video import H264Writer
 
 from cluster.codec import CameraState, FileSource, PushSource, StreamHeader
 from cluster.codec.decoder import Decoder
@@ -17,9 +20,6 @@ from cluster.codec.nal import sequences
 from cluster.codec.picture_memory import PicturesTooLargeError
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
-from cluster.lab.bench import hostile_video
-from cluster.lab.bench.faults.decoder import X265, encoded
-from cluster.lab.bench.hostile_video import H264Writer
 from cluster.types import MICROSECONDS, EncodedPacket, SampledPicture
 
 FRAME = MICROSECONDS // FPS

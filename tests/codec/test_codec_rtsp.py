@@ -12,7 +12,7 @@ import pytest
 from codec_clips import FPS, GEOMETRY, encode, seconds, walk
 from rtsp_server import RtspServer
 
-from cluster.codec import Backoff, CameraState, RtspSource, SourceStatus, SourceSupervisor
+from cluster.codec import Backoff, CameraState, NetworkSource, SourceStatus, SourceSupervisor
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import SourceError
 from cluster.types import SampledPicture
@@ -42,7 +42,7 @@ def server(videos: dict[str, Path]) -> Iterator[RtspServer]:
 class Camera:
     """A supervised source and its processor in a thread, as a decoder process runs them."""
 
-    def __init__(self, source: RtspSource) -> None:
+    def __init__(self, source: NetworkSource) -> None:
         self.processor = CodecProcessor(GEOMETRY, CodecOptions(fps=FPS))
         self.supervisor = SourceSupervisor(source, QUICK)
         self.told: list[SourceStatus] = []
@@ -88,7 +88,7 @@ class Camera:
 
 @pytest.mark.parametrize("mount", ["/short", "/b_frames", "/hevc"])
 def test_a_camera_plays(server: RtspServer, mount: str) -> None:
-    source = RtspSource(server.url(mount))
+    source = NetworkSource(server.url(mount))
     header = source.open()
     assert header.codec == ("hevc" if mount == "/hevc" else "h264")
     processor = CodecProcessor(GEOMETRY, CodecOptions(fps=FPS))
@@ -109,7 +109,7 @@ def test_a_camera_plays(server: RtspServer, mount: str) -> None:
 
 def test_a_wrong_path_says_so(server: RtspServer) -> None:
     with pytest.raises(SourceError, match=r"has no stream at this path \(RTSP 404\)") as failure:
-        RtspSource(server.url("/nobody")).open()
+        NetworkSource(server.url("/nobody")).open()
     assert failure.value.retryable
 
 
@@ -118,7 +118,7 @@ def test_a_refused_connection_says_so_without_the_password() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(SourceError, match="refuses the connection") as failure:
-        RtspSource(f"rtsp://admin:secret@127.0.0.1:{port}/1").open()
+        NetworkSource(f"rtsp://admin:secret@127.0.0.1:{port}/1").open()
     assert failure.value.retryable
     assert "secret" not in str(failure.value)
 
@@ -127,12 +127,12 @@ def test_a_silent_host_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(SourceError, match=r"did not answer within 0\.5 s") as failure:
-            RtspSource(f"rtsp://127.0.0.1:{port}/1", connect_timeout_s=0.5).open()
+            NetworkSource(f"rtsp://127.0.0.1:{port}/1", connect_timeout_s=0.5).open()
     assert failure.value.retryable
 
 
 def test_a_server_that_dies_is_found_again(server: RtspServer) -> None:
-    camera = Camera(RtspSource(server.url("/long")))
+    camera = Camera(NetworkSource(server.url("/long")))
     camera.wait_for_samples()
     server.kill()
     lost = camera.wait_for(CameraState.BACKOFF)
@@ -150,7 +150,7 @@ def test_a_server_that_dies_is_found_again(server: RtspServer) -> None:
 
 
 def test_a_server_that_freezes_is_left_and_found_again(server: RtspServer) -> None:
-    camera = Camera(RtspSource(server.url("/long"), connect_timeout_s=0.7, frozen_timeout_s=0.7))
+    camera = Camera(NetworkSource(server.url("/long"), connect_timeout_s=0.7, frozen_timeout_s=0.7))
     camera.wait_for_samples()
     server.freeze()
     frozen = camera.wait_for(CameraState.BACKOFF, "is frozen: nothing came for 0.7 s")
@@ -165,7 +165,7 @@ def test_a_server_that_freezes_is_left_and_found_again(server: RtspServer) -> No
 
 
 def test_stopping_does_not_wait_for_a_frozen_server(server: RtspServer) -> None:
-    camera = Camera(RtspSource(server.url("/long"), frozen_timeout_s=3600.0))
+    camera = Camera(NetworkSource(server.url("/long"), frozen_timeout_s=3600.0))
     camera.wait_for_samples()
     server.freeze()
     camera.stop()
@@ -174,14 +174,14 @@ def test_stopping_does_not_wait_for_a_frozen_server(server: RtspServer) -> None:
 
 def test_stopping_does_not_wait_for_a_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        camera = Camera(RtspSource(f"rtsp://127.0.0.1:{silent.getsockname()[1]}/1", connect_timeout_s=3600.0))
+        camera = Camera(NetworkSource(f"rtsp://127.0.0.1:{silent.getsockname()[1]}/1", connect_timeout_s=3600.0))
         camera.wait_for(CameraState.CONNECTING)
         camera.stop()
     assert camera.told[-1].reason == "stopped"
 
 
 def test_a_slow_decoder_loses_whole_groups_and_counts_them(server: RtspServer) -> None:
-    source = RtspSource(server.url("/short"), max_packets=8)
+    source = NetworkSource(server.url("/short"), max_packets=8)
     source.open()
     packets = source.packets()
     taken = [next(packets)]

@@ -43,6 +43,7 @@ WRONG = {
     "unknown engine": ("engine: vlm", "not 'vlm'; did you mean 'vllm'?"),
     "missing name": ("cameras:\n  - source: x", "2: cameras[0].name: is missing; it means: Unique name of the camera"),
     "camera name with a space": ("cameras: [{name: a b}]", "1: cameras[0].name: "),
+    "camera name of a folder": ("cameras: [{name: ..}]", "1: cameras[0].name: "),
     "the same camera twice": (
         "questions: [{id: q, text: t}]\ncameras:\n  - name: a\n  - name: a",
         "4: cameras[1].name: two cameras are called 'a'; names must be unique",

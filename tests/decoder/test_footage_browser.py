@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from console_bench import browser as open_browser
 from footage_parts import video
 
 from cluster.decoder.footage.clip import clip_writer
 from cluster.decoder.footage.ring import PacketRing, RingBudget
-from cluster.lab.bench.console import browser as open_browser
 
 PAGE = """<!doctype html><pre id="said"></pre><script>
 const said = document.getElementById("said"), names = {names};

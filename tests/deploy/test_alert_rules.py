@@ -53,8 +53,14 @@ CASES = {
         {S + 'process_restarts_total{role="replica",process="controller"}': "0x40 1 2x20"},
     ),
     "SightlineConfigsDiffer": (
-        {S + f'build_info{{process="{name}",version="1",config="{config}"}}': "1x60" for name, config in ("a0", "b1")},
-        {S + f'build_info{{process="{name}",version="1",config="0"}}': "1x60" for name in "ab"},
+        {
+            S + f'build_info{{process="{name}",version="1",config="{config}"}}': "1x60"
+            for name, config in [("replica-0", "a"), ("replica-1", "b"), ("gateway", "c")]
+        },
+        {
+            S + f'build_info{{process="{name}",version="1",config="{config}"}}': "1x60"
+            for name, config in [("replica-0", "a"), ("replica-1", "a"), ("gateway", "c")]
+        },
     ),
     "SightlineLogErrors": (
         {S + 'log_records_total{level="error",process="gateway"}': "0+10x60"},

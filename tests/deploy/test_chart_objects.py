@@ -15,8 +15,9 @@ from cluster.config.load import load_tree
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_lint(preset: str) -> None:
-    done = helm("lint", str(CHART), "--strict", "-f", str(CHART / f"values-{preset}.yaml"))
+def test_presets_lint(preset: str | None) -> None:
+    files = [] if preset is None else ["-f", str(CHART / f"values-{preset}.yaml")]
+    done = helm("lint", str(CHART), "--strict", *files)
     assert done.returncode == 0, done.stdout
 
 
@@ -29,11 +30,11 @@ def test_every_object_is_valid(variant: str) -> None:
 
 
 def test_validation_finds_what_is_wrong() -> None:
-    [service] = of_kind(rendered("cpu"), "RayService")
+    [service] = of_kind(rendered("default"), "RayService")
     service["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParam"] = {}
     with pytest.raises(jsonschema.ValidationError, match="rayStartParam"):
         validate(service)
-    [service] = of_kind(rendered("cpu"), "RayService")
+    [service] = of_kind(rendered("default"), "RayService")
     service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["tolerationz"] = []
     with pytest.raises(Exception, match="tolerationz"):
         validate(service)
@@ -48,7 +49,7 @@ def test_configuration_is_one_that_sightline_takes(variant: str, monkeypatch) ->
     part = load_tree(replicas["args"]["configuration"])
     assert full.security.tokens_file == "/etc/sightline/tokens/tokens.json"
     assert full.gateway.host == "0.0.0.0"
-    assert full.model.device == ("cpu" if variant == "cpu" else "cuda")
+    assert full.model.device == ("cpu" if variant == "default" else "cuda")
     for section in set(type(full).model_fields) - {*NOT_THE_REPLICAS, "cluster"}:
         assert getattr(part, section) == getattr(full, section), section
     # A change of what a replica does not read must not load its model anew.
@@ -78,7 +79,7 @@ def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
 
 
 def test_environment_is_that_of_the_command_line() -> None:
-    for component, pod in pods(rendered("cpu")).items():
+    for component, pod in pods(rendered("default")).items():
         found = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
         assert (FLAGS | ONE_THREAD).items() <= found.items(), component
 
@@ -106,7 +107,7 @@ def test_upgrade_needs_no_second_pool_of_gpus() -> None:
 
 
 def test_changed_questions_leave_the_replicas_and_the_pods_alone() -> None:
-    before, after = rendered("cpu"), rendered("cpu", "config.alerts.cooldown_s=5", "decoders.perPod=1")
+    before, after = rendered("minimal"), rendered("minimal", "config.alerts.cooldown_s=5", "decoders.perPod=2")
     [old, new] = [of_kind(each, "RayService")[0]["spec"] for each in (before, after)]
     assert old["rayClusterConfig"] == new["rayClusterConfig"]
     [old_apps, new_apps] = [serve_config(each)["applications"] for each in (before, after)]

@@ -46,7 +46,7 @@ def test_everything_has_limits_and_probes(variant: str) -> None:
 @ANY_VARIANT
 def test_secrets_are_only_referred_to(variant: str) -> None:
     objects = rendered(variant)
-    assert of_kind(objects, "Secret") == []
+    assert len(of_kind(objects, "Secret")) == {"default": 3, "minimal": 3}.get(variant, 0)
     for _, _, container in containers(variant):
         for each in container["env"]:
             if any(word in each["name"] for word in ("PASSWORD", "TOKEN", "KEY")):
@@ -168,7 +168,14 @@ def test_least_rights() -> None:
     for component, pod in pods(objects).items():
         assert pod["spec"]["automountServiceAccountToken"] == (component == "control")
         assert pod["spec"]["serviceAccountName"] == f"sightline-{'control' if component == 'control' else 'worker'}"
-    assert of_kind(rendered("cpu", "cameras.enabled=false"), "Role") == []
+    assert of_kind(rendered("default", "cameras.enabled=false"), "Role") == []
+
+
+def budget_pods(objects: list[dict[str, Any]]) -> dict[str, int]:
+    """Name of a budget -> pods of its group."""
+    [service] = of_kind(objects, "RayService")
+    groups = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    return {f"sightline-{group['groupName'].removesuffix('s')}": group["replicas"] for group in groups}
 
 
 def test_disruption_budgets_say_what_kubernetes_can_count() -> None:
@@ -176,11 +183,13 @@ def test_disruption_budgets_say_what_kubernetes_can_count() -> None:
     for variant in VARIANTS:
         for budget in of_kind(rendered(variant), "PodDisruptionBudget"):
             assert isinstance(budget["spec"]["minAvailable"], int)
+            # One of a single pod would block every drain.
+            assert budget["spec"]["minAvailable"] < budget_pods(rendered(variant))[budget["metadata"]["name"]]
             assert "maxUnavailable" not in budget["spec"]
 
 
 def test_gpus_are_asked_for_where_replicas_run_and_nowhere_else() -> None:
-    for variant, gpus in (("cpu", None), ("minimal", 1), ("city", 4)):
+    for variant, gpus in (("default", None), ("minimal", 1), ("city", 4)):
         for component, pod in pods(rendered(variant)).items():
             [container] = pod["spec"]["containers"]
             expected = gpus if component == "replica" else None

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dashboards_bench import concrete, panels
 from promtool import needs_promtool, promtool
 
 from cluster.gateway.federation import FederatedCollector
-from cluster.lab.bench.dashboards import concrete, panels
 from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.metrics.gpu import GpuCollector
 from cluster.replica.memory import MemoryCollector

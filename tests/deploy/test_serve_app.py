@@ -13,7 +13,7 @@ import psutil
 import pytest
 import ray
 import yaml
-from chart_parts import OPEN, PLAIN_INSIDE, serve_config, template
+from chart_parts import OPEN, PLAIN, PLAIN_INSIDE, serve_config, template
 from ray.exceptions import RayActorError
 from serve_parts import deploy, named_actors, ray_cluster, states, until, until_running
 
@@ -23,7 +23,7 @@ from cluster.client import GatewayClient
 from cluster.errors import ConfigError
 from cluster.lab.scenes.street_clips import make_clip
 
-PLAIN = {"security": {"allow_plain_inside": True}}
+PLAIN_CONFIG = {"security": {"allow_plain_inside": True}}
 FAST = {"source_options": {"loop": True, "realtime": True, "speed": 4}}
 
 
@@ -31,8 +31,8 @@ def chart_serve_config(folder, clip, *settings: str) -> dict[str, Any]:
     """What the chart renders for a trial without a GPU, with a small model and a file for a camera."""
     camera = {"name": "gate", "source": str(clip), **FAST}
     done = template(
-        "cpu",
-        *(PLAIN_INSIDE, OPEN, "gateway.tokens.secretName="),
+        None,
+        *(PLAIN_INSIDE, OPEN, PLAIN, "config.questions[0].id=person", "config.questions[0].text=Is anyone there?"),
         *("config.model.name=tiny-qwen2_5_vl", "config.model.threads=1", "cameras.enabled=false"),
         *("config.sampling.anchor_interval_s=4", "config.window.length_s=4", "config.window.stride_s=2"),
         *("config.window.static_gate=false", "config.cluster.heartbeat_timeout_s=8"),
@@ -42,8 +42,11 @@ def chart_serve_config(folder, clip, *settings: str) -> dict[str, Any]:
     config = serve_config([each for each in yaml.safe_load_all(done.stdout) if each])
     # Folders of a container are not this machine's.
     full = config["applications"][0]["args"]["configuration"]
+    for application in config["applications"]:
+        application["args"]["configuration"]["cluster"]["state_dir"] = str(folder)
     full["alerts"]["folder"] = str(folder / "alerts")
     full["cameras"] = [camera]
+    full["security"]["file_roots"] = [str(folder)]
     return config
 
 
@@ -87,12 +90,13 @@ def test_deployed_changed_and_taken_away(tmp_path) -> None:
         until_running()
         assert {**process_ids(), "alerting": 0} == {**first, "alerting": 0}
 
-        # Another question: the processes begin anew, the model stays loaded, added cameras stay.
+        # Another question: the controller alone begins anew and hands it on; added cameras stay.
         after = json.loads(json.dumps(before))
         after["applications"][0]["args"]["configuration"]["questions"] = [{"id": "car", "text": "Is there a car?"}]
         deploy(after)
-        until("the change", lambda: process_ids().get(GATEWAY, first[GATEWAY]) != first[GATEWAY])
+        until("the change", lambda: process_ids().get(CONTROLLER, first[CONTROLLER]) != first[CONTROLLER])
         until_running()
+        assert {**process_ids(), "alerting": 0, CONTROLLER: 0} == {**first, "alerting": 0, CONTROLLER: 0}
         with GatewayClient(address) as client:
             until("answers to it", lambda: [a.question for a in client.camera_get("gate").last_answers] == ["car"])
             until("the other camera", lambda: client.camera_get("late").last_answers)
@@ -106,9 +110,14 @@ def test_deployed_changed_and_taken_away(tmp_path) -> None:
 
 
 def supervisors() -> set[int]:
-    """Process ids of the Serve replicas that look after the processes."""
-    running = {process.pid: " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])}
-    return {pid for pid, line in running.items() if line.startswith("ray::") and ":processes:supervisor" in line}
+    """Process ids of this test's Serve replicas that look after the processes."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            if line.startswith("ray::") and ":processes:supervisor" in line:
+                found.add(process.pid)
+    return found
 
 
 @pytest.mark.parametrize("application", [processes, replicas])
@@ -118,11 +127,11 @@ def test_wrong_arguments_are_named(application) -> None:
     with pytest.raises(ConfigError, match="strde_s"):
         application({"configuration": {"window": {"strde_s": 2}}})
     with pytest.raises(ConfigError, match=r"cluster\.ray_address has no meaning"):
-        application({"configuration": {"cluster": {"ray_address": "auto"}, **PLAIN}})
+        application({"configuration": {"cluster": {"ray_address": "auto"}, **PLAIN_CONFIG}})
     with pytest.raises(ConfigError, match="without TLS so does whoever is on it"):
         application({"configuration": {}})
 
 
 def test_replicas_do_not_look_at_what_is_not_theirs() -> None:
     """Not even at what is wrong there: it is refused by the other application."""
-    replicas({"configuration": {"cameras": "none", **PLAIN}})
+    replicas({"configuration": {"cameras": "none", **PLAIN_CONFIG}})

@@ -10,7 +10,7 @@ import pytest
 from doc_parts import DOCUMENTS, ROOT, blocks, command_lines, inline, read, sightline_commands
 
 from actors.cli.app import command
-from cluster.lab.bench.harness import BENCHES
+from cluster.lab.bench.harness import BENCHES, IN_CHECKOUT, SUPPORT
 
 CLI = command()
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_:]*")
@@ -54,7 +54,10 @@ def bench_fault(words):
     if words[0] not in BENCHES:
         return f"no bench {words[0]!r}"
     folder = ROOT / "cluster" / "lab" / "bench"
-    texts = [file.read_text() for file in (*folder.glob(f"{words[0]}*.py"), *(folder / words[0]).rglob("*.py"))]
+    name = words[0]
+    if name in IN_CHECKOUT:
+        name, folder = IN_CHECKOUT[name], SUPPORT
+    texts = [file.read_text() for file in (*folder.glob(f"{name}*.py"), *(folder / name).rglob("*.py"))]
     # What it shares with others is in a module beside it.
     shared = {
         folder / f"{name}.py" for text in texts for name in re.findall(r"from cluster\.lab\.bench\.(\w+) import", text)

@@ -26,6 +26,7 @@ WHO = {
     "viewer": Principal("viewer", frozenset({Role.VIEW}), ("gate",)),
     "guard": Principal("guard", frozenset({Role.ASK}), ("gate",)),
     "boss": Principal("boss", frozenset({Role.ADMIN})),
+    "blind": Principal("blind", frozenset({Role.ADMIN}), ()),
 }
 
 
@@ -224,20 +225,35 @@ def calls(who):
     return {"metadata": (("authorization", f"Bearer {who}"),)}
 
 
+BOSSES = {"boss", "blind"}
+GUARDS = BOSSES | {"guard"}
+VIEWERS = GUARDS | {"viewer"}
 REFUSED, HIDDEN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.NOT_FOUND
 MATRIX = {
     # method -> (makes the request for a camera and its incident, who may, what a camera out of scope gets)
-    "List": (lambda camera, _: incidents_pb2.ListIncidentsRequest(camera=camera), {"viewer", "guard", "boss"}, None),
-    "Get": (lambda _, incident: incidents_pb2.GetIncidentRequest(id=incident), {"viewer", "guard", "boss"}, HIDDEN),
-    "Acknowledge": (lambda _, incident: incidents_pb2.AcknowledgeRequest(id=incident), {"guard", "boss"}, HIDDEN),
-    "Mute": (lambda camera, _: incidents_pb2.MuteRequest(camera=camera, for_s=60), {"guard", "boss"}, REFUSED),
-    "Unmute": (lambda camera, _: incidents_pb2.UnmuteRequest(camera=camera), {"guard", "boss"}, REFUSED),
-    "ListMutes": (lambda *_: incidents_pb2.ListMutesRequest(), {"viewer", "guard", "boss"}, None),
-    "Outbox": (lambda *_: incidents_pb2.OutboxRequest(dead=5), {"viewer", "guard", "boss"}, None),
-    "Resend": (lambda *_: incidents_pb2.ResendRequest(), {"boss"}, None),
+    "List": (
+        lambda camera, _: incidents_pb2.ListIncidentsRequest(camera=camera),
+        VIEWERS,
+        None,
+    ),
+    "Get": (
+        lambda _, incident: incidents_pb2.GetIncidentRequest(id=incident),
+        VIEWERS,
+        HIDDEN,
+    ),
+    "Acknowledge": (
+        lambda _, incident: incidents_pb2.AcknowledgeRequest(id=incident),
+        GUARDS,
+        HIDDEN,
+    ),
+    "Mute": (lambda camera, _: incidents_pb2.MuteRequest(camera=camera, for_s=60), GUARDS, REFUSED),
+    "Unmute": (lambda camera, _: incidents_pb2.UnmuteRequest(camera=camera), GUARDS, REFUSED),
+    "ListMutes": (lambda *_: incidents_pb2.ListMutesRequest(), VIEWERS, None),
+    "Outbox": (lambda *_: incidents_pb2.OutboxRequest(dead=5), VIEWERS, None),
+    "Resend": (lambda *_: incidents_pb2.ResendRequest(), BOSSES, None),
     "Follow": (
         lambda camera, _: incidents_pb2.FollowRequest(cameras=[camera], open=True),
-        {"viewer", "guard", "boss"},
+        VIEWERS,
         REFUSED,
     ),
 }
@@ -312,7 +328,10 @@ async def test_what_a_token_is_not_for_is_not_shown(tmp_path, make):
         await service.mute("yard", "", 60, "boss")
         everything = incidents_pb2.ListIncidentsRequest()
         assert len((await stub.List(everything, **calls("boss"))).incidents) == 2
-        assert [each.camera for each in (await stub.List(everything, **calls("viewer"))).incidents] == ["gate"]
+        for who, seen in (("viewer", ["gate"]), ("blind", [])):
+            for limit in (0, 1):
+                asked = incidents_pb2.ListIncidentsRequest(limit=limit, scope=["*"])
+                assert [each.camera for each in (await stub.List(asked, **calls(who))).incidents] == seen
         assert len((await stub.ListMutes(incidents_pb2.ListMutesRequest(), **calls("boss"))).mutes) == 1
         assert not (await stub.ListMutes(incidents_pb2.ListMutesRequest(), **calls("viewer"))).mutes
         everywhere = incidents_pb2.MuteRequest(for_s=60)

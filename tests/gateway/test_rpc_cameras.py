@@ -151,7 +151,15 @@ def test_errors_keep_their_kind_and_sentence(client, ask, error, sentence):
         ask(client)
 
 
-@pytest.mark.parametrize(("text", "sentence"), [("{", "are not JSON"), ("[]", "must be a JSON object, not list")])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "are not JSON"),
+        ("[]", "must be a JSON object, not list"),
+        ('{"a":' * 50_000 + "1" + "}" * 50_000, "nested too deeply"),
+    ],
+    ids=["broken", "list", "deep"],
+)
 async def test_settings_that_are_no_object(text, sentence):
     server = RpcServer()
     server.add(SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, CamerasServicer(Directory()))

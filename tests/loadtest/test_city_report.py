@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cluster.control.costs import CostModel
-from loadtest.city.city import CityPlan, PoolPlan, simulate
-from loadtest.city.district import Timing
+from loadtest.city.city import simulate
 from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix
+from loadtest.city.plan import CityPlan, PoolPlan, Timing
 from loadtest.city.report import facts
 from loadtest.city.timeline import parse_event
 

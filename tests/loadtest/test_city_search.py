@@ -8,9 +8,8 @@ import pytest
 
 from cluster.control.costs import CostModel
 from cluster.errors import ConfigError, SightlineError
-from loadtest.city.city import CityPlan, PoolPlan
-from loadtest.city.district import Timing
 from loadtest.city.mix import load_mix
+from loadtest.city.plan import CityPlan, PoolPlan, Timing
 from loadtest.city.result import Objective
 from loadtest.city.study import Audience, Search, study
 from loadtest.city.timeline import parse_event
@@ -72,7 +71,7 @@ def test_a_number_that_does_not_hold_is_no_figure():
     told = []
     bad = [f"{at}:kill:2" for at in range(50, 190, 20)] + [f"{at}:join:2" for at in range(55, 190, 20)]
     doomed = plan(cameras=12, events=tuple(map(parse_event, bad)))
-    never = study(doomed, OBJECTIVE, cameras=True, replicas=False, audience=Audience(begins=told.append))
+    never = study(doomed, OBJECTIVE, cameras=True, replicas=False, told=Audience(begins=told.append))
     assert "replicas_at_objective" not in never.figures
     assert told[1:] == [f"12 cameras on {count} replicas" for count in range(2, 8)], "each a larger pool"
 
@@ -92,7 +91,7 @@ def test_the_fewest_of_several_kinds_is_no_question():
 
 def test_a_study_of_both_numbers_simulates_them():
     begun = []
-    found = study(plan(12, 2), OBJECTIVE, cameras=True, replicas=True, audience=Audience(begins=begun.append))
+    found = study(plan(12, 2), OBJECTIVE, cameras=True, replicas=True, told=Audience(begins=begun.append))
     assert found.as_json()["cameras"] == 12
     assert found.as_json()["met"] is True
     assert found.as_json()["balance"]["missing"] == 0

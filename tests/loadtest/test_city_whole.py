@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from cluster.control.costs import CostModel
 from cluster.control.ladder import default
 from cluster.errors import ConfigError
-from loadtest.city.city import CityPlan, PoolPlan, deal, mean_load, simulate
-from loadtest.city.district import Timing
+from loadtest.city.city import deal, mean_load, simulate
 from loadtest.city.mix import ActivitySection, CameraClass, Mix, load_mix
+from loadtest.city.plan import CityPlan, PoolPlan, Timing
 from loadtest.city.replica import EngineSettings
 from loadtest.city.timeline import parse_event
 
@@ -144,11 +144,11 @@ def test_without_replicas_windows_are_dropped_for_that_reason():
 
 def test_overload_is_refused_or_reduced_and_said():
     found = simulate(city(400, 2))
-    assert found.refused > 0
-    assert found.missing_replicas > 0
+    assert found.admitted.refused > 0
+    assert found.admitted.missing_replicas > 0
     assert found.figures.dropped["refused"] > 0
     forced = simulate(city(60, 2, force=True))
-    assert forced.refused == 0
+    assert forced.admitted.refused == 0
 
 
 def test_districts_share_cameras_and_replicas_evenly():

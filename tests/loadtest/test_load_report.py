@@ -20,8 +20,7 @@ from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
 from loadtest.machine import GpuUse, MachineUse
 from loadtest.profile import kind_at, script
-from loadtest.report.charts import run_charts
-from loadtest.report.render import Facts, page, run_json, search_json, search_text, verdict_text
+from loadtest.report import Facts, page, run_charts, run_json, search_json, search_text, verdict_text
 from loadtest.result import FaultResult, Measurement, Spread, Tick, Verdict
 from loadtest.run import RunResult, SearchResult
 from loadtest.search import Try

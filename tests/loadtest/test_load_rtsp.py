@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 
 from cluster.codec.nal import START_CODE
-from cluster.codec.rtsp import RtspSource
+from cluster.codec.network import NetworkSource
 from cluster.codec.source import StreamHeader
 from cluster.errors import ConfigError, SourceError
 from loadtest.footage import make_footage
@@ -31,7 +31,7 @@ class Player(threading.Thread):
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
-        self.source = RtspSource(url, connect_timeout_s=10)
+        self.source = NetworkSource(url, connect_timeout_s=10)
         self.packets = []
         self.error = None
         self.start()

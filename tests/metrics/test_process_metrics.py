@@ -5,12 +5,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from dashboards_bench import series_per_camera
 from prometheus_client import CollectorRegistry
 
 from actors.startup import config_digest
 from cluster import metrics
 from cluster.config import load_config
-from cluster.lab.bench.dashboards import series_per_camera
 from cluster.memory.prefetch import TOTALS, Prefetcher, PrefetchStats
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey

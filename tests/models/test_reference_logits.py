@@ -162,3 +162,12 @@ def test_internvl_reference_refuses_disordered_times(internvl, make_frame):
     grid = internvl.geometry.grid(160, 120)
     with pytest.raises(ValueError, match="ascending"):
         internvl.reference_logits([make_frame(grid), make_frame(grid)], [1.0, 0.0], QUESTION)
+
+
+@torch.no_grad()
+def test_fused_norms_are_the_librarys(model):
+    norms = [module for module in model.model.modules() if hasattr(module, "variance_epsilon")]
+    assert norms
+    for norm in norms:
+        x = torch.randn(5, len(norm.weight), generator=torch.Generator().manual_seed(4)) * 3
+        torch.testing.assert_close(norm(x), type(norm).forward(norm, x), rtol=0, atol=1e-6)

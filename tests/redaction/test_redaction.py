@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.codec import RtspSource
+from cluster.codec import NetworkSource
 from cluster.errors import SourceError
 from cluster.redaction import KnownSecrets, SourceAddress, redact
 from cluster.redaction.address import openable, parse
@@ -184,7 +184,7 @@ def test_a_camera_is_asked_with_a_password_that_nobody_escaped():
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     with server, pytest.raises(SourceError) as refused:
-        RtspSource(f"rtsp://viewer:hun/ter@2@127.0.0.1:{port}/live").open()
+        NetworkSource(f"rtsp://viewer:hun/ter@2@127.0.0.1:{port}/live").open()
     assert str(refused.value) == f"rtsp://viewer:***@127.0.0.1:{port}/live refuses this user or password"
     thread.join(10.0)
     assert base64.b64decode(asked[0]) == b"viewer:hun/ter@2"

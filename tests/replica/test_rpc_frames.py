@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from contextlib import AsyncExitStack, suppress
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 from frame_parts import Replica, sending, serving
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
+from cluster.decoder.frame_lanes import Lane
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import UnknownCameraError
 from cluster.replica.frames_service import SERVICE, FramesServicer
@@ -131,23 +133,6 @@ async def test_a_fresh_anchor_replaces_a_full_queue(make, until):
         await until(lambda: len(replica.frames["gate"]) == 2)
         assert replica.indices() == [0, 5]
         assert sender.status("gate").dropped == 4
-
-
-async def test_a_patient_sender_waits_for_room_instead(make, until):
-    replica = Replica()
-    async with serving(replica, credit=2) as address, sending(max_queue=2) as (sender, _):
-        sender.assign(make.spec(), address)
-        results = []
-
-        def work():
-            results.extend(sender.send(make.sample(index=i), wait_s=10.0) for i in range(50))
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        await until(lambda: len(replica.frames["gate"]) == 50)
-        thread.join()
-        assert all(results)
-        assert replica.indices() == list(range(50))
 
 
 async def test_replica_memory_is_bounded_by_credit(make, until):
@@ -385,6 +370,18 @@ async def test_a_decoder_that_stood_still_is_told_with_its_next_frame_and_opens_
         await until(lambda: old.status("gate").windows_done == 4)
         assert old.status("gate").refused == ""
         assert len(lost) == 1
+
+
+def test_a_refusal_stands_until_a_fresh_frame_follows_it(make):
+    """Frames that were on their way behind the refused one are discarded, and acknowledged without a reason."""
+    lane = Lane(make.spec(), "replica:1", term=5, wants_fresh=False, in_flight=deque([1, 2]))
+    refusal = {"refusal": frames_pb2.FRAME_REFUSAL_NOT_OPEN, "refused": "another decoder sends it"}
+    assert lane.acknowledge(frames_pb2.FrameAck(camera="gate", index=1, **refusal)).refused == "not_open"
+    assert lane.acknowledge(frames_pb2.FrameAck(camera="gate", index=2)) is None
+    assert (lane.refused, list(lane.in_flight)) == ("another decoder sends it", [])
+    assert lane.enqueue(make.sample(index=3, fresh=True), frames_pb2.Frame(), 8) == "queued"
+    assert lane.acknowledge(frames_pb2.FrameAck(camera="gate", index=3)) is None
+    assert lane.refused == ""
 
 
 async def test_a_camera_is_not_taken_from_the_decoder_that_has_the_newer_assignment(make, until):

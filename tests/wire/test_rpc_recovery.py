@@ -25,7 +25,7 @@ class SinkProcess:
 
     def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.lab.bench.ingest_processes", "decoder"],
+            [sys.executable, "-m", "cluster.lab.bench.push_processes", "discard"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

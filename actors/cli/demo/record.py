@@ -18,8 +18,7 @@ from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.bench.harness import machine
 from cluster.lab.report.compare import compare, count_windows, picture_frames, prune, sample_clip
-from cluster.lab.report.records import CameraRecord, ComparedWindow, LiveWindow, Report, SampleFrame
-from cluster.lab.report.truth import EventInterval
+from cluster.lab.report.records import CameraRecord, ComparedWindow, EventInterval, LiveWindow, Report, SampleFrame
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 from cluster.models import load_model

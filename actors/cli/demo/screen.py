@@ -16,7 +16,7 @@ from rich.text import Text
 
 from actors.cli.demo.plan import CAMERAS
 from actors.cli.output import state, tokens, windows
-from cluster.lab.report.truth import verdict
+from cluster.lab.report.records import verdict
 from cluster.types import CameraStatus, LastAnswer
 
 if TYPE_CHECKING:

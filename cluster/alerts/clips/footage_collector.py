@@ -19,6 +19,7 @@ from cluster.alerts.incident import AlertEvent, ClipState, Incident
 from cluster.config.alerts import ClipsConfig
 from cluster.decoder.footage.service import ClipEnd, ClipPart, RecordOrder, Snapshot
 from cluster.errors import SightlineError, UnavailableError
+from cluster.security.private_files import open_private
 from cluster.types import MICROSECONDS
 
 log = logging.getLogger(__name__)
@@ -347,7 +348,8 @@ def _read_known(file: Path, run: str) -> dict[str, str]:
 def _write_known(file: Path, body: str) -> None:
     part = file.with_name(file.name + ".part")
     try:
-        part.write_text(body)
+        with open(part, "w", opener=open_private) as out:
+            out.write(body)
         part.replace(file)
     except OSError as error:
         log.error("cannot write %s: %s", file, error.strerror)

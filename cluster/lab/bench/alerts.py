@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import tempfile
@@ -24,14 +25,17 @@ from typing import Any
 from sightline.v1 import results_pb2_grpc
 
 from cluster.alerts.open_incidents import OpenIncidents
+from cluster.alerts.service import AlertService
 from cluster.alerts.tracker import IncidentTracker, Rule
-from cluster.lab.bench.alerts_processes import QUESTION
+from cluster.config import SightlineConfig, load_config
+from cluster.gateway.merger import ResultsMerger
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.processes import Process, free_port
 from cluster.types import MICROSECONDS, Answer, TokenCount
 from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
 from cluster.wire.server import RpcServer
 
+QUESTION = "q"
 STRIDE_S, LENGTH_S = 8, 40
 PATTERN = (0.9, 0.9, 0.1, 0.1)
 SETTLE_S = 60.0
@@ -180,7 +184,7 @@ class Bench:
         await server.start()
         port = free_port()
         folder = self._folder / what.replace(" ", "-")
-        module = "cluster.lab.bench.alerts_processes"
+        module = "cluster.lab.bench.alerts"
         hook = Process(module, "hook", str(port), str(self._log), quiet=True)
         alerting = Process(module, "alerting", replica, f"http://127.0.0.1:{port}/", str(folder), quiet=True)
         try:
@@ -227,3 +231,66 @@ def expected(answers: list[Answer]) -> set[tuple[str, int, str]]:
 def _complete(row: dict[str, Any]) -> dict[str, Any]:
     keys = ("part", "alerts", "p50_ms", "p99_ms", "max_ms", "lost", "beyond", "repeated")
     return {key: row.get(key) for key in keys}
+
+
+# -- the processes that are killed ----------------------------------------------------------------
+def configuration(hook: str) -> SightlineConfig:
+    """One webhook; incidents as they come, none told twice."""
+    return load_config(
+        None,
+        {
+            "questions": [{"id": QUESTION, "text": "Is anything there?"}],
+            "alerts": {
+                "sinks": [{"name": "hook", "kind": "webhook", "options": {"url": hook, "secret": "bench"}}],
+                "cooldown_s": 0,
+                "update_s": "1h",
+                "retry": {"first_s": 0.1, "longest_s": 1.0},
+            },
+        },
+    )
+
+
+async def serve_alerting(replica: str, hook: str, folder: Path) -> None:
+    """The whole of alerting but for the controller; until it is killed."""
+    service = AlertService(configuration(hook), folder)
+    await service.start()
+    hub = AnswerHub(limit=50_000)
+    merger = ResultsMerger(hub, recent=True)
+    with hub.subscribe() as answers:
+        merger.follow([replica])
+        print("{}", flush=True)
+        async for answer, missed in answers:
+            service.accept_answer(answer, missed)
+
+
+async def serve_hook(port: int, log: Path) -> None:
+    """Takes alerts over by appending them to ``log``, with the time; until it is killed."""
+    from aiohttp import web
+
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    async def take(request: web.Request) -> web.Response:
+        at_s = time.time()
+        body = await request.json()
+        incident = body["incident"]
+        line = {"at": at_s, "key": body["key"], "event": body["event"], "camera": incident["camera"]}
+        line |= {"start": incident["start_us"], "end": incident["end_us"]}
+        os.write(out, json.dumps(line).encode() + b"\n")
+        return web.Response(status=204)
+
+    app = web.Application()
+    app.router.add_post("/", take)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+    print("{}", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    # ``alerting REPLICA HOOK FOLDER`` or ``hook PORT LOG``.
+    role, *arguments = sys.argv[1:]
+    if role == "alerting":
+        asyncio.run(serve_alerting(arguments[0], arguments[1], Path(arguments[2])))
+    else:
+        asyncio.run(serve_hook(int(arguments[0]), Path(arguments[1])))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.harness import BenchResult, add_model_arguments
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
@@ -28,24 +28,17 @@ ROUNDING = 1e-3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     parser.add_argument("--streams", type=int, default=8, metavar="N", help="cameras (default: %(default)s)")
-    parser.add_argument("--model", default="demo-qwen2_5_vl", help="preset or checkpoint (default: %(default)s)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
+    add_model_arguments(parser, "demo-qwen2_5_vl")
     parser.add_argument(
         "--side", type=int, nargs="+", default=[112, 168, 224], metavar="PX", help="picture sides to try"
     )
     parser.add_argument("--kept", type=float, default=0.1, help="share of tokens kept between anchors (default: 0.1)")
     parser.add_argument("--refresh", default="anchors", help="refresh policy (default: %(default)s)")
     parser.add_argument("--windows", type=int, default=20, metavar="N", help="windows of each (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Figure ``batch_speedup``: seconds one by one over seconds together, for the first (smallest) picture."""
-    import torch
-
-    if args.threads:
-        torch.set_num_threads(args.threads)
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     rows = [_measure(model, args, side) for side in args.side]
     notes = [

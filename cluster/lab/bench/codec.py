@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -36,7 +35,7 @@ from cluster.codec.privacy import PrivacyMasks
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config.privacy import parse_mask
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.harness import BenchResult, timed_calls
 from cluster.types import PatchGeometry
 from cluster.vision import Pruner, make_pruner
 
@@ -187,7 +186,7 @@ def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> Mea
             measured.bare_s.append(middle - start)
             measured.front_s.append(end - middle)
     policy = make_pruner(pruner)
-    with instrumented([*STAGES, ("prune", type(policy), "prune")]) as seconds:
+    with timed_calls([*STAGES, ("prune", type(policy), "prune")]) as seconds:
         start = time.thread_time()
         run_front_end(clip, options, policy)
         total = time.thread_time() - start
@@ -232,32 +231,6 @@ def one_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, allowed)
-
-
-@contextlib.contextmanager
-def instrumented(stages: list[tuple[str, type, str]]) -> Iterator[dict[str, float]]:
-    """Time the methods of ``stages`` while inside; yields CPU seconds by stage."""
-    seconds = {stage: 0.0 for stage, _, _ in stages}
-    plain = [(owner, name, getattr(owner, name)) for _, owner, name in stages]
-
-    def timed(stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.thread_time()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                seconds[stage] += time.thread_time() - start
-
-        return call
-
-    try:
-        for stage, owner, name in stages:
-            setattr(owner, name, timed(stage, getattr(owner, name)))
-        yield seconds
-    finally:
-        for owner, name, method in plain:
-            setattr(owner, name, method)
 
 
 def make_clip(

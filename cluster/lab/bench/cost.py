@@ -16,7 +16,7 @@ import numpy as np
 
 from cluster.control.costs import CostModel, WindowWork, fit, save
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.harness import BenchResult, machine
+from cluster.lab.bench.harness import BenchResult, add_model_arguments, machine
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.planning.accelerator import platforms
 from cluster.models import load_model
@@ -101,13 +101,10 @@ Timed = tuple[list[WindowWork], float]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
-    parser.add_argument("--model", default="demo", help="demo, preset or checkpoint (default: %(default)s)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
+    add_model_arguments(parser, "demo")
     parser.add_argument("--rounds", type=int, default=24, metavar="N", help="mixes of cameras (default: %(default)s)")
     parser.add_argument("--windows", type=int, default=5, metavar="N", help="windows of each (default: %(default)s)")
     parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="largest step (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
     parser.add_argument("--platform", choices=PLATFORMS, help="compute it for Qwen2.5-VL-7B on this GPU instead")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the cost model")
 
@@ -129,8 +126,6 @@ def run(args: argparse.Namespace) -> BenchResult:
 def _measured(args: argparse.Namespace) -> tuple[CostModel, BenchResult]:
     import torch
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     random = np.random.default_rng(1)
     steps: list[Timed] = []

@@ -36,6 +36,8 @@ _reshape_alias alias as_strided detach empty empty_like empty_strided expand lif
 new_empty_strided permute select slice split split_with_sizes squeeze t transpose unbind unsqueeze view
 """
 _FREE = frozenset(f"aten.{name}" for name in _VIEWS.split())
+# One kernel on a GPU, although torch can also take it through its parts.
+_FUSED = "aten.rms_norm"
 # Python's bindings of these want a device that is there.
 _DIRECT = {Tensor.copy_: _aten.copy_, Tensor.__invert__: _aten.bitwise_not, Tensor.contiguous: _aten.contiguous}
 _READS = (Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__)
@@ -149,7 +151,7 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "aten._to_copy" and fakes and torch.device(kwargs.get("device") or DEVICE).type == "cpu":
             return self._cuda.read(args[0]).to(kwargs.get("dtype") or args[0].dtype)
         composite = torch._C._dispatch_has_kernel_for_dispatch_key
-        if name.startswith("aten.") and composite(func.name(), "CompositeImplicitAutograd"):
+        if name.startswith("aten.") and name != _FUSED and composite(func.name(), "CompositeImplicitAutograd"):
             with self:
                 return func.decompose(*args, **kwargs)
         if name in ("aten.nonzero", "aten.masked_select") or (name == "aten.index" and _by_mask(args[1])):

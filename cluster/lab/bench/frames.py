@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cluster.codec.change import ChangeAccumulator
 from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.lab.bench.harness import add_model_arguments, timed_calls
 from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledPicture
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
@@ -23,9 +21,7 @@ from cluster.vision.sampler import PatchSampler
 def add_clip_arguments(parser: argparse.ArgumentParser, *, model: str, window: float, stride: float) -> None:
     """What every bench takes that answers windows of clips; ``model``, ``window`` and ``stride`` are its defaults."""
     parser.add_argument("--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: two made ones)")
-    parser.add_argument("--model", default=model, help="preset or checkpoint (default: %(default)s)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
+    add_model_arguments(parser, model)
     parser.add_argument(
         "--window", type=float, default=window, metavar="S", help=f"window in seconds (default: {window:g})"
     )
@@ -34,7 +30,6 @@ def add_clip_arguments(parser: argparse.ArgumentParser, *, model: str, window: f
     )
     parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
     parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
 
 
 def made_clips(directory: Path) -> list[Path]:
@@ -45,26 +40,6 @@ def made_clips(directory: Path) -> list[Path]:
     for path in made:
         make_clip(path.stem, path, seconds=88)
     return made
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds spent in the calls it was given to."""
-
-    seconds: float = 0.0
-
-    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` with its seconds added up here."""
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.seconds += time.perf_counter() - began
-
-        return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +66,9 @@ def read_clip(
     """
     source = FileSource(path, loop=True)
     processor = CodecProcessor(geometry, CodecOptions(fps=fps))
-    clock = Clock()
     frames: list[SampledPicture] = []
-    with _clocked(ChangeAccumulator, ("add_picture", "pop_change"), clock):
+    change = [("change", ChangeAccumulator, method) for method in ("add_picture", "pop_change")]
+    with timed_calls(change, time.perf_counter) as spent:
         processor.open(source.open())
         packets = source.packets()
         for packet in packets:
@@ -103,7 +78,7 @@ def read_clip(
                 break
         packets.close()  # type: ignore[attr-defined]
     limit = round(max(at_least, at_most) * fps) if at_most is not None else len(frames)
-    return ClipFrames(path, frames[:limit], fps, clock.seconds)
+    return ClipFrames(path, frames[:limit], fps, spent["change"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,24 +92,10 @@ class PrunedClip:
 def prune_clip(clip: ClipFrames, stream: str, policy: str) -> PrunedClip:
     """The clip's frames through a pruning policy and the patch sampler, temporal patches united."""
     pruner = make_pruner(policy)
-    clock = Clock()
-    with _clocked(type(pruner), ("prune",), clock):
+    with timed_calls([("mask", type(pruner), "prune")], time.perf_counter) as spent:
         sampler = PatchSampler(stream, pruner, clip.fps)
         samples = [sample for frame in clip.frames if (sample := sampler.feed(frame)) is not None]
-    return PrunedClip(samples, clock.seconds)
-
-
-@contextmanager
-def _clocked(owner: type, names: tuple[str, ...], clock: Clock) -> Iterator[None]:
-    """Time methods of a class from outside: the data path carries no stopwatches for the bench's sake."""
-    before = {name: getattr(owner, name) for name in names}
-    for name, method in before.items():
-        setattr(owner, name, clock.timed(method))
-    try:
-        yield
-    finally:
-        for name, method in before.items():
-            setattr(owner, name, method)
+    return PrunedClip(samples, spent["mask"])
 
 
 def span_seconds(samples: list[FrameSample]) -> float:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.encode import patch_batch
@@ -23,7 +21,6 @@ from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError
 from cluster.lab.bench import gpu_measure
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
-from cluster.lab.bench.frames import made_clips
 from cluster.lab.bench.gpu_frontend import compare_clips, summary
 from cluster.lab.bench.gpu_host import QUESTION, STRIDE_S, WINDOW_S, camera_samples, host_cost
 from cluster.lab.bench.gpu_roofline import predict, predicted_streams
@@ -100,14 +97,16 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def _measured(args: argparse.Namespace) -> BenchResult:
-    with tempfile.TemporaryDirectory() as folder:
-        clip = args.clip[0] if args.clip else made_clips(Path(folder))[0]
-        rig = gpu_measure.Rig(args.model, torch.device(args.device), clip, streams=args.streams)
-    every = gpu_measure.parts(rig)
-    if unknown := set(args.part or ()) - set(every):
-        raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(every)}")
+    device = gpu_measure.usable_device(args.device)
+    if unknown := set(args.part or ()) - set(gpu_measure.PARTS):
+        raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(gpu_measure.PARTS)}")
+    rig = gpu_measure.Rig(args.model, device, args.clip and args.clip[0], streams=args.streams)
     # Shares are of a ceiling.
-    chosen = {name: part for name, part in every.items() if name == "ceilings" or name in (args.part or every)}
+    chosen = {
+        name: partial(part, rig)
+        for name, part in gpu_measure.PARTS.items()
+        if name == "ceilings" or name in (args.part or gpu_measure.PARTS)
+    }
     return run_parts("gpu", chosen, gpu_measure.GOALS)
 
 

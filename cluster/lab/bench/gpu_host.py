@@ -139,6 +139,8 @@ def _own_shape_functions() -> None:
 
     registered: Any = _meta_registrations._meta_lib_dont_use_me_use_register_meta
     registered._destroy()
+    # One launch on a GPU; without data it would be taken through its parts.
+    torch.nn.functional.rms_norm = _rms_norm  # type: ignore[assignment]
     for name, function in _SHAPES.items():
         _LIBRARY.impl(name, function)
     has: Any = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -167,6 +169,10 @@ def _layer_norm(x: Tensor, shape: Sequence[int], *_: Any) -> tuple[Tensor, Tenso
     return out, mean, rstd
 
 
+def _rms_norm(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
 def _copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor], non_blocking: bool = False) -> None:  # noqa: ARG001
     for target, source in zip(targets, sources, strict=True):
         if target.shape != source.shape:
@@ -179,6 +185,7 @@ _LIBRARY: Any = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no
 _SHAPES = {
     "index_select": _index_select,
     "_to_copy": _to_copy,
+    "empty_like": _to_copy,
     "native_layer_norm": _layer_norm,
     "_foreach_copy_": _copy_each,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from cluster.errors import CapacityError, ConfigError
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
 from cluster.lab.bench.harness import Goals, Part, print_progress
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_model, load_random_shape
 from cluster.models.presets import SHAPES
@@ -53,23 +55,36 @@ class Measured:
     llm_flops: float
 
 
+def usable_device(name: str) -> torch.device:
+    """The device of this name.
+
+    Raises:
+        ConfigError: it is a GPU, and there is none.
+    """
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("there is no GPU here that torch can use; --dry-run needs none, and --device cpu has one")
+    return device
+
+
 class Rig:
     """A model on a device, and a clip as cameras send it in full and pruned."""
 
-    def __init__(self, model: str, device: torch.device, clip: Path, *, streams: int) -> None:
-        """``streams``: most cameras that are tried.
+    def __init__(self, model: str, device: torch.device, clip: Path | None, *, streams: int) -> None:
+        """``clip``: a made one if none; ``streams``: most cameras that are tried.
 
         Raises:
-            ConfigError: there is no such device.
             SourceError: the clip cannot be read.
         """
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("there is no GPU here that torch can use; --dry-run needs none, and --device cpu has one")
         self.device = device
         self.model = _load(model, device)
         self.streams = streams
         seconds = WINDOW_S + WINDOWS * STRIDE_S
-        sampled = read_clip(clip, self.model.geometry, fps=2.0, at_least=seconds, at_most=seconds)
+        with tempfile.TemporaryDirectory() as folder:
+            if clip is None:
+                clip = Path(folder) / "street.mp4"
+                make_clip("street", clip, seconds=seconds)
+            sampled = read_clip(clip, self.model.geometry, fps=2.0, at_least=seconds, at_most=seconds)
         self.full, self.ours = (prune_clip(sampled, SPEC.stream, policy).samples for policy in ("none", "replenish"))
         self.gemm = 0.0
 
@@ -214,15 +229,14 @@ class Rig:
         return Part({}, [{"nvdec": "there", "why": ""}])
 
 
-def parts(rig: Rig) -> dict[str, Callable[[], Part]]:
-    """What is measured, in order; the ceilings come first."""
-    return {
-        "ceilings": rig.ceilings,
-        "windows": rig.windows,
-        "streams": rig.streams_per_gpu,
-        "library": rig.library,
-        "nvdec": rig.nvdec,
-    }
+PARTS: dict[str, Callable[[Rig], Part]] = {
+    "ceilings": Rig.ceilings,
+    "windows": Rig.windows,
+    "streams": Rig.streams_per_gpu,
+    "library": Rig.library,
+    "nvdec": Rig.nvdec,
+}
+"""What is measured, in order; the ceilings come first."""
 
 
 def search_streams(strides: Callable[[int], tuple[float, float]], most: int, *, stride_s: float = STRIDE_S) -> int:

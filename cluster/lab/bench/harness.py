@@ -1,12 +1,14 @@
 """What every bench shares: its arguments, its table, its JSON, and the machine it ran on.
 
-A bench is one module with ``add_arguments(parser)`` and ``run(args) -> BenchResult``, named in ``BENCHES``; figures are
-ratios of one run. ``sightline bench NAME`` and ``python -m cluster.lab.bench NAME`` run the same code.
+A bench is one module with ``add_arguments(parser)`` and ``run(args) -> BenchResult``, named in ``BENCHES`` and imported
+when it is asked for; figures are ratios of one run. ``sightline bench NAME`` and ``python -m cluster.lab.bench NAME``
+run the same code.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import math
@@ -16,10 +18,12 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cluster.errors import ConfigError, SightlineError
@@ -43,6 +47,34 @@ BENCHES: dict[str, str] = {
     "gpu": "the engine on a GPU; --dry-run: launches, reads, copies and faults on a fake one",
     "soak": "memory after thousands of windows on one camera",
 }
+
+IN_CHECKOUT = {
+    "console": "console_bench",
+    "dashboards": "dashboards_bench",
+    "fuzz": "fuzz",
+    "faults.cluster": "process_faults",
+    "faults.decoder": "decoder_bombs",
+    "faults.gateway_attacks": "gateway_attacks",
+    "faults.secrets": "source_secrets",
+}
+"""Benches, and parts of them, that are test tools: their modules in tests/support, which is not installed."""
+
+SUPPORT = Path(__file__).resolve().parents[3] / "tests" / "support"
+
+
+def load_module(name: str) -> ModuleType:
+    """The module of a bench, or of a part of one.
+
+    Raises:
+        ConfigError: it is in tests/support, and this is an installed copy.
+    """
+    if name not in IN_CHECKOUT:
+        return importlib.import_module(f"cluster.lab.bench.{name}")
+    if not SUPPORT.is_dir():
+        raise ConfigError(f"{name} needs a checkout of Sightline's source: it is part of the tests")
+    if str(SUPPORT) not in sys.path:
+        sys.path.append(str(SUPPORT))
+    return importlib.import_module(IN_CHECKOUT[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +166,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, rest = argv[0], argv[1:]
     if name not in BENCHES:
         raise ConfigError(f"unknown bench {name!r}; there are: {', '.join(BENCHES)}")
-    module = importlib.import_module(f"cluster.lab.bench.{name}")
+    module = load_module(name)
     parser = argparse.ArgumentParser(prog=f"sightline bench {name}", description=module.__doc__)
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write figures, rows and machine as JSON")
     module.add_arguments(parser)
     args = parser.parse_args(rest)
     if args.json is not None:
         _write(args.json, "")
+    if getattr(args, "threads", None):
+        importlib.import_module("torch").set_num_threads(args.threads)
     result: BenchResult = module.run(args)
     print(table(result.goals or result.rows))
     for note in result.notes:
@@ -151,6 +185,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write(args.json, result.to_json() + "\n")
         print(f"written: {args.json}")
     return 0
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
+    """Model, device and threads of a bench that runs an engine; ``model`` is the default."""
+    parser.add_argument("--model", default=model, help="preset or checkpoint (default: %(default)s)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
+
+
+@contextmanager
+def timed_calls(
+    stages: Sequence[tuple[str, type, str]], clock: Callable[[], float] = time.thread_time
+) -> Iterator[dict[str, float]]:
+    """Time methods of classes from outside while inside: the data path carries no stopwatches for a bench's sake.
+
+    Args:
+        stages: name of the stage, class, method; several methods may be of one stage.
+        clock: of this thread's processor time by default.
+
+    Yields:
+        Seconds by stage.
+    """
+    seconds = dict.fromkeys((stage for stage, _, _ in stages), 0.0)
+    untimed = [(owner, name, getattr(owner, name)) for _, owner, name in stages]
+
+    def timed(stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = clock()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                seconds[stage] += clock() - start
+
+        return call
+
+    try:
+        for stage, owner, name in stages:
+            setattr(owner, name, timed(stage, getattr(owner, name)))
+        yield seconds
+    finally:
+        for owner, name, method in untimed:
+            setattr(owner, name, method)
 
 
 def _write(path: Path, text: str) -> None:

@@ -25,7 +25,7 @@ from cluster.wire.push import PushAgent, PushOptions, PushStatus
 BATCHES = (1, 4, 16)
 MANY = 16
 GOP = 50
-MODULE = "cluster.lab.bench.ingest_processes"
+MODULE = "cluster.lab.bench.push_processes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,8 +75,8 @@ def processes(credit: int) -> Iterator[tuple[Process, Process]]:
     os.sched_setaffinity(0, rest)
     running: list[Process] = []
     try:
-        running.append(Process(MODULE, "decoder", "--cores", _list(rest), "--credit", str(credit)))
-        running.append(Process(MODULE, "gateway", "--cores", _list(one), "--decoder", running[0].address))
+        running.append(Process(MODULE, "discard", "--cores", _list(rest), "--credit", str(credit)))
+        running.append(Process(MODULE, "gateway", "--cores", _list(one), "--next", running[0].address))
         yield running[1], running[0]
     finally:
         os.sched_setaffinity(0, cores)

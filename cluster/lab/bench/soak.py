@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.harness import BenchResult, add_model_arguments
 from cluster.models import load_model
 from cluster.types import (
     MICROSECONDS,
@@ -106,21 +106,15 @@ ROWS = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     parser.add_argument("--windows", type=int, default=2000, metavar="N", help="windows (default: %(default)s)")
-    parser.add_argument("--model", default="tiny-qwen2_5_vl", help="preset or checkpoint (default: %(default)s)")
-    parser.add_argument("--device", default="cpu")
+    add_model_arguments(parser, "tiny-qwen2_5_vl")
     parser.add_argument("--refresh", default="anchors", help="refresh policy (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Figure ``rss_growth``: resident memory at the end over that after warm-up, less one."""
-    import torch
-
-    if args.threads:
-        torch.set_num_threads(args.threads)
     if args.windows < ROWS / WARM_UP:
         raise ValueError(f"--windows must be at least {round(ROWS / WARM_UP)}, to have a warm-up worth the name")
-    model = load_model(args.model, device=args.device)
+    model = load_model(args.model, device=args.device, dtype=args.dtype)
     engine = NativeEngine(model)
     camera = SyntheticCamera("cam", model.geometry, kept=0.3, empty=0.3, anchor_every=16)
     questions = (

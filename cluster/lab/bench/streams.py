@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> BenchResult:
             decoder = running["decoder"] = _process(
                 "decoder", "--next", replica.address, "--geometry", json.dumps(replica.hello["geometry"])
             )
-            gateway = running["gateway"] = _process("gateway", "--next", decoder.address)
+            gateway = running["gateway"] = _process("gateway", "--next", decoder.address, "--idle-reply", "2")
             before, after = asyncio.run(_push(args, clips, gateway.address, running))
         finally:
             for process in running.values():
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def _process(role: str, *options: str) -> Process:
-    return Process("cluster.lab.bench.streams_processes", role, *options)
+    return Process("cluster.lab.bench.push_processes", role, *options)
 
 
 Looks = dict[str, dict[str, Any]]

@@ -68,10 +68,6 @@ class Measured:
 def run(args: argparse.Namespace) -> BenchResult:
     """Measure every clip; figures ``speedup_<clip>``, and of the worst clip ``decision_overhead`` and
     ``end_latency_share``: latency of windows computed ahead over that of windows computed at their end."""
-    import torch
-
-    if args.threads:
-        torch.set_num_threads(args.threads)
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     engine = NativeEngine(model)
     parameters = sum(p.numel() for p in model.model.parameters())

@@ -8,8 +8,9 @@ import statistics
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 from cluster.codec.processor import CodecOptions
 from cluster.engine.native.engine import NativeEngine
@@ -17,7 +18,6 @@ from cluster.errors import ConfigError, SourceError
 from cluster.lab.bench.harness import machine
 from cluster.lab.check.clip import COMPARED, CheckClip, check_clip, draw_clip
 from cluster.lab.check.logits import LogitPair, against_fresh, against_library
-from cluster.lab.check.report import AskedWindow, CheckReport, Stage
 from cluster.lab.check.requirements import check_files, check_memory, checkpoint_folder, pool_bytes
 from cluster.lab.report.compare import compare, prune, sample_clip
 from cluster.lab.report.records import ComparedWindow, Cost
@@ -44,6 +44,63 @@ STEPS = 2 + GROWING + 2 * SLID + 1 + COMPARED
 
 Progress = Callable[[str, int], None]
 """Called with what is done next, and the number of steps of ``STEPS`` that are done."""
+
+
+Verdict = Literal["right", "wrong", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One comparison: ``sentence`` says what was found and the limit; ``error``: traceback where it failed."""
+
+    name: str
+    verdict: Verdict
+    sentence: str
+    figures: dict[str, float]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedWindow:
+    """One question about one window: score in full and pruned, what is said of either, and what is true (``None``:
+    undecidable or unknown)."""
+
+    start_s: float
+    end_s: float
+    question: str
+    truth: bool | None
+    full_score: float
+    pruned_score: float
+    full: bool
+    pruned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """``config``: the checkpoint's ``config.json``, empty for a preset; ``machine`` as benches print it."""
+
+    model: str
+    family: str
+    parameters: int
+    random_weights: bool
+    device: str
+    dtype: str
+    clip: str
+    window_s: float
+    stride_s: float
+    stages: tuple[Stage, ...]
+    answers: tuple[AskedWindow, ...]
+    config: dict[str, Any]
+    machine: dict[str, Any]
+
+    @property
+    def wrong(self) -> tuple[Stage, ...]:
+        """The stages that failed."""
+        return tuple(stage for stage in self.stages if stage.verdict == "wrong")
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, the verdict first."""
+        return {"verdict": "wrong" if self.wrong else "right", **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,39 +6,22 @@ Samples go to one patch sampler per pruning policy, and from there to one engine
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 
-from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.engine.window.windows import opening_index, window_time
 from cluster.lab.evaluation.datasets import LabelledVideo
 from cluster.lab.evaluation.results import VideoRun, WindowResult
 from cluster.lab.evaluation.settings import Setting
+from cluster.lab.report.compare import video_samples
 from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.types import MICROSECONDS, FrameSample, PatchGrid, Question, SampledPicture, StreamSpec, WindowRequest
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
-
-
-def video_samples(path: Path, processor: CodecProcessor) -> Iterator[SampledPicture]:
-    """Samples of a video, decoded like a camera's.
-
-    Raises:
-        SourceError: the video cannot be read to its end.
-    """
-    source = FileSource(path)
-    try:
-        processor.open(source.open())
-        for packet in source.packets():
-            yield from processor.feed(packet)
-        yield from processor.drain()
-    finally:
-        source.close()
 
 
 def replay(

@@ -69,8 +69,8 @@ def evaluate(
         digest = model_digest(workers.engine, questions)
         passes = _passes(videos, settings, digest, file, runs, failed)
         total = sum(len(each.settings) for each in passes) + len(runs)
-        resumed = done = len(runs)
-        on_progress(Progress(done, total, resumed, ""))
+        done = len(runs)
+        on_progress(Progress(done, total, ""))
         for each, found in workers.do(functools.partial(_answer, dict(questions)), passes):
             done += len(each.settings)
             if isinstance(found, str):
@@ -79,7 +79,7 @@ def evaluate(
                 for key, run in found.items():
                     file.add((each.digest, digest, key), run.to_json())
                     runs[each.video.name, key] = run
-            on_progress(Progress(done, total, resumed, each.video.name))
+            on_progress(Progress(done, total, each.video.name))
     return _results(videos, settings, runs, failed, consecutive)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -208,17 +208,11 @@ def make_grid(name: str, shape: WindowShape) -> list[Setting]:
     if name not in GRIDS:
         raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")
     shape.check()
-    return list(drop_duplicates(GRIDS[name](shape)))
-
-
-def drop_duplicates(settings: Iterable[Setting]) -> Iterable[Setting]:
-    """One setting of each key and sweep, checked."""
-    seen: set[tuple[str, tuple[str, float] | None]] = set()
-    for setting in settings:
+    settings: dict[tuple[str, tuple[str, float] | None], Setting] = {}
+    for setting in GRIDS[name](shape):
         setting.check()
-        if (setting.key, setting.sweep) not in seen:
-            seen.add((setting.key, setting.sweep))
-            yield setting
+        settings.setdefault((setting.key, setting.sweep), setting)
+    return list(settings.values())
 
 
 def _with_anchor_interval(setting: Setting, interval: float) -> Setting:

@@ -24,12 +24,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``done`` of ``total`` steps, ``resumed`` of which were cached; ``now``: the last video. A step is one video under
+    """``done`` of ``total`` steps, first those that were cached; ``now``: the last video. A step is one video under
     one setting; for memory also the recording of a video."""
 
     done: int
     total: int
-    resumed: int
     now: str
 
 
@@ -40,11 +39,10 @@ class ModelSpec:
     name: str
     device: str = "cpu"
     dtype: str = "float32"
-    max_pixels: int | None = None
 
     def load(self) -> VisionLanguageModel:
         """Raises ``ModelError``."""
-        return load_model(self.name, device=self.device, dtype=self.dtype, max_pixels=self.max_pixels)
+        return load_model(self.name, device=self.device, dtype=self.dtype)
 
 
 class WorkerPool:
@@ -96,7 +94,7 @@ class WorkerPool:
 
 
 # The engine of a pool process, set by its initializer.
-_engine: NativeEngine | None = None
+_engine: NativeEngine
 
 
 def _start(spec: ModelSpec, threads: int) -> None:
@@ -106,8 +104,6 @@ def _start(spec: ModelSpec, threads: int) -> None:
 
 
 def _work(work: Callable[[NativeEngine, T], R], task: T) -> R:
-    if _engine is None:
-        raise RuntimeError("the process was not initialised")
     return work(_engine, task)
 
 

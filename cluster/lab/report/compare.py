@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,22 +28,34 @@ class SampledClip:
     cue: str
 
 
+def video_samples(path: Path, processor: CodecProcessor, *, loop: bool = False) -> Iterator[SampledPicture]:
+    """Samples of a video, decoded like a camera's.
+
+    Raises:
+        SourceError: the video cannot be read to its end.
+    """
+    source = FileSource(path, loop=loop)
+    try:
+        processor.open(source.open())
+        for packet in source.packets():
+            yield from processor.feed(packet)
+        yield from processor.drain()
+    finally:
+        source.close()
+
+
 def sample_clip(path: Path, geometry: PatchGeometry, options: CodecOptions, seconds: float) -> SampledClip:
     """The first ``seconds`` of a looped clip through the live front end.
 
     Raises:
         SourceError: the file cannot be read.
     """
-    source, processor = FileSource(path, loop=True), CodecProcessor(geometry, options)
+    processor = CodecProcessor(geometry, options)
     frames: list[SampledPicture] = []
-    processor.open(source.open())
-    try:
-        for packet in source.packets():
-            frames += processor.feed(packet)
-            if frames and frames[-1].pts - frames[0].pts >= round(seconds * MICROSECONDS):
-                break
-    finally:
-        source.close()
+    for frame in video_samples(path, processor, loop=True):
+        frames.append(frame)
+        if frame.pts - frames[0].pts >= round(seconds * MICROSECONDS):
+            break
     stats = processor.stats
     return SampledClip(tuple(frames), options.fps, stats.codec, stats.width, stats.height, stats.cue)
 

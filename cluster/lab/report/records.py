@@ -3,12 +3,64 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
-from cluster.lab.report.truth import Alert, EventInterval, Tally, alerts, tally
 from cluster.types import Question
+
+# CodecSight's rule: consecutive positive windows for an alert.
+ALERT_AFTER = 2
+
+Truth = Mapping[str, bool | None]
+"""By question: whether the window shows the event; None if too little of it lies in the window. Questions of unknown
+truth are missing."""
+
+Verdict = Literal["right", "wrong", "open"]
+
+
+@dataclass(frozen=True, slots=True)
+class EventInterval:
+    """A true event of a question, from ``start_s`` to ``end_s``."""
+
+    question: str
+    start_s: float
+    end_s: float
+
+
+def verdict(score: float, threshold: float, truth: bool | None) -> Verdict:
+    """Whether an answer is right; ``open`` if the truth is undecidable."""
+    if truth is None:
+        return "open"
+    return "right" if (score >= threshold) == truth else "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """``right`` answers of those ``judged``, whose truth is known."""
+
+    judged: int = 0
+    right: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.judged + other.judged, self.right + other.right)
+
+    @property
+    def share(self) -> float | None:
+        """0..1; None if nothing was judged."""
+        return self.right / self.judged if self.judged else None
+
+
+def tally(answers: Iterable[tuple[Mapping[str, float], Truth]], questions: Iterable[Question]) -> Tally:
+    """Count over windows, each given as scores by question and truth."""
+    thresholds = {question.id: question.threshold for question in questions}
+    verdicts = [
+        verdict(score, thresholds[id], truth.get(id))
+        for scores, truth in answers
+        for id, score in scores.items()
+        if id in thresholds
+    ]
+    return Tally(len(verdicts) - verdicts.count("open"), verdicts.count("right"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +85,7 @@ class LiveWindow:
     """One window answered live. Times in seconds since the camera's first frame; scores by question.
 
     ``computed``: tokens through the language model, with questions; 0 for a gated window. ``truth``: by question, where
-    known, see :mod:`cluster.lab.report.truth`.
+    known, see :data:`Truth`.
     """
 
     start_s: float
@@ -45,6 +97,31 @@ class LiveWindow:
     computed: int
     latency_s: float
     truth: dict[str, bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Raised at ``at_s``, when a window is positive for the ``ALERT_AFTER``-th time in a row. ``verdict``: right if any
+    of those windows shows the event, open if none certainly does but some may."""
+
+    question: str
+    at_s: float
+    verdict: Verdict
+
+
+def alerts(windows: Sequence[LiveWindow], question: Question) -> tuple[Alert, ...]:
+    """Alerts of one question, one per run of positive windows; unanswered windows do not end a run."""
+    found: list[Alert] = []
+    run: list[LiveWindow] = []
+    for window in windows:
+        if question.id not in window.scores:
+            continue
+        run = [*run, window] if window.scores[question.id] >= question.threshold else []
+        if len(run) == ALERT_AFTER:
+            truths = [each.truth.get(question.id) for each in run]
+            judged: Verdict = "right" if True in truths else "open" if None in truths else "wrong"
+            found.append(Alert(question.id, window.end_s, judged))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from markupsafe import Markup
 
 from cluster.lab.report.number_format import compact, percent_text, seconds_text, times_text
 from cluster.lab.report.page import Card, Chip, Page, Picture, Section, Table, write_files
-from cluster.lab.report.records import CameraRecord, Report, ratio
+from cluster.lab.report.records import CameraRecord, Report, Tally, ratio
 from cluster.lab.report.timeline import compared_timeline, live_timeline, tokens_per_window
-from cluster.lab.report.truth import Tally
 
 _UNTRAINED = (
     "The model {} is randomly initialised: its answers mean nothing yet. Tokens, time and operations are valid: they "

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from cluster.lab.report.charts import COLOR, add_legend, new_figure, set_tooltips
 from cluster.lab.report.number_format import compact
-from cluster.lab.report.records import ComparedWindow, LiveWindow
-from cluster.lab.report.truth import EventInterval, Verdict, alerts, verdict
+from cluster.lab.report.records import ComparedWindow, EventInterval, LiveWindow, Verdict, alerts, verdict
 from cluster.types import Question
 
 if TYPE_CHECKING:

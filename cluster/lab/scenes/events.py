@@ -78,10 +78,10 @@ class SceneBuilder:
         """x outside the picture where an actor enters when moving in ``direction``."""
         return -_OUT if direction > 0 else ASPECT + _OUT
 
-    def walk_in(self, x: float, y: float, arrive: float, direction: int, speed: float) -> list[Keyframe]:
-        """Keyframe of a person who arrives at ``(x, y)`` at ``arrive``."""
+    def walk_in(self, x: float, y: float, arrive: float, direction: int, speed: float, then: str) -> list[Keyframe]:
+        """Keyframes of a person who arrives at ``(x, y)`` at ``arrive`` and takes the state ``then``."""
         start = self.outside_x(direction)
-        return [Keyframe(arrive - abs(x - start) / speed, start, y, "walking")]
+        return [Keyframe(arrive - abs(x - start) / speed, start, y, "walking"), Keyframe(arrive, x, y, then)]
 
     def walk_out(self, x: float, y: float, leave: float, direction: int, speed: float) -> list[Keyframe]:
         """Keyframes of a person who leaves ``(x, y)`` at ``leave``."""
@@ -134,7 +134,7 @@ def crouch(builder: SceneBuilder, at: float) -> None:
     """A person ties a shoe and walks on."""
     x, y = builder.pavement_spot()
     direction, speed = builder.random_direction(), builder.walking_speed(y)
-    keys = [*builder.walk_in(x, y, at, direction, speed), Keyframe(at, x, y, "crouching")]
+    keys = builder.walk_in(x, y, at, direction, speed, "crouching")
     keys += builder.walk_out(x, y, at + builder.uniform(3, 7), direction, speed)
     builder.add_actor("person", keys)
 
@@ -146,7 +146,7 @@ def talk(builder: SceneBuilder, at: float) -> None:
     lasting = builder.uniform(5, 12)
     for side in (-1, 1):
         place, speed = x + side * gap, builder.walking_speed(y)
-        keys = [*builder.walk_in(place, y, at, -side, speed), Keyframe(at, place, y, "standing")]
+        keys = builder.walk_in(place, y, at, -side, speed, "standing")
         keys += builder.walk_out(place, y, at + lasting, -side, speed)
         builder.add_actor("person", keys)
 
@@ -161,7 +161,7 @@ def skirt_zone(builder: SceneBuilder, at: float) -> None:
     y = max(y, low - 0.02)
     speed = builder.walking_speed(y)
     x = builder.uniform(zone.x0, zone.x1)
-    keys = [*builder.walk_in(x, y, at, direction, speed), Keyframe(at, x, y, "standing")]
+    keys = builder.walk_in(x, y, at, direction, speed, "standing")
     keys += builder.walk_out(x, y, at + builder.uniform(0.5, 5), direction, speed)
     builder.add_actor("person", keys)
 
@@ -171,11 +171,7 @@ def waits_with_bag(builder: SceneBuilder, at: float) -> None:
     x, y = builder.pavement_spot(margin=0.35)
     direction, speed = builder.random_direction(), builder.walking_speed(y)
     down, up = at + 0.8, at + builder.uniform(5, 11)
-    keys = [
-        *builder.walk_in(x, y, at, direction, speed),
-        Keyframe(at, x, y, "crouching"),
-        Keyframe(down, x, y, "standing"),
-    ]
+    keys = [*builder.walk_in(x, y, at, direction, speed, "crouching"), Keyframe(down, x, y, "standing")]
     keys += [Keyframe(up - 0.8, x, y, "crouching"), *builder.walk_out(x, y, up, direction, speed)]
     builder.add_actor("person", keys, carries=(keys[0].t, down))
     bag_x = x + 0.12 * builder.layout.person_height(y) * direction
@@ -252,7 +248,7 @@ def fall(builder: SceneBuilder, at: float) -> None:
     x, y = builder.pavement_spot(margin=0.4)
     direction, speed = builder.random_direction(), builder.walking_speed(y) * builder.pace
     up = builder.seconds + 1 if builder.chance(0.7) else at + builder.uniform(14, 20)
-    keys = [*builder.walk_in(x, y, at, direction, speed), Keyframe(at, x, y, "lying")]
+    keys = builder.walk_in(x, y, at, direction, speed, "lying")
     last = min(up, builder.seconds + 1)
     keys.append(Keyframe(last, x + 0.02 * direction, y, "lying"))
     _event(builder, "fall", at + _FALL_S, min(last, builder.seconds), [_event_person(builder, keys, direction)])
@@ -267,7 +263,7 @@ def fight(builder: SceneBuilder, at: float) -> None:
     for side in (-1, 1):
         speed = builder.walking_speed(y) * builder.pace
         place = x + side * gap
-        keys = [*builder.walk_in(place, y, at, -side, speed), Keyframe(at, place, y, "fighting")]
+        keys = builder.walk_in(place, y, at, -side, speed, "fighting")
         run = 1.8 * builder.walking_speed(y)
         end = builder.outside_x(-side)
         keys += [
@@ -288,8 +284,7 @@ def intrusion(builder: SceneBuilder, at: float) -> None:
     speed = builder.walking_speed(outside) * builder.pace
     edge_y = zone.y1 if outside > zone.y1 else zone.y0 if outside < zone.y0 else outside
     cross = at - abs(outside - edge_y) / max(speed, 1e-3)
-    keys = builder.walk_in(entry_x, outside, cross, direction, speed)
-    keys.append(Keyframe(cross, entry_x, outside, "walking"))
+    keys = builder.walk_in(entry_x, outside, cross, direction, speed, "walking")
     if zone.fence:
         keys += [
             Keyframe(at, entry_x, edge_y, "climbing", 0.0),
@@ -313,7 +308,7 @@ def left_object(builder: SceneBuilder, at: float) -> None:
     x, y = builder.pavement_spot(margin=0.35)
     direction, speed = builder.random_direction(), builder.walking_speed(y) * builder.pace
     down = at - builder.uniform(0.8, 1.6)
-    keys = [*builder.walk_in(x, y, down - 0.8, direction, speed), Keyframe(down - 0.8, x, y, "crouching")]
+    keys = builder.walk_in(x, y, down - 0.8, direction, speed, "crouching")
     keys += [Keyframe(down, x, y, "standing"), *builder.walk_out(x, y, at, direction, speed)]
     owner = _event_person(builder, keys, 0, carries=(keys[0].t, down))
     bag_x = x + 0.12 * builder.layout.person_height(y) * direction

@@ -89,28 +89,19 @@ class SceneRenderer:
         size = self.scene.layout.person_height(place.y) * actor.scale * self.height
         # In steps of 4 %: few distinct sprites to cache.
         pixels = 1.04 ** round(math.log(max(size, 6.0), 1.04))
+        color, direction = COLORS[actor.color], actor.direction(second)
         shift_x = 0.0
         if actor.kind == "person":
             pose, shift_x = _person_pose(actor, place, second, size / self.height)
-            sprite = self._figure(actor, pixels, pose, actor.direction(second), 0)
+            sprite = person_sprite(color, actor.seed, pixels, pose, direction)
+        elif actor.kind == "vehicle":
+            turn = int(actor.distance_travelled(second) * self.height / max(pixels, 1) * 8) % 8
+            sprite = vehicle_sprite(color, actor.form, pixels, direction, turn, self._lit)
         else:
-            turn = (
-                int(actor.distance_travelled(second) * self.height / max(pixels, 1) * 8) % 8
-                if actor.kind == "vehicle"
-                else 0
-            )
-            sprite = self._figure(actor, pixels, None, actor.direction(second), turn)
+            sprite = bag_sprite(color, actor.form, pixels)
         x = (place.x + shift_x) / ASPECT * self.width
         y = place.y * self.height - place.lift * size
         return sprite, round(x) - sprite.foot[0], round(y) - sprite.foot[1]
-
-    def _figure(self, who: Actor, pixels: float, pose: Pose | None, direction: int, turn: int) -> Sprite:
-        color = COLORS[who.color]
-        if pose is not None:
-            return person_sprite(color, who.seed, pixels, pose, direction)
-        if who.kind == "vehicle":
-            return vehicle_sprite(color, who.form, pixels, direction, turn, self._lit)
-        return bag_sprite(color, who.form, pixels)
 
     def _paste(self, picture: Float, sprite: Sprite, left: int, top: int, contrast: float) -> None:
         cut = self._cut(sprite.alpha.shape, left, top)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 from av.video.frame import VideoFrame
+from pydantic import TypeAdapter
 
 from cluster.errors import ConfigError
 from cluster.lab.scenes.encode import VideoEncoding, write_video
@@ -201,12 +202,7 @@ class ClipTruth:
     @classmethod
     def load(cls, path: Path) -> ClipTruth:
         """Read what :meth:`save` wrote."""
-        raw = json.loads(path.read_text())
-        raw["frames"] = [
-            [StreetObject(each["id"], each["kind"], tuple(each["box"]), each["moving"]) for each in frame]
-            for frame in raw["frames"]
-        ]
-        return cls(**raw)
+        return TypeAdapter(cls).validate_json(path.read_bytes())
 
 
 def make_clip(

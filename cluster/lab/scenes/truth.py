@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from cluster.errors import ConfigError
 from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, standing_question
@@ -20,13 +19,9 @@ Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class TrueEvent:
-    """An event; ``boxes``: (second, box around all its actors in pixels), twice a second while any is visible."""
+class TrueEvent(SceneEvent):
+    """``boxes``: (second, box around all its actors in pixels), twice a second while any is visible."""
 
-    kind: str
-    start_s: float
-    end_s: float
-    actors: tuple[int, ...]
     boxes: tuple[tuple[float, Box], ...]
 
 
@@ -109,16 +104,17 @@ class SceneTruth:
         from pydantic import TypeAdapter, ValidationError
 
         try:
-            body = path.read_text(encoding="utf-8")
-            version = _version(body)
+            body = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
         except ValueError as error:
-            raise ConfigError(f"{path} is not the truth of a scene: {error}") from None
-        if version != VERSION:
-            raise ConfigError(f"{path} is of version {version}, this reads {VERSION}; make the scenes again")
+            raise ConfigError(f"{path} is not the truth of a scene: not JSON ({error})") from None
+        if not isinstance(body, dict) or "version" not in body:
+            raise ConfigError(f"{path} is not the truth of a scene: it states no version")
+        if body["version"] != VERSION:
+            raise ConfigError(f"{path} is of version {body['version']}, this reads {VERSION}; make the scenes again")
         try:
-            truth = TypeAdapter(cls).validate_json(body)
+            truth = TypeAdapter(cls).validate_python(body)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -133,16 +129,6 @@ class SceneTruth:
                 raise ConfigError(f"{path}: unknown event kind {event.kind!r}; there are: {known}")
             if not 0 <= event.start_s < event.end_s:
                 raise ConfigError(f"{path}: a {event.kind} from {event.start_s:g} to {event.end_s:g} s is no interval")
-
-
-def _version(body: str) -> Any:
-    try:
-        raw = json.loads(body)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg}, line {error.lineno})") from None
-    if not isinstance(raw, dict) or "version" not in raw:
-        raise ValueError("it states no version")
-    return raw["version"]
 
 
 def truth_path(clip: Path) -> Path:

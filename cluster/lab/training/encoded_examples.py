@@ -16,7 +16,7 @@ import numpy as np
 
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.replay import video_samples
+from cluster.lab.report.compare import video_samples
 from cluster.lab.scenes import Scene, SceneRenderer, make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.training.config import SHAPES, Shape

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import queue
-import traceback
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,13 +11,13 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from cluster.errors import SightlineError
-from cluster.lab.training.batch import patch_batches
 from cluster.lab.training.config import SHAPES
 from cluster.lab.training.examples import Example
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.trainable_model import TrainableModel
+from cluster.lab.training.trainable_model import TrainableModel, patch_batches
 from cluster.types import PatchGrid
 
 # Capacity; an example takes some hundred kilobytes.
@@ -95,87 +91,68 @@ def _tower(weights: str, shape: str) -> TrainableModel:
     return model
 
 
-# Queued examples per process, a few megabytes each.
-_DEPTH = 6
-_POLL_S = 5.0
+# Examples made ahead per process, a few megabytes each.
+_AHEAD = 6
 
 
 class ExampleLoader:
-    """``next()`` gives examples ``first, first + 1, …``; without workers they are made on demand.
+    """``next()`` gives examples ``first, first + 1, …``, made ahead by ``workers`` processes, or on demand without.
 
-    Worker ``w`` of ``n`` makes every ``n``-th example into a bounded queue of its own, so the order is fixed. A context
-    manager: leaving it ends the processes.
+    A context manager: leaving it ends the processes.
     """
 
     def __init__(self, make: Callable[[int], Example], *, workers: int, first: int = 0) -> None:
-        self._make = make
-        self._next = first
-        self._processes: list[Any] = []
-        self._queues: list[Any] = []
-        context = multiprocessing.get_context("spawn")
-        for worker in range(workers):
-            channel: Any = context.Queue(_DEPTH)
-            number = first + worker
-            process = context.Process(target=_work, args=(make, number, workers, channel, os.getpid()), daemon=True)
-            process.start()
-            self._processes.append(process)
-            self._queues.append(channel)
-        self._first = first
+        self._workers = workers
+        self._number = first
+        loader: DataLoader[Example] = DataLoader(
+            _Numbered(make),
+            batch_size=None,
+            sampler=itertools.count(first),
+            num_workers=workers,
+            collate_fn=_unchanged,
+            # Of its own: else the workers' seeds would be drawn from the generator that the training uses.
+            generator=torch.Generator(),
+            prefetch_factor=_AHEAD if workers else None,
+            multiprocessing_context="spawn" if workers else None,
+        )
+        self._examples: Any = iter(loader)
 
     def next(self) -> Example:
         """The next example.
 
         Raises:
-            SightlineError: making it failed, or its worker died.
+            SightlineError: a process failed to make it, or died.
         """
-        number = self._next
-        self._next += 1
-        if not self._processes:
-            return self._make(number)
-        which = (number - self._first) % len(self._processes)
-        while True:
-            try:
-                made = self._queues[which].get(timeout=_POLL_S)
-            except queue.Empty:
-                if self._processes[which].is_alive():
-                    continue
-                raise SightlineError(
-                    f"a rendering process ended with code {self._processes[which].exitcode}; "
-                    "start again to resume from the last checkpoint"
-                ) from None
-            if isinstance(made, str):
-                raise SightlineError(f"example {number} could not be made:\n{made}")
-            example: Example = made
+        number = self._number
+        self._number += 1
+        try:
+            example: Example = next(self._examples)
             return example
-
-    def close(self) -> None:
-        """End the processes; idempotent."""
-        for process in self._processes:
-            process.terminate()
-        for process, channel in zip(self._processes, self._queues, strict=True):
-            process.join()
-            channel.cancel_join_thread()
-            channel.close()
-        self._processes, self._queues = [], []
+        except Exception as error:
+            if not self._workers:
+                raise
+            raise SightlineError(
+                f"example {number} could not be made; start again to resume from the last checkpoint:\n{error}"
+            ) from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self._workers:
+            # There is no public way, and an error's traceback would keep the iterator and thereby its processes.
+            self._examples._shutdown_workers()
 
 
-def _work(make: Callable[[int], Example], number: int, step: int, channel: Any, parent: int) -> None:
-    # Do not block on a queue whose reader was killed.
-    channel.cancel_join_thread()
-    with contextlib.suppress(KeyboardInterrupt):
-        while os.getppid() == parent:
-            try:
-                made: Example | str = make(number)
-            except Exception:
-                made = traceback.format_exc()
-            while os.getppid() == parent:
-                with contextlib.suppress(queue.Full):
-                    channel.put(made, timeout=_POLL_S)
-                    break
-            number += step
+@dataclass(frozen=True, slots=True)
+class _Numbered(Dataset[Example]):
+    """The examples by number."""
+
+    make: Callable[[int], Example]
+
+    def __getitem__(self, number: int) -> Example:
+        return self.make(number)
+
+
+def _unchanged(example: Any) -> Any:
+    return example

@@ -1,4 +1,4 @@
-"""Dense labels of visual tokens, which train the tower and the language model; and the loss on attention."""
+"""Dense labels of visual tokens, which train the tower and the language model."""
 
 from __future__ import annotations
 
@@ -7,48 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from cluster.lab.scenes.actors import COLORS
 from cluster.lab.scenes.render import SceneObject
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, OBJECT_KINDS, STATES, SceneEvent
 from cluster.types import PatchGrid
-
-# Number of key heads whose query heads are trained to point.
-_TAUGHT_KEY_HEADS = 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PointingTargets:
-    """For ``a`` questions and ``n`` rows: ``window`` and ``event`` ``[a, n]`` bool, rows in the question's window and
-    those that show its event; ``system`` ``[a, n]`` bool: rows of the system prompt; ``truth`` ``[a]``: the answers."""
-
-    window: Tensor
-    event: Tensor
-    system: Tensor
-    truth: Tensor
-
-
-def pointing_loss(probes: Sequence[tuple[Tensor, Tensor]], targets: PointingTargets, weight: Tensor) -> Tensor:
-    """Mean of ``-log`` of the attention on the target rows; ``probes`` as in ``SequenceOutput``, ``weight [a]``.
-
-    Questions whose event was pruned away have no target and do not count.
-    """
-    right = torch.where(targets.truth[:, None], targets.event, targets.system)
-    counted = weight * right.any(1)
-    open_rows = targets.window | targets.system
-    # Finite, so that questions without a target row give no NaN.
-    total = weight.new_zeros(())
-    for query, key in probes:
-        taught = query.shape[0] // key.shape[0] * _TAUGHT_KEY_HEADS
-        heads = key[:_TAUGHT_KEY_HEADS].repeat_interleave(taught // _TAUGHT_KEY_HEADS, dim=0)
-        scores = torch.bmm(query[:taught], heads[:, : right.shape[1]].mT)
-        among = scores.masked_fill(~open_rows, -1e4).logsumexp(-1)
-        there = scores.masked_fill(~right, -1e4).logsumexp(-1)
-        total = total + ((among - there).mean(0) * counted).sum() / counted.sum().clamp(min=1e-6)
-    return total / max(1, len(probes))
-
 
 LABELS = (
     *(f"kind:{kind}" for kind in OBJECT_KINDS),

@@ -9,12 +9,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cluster.errors import ConfigError
 from cluster.lab.training.config import Settings
@@ -25,32 +25,8 @@ from cluster.lab.training.stages import Stage
 from cluster.lab.training.trainable_model import TrainableModel
 
 
-@dataclass(slots=True)
-class StageCheckpoint:
-    """State of one stage. ``step``: steps done; ``elapsed_s``: seconds of training over all its runs."""
-
-    stage: str
-    step: int
-    elapsed_s: float
-    done: bool
-    model: dict[str, Tensor]
-    average: dict[str, Tensor]
-    heads: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    settings: dict[str, Any]
-
-
-def save_checkpoint(progress: StageCheckpoint, path: Path) -> None:
-    """Write atomically."""
-    body = {name: getattr(progress, name) for name in StageCheckpoint.__slots__}
-    fresh = path.with_suffix(".new")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(body, fresh)
-    fresh.replace(path)
-
-
-def load_checkpoint(path: Path, settings: dict[str, Any]) -> StageCheckpoint | None:
-    """Read a checkpoint; None if there is none.
+def load_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Read what :meth:`StageRun.save` wrote; None if there is nothing.
 
     Raises:
         ConfigError: unreadable, or of a run with other settings.
@@ -58,13 +34,14 @@ def load_checkpoint(path: Path, settings: dict[str, Any]) -> StageCheckpoint | N
     if not path.is_file():
         return None
     try:
-        progress = StageCheckpoint(**torch.load(path, map_location="cpu", weights_only=True))
-    except (OSError, RuntimeError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        progress: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        saved = progress["settings"]
+    except (OSError, RuntimeError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
         raise ConfigError(f"the checkpoint {path} cannot be read ({error}); remove it, or train without it") from error
     for key, value in settings.items():
-        if progress.settings.get(key) != value:
+        if saved.get(key) != value:
             raise ConfigError(
-                f"the checkpoint {path} is of a run with {key} {progress.settings.get(key)!r}, not {value!r}; "
+                f"the checkpoint {path} is of a run with {key} {saved.get(key)!r}, not {value!r}; "
                 "name another folder, or start afresh with --no-resume"
             )
     return progress
@@ -89,8 +66,10 @@ class StageOptimizer:
             raise ConfigError(f"unknown optimizer {kind!r}; there are: {', '.join(OPTIMIZERS)}")
         turned = {name: p for name, p in parameters.items() if kind == "muon" and _is_inner_matrix(name, p)}
         others = {name: p for name, p in parameters.items() if name not in turned}
-        plain = [p for name, p in others.items() if p.ndim < 2 or "embed_tokens" in name]
-        decayed = [p for name, p in others.items() if not (p.ndim < 2 or "embed_tokens" in name)]
+        plain: list[nn.Parameter] = []
+        decayed: list[nn.Parameter] = []
+        for name, parameter in others.items():
+            (plain if parameter.ndim < 2 or "embed_tokens" in name else decayed).append(parameter)
         groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
         self._parts: dict[str, tuple[torch.optim.Optimizer, float]] = {
             "adamw": (torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-8, fused=True), rate)
@@ -130,14 +109,20 @@ LOG_STEPS = 20
 _LOWEST_RATE = 0.02
 
 
-class StageListener(Protocol):
-    """Progress of a stage, for the command line."""
+class TrainingListener(Protocol):
+    """Progress of a run, for the command line."""
+
+    def stage_started(self, stage: str, step: int) -> None:
+        """A stage starts, or resumes at ``step``."""
 
     def step(self, share: float, step: int, rate: float, losses: dict[str, float]) -> None:
         """``share``: done, 0..1; ``rate``: examples per second; ``losses``: means since the last call."""
 
     def validated(self, metrics: dict[str, float]) -> None:
         """Validation finished."""
+
+    def exported(self, folder: Path, kind: str) -> None:
+        """The model was written to ``folder`` in weights of type ``kind``."""
 
 
 class StageRun:
@@ -186,29 +171,29 @@ class StageRun:
         progress = load_checkpoint(self.path, self._identity)
         if progress is None:
             return False
-        self.model.model.load_state_dict(progress.model)
-        self.heads.load_state_dict(progress.heads)
-        self.average = {name: value.to(self.model.device) for name, value in progress.average.items()}
-        self.optimizer.load_state_dict(progress.optimizer)
-        self.step, self.elapsed_s, self.done = progress.step, progress.elapsed_s, progress.done
+        self.model.model.load_state_dict(progress["model"])
+        self.heads.load_state_dict(progress["heads"])
+        self.average = {name: value.to(self.model.device) for name, value in progress["average"].items()}
+        self.optimizer.load_state_dict(progress["optimizer"])
+        self.step, self.elapsed_s, self.done = progress["step"], progress["elapsed_s"], progress["done"]
         return True
 
     def save(self) -> None:
-        """Write the checkpoint."""
-        save_checkpoint(
-            StageCheckpoint(
-                stage=self.stage.settings.name,
-                step=self.step,
-                elapsed_s=self.elapsed_s,
-                done=self.done,
-                model=self.model.model.state_dict(),
-                average=self.average,
-                heads=self.heads.state_dict(),
-                optimizer=self.optimizer.state_dict(),
-                settings={**self._identity, **asdict(self.stage.settings)},
-            ),
-            self.path,
-        )
+        """Write the checkpoint, atomically."""
+        body = {
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+            "done": self.done,
+            "model": self.model.model.state_dict(),
+            "average": self.average,
+            "heads": self.heads.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "settings": {**self._identity, **asdict(self.stage.settings)},
+        }
+        fresh = self.path.with_suffix(".new")
+        fresh.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(body, fresh)
+        fresh.replace(self.path)
 
     def train_step(self, examples: list[Example]) -> dict[str, float]:
         """One step; returns the parts of the loss."""
@@ -232,7 +217,7 @@ class StageRun:
         for name, value in self.model.model.state_dict().items():
             self.average[name].lerp_(value, 1 - decay)
 
-    def run(self, listener: StageListener, *, validation: Callable[[], list[Example]]) -> None:
+    def run(self, listener: TrainingListener, *, validation: Callable[[], list[Example]]) -> None:
         """Run to the end of the stage. When interrupted, saves a checkpoint and raises."""
         saved = validated = time.monotonic()
         sums: dict[str, list[float]] = defaultdict(list)
@@ -267,7 +252,7 @@ class StageRun:
                 raise
         self._finish(listener, validation())
 
-    def _finish(self, listener: StageListener, examples: list[Example]) -> None:
+    def _finish(self, listener: TrainingListener, examples: list[Example]) -> None:
         """Keep the better of the weights and their moving average."""
         raw = {name: value.detach().clone() for name, value in self.model.model.state_dict().items()}
         if examples:
@@ -280,7 +265,9 @@ class StageRun:
         self.done = True
         self.save()
 
-    def validate(self, examples: list[Example], listener: StageListener, *, average: bool = True) -> dict[str, float]:
+    def validate(
+        self, examples: list[Example], listener: TrainingListener, *, average: bool = True
+    ) -> dict[str, float]:
         """Metrics of the moving average (or of the current weights)."""
         with self._averaged() if average else nullcontext():
             metrics = self.stage.judge(self.model, self.heads, examples)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cluster.lab.scenes import EVENT_KINDS
-from cluster.lab.training.batch import DenseLabels, dense_labels, example_layout, patch_batches
 from cluster.lab.training.examples import Example
-from cluster.lab.training.labels import LABELS, PointingTargets, pointing_loss
-from cluster.lab.training.sequence_layout import SequenceLayout
-from cluster.lab.training.trainable_model import TrainableModel
+from cluster.lab.training.labels import LABELS
+from cluster.lab.training.sequence_layout import SequenceLayout, SequenceQuestion, lay_out_sequence
+from cluster.lab.training.trainable_model import TrainableModel, patch_batches
+from cluster.models.base import FrameSpan
 from cluster.types import PatchGrid
 
 # Weight of set labels, which are rare.
@@ -25,6 +25,25 @@ _BACKGROUND = 0.25
 _EVENT = 2.5
 _VELOCITY_SCALE = 0.1
 _VELOCITY_WEIGHT = 0.6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseLabels:
+    """Labels of visual tokens: ``hot [t, labels]``, ``velocity [t, 2]`` float32, ``covered [t]`` bool."""
+
+    hot: Tensor
+    velocity: Tensor
+    covered: Tensor
+
+
+def dense_labels(examples: Sequence[Example], device: torch.device) -> DenseLabels:
+    """Labels of all visual tokens, in order of examples, frames and cells."""
+    labels = [frame.labels for example in examples for frame in example.frames]
+    return DenseLabels(
+        hot=torch.cat([torch.from_numpy(each.hot) for each in labels]).float().to(device),
+        velocity=torch.cat([torch.from_numpy(each.velocity) for each in labels]).to(device),
+        covered=torch.cat([torch.from_numpy(each.covered) for each in labels]).to(device),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +126,55 @@ class PackedQuestions:
     end: tuple[int, ...]
 
 
+def example_layout(model: TrainableModel, example: Example, grid: PatchGrid, *, with_answers: bool) -> SequenceLayout:
+    """Layout of an example; ``with_answers``: includes the answers to memory questions, for teacher forcing."""
+    end = model.tokenizer.eos_token_id
+    asks = []
+    for question in example.questions:
+        answer = model.token_ids(question.answer) if with_answers and question.kind == "memory" else []
+        ids = model.question_ids(question.text)
+        asks.append(SequenceQuestion(question.opening, question.end, ids, [*answer, end] if answer else ()))
+    frames = [
+        FrameSpan(frame.time_s, slot, torch.from_numpy(frame.cells), grid) for slot, frame in enumerate(example.frames)
+    ]
+    return lay_out_sequence(model, frames, example.context, asks)
+
+
+# Number of key heads whose query heads are trained to point.
+_TAUGHT_KEY_HEADS = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PointingTargets:
+    """For ``a`` questions and ``n`` rows: ``window`` and ``event`` ``[a, n]`` bool, rows in the question's window and
+    those that show its event; ``system`` ``[a, n]`` bool: rows of the system prompt; ``truth`` ``[a]``: the answers."""
+
+    window: Tensor
+    event: Tensor
+    system: Tensor
+    truth: Tensor
+
+
+def pointing_loss(probes: Sequence[tuple[Tensor, Tensor]], targets: PointingTargets, weight: Tensor) -> Tensor:
+    """Mean of ``-log`` of the attention on the target rows; ``probes`` as in ``SequenceOutput``, ``weight [a]``.
+
+    Questions whose event was pruned away have no target and do not count.
+    """
+    right = torch.where(targets.truth[:, None], targets.event, targets.system)
+    counted = weight * right.any(1)
+    open_rows = targets.window | targets.system
+    # Finite, so that questions without a target row give no NaN.
+    total = weight.new_zeros(())
+    for query, key in probes:
+        taught = query.shape[0] // key.shape[0] * _TAUGHT_KEY_HEADS
+        heads = key[:_TAUGHT_KEY_HEADS].repeat_interleave(taught // _TAUGHT_KEY_HEADS, dim=0)
+        scores = torch.bmm(query[:taught], heads[:, : right.shape[1]].mT)
+        among = scores.masked_fill(~open_rows, -1e4).logsumexp(-1)
+        there = scores.masked_fill(~right, -1e4).logsumexp(-1)
+        total = total + ((among - there).mean(0) * counted).sum() / counted.sum().clamp(min=1e-6)
+    return total / max(1, len(probes))
+
+
 def tower_loss(model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid) -> Loss:
     """Dense labels on the tower's tokens."""
     visual = model.encode_frames([frame for example in examples for frame in patch_batches(example, grid)])
@@ -132,7 +200,7 @@ def window_loss(
     if len(asked.kinds):
         targets = _targets(asked, layouts, output.starts, rows, dense.hot)
         pointed = pointing_loss(output.probes, targets, _weight(asked.truth))
-    memory, recalled = _memory_loss(model, output.last, layouts, output.starts, examples)
+    memory, recalled = _memory_loss(model, output.last, layouts, output.starts)
     total = (
         _ANSWER_WEIGHT * answered
         + _POINTING_WEIGHT * pointed
@@ -254,13 +322,12 @@ def _memory_loss(
     hidden: Tensor,
     layouts: Sequence[SequenceLayout],
     starts: Sequence[int],
-    examples: Sequence[Example],
 ) -> tuple[Tensor, float]:
     """Cross-entropy of all answer tokens, and the share of right first words."""
     rows: list[int] = []
     words: list[int] = []
     first: list[int] = []
-    for layout, start, _ in zip(layouts, starts, examples, strict=True):
+    for layout, start in zip(layouts, starts, strict=True):
         for ask, row in zip(layout.asks, layout.starts, strict=True):
             if ask.answer:
                 begin = start + row + len(ask.question) - 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from cluster.lab.scenes import EVENT_KINDS, standing_question
 from cluster.lab.training.config import Settings, Shape
 from cluster.lab.training.example_loader import save_tower
 from cluster.lab.training.examples import Example, ValidationExamples
-from cluster.lab.training.loop import StageListener, StageRun, load_checkpoint
+from cluster.lab.training.loop import StageRun, TrainingListener, load_checkpoint
 from cluster.lab.training.loss import DenseHeads, margins
 from cluster.lab.training.pruning import picture_grid
 from cluster.lab.training.stages import FROZEN, TRAINING_STAGES, make_stage
@@ -116,16 +116,6 @@ _BEGINNING, _BEGINNING_SCENES = 50_000_000, 30
 _EXPORT_SCENES = 6
 
 
-class TrainingListener(StageListener, Protocol):
-    """Progress of a run."""
-
-    def stage_started(self, stage: str, step: int) -> None:
-        """A stage starts, or resumes at ``step``."""
-
-    def exported(self, folder: Path, kind: str) -> None:
-        """The model was written to ``folder`` in weights of type ``kind``."""
-
-
 def train(
     settings: Settings,
     folder: Path,
@@ -206,5 +196,5 @@ def load_stage_weights(path: Path, settings: Settings, model: TrainableModel, he
     """Load an earlier stage's weights, if any; its moving average if it is unfinished."""
     progress = load_checkpoint(path, {"shape": settings.shape})
     if progress is not None:
-        model.model.load_state_dict(progress.model if progress.done else progress.average)
-        heads.load_state_dict(progress.heads)
+        model.model.load_state_dict(progress["model" if progress["done"] else "average"])
+        heads.load_state_dict(progress["heads"])

@@ -20,16 +20,6 @@ from torch import Tensor
 from cluster.engine.window.planner import IntArray
 from cluster.lab.training.attention import BLOCK_ROWS, Block
 from cluster.models.base import FrameSpan, VisionLanguageModel
-from cluster.types import PatchGrid
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SequenceFrame:
-    """Time of a frame, and cells ``[t, 2]`` of its kept tokens."""
-
-    time_s: float
-    cells: IntArray
-    grid: PatchGrid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,11 +65,12 @@ class SequenceLayout:
 
 
 def lay_out_sequence(
-    model: VisionLanguageModel, frames: Sequence[SequenceFrame], context: IntArray, asks: Sequence[SequenceQuestion]
+    model: VisionLanguageModel, frames: Sequence[FrameSpan], context: IntArray, asks: Sequence[SequenceQuestion]
 ) -> SequenceLayout:
     """Lay out one sequence.
 
-    ``context`` ``[visual tokens]``: first frame each token attends to (its window's opening when it was computed).
+    ``frames``: with the cells of their kept tokens; ``context`` ``[visual tokens]``: first frame each token attends to
+    (its window's opening when it was computed).
 
     Raises:
         ValueError: a context or window outside the frames, or a context after its token.
@@ -108,7 +99,7 @@ def lay_out_sequence(
 
 
 def _positions(
-    model: VisionLanguageModel, head: int, frames: Sequence[SequenceFrame], asks: Sequence[SequenceQuestion]
+    model: VisionLanguageModel, head: int, frames: Sequence[FrameSpan], asks: Sequence[SequenceQuestion]
 ) -> tuple[Tensor, list[int]]:
     parts = [torch.arange(head).expand(3, -1), *model.window_positions(head, _spans(frames)).frames]
     row = head + sum(len(frame.cells) for frame in frames)
@@ -125,12 +116,10 @@ def _positions(
     return torch.cat(parts, dim=1), starts
 
 
-def _spans(frames: Sequence[SequenceFrame]) -> list[FrameSpan]:
+def _spans(frames: Sequence[FrameSpan]) -> list[FrameSpan]:
+    """The frames as a window that opens with the first."""
     opened = frames[0].time_s
-    return [
-        FrameSpan(frame.time_s - opened, slot, torch.from_numpy(frame.cells), frame.grid)
-        for slot, frame in enumerate(frames)
-    ]
+    return [FrameSpan(frame.time_s - opened, slot, frame.cells, frame.grid) for slot, frame in enumerate(frames)]
 
 
 def _corner(model: VisionLanguageModel, head: int, span: FrameSpan) -> Tensor:

@@ -9,24 +9,19 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.metrics import CONSECUTIVE, video_score
+from cluster.lab.evaluation.metrics import CONSECUTIVE, Bools, Floats, video_score
 from cluster.lab.scenes import EVENT_KINDS
-from cluster.lab.training.batch import dense_labels, patch_batches
 from cluster.lab.training.config import Settings, StageSettings
 from cluster.lab.training.example_loader import FrozenTowerExamples
 from cluster.lab.training.examples import Example, TowerExamples, ValidationExamples, WindowExamples
 from cluster.lab.training.labels import LABELS
-from cluster.lab.training.loss import DenseHeads, Loss, margins, tower_loss, window_loss
+from cluster.lab.training.loss import DenseHeads, Loss, dense_labels, margins, tower_loss, window_loss
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.trainable_model import TrainableModel
+from cluster.lab.training.trainable_model import TrainableModel, patch_batches
 from cluster.types import PatchGrid
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 def auc(scores: Floats, truth: Bools) -> float:

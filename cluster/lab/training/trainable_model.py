@@ -33,6 +33,7 @@ from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, pr
 from cluster.models.packed_attention import row_numbers
 from cluster.models.presets import initialise
 from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL
+from cluster.types import PatchGrid
 
 # Fixed parts of the prompt, one token each.
 PHRASES = (
@@ -98,6 +99,11 @@ def _quieten_blocks(model: TrainableModel) -> None:
         for name, parameter in nn.ModuleList(blocks).named_parameters():
             if name.endswith(("down_proj.weight", "attn.proj.weight", "o_proj.weight")):
                 parameter.mul_(gain)
+
+
+def patch_batches(example: Example, grid: PatchGrid) -> list[PatchBatch]:
+    """Frames of an example as the tower's input, including empty ones."""
+    return [PatchBatch(torch.from_numpy(f.patches), torch.from_numpy(f.cells), grid) for f in example.frames]
 
 
 # Patches per tower pass: on a CPU activations should fit into the caches.
@@ -172,7 +178,10 @@ class TrainableModel(Qwen25VL):
         windowed = PackedSequences.of(lengths.sort().values * unit).runs
         full = _pack_by_frame(frame_of[order], counts, unit).to(self.device)
         positions = self._patch_positions(cells[order].to(self.device))
-        cos, sin = (x[:, None, None].to(self.compute) for x in self._visual.rotary_pos_emb(self._empty, positions))
+        cos, sin = (
+            x[:, None, None].to(self.compute)
+            for x in self._visual.rotary_pos_emb(torch.empty(0, device=self.device), positions)
+        )
         order = order.to(self.device)
         back = torch.argsort(order)
 
@@ -242,10 +251,6 @@ class TrainableModel(Qwen25VL):
     def token_ids(self, text: str) -> list[int]:
         """Token ids of a text without special tokens."""
         return self._ids(text)
-
-    @property
-    def _empty(self) -> Tensor:
-        return torch.empty(0, device=self.device)
 
 
 def _fast_bfloat16(device: str) -> bool:

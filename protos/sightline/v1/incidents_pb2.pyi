@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Incident(_message.Message):
-    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note")
+    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question")
     ID_FIELD_NUMBER: _ClassVar[int]
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class Incident(_message.Message):
     CLIP_URL_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
     FOOTAGE_NOTE_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
     id: str
     camera: str
     kind: str
@@ -50,7 +51,8 @@ class Incident(_message.Message):
     clip_url: str
     clip: str
     footage_note: str
-    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ...) -> None: ...
+    question: str
+    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ...) -> None: ...
 
 class IncidentEvent(_message.Message):
     __slots__ = ("key", "event", "at_s", "incident", "missed", "quiet", "cause")
@@ -85,18 +87,20 @@ class Delivery(_message.Message):
     def __init__(self, event: _Optional[_Union[IncidentEvent, _Mapping]] = ..., sink: _Optional[str] = ..., state: _Optional[str] = ..., attempts: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ListIncidentsRequest(_message.Message):
-    __slots__ = ("camera", "subject", "only_open", "since_s", "limit")
+    __slots__ = ("camera", "subject", "only_open", "since_s", "limit", "scope")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     ONLY_OPEN_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     camera: str
     subject: str
     only_open: bool
     since_s: float
     limit: int
-    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ...) -> None: ...
+    scope: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ..., scope: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListIncidentsResponse(_message.Message):
     __slots__ = ("incidents",)
@@ -179,10 +183,12 @@ class FollowRequest(_message.Message):
     def __init__(self, cameras: _Optional[_Iterable[str]] = ..., open: _Optional[bool] = ...) -> None: ...
 
 class OutboxRequest(_message.Message):
-    __slots__ = ("dead",)
+    __slots__ = ("dead", "scope")
     DEAD_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     dead: int
-    def __init__(self, dead: _Optional[int] = ...) -> None: ...
+    scope: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dead: _Optional[int] = ..., scope: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SinkStatus(_message.Message):
     __slots__ = ("name", "kind", "waiting", "delivered", "failures", "dead", "trouble", "dropped")
@@ -223,12 +229,14 @@ class OutboxStatus(_message.Message):
     def __init__(self, sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ..., trouble: _Optional[str] = ..., unwritten: _Optional[int] = ..., trimmed: _Optional[int] = ..., lost: _Optional[int] = ..., answers_missed: _Optional[int] = ..., dead: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class ResendRequest(_message.Message):
-    __slots__ = ("sink", "key")
+    __slots__ = ("sink", "key", "scope")
     SINK_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     sink: str
     key: str
-    def __init__(self, sink: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+    scope: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sink: _Optional[str] = ..., key: _Optional[str] = ..., scope: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResendResponse(_message.Message):
     __slots__ = ("count",)

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from actors.cli import main
+from cluster.lab.evaluation.memory.settings import FULL, ours
 from cluster.lab.scenes.street_clips import make_clip
 
 SMALL = ("--window", "6", "--stride", "3", "--jobs", "1", "--model", "tiny-qwen2_5_vl")
@@ -55,7 +56,9 @@ def test_videos_with_questions_end_to_end_and_again(cli, videos):
     assert json.loads((cli.folder / "figures.json").read_text())["rows"] == body["rows"]
 
 
-def test_scenes_are_made_and_asked_about(cli):
+def test_scenes_are_made_and_asked_about(cli, monkeypatch):
+    """The whole grid is compared above."""
+    monkeypatch.setattr("cluster.lab.evaluation.memory.settings.memory_grid", lambda _: [FULL, ours(1 / 8)])
     done = cli("eval", "memory", "--scenes", "1", "--seconds", "60", "--per-kind", "2", *SMALL, "--json", "f.json")
     assert done.returncode == 0, done.stderr
     body = json.loads((cli.folder / "f.json").read_text())

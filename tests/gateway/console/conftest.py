@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from browsing import PATIENCE_MS, Wall
-
-from cluster.lab.bench.console import browser as open_browser
-from cluster.lab.bench.console_city import City
-from cluster.lab.bench.console_gateway import ConsoleGateway
+from console_bench import browser as open_browser
+from console_city import City
+from console_gateway import ConsoleGateway
 
 
 @pytest.fixture(scope="module")

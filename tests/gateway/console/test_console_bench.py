@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import console_bench as console
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.lab.bench import console
 from cluster.lab.bench.harness import main
 
 

@@ -7,10 +7,10 @@ import re
 
 import pytest
 from browsing import PATIENCE_MS, running, say_no, say_yes, until
+from console_city import City
+from console_gateway import ConsoleGateway
 from playwright.sync_api import expect
 
-from cluster.lab.bench.console_city import City
-from cluster.lab.bench.console_gateway import ConsoleGateway
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 from browsing import PATIENCE_MS, Wall, change, running, until, yes_of
+from console_city import City
+from console_gateway import ConsoleGateway
 from playwright.sync_api import expect
 
 from cluster.gateway.http.live import Event
-from cluster.lab.bench.console_city import City
-from cluster.lab.bench.console_gateway import ConsoleGateway
 from cluster.types import CameraStatus
 
 
@@ -72,15 +72,21 @@ def test_a_browser_that_slept_catches_up(own, open_page):
 
 
 def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):
-    page = open_page(f"{own.url}/")
+    page = open_page(f"{own.url}/", ready=None)
+    page.clock.install()
+    page.reload()
+    page.wait_for_selector(".live.live")
     banner = page.locator(".not-live")
     own.city.trouble = "the controller does not answer"
     own.publish([])
+    # It looks around every ten seconds.
+    page.clock.run_for(10_000)
     expect(banner).to_have_text(
         "Not current. The gateway cannot see the cameras: the controller does not answer", timeout=30_000
     )
     own.city.trouble = ""
     own.publish([])
+    page.clock.run_for(10_000)
     expect(banner).to_have_count(0, timeout=30_000)
 
 

@@ -1,8 +1,7 @@
 """How the part `cluster` judges windows; the cluster itself is what `bench faults --part cluster` runs."""
 
 import pytest
-
-from cluster.lab.bench.faults.cluster import FAULTS, Windows
+from process_faults import FAULTS, Windows
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gateway_attacks
 import pytest
 
 from cluster.errors import SightlineError
-from cluster.lab.bench.faults import gateway_attacks
 
 
 def test_an_attack_has_a_row(tmp_path) -> None:

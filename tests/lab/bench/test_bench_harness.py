@@ -5,7 +5,8 @@ import json
 import pytest
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.bench.harness import BENCHES, BenchResult, machine, main, table
+from cluster.lab.bench import harness
+from cluster.lab.bench.harness import BENCHES, IN_CHECKOUT, BenchResult, load_module, machine, main, table
 
 
 def test_table_aligns_and_shows_missing_values():
@@ -39,3 +40,11 @@ def test_every_bench_says_what_it_does(name, capsys):
 def test_a_place_that_cannot_be_written_is_told_before_the_bench_runs(tmp_path):
     with pytest.raises(SightlineError, match=r"cannot write .*: Is a directory; choose another place"):
         main(["window", "--json", str(tmp_path), "--clips", "/no/such/clip.mp4"])
+
+
+def test_test_tools_need_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "SUPPORT", tmp_path / "support")
+    for name in IN_CHECKOUT:
+        with pytest.raises(ConfigError, match=f"{name} needs a checkout of Sightline's source"):
+            load_module(name)
+    assert load_module("codec").run

@@ -46,7 +46,7 @@ def measured(clip: Path, tmp_path: Path, *options: str) -> dict[str, Any]:
 
 
 def test_every_compressor_is_held_to_the_cap_and_timed(clip: Path, tmp_path: Path) -> None:
-    found = measured(clip, tmp_path, "--part", "compress", "coverage", "--caps", "24")
+    found = measured(clip, tmp_path, "--part", "compress", "coverage", "--caps", "24", "--seconds", "18")
     assert found["figures"]["cap_violations"] == 0
     rows = {name: [row for row in found["rows"] if row["part"] == name] for name in ("compress", "coverage")}
     names = set(compressors.names()) - {"none"}
@@ -79,7 +79,7 @@ def test_cells_of_moving_objects_by_hand() -> None:
 def test_what_is_kept_of_objects_is_counted(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.lab.bench.memory.objects.TUNED", ())
     monkeypatch.setattr("cluster.lab.bench.memory.objects.HELD_OUT", (("street", 3),))
-    found = measured(clip, tmp_path, "--part", "objects", "--object-seconds", "30")
+    found = measured(clip, tmp_path, "--part", "objects", "--object-seconds", "20")
     assert {row["compressor"] for row in found["rows"]} == set(COMPARED)
     for row in found["rows"]:
         assert found["figures"][f"object_kept_{row['compressor']}_quarter"] == row["object_kept"]
@@ -106,7 +106,7 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "SHARES", (8,))
-    options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "120")
+    options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "90")
     found = measured(clip, tmp_path, *options)
     rows = {row["compressor"]: row for row in found["rows"]}
     assert rows.keys() == set(compressors.names()) - {"none"}
@@ -148,10 +148,10 @@ def test_infinipot_v_is_held_against_the_published_rule(
 
 
 def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path) -> None:
-    found = measured(clip, tmp_path, "--part", "cap", "--frames", "1200", "--leak-cap-mib", "2")
+    found = measured(clip, tmp_path, "--part", "cap", "--frames", "600", "--leak-cap-mib", "2")
     assert found["figures"]["cap_violations"] == 0
     assert "leak_at_ten_caps" in found["figures"]
-    assert found["rows"][-1]["frames"] == 1200
+    assert found["rows"][-1]["frames"] == 600
     assert found["rows"][-1]["compressions"] > 0
     assert all(0 < row["most_node_kib"] <= 2048 and row["most_host_kib"] <= 1024 for row in found["rows"])
     with pytest.raises(ConfigError, match="at least 100"):

@@ -30,7 +30,7 @@ def test_it_tells_what_every_process_takes_and_leaves_nothing_running() -> None:
     assert parts["replica", "thread engine"] > 0
     assert " 0 frames or windows lost" in result.notes[1]
     commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
-    assert not [command for command in commands if "streams_processes" in command]
+    assert not [command for command in commands if "push_processes" in command]
 
 
 def test_nothing_decoded_is_no_cost() -> None:

@@ -3,11 +3,11 @@
 import shutil
 import time
 
+import dashboards_bench as dashboards
 import pytest
+from dashboards_bench import Panel
 from prometheus_client import CollectorRegistry, Gauge
 
-from cluster.lab.bench import dashboards
-from cluster.lab.bench.dashboards import Panel
 from cluster.wire.metrics_server import MetricsServer
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")

@@ -8,12 +8,12 @@ import json
 import random
 
 import pytest
+from fuzz.bench import run, unexpected_in
+from fuzz.documents import DocumentCases
+from fuzz.http import HttpCases
+from fuzz.rpc import body, methods
 
 from cluster.errors import ConfigError
-from cluster.lab.bench.fuzz.bench import run, unexpected_in
-from cluster.lab.bench.fuzz.documents import DocumentCases
-from cluster.lab.bench.fuzz.http import HttpCases
-from cluster.lab.bench.fuzz.rpc import body, methods
 
 CASES = 2000
 
@@ -91,7 +91,7 @@ async def one_of(answer):
 
 
 def test_a_server_that_never_ends_is_found(monkeypatch):
-    from cluster.lab.bench.fuzz import http
+    from fuzz import http
 
     async def silent(reader, writer):
         await asyncio.sleep(30)

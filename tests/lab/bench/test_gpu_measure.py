@@ -30,9 +30,20 @@ def test_the_cameras_that_fit_a_stride_are_found(a_camera_s, fixed_s, most, expe
     assert found >= expected
 
 
-def test_everything_is_measured_on_a_cpu_too(capsys, tmp_path) -> None:
+def test_everything_is_measured_on_a_cpu_too(capsys, tmp_path, clip) -> None:
     file = tmp_path / "gpu.json"
-    options = ["--device", "cpu", "--model", "tiny-qwen2_5_vl", "--streams", "2", "--json", str(file)]
+    options = [
+        "--device",
+        "cpu",
+        "--model",
+        "tiny-qwen2_5_vl",
+        "--streams",
+        "2",
+        "--clip",
+        str(clip),
+        "--json",
+        str(file),
+    ]
     assert harness.main(["gpu", *options]) == 0
     shown = capsys.readouterr().out
     for figure in ("window_speedup", "prefill_mfu", "tower_mfu", "library_speedup"):

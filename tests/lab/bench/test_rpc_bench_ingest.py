@@ -22,4 +22,4 @@ def test_it_measures_and_leaves_nothing_running():
     assert all(row["packets"] == 64 for row in result.rows)
     assert all(figure > 0 for figure in result.figures.values())
     commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
-    assert not [command for command in commands if "ingest_processes" in command]
+    assert not [command for command in commands if "push_processes" in command]

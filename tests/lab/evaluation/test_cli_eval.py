@@ -1,10 +1,6 @@
 """``sightline eval accuracy`` as a user runs it, on made scenes and on footage laid out as UCF-Crime."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,15 +13,9 @@ from cluster.models import load_model
 from cluster.models.settings import FILE
 
 WINDOW = ("--window", "8", "--stride", "4", "--settings", "quick", "--jobs", "1")
-# Two heavy processes beside each other on two cores: minutes, where seconds are the rule.
+EVAL = ("eval", "accuracy")
+# Heavy work beside more of it on two cores: minutes, where seconds are the rule.
 pytestmark = pytest.mark.timeout(400)
-
-
-def sightline(folder, *arguments):
-    script = Path(sys.executable).with_name("sightline")
-    command = [str(script), "eval", "accuracy", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +37,9 @@ def scenes(tmp_path_factory):
     return folder
 
 
-def test_scenes_end_to_end_and_again(tmp_path, checkpoint, scenes):
+def test_scenes_end_to_end_and_again(cli, tmp_path, checkpoint, scenes):
     command = ("--scenes", scenes, "--validation", scenes, "--model", checkpoint, *WINDOW, "--json", "figures.json")
-    done = sightline(tmp_path, *command)
+    done = cli(*EVAL, *command)
     assert done.returncode == 0, done.stderr
     assert "skipped test-000009.mp4: its truth test-000009.json is missing" in done.stdout
     assert "codecsight pruning alone" in done.stdout
@@ -63,7 +53,7 @@ def test_scenes_end_to_end_and_again(tmp_path, checkpoint, scenes):
     # Validation and test are the same here, and one run's results are the next one's.
     lines = (out / "work.jsonl").read_text()
     assert len(lines.splitlines()) == 2 * 9
-    again = sightline(tmp_path, *command)
+    again = cli(*EVAL, *command)
     assert again.returncode == 0, again.stderr
     assert (out / "work.jsonl").read_text() == lines
     assert json.loads((tmp_path / "figures.json").read_text())["figures"] == body["figures"]
@@ -90,10 +80,10 @@ def footage(tmp_path_factory):
     return root
 
 
-def test_footage_in_ucf_crimes_layout_brings_its_own_questions(tmp_path, footage):
+def test_footage_in_ucf_crimes_layout_brings_its_own_questions(cli, tmp_path, footage):
     """A model that was trained on no scenes will do."""
     command = ("--dataset", footage, "--layout", "ucf-crime", "--model", "tiny-qwen2_5_vl", *WINDOW)
-    done = sightline(tmp_path, *command, "--json", "ucf.json")
+    done = cli(*EVAL, *command, "--json", "ucf.json")
     assert done.returncode == 0, done.stderr
     assert "skipped Normal_Videos_006_x264.mp4" in done.stdout
     body = json.loads((tmp_path / "ucf.json").read_text())
@@ -101,15 +91,15 @@ def test_footage_in_ucf_crimes_layout_brings_its_own_questions(tmp_path, footage
     assert any("3 of layout ucf-crime, 2 events" in note for note in body["notes"])
 
 
-def test_nothing_left_is_a_failure(tmp_path, footage):
-    done = sightline(tmp_path, "--dataset", footage, "--model", "tiny-qwen2_5_vl", "--window", "60", "--jobs", "1")
+def test_nothing_left_is_a_failure(cli, footage):
+    done = cli(*EVAL, "--dataset", footage, "--model", "tiny-qwen2_5_vl", "--window", "60", "--jobs", "1")
     assert done.returncode != 0
     assert "is left in" in done.stderr
     assert "shorter than a window" in done.stderr
 
 
-def test_a_checkpoint_of_other_questions_ends_before_the_first_window(tmp_path, scenes):
-    done = sightline(tmp_path, "--scenes", scenes, "--model", "tiny-qwen2_5_vl", *WINDOW)
+def test_a_checkpoint_of_other_questions_ends_before_the_first_window(cli, tmp_path, scenes):
+    done = cli(*EVAL, "--scenes", scenes, "--model", "tiny-qwen2_5_vl", *WINDOW)
     assert done.returncode == 2
     assert "does not say which questions it was trained on" in done.stderr
     assert not (tmp_path / "out" / "accuracy" / "work.jsonl").exists()
@@ -130,7 +120,7 @@ def test_a_checkpoint_of_other_questions_ends_before_the_first_window(tmp_path, 
 def test_wrong_command_lines_say_what_is_wrong(tmp_path, monkeypatch, capsys, arguments, reason):
     # In this process: each on its own would load torch anew.
     monkeypatch.chdir(tmp_path)
-    assert main(["eval", "accuracy", *arguments]) in (1, 2)
+    assert main([*EVAL, *arguments]) in (1, 2)
     said = capsys.readouterr().err
     assert reason in said
     assert "Traceback" not in said

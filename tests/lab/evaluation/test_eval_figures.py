@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import ModelError
-from cluster.lab.evaluation.charts import make_charts
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.metrics import window_truth
+from cluster.lab.evaluation.page import make_charts, make_page
 from cluster.lab.evaluation.report import (
     check_questions,
     choose_setting,
@@ -24,7 +24,6 @@ from cluster.lab.evaluation.report import (
     within_bound,
 )
 from cluster.lab.evaluation.settings import WindowShape, codecsight, full_computation, ours
-from cluster.lab.evaluation.tables import make_page
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_page
 from cluster.models import load_model

@@ -8,8 +8,15 @@ import math
 import pytest
 from PIL import Image, ImageDraw
 
-from cluster.lab.report.records import CameraRecord, ComparedWindow, Cost, LiveWindow, Report, SampleFrame
-from cluster.lab.report.truth import EventInterval
+from cluster.lab.report.records import (
+    CameraRecord,
+    ComparedWindow,
+    Cost,
+    EventInterval,
+    LiveWindow,
+    Report,
+    SampleFrame,
+)
 from cluster.types import Question
 
 QUESTIONS = (

@@ -74,8 +74,8 @@ def test_an_svg_follows_the_page_or_its_own_light_and_dark():
 
 
 def test_nothing_loads_matplotlib_before_a_chart_is_drawn():
-    modules = "cluster.lab.report.render, cluster.lab.planning.report, cluster.lab.evaluation.tables, actors.cli"
-    modules += ", loadtest.report.render, loadtest.city.report"
+    modules = "cluster.lab.report.render, cluster.lab.planning.report, cluster.lab.evaluation.page, actors.cli"
+    modules += ", loadtest.report, loadtest.city.report"
     code = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["False"]

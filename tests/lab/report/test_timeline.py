@@ -4,8 +4,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from cluster.lab.report.charts import COLOR, get_tooltips, svg
+from cluster.lab.report.records import EventInterval
 from cluster.lab.report.timeline import compared_timeline, live_timeline
-from cluster.lab.report.truth import EventInterval
 from cluster.types import Question
 
 MARKS = {COLOR["good"]: "right", COLOR["bad"]: "wrong", COLOR["soft"]: "open", COLOR["line"]: "plain"}

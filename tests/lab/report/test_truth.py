@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lab.report.records import LiveWindow
-from cluster.lab.report.truth import Tally, alerts, tally, verdict
+from cluster.lab.report.records import LiveWindow, Tally, alerts, tally, verdict
 from cluster.types import Question
 
 QUESTION = Question("q", "?", threshold=0.6)

@@ -2,36 +2,25 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from cluster.lab.scenes.truth import truth_path
 
-SIGHTLINE = str(Path(sys.executable).with_name("sightline"))
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
 
-
-def run(*arguments):
-    command = [SIGHTLINE, "scenes", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
-
-
-def test_make_then_show(tmp_path):
-    out = tmp_path / "deep" / "scenes"
+def test_make_then_show(cli):
+    out = cli.folder / "deep" / "scenes"
     command = ("make", "--out", out, "--count", 1, "--seed", 4, "--split", "train", "--event", "fight")
     command += ("--seconds", 24, "--jobs", 1, "--sheet")
-    done = run(*command)
+    done = cli("scenes", *command)
     assert done.returncode == 0, done.stderr
     assert "1 scene made: " in done.stdout
     assert (out / "sheet.png").stat().st_size > 10_000
-    again = run(*command)
+    again = cli("scenes", *command)
     assert "0 scenes made, 1 were there already" in again.stdout
     for name in ("train-400000.mp4", "train-400000.json"):
-        shown = run("show", out / name)
+        shown = cli("scenes", "show", out / name)
         assert shown.returncode == 0, shown.stderr
         assert "train-400000, 24 s" in shown.stdout
         assert any("Are people fighting?" in line and "yes" in line for line in shown.stdout.splitlines())
@@ -52,50 +41,25 @@ def test_make_then_show(tmp_path):
         (["show", "."], "is a directory; name one clip in it"),
     ],
 )
-def test_wrong_command_lines_end_with_one_sentence(arguments, says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = run(*arguments)
+def test_wrong_command_lines_end_with_one_sentence(cli, arguments, says):
+    done = cli("scenes", *arguments)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.glob("x/*.mp4"))
-
-
-def gone(group, within_s=10):
-    """Whether every process of a group ends."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
-    return False
+    assert not list(cli.folder.glob("x/*.mp4"))
 
 
 @pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["to all, as a terminal does", "to the parent alone"])
-def test_ctrl_c_leaves_whole_clips_and_no_process(tmp_path, send):
-    out = tmp_path / "scenes"
-    arguments = ["make", "--out", str(out), "--count", "50", "--seconds", "24", "--jobs", "2"]
-    process = subprocess.Popen(
-        [SIGHTLINE, "scenes", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 90
-        while not list(out.glob("*.mp4")) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        send(process.pid, signal.SIGINT)
-        assert process.wait(20) == 130
-        assert "Traceback" not in process.stderr.read()
-        assert gone(process.pid)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+def test_ctrl_c_leaves_whole_clips_and_no_process(cli, send):
+    out = cli.folder / "scenes"
+    process, log = cli.start("scenes", "make", "--out", out, "--count", "50", "--seconds", "24", "--jobs", "2")
+    deadline = time.monotonic() + 90
+    while not list(out.glob("*.mp4")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    send(process.pid, signal.SIGINT)
+    assert process.wait(20) == 130
+    assert "Traceback" not in log.read_text()
+    assert cli.orphans() == []
     clips = list(out.glob("*.mp4"))
     assert clips
     assert all(truth_path(clip).exists() for clip in clips)

@@ -11,11 +11,10 @@ from transformers import AutoTokenizer
 
 from cluster.errors import ConfigError
 from cluster.lab.scenes import EVENT_KINDS, phrasings, standing_question
-from cluster.lab.training.batch import patch_batches
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, ValidationExamples
 from cluster.lab.training.run import export, load_mean_weights
-from cluster.lab.training.trainable_model import TrainableModel, demo_tokenizer
+from cluster.lab.training.trainable_model import TrainableModel, demo_tokenizer, patch_batches
 from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
 from cluster.types import PatchGrid

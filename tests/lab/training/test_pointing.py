@@ -7,8 +7,7 @@ import torch
 
 from cluster.lab.training.attention import Block, decoder_layer, probe_attention
 from cluster.lab.training.examples import Example
-from cluster.lab.training.labels import PointingTargets, pointing_loss
-from cluster.lab.training.loss import DenseHeads, window_loss
+from cluster.lab.training.loss import DenseHeads, PointingTargets, pointing_loss, window_loss
 
 # Rows: one of the system prompt, three visual ones, of which the second shows the event.
 WINDOW = torch.tensor([[False, True, True, True]])

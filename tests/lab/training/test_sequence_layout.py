@@ -10,13 +10,13 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.scenes import EVENT_KINDS, make_scene, standing_question
-from cluster.lab.training.batch import patch_batches
 from cluster.lab.training.config import Shape
 from cluster.lab.training.examples import Example, ExampleQuestion
 from cluster.lab.training.loss import margins
 from cluster.lab.training.pruning import ImageDegradation, Pruning, make_sampled_picture, prune_samples, render_samples
-from cluster.lab.training.sequence_layout import SequenceFrame, SequenceQuestion, lay_out_sequence
-from cluster.lab.training.trainable_model import TrainableModel
+from cluster.lab.training.sequence_layout import SequenceQuestion, lay_out_sequence
+from cluster.lab.training.trainable_model import TrainableModel, patch_batches
+from cluster.models.base import FrameSpan
 from cluster.types import FrameSample, PatchGrid, Question, StreamSpec
 from cluster.vision.sampler import PatchSampler
 
@@ -109,10 +109,8 @@ def test_rows_see_their_context_and_nothing_else(trainable: TrainableModel, grid
     rng = np.random.default_rng(1)
     counts = [grid.tokens, 0, 5, 9, grid.tokens, 3, 7]
     every = np.argwhere(np.ones((grid.group_rows, grid.group_cols), bool))
-    frames = [
-        SequenceFrame(0.1 + i, np.sort(rng.choice(len(every), n, replace=False)), grid) for i, n in enumerate(counts)
-    ]
-    frames = [SequenceFrame(f.time_s, every[f.cells], grid) for f in frames]
+    kept = [every[np.sort(rng.choice(len(every), n, replace=False))] for n in counts]
+    frames = [FrameSpan(0.1 + i, i, torch.from_numpy(cells), grid) for i, cells in enumerate(kept)]
     frame_of = np.repeat(np.arange(len(counts)), counts)
     context = np.array([rng.integers(0, f + 1) for f in frame_of])
     asks = [
@@ -150,7 +148,7 @@ def test_a_question_stands_as_far_from_its_windows_frames_as_in_a_window_of_its_
     trainable: TrainableModel, grid: PatchGrid
 ) -> None:
     every = np.argwhere(np.ones((grid.group_rows, grid.group_cols), bool))
-    frames = [SequenceFrame(0.3 + i, every, grid) for i in range(9)]
+    frames = [FrameSpan(0.3 + i, i, torch.from_numpy(every), grid) for i in range(9)]
     zeros = np.zeros(9 * len(every), np.int64)
     ask = SequenceQuestion(5, 9, [3, 4, 5])
     whole = lay_out_sequence(trainable, frames, zeros, [ask])
@@ -165,7 +163,7 @@ def test_a_question_stands_as_far_from_its_windows_frames_as_in_a_window_of_its_
 
 
 def test_what_lies_outside_is_refused(trainable: TrainableModel, grid: PatchGrid) -> None:
-    frames = [SequenceFrame(float(i), np.array([[0, 0]]), grid) for i in range(2)]
+    frames = [FrameSpan(float(i), i, torch.tensor([[0, 0]]), grid) for i in range(2)]
     with pytest.raises(ValueError, match="context"):
         lay_out_sequence(trainable, frames, np.array([0, 2]), [])
     with pytest.raises(ValueError, match="window"):

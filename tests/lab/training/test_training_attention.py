@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from cluster.lab.training.attention import PackedSequences, blocked_attention, packed_attention
-from cluster.lab.training.batch import example_layout, patch_batches
 from cluster.lab.training.examples import Example
-from cluster.lab.training.trainable_model import TrainableModel
+from cluster.lab.training.loss import example_layout
+from cluster.lab.training.trainable_model import TrainableModel, patch_batches
 from cluster.types import PatchGrid
 
 

@@ -38,10 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Measure all contestants on all clips at once, one clip a stream."""
-    import torch
-
-    if args.threads:
-        torch.set_num_threads(args.threads)
     chosen = [CONTESTANTS[name] for name in args.only or CONTESTANTS]
     check(chosen)
     model = load_model(args.model, device=args.device, dtype=args.dtype)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
-from cluster.lab.bench.harness import BenchResult, Part, run_parts
+from cluster.lab.bench.harness import BenchResult, Part, load_module, run_parts
 
 PARTS: dict[str, str] = {
     "positions": "positions_wrong: every token's (t, row, col) against the published rule written by hand",
@@ -22,7 +21,8 @@ PARTS: dict[str, str] = {
     "decoder": "decoder_bomb_mb: growth of a decoder by hostile streams",
     "delay": "other_camera_delay_ms: a load while another camera's write takes 1.5 s",
 }
-"""Part -> its figure and what it is; each is the module of that name here, with ``measure(seed) -> Part``."""
+"""Part -> its figure and what it is; each is a module with ``measure(seed) -> Part``, of that name here or
+``IN_CHECKOUT``."""
 
 GOALS: dict[str, tuple[str, float]] = {
     "positions_wrong": ("<=", 0.0),
@@ -59,5 +59,5 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 def _measure(name: str, args: argparse.Namespace) -> Part:
     options = {"names": args.fault, "repeat": args.repeat, "folder": args.folder} if name == "cluster" else {}
-    part: Part = import_module(f"cluster.lab.bench.faults.{name}").measure(args.seed, **options)
+    part: Part = load_module(f"faults.{name}").measure(args.seed, **options)
     return part

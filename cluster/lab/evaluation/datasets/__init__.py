@@ -28,10 +28,6 @@ VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".t
 _END_SLACK_S = 1.0
 
 
-class UnreadableVideoError(Exception):
-    """The file cannot be played to its end; the message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
     """``fps``: mean frame rate; ``seconds``: length."""
@@ -46,32 +42,32 @@ def probe_video(path: Path) -> VideoFacts:
     """Open the file, decode its first picture and find its end.
 
     Raises:
-        UnreadableVideoError: missing, empty, not a video, no decodable picture, or truncated.
+        ConfigError: missing, empty, not a video, no decodable picture, or truncated.
     """
     try:
         if path.stat().st_size == 0:
-            raise UnreadableVideoError("empty file (0 bytes)")
+            raise ConfigError("empty file (0 bytes)")
         with av.open(str(path)) as container:
             return _probe(container)
     except (av.FFmpegError, OSError) as error:
-        raise UnreadableVideoError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _probe(container: InputContainer) -> VideoFacts:
     if not container.streams.video:
-        raise UnreadableVideoError("holds no video stream")
+        raise ConfigError("holds no video stream")
     stream = container.streams.video[0]
     first = next(container.decode(stream), None)
     if first is None:
-        raise UnreadableVideoError("holds no picture")
+        raise ConfigError("holds no picture")
     fps = float(stream.average_rate or stream.guessed_rate or 0)
     if fps <= 0:
-        raise UnreadableVideoError("states no frame rate")
+        raise ConfigError("states no frame rate")
     start = first.time or 0.0
     stated = _stated_seconds(container, stream)
     end = _last_packet_s(container, stream, start + stated if stated is not None else None) + 1 / fps
     if stated is not None and start + stated - end > _END_SLACK_S:
-        raise UnreadableVideoError(f"truncated: ends after {end - start:.1f} of {stated:.1f} s")
+        raise ConfigError(f"truncated: ends after {end - start:.1f} of {stated:.1f} s")
     return VideoFacts(stream.width, stream.height, fps, end - start)
 
 
@@ -185,16 +181,16 @@ def collect_or_skip(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple
     for path, where, make in parts:
         try:
             found.append(make())
-        except (ConfigError, UnreadableVideoError) as error:
+        except ConfigError as error:
             skipped.append(SkippedVideo(path, f"{where}{error}"))
     return found, skipped
 
 
 def probe_min_length(path: Path, min_seconds: float) -> VideoFacts:
-    """Like ``probe_video``, but raises ``UnreadableVideoError`` for shorter videos too."""
+    """Like ``probe_video``, but raises ``ConfigError`` for shorter videos too."""
     facts = probe_video(path)
     if facts.seconds < min_seconds:
-        raise UnreadableVideoError(f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
+        raise ConfigError(f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
     return facts
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SightlineError
-from cluster.lab.evaluation.replay import video_samples
 from cluster.lab.evaluation.settings import WindowShape
+from cluster.lab.report.compare import video_samples
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.tiers.arena import Arena

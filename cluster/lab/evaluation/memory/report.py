@@ -17,8 +17,8 @@ from cluster.lab.evaluation.memory.run import MemoryResults
 from cluster.lab.evaluation.memory.score import Space, credit
 from cluster.lab.evaluation.memory.settings import FULL, MemorySetting, ours
 from cluster.lab.evaluation.metrics import Estimate
+from cluster.lab.evaluation.page import report_page
 from cluster.lab.evaluation.report import format_estimate, format_number, report_json
-from cluster.lab.evaluation.tables import report_page
 from cluster.lab.report.charts import Axis, Point, Series, chart
 from cluster.lab.report.page import Page, Section, Table
 from cluster.models.base import VisionLanguageModel

@@ -113,9 +113,9 @@ def evaluate_memory(
                 else:
                     runs[clip.footage.name, setting] = run
         to_record = list(dict.fromkeys(clip for clip, _ in tasks))
-        resumed = done = len(runs)
+        done = len(runs)
         total = done + len(to_record) + len(tasks)
-        on_progress(Progress(done, total, resumed, ""))
+        on_progress(Progress(done, total, ""))
         for clip, failure in workers.do(_record, to_record):
             name = clip.footage.name
             done += 1
@@ -123,12 +123,12 @@ def evaluate_memory(
                 skipped[name] = SkippedVideo(clip.footage.path, failure)
                 total -= sum(each is clip for each, _ in tasks)
                 tasks = [task for task in tasks if task[0] is not clip]
-            on_progress(Progress(done, total, resumed, name))
+            on_progress(Progress(done, total, name))
         for (clip, setting), run in workers.do(_answer, tasks):
             done += 1
             file.add(clip.key(setting), run.to_json())
             runs[clip.footage.name, setting] = run
-            on_progress(Progress(done, total, resumed, clip.footage.name))
+            on_progress(Progress(done, total, clip.footage.name))
     kept = tuple(clip for clip in footage if clip.name not in skipped)
     if not kept:
         raise all_skipped_error("clips", len(footage), skipped)

@@ -1,31 +1,33 @@
 {{/* The configuration of both Serve applications: the user's, with what the chart decides laid over it. */}}
 {{- define "sightline.configuration" -}}
 {{- $security := dict "internal_tls" dict -}}
-{{- if .Values.gateway.tokens.secretName -}}
+{{- $secrets := include "sightline.secrets" . | fromYaml -}}
+{{- if $secrets.tokens -}}
 {{- $_ := set $security "tokens_file" (printf "/etc/sightline/tokens/%s" .Values.gateway.tokens.key) -}}
 {{- else -}}
 {{- $_ := set $security "allow_unauthenticated" true -}}
 {{- end -}}
-{{- if .Values.gateway.tls.secretName -}}
+{{- if $secrets.tls -}}
 {{- $tls := dict "certificate" "/etc/sightline/tls/tls.crt" "key" "/etc/sightline/tls/tls.key" -}}
 {{- if .Values.gateway.tls.clientCertificates -}}
 {{- $_ := set $tls "client_ca" "/etc/sightline/tls/ca.crt" -}}
 {{- end -}}
 {{- $_ := set $security "tls" $tls -}}
 {{- end -}}
-{{- if .Values.internalTls.secretName -}}
+{{- if $secrets.internalTls -}}
 {{- $inside := "/etc/sightline/internal-tls" -}}
 {{- $_ := set $security "internal_tls" (dict "certificate" (printf "%s/tls.crt" $inside) "key" (printf "%s/tls.key" $inside) "ca" (printf "%s/ca.crt" $inside) "name" .Values.internalTls.name) -}}
 {{- else -}}
 {{- $_ := unset $security "internal_tls" -}}
 {{- $_ := set $security "allow_plain_inside" true -}}
 {{- end -}}
-{{- if .Values.memoryKey.secretName -}}
+{{- if $secrets.memoryKey -}}
 {{- $_ := set $security "memory_key_file" (printf "/etc/sightline/memory-key/%s" .Values.memoryKey.key) -}}
 {{- end -}}
 {{- $cluster := dict
       "decoders" (mul .Values.decoders.pods .Values.decoders.perPod)
       "replicas" (mul .Values.replicas.pods (include "sightline.replicasPerPod" . | int))
+      "state_dir" "/var/lib/sightline"
       "placement" (dict "control" "sightline_control" "decoder" "sightline_decoder" "replica" "sightline_replica") -}}
 {{- $own := dict
       "gateway" (dict "host" "0.0.0.0" "port" .Values.gateway.grpcPort "metrics_port" .Values.gateway.httpPort)
@@ -37,13 +39,22 @@
 {{- $_ := set $own "tiers" (dict "redis_url" (printf "redis://:${KV_REDIS_PASSWORD}@%s-kv-redis:6379/0" (include "sightline.fullname" .))) -}}
 {{- end -}}
 {{- $default := dict "model" (dict "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0))) -}}
-{{- toYaml (mergeOverwrite $default (deepCopy .Values.config) $own) -}}
+{{- toYaml (mergeOverwrite $default (deepCopy .Values.config | default (include "sightline.demo" . | fromYaml)) $own) -}}
+{{- end -}}
+
+{{/* Without a configuration: the bundled model on a clip of it, so that one sees something. */}}
+{{- define "sightline.demo" -}}
+model: {name: demo, threads: 2}
+sampling: {anchor_interval_s: 4}
+window: {length_s: 20, stride_s: 4}
+questions: [{id: intrusion, text: "Is someone inside the marked zone?", threshold: 0.12}]
+cameras: [{name: entrance, source: "demo://gate", source_options: {loop: true, realtime: true}}]
 {{- end -}}
 
 {{/* What Ray Serve is told. A change restarts what reads it: the replicas, and with them the model, only if it is theirs. */}}
 {{- define "sightline.serve" -}}
 {{- $all := include "sightline.configuration" . | fromYaml -}}
-{{- $replicas := omit (deepCopy $all) "cameras" "questions" "alerts" "clips" "gateway" "kubernetes" -}}
+{{- $replicas := omit (deepCopy $all) "cameras" "questions" "sampling" "pruning" "window" "source" "alerts" "clips" "gateway" "kubernetes" -}}
 {{- $_ := set $replicas "cluster" (omit $replicas.cluster "decoders") -}}
 proxy_location: Disabled
 applications:

@@ -26,6 +26,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}{{ else }}{{ .image.repository }}:{{ $tag }}{{ end -}}
 {{- end -}}
 
+{{/* Part -> name of its Secret and whether the chart makes it (secrets.yaml), of the parts in use. */}}
+{{- define "sightline.secrets" -}}
+{{- $values := .Values -}}{{- $gateway := .Values.gateway -}}
+{{- $redis := or $values.kvRedis.enabled (ne (dig "tiers" "redis_url" "" $values.config) "") -}}
+{{- $used := dict
+      "tokens" (list (not $gateway.allowUnauthenticated) $gateway.tokens.secretName)
+      "tls" (list (not $gateway.allowPlaintext) $gateway.tls.secretName)
+      "internalTls" (list (not $values.internalTls.allowPlain) $values.internalTls.secretName)
+      "memoryKey" (list $redis $values.memoryKey.secretName)
+      "kvRedis" (list $values.kvRedis.enabled $values.kvRedis.secretName)
+      "gcsRedis" (list $values.gcsRedis.enabled $values.gcsRedis.secretName) -}}
+{{- range $part, $each := $used -}}
+{{- $own := index $each 1 -}}
+{{- if or (index $each 0) $own }}
+{{ $part }}:
+  name: {{ $own | default (printf "%s-%s" (include "sightline.fullname" $) (kebabcase $part)) }}
+  made: {{ not $own }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "sightline.replicasPerPod" -}}
 {{- max 1 (int .Values.replicas.gpusPerPod) -}}
 {{- end -}}

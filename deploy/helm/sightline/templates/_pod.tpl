@@ -4,6 +4,7 @@ Ray starts the processes in it, so there is one container; its readiness is the 
 */}}
 {{- define "sightline.pod" -}}
 {{- $root := .root -}}{{- $values := .root.Values -}}
+{{- $secrets := include "sightline.secrets" .root | fromYaml -}}
 {{- $control := eq .component "control" -}}
 {{- $replica := eq .component "replica" -}}
 {{- $node := dict "path" "/api/healthz" "port" 52365 -}}
@@ -12,6 +13,10 @@ metadata:
   labels:
     {{- include "sightline.selector" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}
+  {{- with $values.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
   serviceAccountName: {{ include "sightline.fullname" $root }}-{{ ternary "control" "worker" $control }}
   automountServiceAccountToken: {{ and $control $values.cameras.enabled }}
@@ -33,6 +38,9 @@ spec:
   tolerations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+  {{- with .settings.scheduling }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   {{- if and $replica .settings.runtimeClassName }}
   runtimeClassName: {{ .settings.runtimeClassName }}
   {{- end }}
@@ -44,6 +52,7 @@ spec:
         {{- include "sightline.containerSecurity" $root | nindent 8 }}
       env:
         {{- include "sightline.environment" $root | nindent 8 }}
+        - {name: HF_HOME, value: {{ if and $replica (include "sightline.modelCache" $root) }}/var/cache/sightline{{ else }}/tmp{{ end }}/huggingface}
       ports:
         {{- if eq .component "head" }}
         - {name: gcs-server, containerPort: 6379}
@@ -61,7 +70,7 @@ spec:
         # The kubelet has no certificate to show.
         tcpSocket: {port: http}
         {{- else if $control }}
-        httpGet: {path: /healthz, port: http, scheme: {{ ternary "HTTPS" "HTTP" (ne $values.gateway.tls.secretName "") }}}
+        httpGet: {path: /healthz, port: http, scheme: {{ ternary "HTTPS" "HTTP" (hasKey $secrets "tls") }}}
         {{- else }}
         httpGet: {{- toYaml $node | nindent 10 }}
         {{- end }}
@@ -86,21 +95,27 @@ spec:
         - {name: shared-mem, mountPath: /dev/shm}
         {{- if $control }}
         - {name: data, mountPath: /var/lib/sightline}
-        {{- if $values.gateway.tokens.secretName }}
+        {{- if $secrets.tokens }}
         - {name: tokens, mountPath: /etc/sightline/tokens, readOnly: true}
         {{- end }}
-        {{- if $values.gateway.tls.secretName }}
+        {{- if $secrets.tls }}
         - {name: tls, mountPath: /etc/sightline/tls, readOnly: true}
         {{- end }}
         {{- end }}
-        {{- if and $values.internalTls.secretName (ne .component "head") }}
+        {{- if and $secrets.internalTls (ne .component "head") }}
         - {name: internal-tls, mountPath: /etc/sightline/internal-tls, readOnly: true}
         {{- end }}
-        {{- if and $values.memoryKey.secretName (or $control $replica) }}
+        {{- if and $secrets.memoryKey (or $control $replica) }}
         - {name: memory-key, mountPath: /etc/sightline/memory-key, readOnly: true}
         {{- end }}
         {{- if and $values.models.existingClaim (or $control $replica) }}
         - {name: models, mountPath: /models, readOnly: true}
+        {{- end }}
+        {{- if and $replica (include "sightline.modelCache" $root) }}
+        - {name: model-cache, mountPath: /var/cache/sightline}
+        {{- end }}
+        {{- with $values.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
         {{- end }}
   volumes:
     - {name: tmp, emptyDir: {sizeLimit: 20Gi}}
@@ -112,28 +127,40 @@ spec:
     {{- else }}
     - {name: data, emptyDir: {sizeLimit: {{ $values.control.persistence.size }}}}
     {{- end }}
-    {{- with $values.gateway.tokens.secretName }}
-    - {name: tokens, secret: {secretName: {{ . }}, defaultMode: 0440}}
+    {{- with $secrets.tokens }}
+    - name: tokens
+      secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ $values.gateway.tokens.key }}, path: {{ $values.gateway.tokens.key }}}]}
     {{- end }}
-    {{- with $values.gateway.tls.secretName }}
-    - {name: tls, secret: {secretName: {{ . }}, defaultMode: 0440}}
+    {{- with $secrets.tls }}
+    - {name: tls, secret: {secretName: {{ .name }}, defaultMode: 0440}}
     {{- end }}
     {{- end }}
-    {{- if and $values.internalTls.secretName (ne .component "head") }}
-    - {name: internal-tls, secret: {secretName: {{ $values.internalTls.secretName }}, defaultMode: 0440}}
+    {{- if and $secrets.internalTls (ne .component "head") }}
+    - {name: internal-tls, secret: {secretName: {{ $secrets.internalTls.name }}, defaultMode: 0440}}
     {{- end }}
-    {{- if and $values.memoryKey.secretName (or $control $replica) }}
-    - {name: memory-key, secret: {secretName: {{ $values.memoryKey.secretName }}, defaultMode: 0440}}
+    {{- if and $secrets.memoryKey (or $control $replica) }}
+    - {name: memory-key, secret: {secretName: {{ $secrets.memoryKey.name }}, defaultMode: 0440}}
     {{- end }}
     {{- if and $values.models.existingClaim (or $control $replica) }}
     - {name: models, persistentVolumeClaim: {claimName: {{ $values.models.existingClaim }}, readOnly: true}}
     {{- end }}
+    {{- if and $replica (include "sightline.modelCache" $root) }}
+    - {name: model-cache, persistentVolumeClaim: {claimName: {{ include "sightline.fullname" $root }}-model-cache}}
+    {{- end }}
+    {{- with $values.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{/* Not empty: the model is fetched by its hub id, and kept on a claim so that a restart does not fetch it again. */}}
+{{- define "sightline.modelCache" -}}
+{{- $model := dig "model" "name" "" .Values.config -}}
+{{- if and .Values.models.cache.enabled (contains "/" $model) (not (hasPrefix "/" $model)) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* Environment of every Sightline process. The RAY_ flags are those of actors/session.py. */}}
 {{- define "sightline.environment" -}}
 - {name: HOME, value: /tmp}
-- {name: HF_HOME, value: /tmp/huggingface}
 # Processes write to the container's output, where the cluster's log collector finds it.
 - {name: RAY_LOG_TO_STDERR, value: "1"}
 - {name: RAY_SERVE_ENABLE_DIRECT_INGRESS, value: "0"}
@@ -148,7 +175,7 @@ spec:
 - {name: MKL_NUM_THREADS, value: "1"}
 {{- if .Values.kvRedis.enabled }}
 - name: KV_REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ .Values.kvRedis.secretName }}, key: {{ .Values.kvRedis.passwordKey }}}}
+  valueFrom: {secretKeyRef: {name: {{ (include "sightline.secrets" . | fromYaml).kvRedis.name }}, key: {{ .Values.kvRedis.passwordKey }}}}
 {{- end }}
 {{- range $name, $value := .Values.env }}
 - {name: {{ $name }}, value: {{ $value | quote }}}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cluster.lab.evaluation.datasets import UnreadableVideoError, probe_video
+from cluster.errors import ConfigError
+from cluster.lab.evaluation.datasets import probe_video
 
 
 @pytest.mark.parametrize("container", ["mp4", "avi", "mkv", "ts"])
@@ -17,16 +18,16 @@ def test_size_rate_and_length(tmp_path, write_video, container, fps):
 def test_half_a_file_is_not_a_video(tmp_path, write_video):
     path = write_video(tmp_path / "clip.mkv", 6)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(UnreadableVideoError, match=r"truncated: ends after \d\.\d of 6\.0 s"):
+    with pytest.raises(ConfigError, match=r"truncated: ends after \d\.\d of 6\.0 s"):
         probe_video(path)
 
 
 def test_no_file_no_bytes_no_video(tmp_path, write_video):
-    with pytest.raises(UnreadableVideoError, match="No such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         probe_video(tmp_path / "nothing.mp4")
     (tmp_path / "empty.mp4").touch()
-    with pytest.raises(UnreadableVideoError, match=r"empty file \(0 bytes\)"):
+    with pytest.raises(ConfigError, match=r"empty file \(0 bytes\)"):
         probe_video(tmp_path / "empty.mp4")
     (tmp_path / "text.mp4").write_text("not a video\n" * 100)
-    with pytest.raises(UnreadableVideoError, match="cannot be read: Invalid data"):
+    with pytest.raises(ConfigError, match="cannot be read: Invalid data"):
         probe_video(tmp_path / "text.mp4")

@@ -1,0 +1,244 @@
+"""Network and device sources, read by FFmpeg: RTSP over TCP, HLS, MPEG-TS and MJPEG over HTTP, RTMP, USB cameras."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import av
+
+from cluster.codec.demux import CONTAINERS, PROBING, Demuxer
+from cluster.codec.packet_queue import PacketQueue
+from cluster.codec.rtsp_relay import RtspRelay
+from cluster.codec.source import StreamHeader
+from cluster.errors import SourceError
+from cluster.hosts import is_below
+from cluster.redaction import SourceAddress
+from cluster.types import EncodedPacket
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How FFmpeg opens addresses of a scheme: ``options`` and input ``format`` of ``av.open``."""
+
+    name: str
+    options: Mapping[str, str]
+    format: str | None = None
+
+
+# FFmpeg would watch about 25 pictures go by to guess a frame rate that nobody asks for: five seconds of a 5 FPS camera.
+_RTSP = Protocol("RTSP", {"rtsp_transport": "tcp", "fpsprobesize": "0", "analyzeduration": "500000"})
+# A playlist or a reply may name further addresses, but none that are files of this machine.
+_HTTP = Protocol(
+    "HTTP", {"protocol_whitelist": "http,https,tls,tcp,crypto", "format_whitelist": f"hls,mpjpeg,{CONTAINERS}"}
+)
+_RTMP = Protocol("RTMP", {"rtmp_live": "live", "format_whitelist": "flv"})
+
+PROTOCOLS: Mapping[str, Protocol] = {
+    "rtsp": _RTSP,
+    "rtsps": _RTSP,
+    "http": _HTTP,
+    "https": _HTTP,
+    "rtmp": _RTMP,
+    "rtmps": _RTMP,
+    "v4l2": Protocol("USB camera", {"input_format": "mjpeg"}, "v4l2"),
+}
+"""By scheme. ``v4l2:///dev/video0``: a USB camera that sends MJPEG."""
+
+
+class NetworkSource:
+    """Packets of a session with a camera or a server, or of a capture device.
+
+    FFmpeg's network calls cannot be interrupted from Python, so a thread per session reads into a bounded queue.
+    ``close`` returns at once; the thread ends at its next packet or timeout. A slow decoder loses packets up to the
+    next keyframe, counted in ``dropped``. Redirects are followed only with ``follow_redirects``, and those of RTSP with
+    credentials never: FFmpeg would send them to the other host. ``roots``: folders one of which must hold a device;
+    None allows any.
+    """
+
+    live = True
+    pushed = False
+    ended = False
+
+    def __init__(
+        self,
+        url: str | SourceAddress,
+        *,
+        connect_timeout_s: float = 5.0,
+        frozen_timeout_s: float = 10.0,
+        max_packets: int = 512,
+        max_bytes: int = 32 << 20,
+        follow_redirects: bool = False,
+        roots: Sequence[Path] | None = None,
+    ) -> None:
+        self.url = SourceAddress(url)
+        self.protocol = PROTOCOLS[self.url.scheme]
+        self.follow_redirects = follow_redirects
+        self.roots = roots
+        self.name = str(self.url)
+        self.connect_timeout_s = connect_timeout_s
+        self.frozen_timeout_s = frozen_timeout_s
+        self.dropped = 0
+        self._limits = (max_packets, max_bytes)
+        self._closed = threading.Event()
+        self._session: _Session | None = None
+
+    def open(self) -> StreamHeader:
+        if self._closed.is_set():
+            raise SourceError(f"{self.name} was closed", retryable=False)
+        session = self._session = _Session(self, PacketQueue(*self._limits))
+        # close() may have come between the check and the session's birth.
+        if self._closed.is_set():
+            session.abandon()
+        session.start()
+        # FFmpeg counts the times of a session from its beginning.
+        return replace(session.header(self.connect_timeout_s + 1.0), new_clock=True)
+
+    def packets(self) -> Iterator[EncodedPacket]:
+        session = self._session
+        if session is None:
+            raise RuntimeError("open() comes before packets()")
+        try:
+            # The reader's own timeout comes first; this one only bounds the wait should that fail.
+            while (packet := session.queue.get(self.frozen_timeout_s + 5.0)) is not None:
+                yield packet
+            if self._closed.is_set():
+                return
+            if not session.queue.closed:
+                raise SourceError(f"{self.name} sent nothing for {self.frozen_timeout_s:g} s", retryable=True)
+            if session.error is not None:
+                raise session.error
+        finally:
+            self.dropped += session.queue.dropped
+            session.abandon()
+
+    @property
+    def behind_s(self) -> float:
+        """Age of the oldest queued packet in seconds; 0 when empty."""
+        return 0.0 if self._session is None else self._session.queue.behind_s
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._session is not None:
+            self._session.abandon()
+
+
+class _Session(threading.Thread):
+    """Connects and reads until the server ends, fails or freezes, or the session is abandoned."""
+
+    def __init__(self, source: NetworkSource, queue: PacketQueue) -> None:
+        super().__init__(name=f"source {source.name}", daemon=True)
+        self.queue = queue
+        self.error: SourceError | None = None
+        self._source = source
+        self._header: StreamHeader | None = None
+        self._known = threading.Event()
+        self._abandoned = threading.Event()
+        self._relay: RtspRelay | None = None
+
+    def header(self, timeout_s: float) -> StreamHeader:
+        self._known.wait(timeout_s)
+        if self._header is not None and not self._abandoned.is_set():
+            return self._header
+        name = self._source.name
+        self.abandon()
+        if self.error is not None:
+            raise self.error
+        raise SourceError(f"{name} did not answer within {self._source.connect_timeout_s:g} s", retryable=True)
+
+    def abandon(self) -> None:
+        self._abandoned.set()
+        if self._relay is not None:
+            self._relay.close()
+        self.queue.close(discard=True)
+        self._known.set()
+
+    def run(self) -> None:
+        try:
+            self._read()
+        except SourceError as error:
+            self.error = error
+        except Exception as error:  # Nothing may end this thread in silence.
+            self.error = SourceError(f"{self._source.name}: {error}", retryable=True)
+        finally:
+            self.queue.close()
+            self._known.set()
+
+    def _read(self) -> None:
+        source = self._source
+        timeout = (source.connect_timeout_s, source.frozen_timeout_s)
+        started = time.monotonic()
+        with ExitStack() as stack:
+            try:
+                container = stack.enter_context(
+                    av.open(
+                        self._address(stack),
+                        format=source.protocol.format,
+                        options=self._options(),
+                        timeout=timeout,
+                    )
+                )
+            except (av.FFmpegError, OSError) as error:
+                # Interrupted while probing, FFmpeg blames the data.
+                late = time.monotonic() - started >= 0.9 * source.connect_timeout_s
+                raise SourceError(self._refusal(TimeoutError() if late else error), retryable=True) from None
+            if self._abandoned.is_set():
+                return
+            demuxer = Demuxer(container, source.name)
+            self._header = demuxer.header
+            self._known.set()
+            try:
+                for packet in demuxer.packets():
+                    if self._abandoned.is_set():
+                        return
+                    self.queue.put(packet)
+            except av.ExitError:
+                raise SourceError(
+                    f"{source.name} is frozen: nothing came for {source.frozen_timeout_s:g} s", retryable=True
+                ) from None
+            except av.FFmpegError as error:
+                raise SourceError(f"{source.name} was lost: {error.strerror}", retryable=True) from None
+
+    def _options(self) -> dict[str, str]:
+        options = PROBING | dict(self._source.protocol.options)
+        if self._source.protocol is _HTTP and not self._source.follow_redirects:
+            options["max_redirects"] = "0"
+        return options
+
+    def _address(self, stack: ExitStack) -> str:
+        """What FFmpeg opens: the address, the path of a device, or a relay's address."""
+        source = self._source
+        address = urlsplit(source.url.openable())
+        if source.protocol.format is not None:
+            if source.roots is not None and not is_below(Path(address.path), source.roots):
+                raise SourceError(f"{source.name} is not a device that is allowed", retryable=False)
+            return address.path
+        if source.protocol is not _RTSP or (source.follow_redirects and "@" not in address.netloc):
+            return source.url.openable()
+        self._relay = RtspRelay(address, source.connect_timeout_s)
+        stack.callback(self._relay.close)
+        self._relay.start()
+        return self._relay.url
+
+    def _refusal(self, error: Exception) -> str:
+        source, name = self._source, self._source.name
+        if self._relay is not None and self._relay.redirected:
+            return f"{name} redirects to another address, which is not followed; give the camera that address"
+        if isinstance(error, ConnectionRefusedError):
+            return f"{name} refuses the connection: nothing listens there"
+        if isinstance(error, av.HTTPNotFoundError):
+            return f"{name} has no stream at this path ({source.protocol.name} 404)"
+        if isinstance(error, av.HTTPUnauthorizedError | av.HTTPForbiddenError):
+            return f"{name} refuses this user or password"
+        if isinstance(error, av.ExitError | TimeoutError):
+            return f"{name} did not answer within {source.connect_timeout_s:g} s"
+        reason = getattr(error, "strerror", None) or str(error)
+        if "max_redirects" in self._options() and getattr(error, "errno", None) == errno.EIO:
+            reason += ", or it redirects, which is not followed (security.follow_redirects)"
+        return f"{name} cannot be opened: {reason}"

@@ -1,0 +1,88 @@
+"""Checks of cameras' sources: their schemes, and which files of the decoders' machines they may open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from cluster.config.problems import InvalidConfigError, Problem, near
+from cluster.hosts import is_below
+from cluster.redaction import SourceAddress
+
+if TYPE_CHECKING:
+    from cluster.config.camera import CameraEntry
+    from cluster.config.root import SightlineConfig
+
+NETWORK_SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "rtmps")
+DEVICE_SCHEME = "v4l2"
+DEMO_SCHEME = "demo"
+_LOCAL_SCHEMES = ("", "file", DEVICE_SCHEME)
+
+
+def check_address(source: SourceAddress) -> SourceAddress:
+    """Check the form of an address.
+
+    Raises:
+        ValueError: an unknown scheme, or an address without host or path.
+    """
+    schemes = (*NETWORK_SCHEMES, "file", DEVICE_SCHEME, DEMO_SCHEME)
+    if source.scheme and source.scheme not in schemes:
+        known = ", ".join(schemes)
+        raise ValueError(f"{source} has an unknown scheme{near(source.scheme, schemes) or ';'} there are: {known}")
+    if source.scheme and not source.reveal().partition("://")[2].strip("/"):
+        raise ValueError(f"{source} names no {'path' if source.scheme in _LOCAL_SCHEMES else 'host'}")
+    return source
+
+
+def local_path(source: SourceAddress) -> Path | None:
+    """Path of a file or device; None of a bundled clip, of a camera in the network and of one that pushes."""
+    if not source or source.scheme not in _LOCAL_SCHEMES:
+        return None
+    return Path(unquote(urlsplit(source.reveal()).path) if source.scheme else source.reveal())
+
+
+def decoder_roots(config: SightlineConfig) -> list[str]:
+    """``security.file_roots`` for a decoder, which is not given the configuration's cameras: their files beside the
+    folders of other cameras."""
+    written = [path for entry in config.cameras if (path := local_path(entry.source)) is not None]
+    others = file_roots(config.model_copy(update={"cameras": []}), SourceAddress("file:///"))
+    return [str(path) for path in (*(others or ()), *written)]
+
+
+def file_roots(config: SightlineConfig, source: SourceAddress) -> tuple[Path, ...] | None:
+    """Folders one of which must hold the file or device of a camera; None: it is a bundled clip or written in the
+    configuration itself, and may be anywhere."""
+    if source.scheme == DEMO_SCHEME or any(entry.source == source for entry in config.cameras):
+        return None
+    roots = config.security.file_roots
+    if roots is None:
+        roots = ["."] if config.cluster.ray_address is None else []
+    return tuple(Path(root) for root in roots)
+
+
+def check_files(config: SightlineConfig, *entries: CameraEntry) -> None:
+    """Check that the sources of cameras that are files or devices may be opened and, where decoders run on this
+    machine, that they exist. Of what may not be opened it does not tell whether it exists.
+
+    Raises:
+        InvalidConfigError: one may not, or does not.
+    """
+    for entry in entries:
+        path, roots = local_path(entry.source), file_roots(config, entry.source)
+        message = ""
+        if entry.source.scheme == DEMO_SCHEME:
+            from cluster.codec import CLIPS
+
+            if (name := entry.source.reveal().partition("://")[2]) not in CLIPS:
+                message = f"there is no bundled clip {name!r}; there are: {', '.join(CLIPS)}"
+        elif path is None:
+            continue
+        elif roots is not None and not is_below(path, roots):
+            below = ", ".join(str(root.resolve()) for root in roots)
+            message = f"{entry.source} is not below {below}" if below else "files are not allowed as sources"
+            message += " (security.file_roots)"
+        elif config.cluster.ray_address is None and not path.exists():
+            message = f"there is no file {entry.source}; name a video file or an address like rtsp://10.0.0.11/stream1"
+        if message:
+            raise InvalidConfigError([Problem(("source",), message)], where=f"camera {entry.name}")

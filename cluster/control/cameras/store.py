@@ -1,0 +1,162 @@
+"""The camera table as it is stored, so that a restarted controller knows cameras added at run time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+from cluster.config import CameraEntry
+from cluster.control.cameras.managed import ManagedCamera, entry_from_json, entry_to_json
+from cluster.errors import ConfigError
+
+SEEDED = "seeded"
+RUN = "run"
+COUNTED = "counted"
+CAMERA = "camera/"
+REMOVED = "removed/"
+
+
+class Table(Protocol):
+    """Keys and values; ``durable``: it outlives the cluster, whose end then deletes nothing."""
+
+    durable: bool
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def put(self, key: str, value: bytes) -> None: ...
+
+    def delete(self, key: str) -> None: ...
+
+    def keys(self, prefix: str) -> list[str]:
+        """Sorted keys that begin with ``prefix``."""
+        ...
+
+
+class FileTable:
+    """A :class:`Table` in a SQLite file that only its owner may read: sources hold passwords.
+
+    Raises:
+        ConfigError: the file cannot be opened or written.
+    """
+
+    durable = True
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.touch(mode=0o600)
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL)")
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"the cameras cannot be kept in {path}: {error}; choose another --state") from None
+
+    def get(self, key: str) -> bytes | None:
+        row = self._connection.execute("SELECT value FROM kept WHERE key = ?", (key,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def put(self, key: str, value: bytes) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))
+
+    def delete(self, key: str) -> None:
+        self._connection.execute("DELETE FROM kept WHERE key = ?", (key,))
+
+    def keys(self, prefix: str) -> list[str]:
+        found = self._connection.execute("SELECT key FROM kept ORDER BY key").fetchall()
+        return [key for (key,) in found if key.startswith(prefix)]
+
+
+class CameraStore:
+    """Cameras, pending deletions and window counts of a cluster in a :class:`Table`."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def begin(self, run_id: str) -> bool:
+        """Note the run that uses the store; returns whether it did so before: its controller was restarted."""
+        before = self._table.get(RUN)
+        self._table.put(RUN, run_id.encode())
+        return before == run_id.encode()
+
+    def load(self) -> list[ManagedCamera] | None:
+        """Stored cameras; ``None`` before the first :meth:`seed`."""
+        if self._table.get(SEEDED) is None:
+            return None
+        values = [self._table.get(key) for key in self._table.keys(CAMERA)]
+        return [ManagedCamera.model_validate_json(value) for value in values if value is not None]
+
+    def seed(self, entries: Sequence[CameraEntry]) -> None:
+        """Store the configuration's cameras; from here on the store is authoritative."""
+        self._table.put(SEEDED, json.dumps([entry_to_json(entry, secrets=True) for entry in entries]).encode())
+
+    def seeded(self) -> list[CameraEntry]:
+        """Cameras of the last configuration."""
+        value = self._table.get(SEEDED)
+        return [entry_from_json(entry) for entry in json.loads(value)] if value is not None else []
+
+    def put(self, managed: ManagedCamera) -> None:
+        self._table.put(CAMERA + managed.entry.name, managed.to_json().encode())
+
+    def delete(self, name: str) -> None:
+        self._table.delete(CAMERA + name)
+
+    def removed(self) -> list[str]:
+        """Removed cameras that not every replica has deleted yet."""
+        return [key.removeprefix(REMOVED) for key in self._table.keys(REMOVED)]
+
+    def put_removed(self, name: str) -> None:
+        self._table.put(REMOVED + name, b"1")
+
+    def delete_removed(self, name: str) -> None:
+        self._table.delete(REMOVED + name)
+
+    def counted(self) -> dict[str, dict[str, dict[str, int]]]:
+        """See :meth:`Directory.export_counts`."""
+        value = self._table.get(COUNTED)
+        found: dict[str, dict[str, dict[str, int]]] = json.loads(value) if value is not None else {}
+        return found
+
+    def put_counted(self, counted: dict[str, dict[str, dict[str, int]]]) -> None:
+        self._table.put(COUNTED, json.dumps(counted).encode())
+
+    def end(self) -> None:
+        """Delete everything, unless the table is to outlive the cluster."""
+        if not self._table.durable:
+            for key in self._table.keys(""):
+                self._table.delete(key)
+
+
+class StateFolder:
+    """A cluster's folder of state, locked until :meth:`close`: two clusters would overwrite each other's.
+
+    Raises:
+        ConfigError: it cannot be made or written, or another cluster uses it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock: IO[str] | None = None
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = (path / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise ConfigError(
+                f"another cluster keeps its state in {path}; stop it, or give this one another folder with --state "
+                "(cluster.state_dir)"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"the state cannot be kept in {path}: {error.strerror or error}; choose another folder with --state, "
+                "or --state none to lose added cameras and incidents when the cluster ends"
+            ) from None
+
+    def close(self) -> None:
+        """Unlock; idempotent."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

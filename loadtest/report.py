@@ -1,0 +1,357 @@
+"""The report of a load test: JSON with figures, verdicts in words, tables, charts, and one page that asks nobody."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from cluster.lab.bench.harness import machine
+from cluster.lab.report.charts import Axis, Point, Series, Span, chart
+from cluster.lab.report.number_format import compact, finite, seconds_text
+from cluster.lab.report.page import Page, Section, Table
+from loadtest.profile import Profile
+from loadtest.result import FaultResult, Measurement, Tick
+from loadtest.run import RunResult, SearchResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was tested: shown above everything else. ``cluster``: name of a setting -> its value, for people."""
+
+    title: str
+    profile_name: str
+    profile: Profile
+    cluster: Mapping[str, str]
+    simulated: bool
+
+
+def run_json(facts: Facts, result: RunResult) -> dict[str, Any]:
+    """One test at a fixed number of streams."""
+    body = {
+        "loadtest": "run",
+        "figures": run_figures(result),
+        "verdict": asdict(result.measurement.verdict),
+        "faults": [_fault(each) for each in result.faults],
+        "runs": [{**_measurement(result.measurement), "city": result.city}],
+        "during_faults": None if result.during is None else _measurement(result.during),
+        "others_cores": _others(result.ticks),
+        "ticks": [asdict(tick) for tick in result.ticks],
+    }
+    return dict(finite(body | _about(facts)))
+
+
+def search_json(facts: Facts, results: Sequence[SearchResult], *, two_cores: bool) -> dict[str, Any]:
+    """The most streams, for one or several numbers of replicas; ``two_cores``: see :func:`search_figures`."""
+    searches = [
+        {
+            "replicas": each.replicas,
+            "streams": each.streams,
+            "limit": each.limit,
+            "tries": [asdict(one) for one in each.tries],
+            "others_cores": _others(each.ticks),
+            "best": None if each.best is None else _measurement(each.best),
+        }
+        for each in results
+    ]
+    figures = search_figures(results, two_cores=two_cores)
+    return dict(finite({"loadtest": "search", "figures": figures, "searches": searches} | _about(facts)))
+
+
+def run_figures(result: RunResult) -> dict[str, float]:
+    """``recovery_s``: the slowest of the faults that killed or stopped something; ``recovery_strides`` likewise."""
+    found = result.measurement
+    figures = {
+        "streams": float(found.streams),
+        "stable": float(found.verdict.stable),
+        "silent_losses": float(result.silent),
+        "counted_twice": float(result.extra),
+        "answered_share": found.answered_share,
+        "lag_p50_s": found.lag.p50,
+        "lag_p95_s": found.lag.p95,
+        "lag_p99_s": found.lag.p99,
+        "alert_p50_s": found.alert.p50,
+        "alert_p99_s": found.alert.p99,
+        "generator_late_p99_s": found.late.p99,
+    }
+    if result.faults:
+        figures["recovery_s"] = max(each.recovery_s for each in result.faults)
+        figures["recovery_strides"] = max(each.recovery_strides for each in result.faults)
+    return figures
+
+
+def search_figures(results: Sequence[SearchResult], *, two_cores: bool) -> dict[str, float]:
+    """``streams``: the most of any; ``scaling_efficiency``: streams of the most replicas over so many times those of
+    the fewest, per replica; ``streams_two_cores``: where ``two_cores`` says that it was measured as that figure wants
+    it."""
+    figures = {"silent_losses": float(sum(each.silent for each in results))}
+    figures |= {f"streams_{each.replicas}_replicas": float(each.streams) for each in results}
+    figures["streams"] = float(max(each.streams for each in results))
+    least, most = min(results, key=lambda r: r.replicas), max(results, key=lambda r: r.replicas)
+    if most.replicas > least.replicas and least.streams:
+        figures["scaling_efficiency"] = most.streams / most.replicas / (least.streams / least.replicas)
+    if two_cores:
+        figures["streams_two_cores"] = figures["streams"]
+    return figures
+
+
+def _others(ticks: Sequence[Tick]) -> float:
+    """Cores that other programs used on average."""
+    return sum(tick.use.others for tick in ticks) / max(1, len(ticks))
+
+
+def _about(facts: Facts) -> dict[str, Any]:
+    return {
+        "title": facts.title,
+        "profile": {"name": facts.profile_name, **facts.profile.model_dump(mode="json")},
+        "cluster": dict(facts.cluster),
+        "simulated": facts.simulated,
+        "machine": machine(),
+    }
+
+
+def _measurement(found: Measurement) -> dict[str, Any]:
+    return {**asdict(found), "answered_share": found.answered_share, "verdict": asdict(found.verdict)}
+
+
+def _fault(fault: FaultResult) -> dict[str, Any]:
+    return asdict(fault) | {"recovered": math.isfinite(fault.recovery_s), "recovery_strides": fault.recovery_strides}
+
+
+OTHERS = 0.25
+"""Cores that other programs may use before it is told."""
+
+_SIMULATED = (
+    "No model ran: the simulated engine drew its answers at random and took the time that a cost model says. "
+    "Cameras, sockets, decoding, scheduling and processes are real."
+)
+
+
+def page(facts: Facts, found: RunResult | Sequence[SearchResult]) -> str:
+    """The page as text."""
+    notices = [_SIMULATED] if facts.simulated else []
+    if isinstance(found, RunResult):
+        head, good = verdict_text(found)
+        drawn = run_charts(found.ticks, found.faults, found.measurement.stride_s)
+        shown, ticks = run_tables(found), found.ticks
+    else:
+        head, good = search_text(found), True
+        best = max(found, key=lambda each: each.streams)
+        drawn = {"The search": search_chart(found)}
+        drawn |= run_charts(best.ticks, (), best.best.stride_s) if best.best is not None else {}
+        shown, ticks = search_tables(found), tuple(tick for each in found for tick in each.ticks)
+    if others := others_text(ticks):
+        notices.append(others)
+    told = [("profile", f"{facts.profile_name}: {facts.profile.about}"), *facts.cluster.items()]
+    section = Section(charts=drawn, tables=shown)
+    return Page(facts.title, head, good, notices, facts=told, sections=[section]).html()
+
+
+def verdict_text(found: RunResult) -> tuple[str, bool]:
+    """One sentence on a test, and whether it is a good one."""
+    verdict, measured = found.measurement.verdict, found.measurement
+    if not verdict.stable:
+        return f"{measured.streams} streams were too many: {'; '.join(verdict.reasons)}.", False
+    if found.silent:
+        return f"{found.silent} windows were neither answered nor counted while things went wrong.", False
+    if found.extra:
+        return f"{found.extra} windows were counted that were never due while things went wrong.", False
+    return f"The cluster kept up with {measured.streams} streams.", True
+
+
+def others_text(ticks: Sequence[Tick]) -> str:
+    """What other programs took of the machine, where that is worth a sentence; empty where it is not."""
+    cores = _others(ticks)
+    if cores < OTHERS:
+        return ""
+    return (
+        f"Other programs used {cores:.1f} cores of this machine meanwhile: a cluster that has it for itself keeps up "
+        "with more."
+    )
+
+
+def search_text(found: Sequence[SearchResult]) -> str:
+    """One sentence per number of replicas."""
+    sentences = []
+    for each in found:
+        replicas = "1 replica" if each.replicas == 1 else f"{each.replicas} replicas"
+        beyond = {
+            "generator": "beyond that the load generator's own machine was the limit, not the cluster",
+            "cluster": "beyond that the cluster did not keep up",
+            None: "and nobody looked beyond that",
+        }[each.limit]
+        share = "" if each.replicas == 1 else f", {each.streams / each.replicas:.1f} each"
+        sentences.append(f"{replicas} kept up with {each.streams} streams{share}; {beyond}.")
+    return " ".join(sentences)
+
+
+# -- tables --
+def run_tables(found: RunResult) -> list[Table]:
+    """All tables of one test."""
+    measured = found.measurement
+    shown = [faults_table(found.faults)] if found.faults else []
+    shown += [times_table(measured), windows_table(found.during or measured)]
+    if measured.rungs:
+        rungs = [(rung, f"{100 * share:.1f} %") for rung, share in measured.rungs.items()]
+        shown.append(Table("Quality ladder", ("rung", "share of the cameras"), rungs))
+    return [*shown, tokens_table(measured), packets_table(measured)]
+
+
+def search_tables(found: Sequence[SearchResult]) -> list[Table]:
+    """Every try, and the times at the most streams of all."""
+    tries = [(str(each.replicas), one) for each in found for one in each.tries]
+    rows = [
+        (
+            replicas,
+            str(one.streams),
+            one.phase,
+            "yes" if one.stable else "no",
+            "fresh start" if one.fresh else "",
+            one.note,
+        )
+        for replicas, one in tries
+    ]
+    heads = ("replicas", "streams", "search", "kept up", "", "why not")
+    shown = [Table("Measurements", heads, rows, frozenset(i for i, (_, one) in enumerate(tries) if not one.stable))]
+    best = max(found, key=lambda each: each.streams).best
+    return shown if best is None else [*shown, times_table(best), windows_table(best)]
+
+
+def windows_table(found: Measurement) -> Table:
+    """What became of every window."""
+    whose = f"of {', '.join(found.unaccounted)}"
+    # While it was measured, pieces of windows that a fresh start cut off among them.
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.lost.items())) or "none"
+    rows = [
+        ("due", compact(found.due), "over all cameras, from their beginning on"),
+        ("answered", compact(found.answered), f"{compact(found.gated)} by the static gate while it was measured"),
+        ("answered unheard", compact(found.unseen), "while the gateway was away or this listener was too slow"),
+        ("given up and counted", compact(found.given_up), f"the cluster's own count: {reasons}"),
+        ("still on their way", compact(found.overdue), "for no longer than the slowest answer took"),
+        ("silently missing", str(found.silent), whose if found.silent else "must be 0"),
+        ("counted, never due", str(found.extra), whose if found.extra else "must be 0"),
+    ]
+    bad = frozenset(place for place, count in ((5, found.silent), (6, found.extra)) if count)
+    return Table("Windows", ("windows", "count", ""), rows, bad)
+
+
+def times_table(found: Measurement) -> Table:
+    """Lags and what else takes time."""
+    named = {
+        "window's end to answer": found.lag,
+        "something begins to first answer of it": found.alert,
+        "last frame at the replica to answer, computed windows": found.replica,
+        "a packet is due to it is sent": found.late,
+    }
+    rows = [(name, *map(seconds_text, (each.p50, each.p95, each.p99, each.most))) for name, each in named.items()]
+    return Table("Times", ("", "p50", "p95", "p99", "most"), rows)
+
+
+def tokens_table(found: Measurement) -> Table:
+    """Where the tokens of the answers came from."""
+    full = found.tokens.get("full", 0)
+    rows = [
+        (kind, compact(count), f"{100 * count / full:.1f} %" if full else "–")
+        for kind, count in found.tokens.items()
+        if kind != "encoded"
+    ]
+    return Table("Tokens of the answered windows", ("", "tokens", "of full"), rows)
+
+
+def packets_table(found: Measurement) -> Table:
+    """The way to the cluster."""
+    rows = (
+        ("packets that the cluster took", compact(found.packets)),
+        ("packets kept from arriving, as the profile or a fault wants it", compact(found.packets_lost)),
+        ("packets dropped by agents whose buffers were full", compact(found.packets_dropped)),
+        ("packets dropped by the cluster", compact(found.packets_refused)),
+        ("reconnects of cameras", str(found.reconnects)),
+        ("answers that the gateway dropped on the way here", str(found.missed_answers)),
+        ("times it hung up on who listens for them", str(found.breaks)),
+    )
+    return Table("The way to the cluster and back", ("", "count"), rows)
+
+
+def faults_table(faults: Sequence[FaultResult]) -> Table:
+    """What was done, and how long it showed."""
+    rows = [
+        (
+            each.name,
+            each.victim,
+            str(each.struck),
+            seconds_text(each.recovery_s),
+            f"{each.recovery_strides:.1f} strides" if each.recovery_s < float("inf") else "–",
+        )
+        for each in faults
+    ]
+    heads = ("fault", "to", "cameras", "all on time again after", "")
+    return Table("Faults", heads, rows, frozenset(i for i, each in enumerate(faults) if each.recovery_strides > 2))
+
+
+# -- charts --
+def run_charts(ticks: Sequence[Tick], faults: Sequence[FaultResult], stride_s: float) -> dict[str, Figure]:
+    """Lag, streams and answers, cores and network over the test by title; the time that each fault cost is shaded."""
+    drawn: dict[str, Figure] = {}
+    spans = [_span(each) for each in faults]
+
+    def draw(title: str, unit: Axis, lines: Mapping[str, Sequence[float]]) -> None:
+        series = [
+            Series(name, [Point(tick.at_s, value) for tick, value in zip(ticks, values, strict=True)], marked=False)
+            for name, values in lines.items()
+        ]
+        if lines:
+            drawn[title] = chart(title, series, Axis("seconds since the test began", low=0), unit, spans)
+
+    if not ticks:
+        return drawn
+    uses = [tick.use for tick in ticks]
+    # A frame closes its window a sample early, so that lags may be below 0.
+    lags = {"p50": [tick.lag_p50_s for tick in ticks], "p99": [tick.lag_p99_s for tick in ticks]}
+    draw("Lag of the answers that came", Axis("seconds"), lags | {"one stride": [stride_s] * len(ticks)})
+    streams = {"streams": [tick.streams for tick in ticks], "answers a second": [tick.answers for tick in ticks]}
+    draw("Streams and answers", Axis("count", low=0), streams)
+    roles = sorted({role for use in uses for role in use.cores})
+    cores = {role: [use.cores.get(role, 0.0) for use in uses] for role in roles}
+    draw("Cores in use", Axis("cores", low=0), cores | {"other programs": [use.others for use in uses]})
+    rates = {
+        "taken from cameras": [tick.sent_bytes_s / 1e6 for tick in ticks],
+        "through all interfaces": [use.network_bytes_s / 1e6 for use in uses],
+    }
+    draw("Bytes a second", Axis("MB a second", low=0), rates)
+    late = {"packets sent late": [1000 * tick.late_p99_s for tick in ticks]}
+    draw("Lateness of the load generator itself (p99)", Axis("milliseconds", low=0), late)
+    rungs = dict.fromkeys(rung for tick in ticks for rung, cameras in tick.rungs.items() if cameras)
+    ladder = {rung: [tick.rungs.get(rung, 0.0) for tick in ticks] for rung in rungs}
+    draw("Cameras on the quality ladder", Axis("cameras", low=0), ladder)
+    gpus: dict[str, list[float]] = {}
+    for number in sorted({gpu.number for use in uses for gpu in use.gpus}):
+        mine = [next((gpu for gpu in use.gpus if gpu.number == number), None) for use in uses]
+        gpus[f"GPU {number} computing"] = [math.nan if gpu is None else gpu.compute for gpu in mine]
+        gpus[f"GPU {number} decoding"] = [math.nan if not gpu or gpu.decode is None else gpu.decode for gpu in mine]
+    draw("GPUs", Axis("share of the time", low=0, high=1, percent=True), gpus)
+    return drawn
+
+
+def _span(fault: FaultResult) -> Span:
+    """From a fault until all its cameras were on time again, or to the end where they never were."""
+    healed = math.isfinite(fault.recovery_s)
+    told = f"on time again after {fault.recovery_s:.1f} s" if healed else "not on time again"
+    return Span(fault.at_s, fault.at_s + fault.recovery_s, fault.name, f"{fault.name}: {fault.victim}; {told}")
+
+
+def search_chart(results: Sequence[SearchResult]) -> Figure:
+    """Every try of every search, in the order in which they were made."""
+    series = [
+        Series(
+            f"{each.replicas} replicas, {word}",
+            [Point(at, one.streams, text=one.note) for at, one in enumerate(each.tries, 1) if one.stable is stable],
+            joined=False,
+        )
+        for each in results
+        for stable, word in ((True, "kept up"), (False, "did not"))
+    ]
+    return chart("The search", series, Axis("measurement", low=0), Axis("streams", low=0))

@@ -1,0 +1,242 @@
+"""Network sources other than RTSP against servers of this process, and what redirects and roots may not reach."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import io
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import av
+import pytest
+from codec_clips import GEOMETRY, encode, walk
+
+from cluster.codec import FileSource, NetworkSource
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.errors import SourceError
+
+PICTURES = 60
+
+
+def remux(clip: Path, target: Any, form: str, **options: str) -> None:
+    with av.open(str(clip)) as source, av.open(target, "w", format=form, options=options) as out:
+        stream = out.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                out.mux(packet)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("http")
+    clip = encode(folder / "clip.mp4", walk(PICTURES))
+    remux(clip, str(folder / "clip.ts"), "mpegts")
+    remux(clip, str(folder / "live.m3u8"), "hls", hls_time="1", hls_list_size="0")
+    pictures = encode(folder / "pictures.avi", walk(PICTURES), "mjpeg", format="yuvj420p")
+    with av.open(str(pictures)) as source:
+        parts = [bytes(packet) for packet in source.demux(video=0) if packet.size]
+    head = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%s\r\n"
+    (folder / "camera").write_bytes(b"".join(head % (len(part), part) for part in parts))
+    return folder
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append((self.path, self.headers["Authorization"]))
+        if self.path.startswith("/moved/"):
+            self.send_response(302)
+            self.send_header("Location", self.path.removeprefix("/moved"))
+            self.end_headers()
+        else:
+            super().do_GET()
+
+    def guess_type(self, path: Any) -> str:
+        return "multipart/x-mixed-replace; boundary=frame" if path.endswith("camera") else super().guess_type(path)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(folder: Path) -> Iterator[str]:
+    Handler.asked = []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://viewer:hunter22@127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def decoded(source: NetworkSource) -> int:
+    """Pictures of a session that the server ends."""
+    processor = CodecProcessor(GEOMETRY, CodecOptions(fps=4.0))
+    processor.open(source.open())
+    try:
+        for packet in source.packets():
+            processor.feed(packet)
+    except SourceError:
+        pass
+    processor.drain()
+    return processor.stats.frames_decoded
+
+
+@pytest.mark.parametrize("path", ["clip.ts", "live.m3u8", "camera", "clip.mp4"])
+def test_a_camera_over_http_plays(web: str, path: str) -> None:
+    assert decoded(NetworkSource(f"{web}/{path}")) == PICTURES
+
+
+def test_an_http_redirect_is_followed_only_when_allowed(web: str) -> None:
+    with pytest.raises(SourceError, match=r"security\.follow_redirects"):
+        NetworkSource(f"{web}/moved/clip.ts").open()
+    assert [path for path, _ in Handler.asked] == ["/moved/clip.ts"]
+    assert decoded(NetworkSource(f"{web}/moved/clip.ts", follow_redirects=True)) == PICTURES
+
+
+def test_a_playlist_opens_no_files_of_this_machine(web: str, folder: Path) -> None:
+    (folder / "files.m3u8").write_text((folder / "live.m3u8").read_text().replace("live", f"file://{folder}/live"))
+    with pytest.raises(SourceError):
+        NetworkSource(f"{web}/files.m3u8", connect_timeout_s=2.0).open()
+    for source in (FileSource(folder / "files.m3u8"), FileSource(folder / "live.m3u8")):
+        with pytest.raises(SourceError, match="is not a video"):
+            source.open()
+
+
+def serve_once(answer: Callable[[bytes, bytes], bytes], asked: list[bytes]) -> int:
+    """An RTSP server of one connection; ``answer`` takes a request and its CSeq line. Returns its port."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        with server, server.accept()[0] as client, client.makefile("rb") as lines:
+            request: list[bytes] = []
+            for line in lines:
+                request.append(line.strip())
+                if not request[-1]:
+                    asked.append(b"\n".join(request))
+                    client.sendall(answer(request[0], next(each for each in request if each.startswith(b"CSeq"))))
+                    request = []
+
+    threading.Thread(target=run, daemon=True).start()
+    return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("status", [b"302 Moved", b"0301 x"])
+@pytest.mark.parametrize("user", ["viewer:hunter22@", ""])
+def test_an_rtsp_redirect_is_not_followed(status: bytes, user: str) -> None:
+    asked: list[bytes] = []
+    stolen: list[bytes] = []
+    thief = serve_once(
+        lambda _, cseq: b'RTSP/1.0 401 Who\r\n%s\r\nWWW-Authenticate: Basic realm="x"\r\n\r\n' % cseq, stolen
+    )
+
+    def redirect(request: bytes, cseq: bytes) -> bytes:
+        if request.startswith(b"OPTIONS"):
+            return b"RTSP/1.0 200 OK\r\n%s\r\n\r\n" % cseq
+        # Padding that ends within the reply, as a smuggled message would.
+        return b"$\0\0\3abcRTSP/1.0 %s\r\n%s\r\nLocation: rtsp://localhost:%d/1\r\n\r\n" % (status, cseq, thief)
+
+    port = serve_once(redirect, asked)
+    # Without credentials they may be followed where that is allowed; with them never.
+    source = NetworkSource(f"rtsp://{user}127.0.0.1:{port}/1", follow_redirects=bool(user))
+    with pytest.raises(SourceError, match="redirects to another address") as failure:
+        source.open()
+    assert failure.value.retryable
+    assert len(asked) == 2
+    assert not stolen
+
+
+def test_an_rtsp_redirect_without_credentials_can_be_allowed() -> None:
+    asked: list[bytes] = []
+    target = serve_once(lambda _, cseq: b"RTSP/1.0 404 No\r\n%s\r\n\r\n" % cseq, asked)
+    port = serve_once(
+        lambda _, cseq: b"RTSP/1.0 302 There\r\n%s\r\nLocation: rtsp://127.0.0.1:%d/2\r\n\r\n" % (cseq, target), []
+    )
+    with pytest.raises(SourceError, match=r"RTSP 404"):
+        NetworkSource(f"rtsp://127.0.0.1:{port}/1", follow_redirects=True).open()
+    assert asked
+
+
+def amf(*values: str | float | dict[str, str] | None) -> bytes:
+    """AMF0, as RTMP's commands are written."""
+    encoded = b""
+    for value in values:
+        if isinstance(value, str):
+            encoded += b"\2" + struct.pack(">H", len(value)) + value.encode()
+        elif isinstance(value, dict):
+            pairs = (struct.pack(">H", len(key)) + key.encode() + amf(each) for key, each in value.items())
+            encoded += b"\3" + b"".join(pairs) + b"\0\0\11"
+        else:
+            encoded += b"\5" if value is None else b"\0" + struct.pack(">d", value)
+    return encoded
+
+
+def message(kind: int, body: bytes, time_ms: int = 0) -> bytes:
+    """A whole RTMP message in one chunk."""
+    return b"\3" + time_ms.to_bytes(3, "big") + len(body).to_bytes(3, "big") + bytes([kind]) + b"\1\0\0\0" + body
+
+
+def serve_rtmp(clip: Path) -> int:
+    """A server that plays ``clip`` to one client, in the part of RTMP that a player needs. Returns its port."""
+    tags = io.BytesIO()
+    remux(clip, tags, "flv")
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        with server, server.accept()[0] as client:
+            hello = client.recv(1537, socket.MSG_WAITALL)
+            client.sendall(b"\3" + bytes(1536) + hello[1:])
+            client.recv(1536, socket.MSG_WAITALL)
+            client.sendall(message(1, struct.pack(">I", 2**24 - 1)))
+            got = b""
+            for command, result in ((b"connect", {"code": "NetConnection.Connect.Success"}), (b"createStream", 1.0)):
+                while (at := got.find(command)) < 0 or len(got) < at + len(command) + 9:
+                    got += client.recv(4096)
+                [number] = struct.unpack_from(">d", got, at + len(command) + 1)
+                client.sendall(message(20, amf("_result", number, None, result)))
+            while b"play" not in got:
+                got += client.recv(4096)
+            status = {"level": "status", "code": "NetStream.Play.Start"}
+            client.sendall(message(20, amf("onStatus", 0.0, None, status)))
+            tags.seek(13)
+            while head := tags.read(11):
+                body = tags.read(int.from_bytes(head[1:4], "big"))
+                tags.read(4)
+                client.sendall(message(head[0], body, int.from_bytes(head[4:7], "big")))
+
+    threading.Thread(target=run, daemon=True).start()
+    return int(server.getsockname()[1])
+
+
+def test_a_camera_over_rtmp_plays(folder: Path) -> None:
+    assert decoded(NetworkSource(f"rtmp://127.0.0.1:{serve_rtmp(folder / 'clip.mp4')}/live/gate")) == PICTURES
+
+
+def test_a_usb_camera_that_is_missing_or_not_allowed_says_so(tmp_path: Path) -> None:
+    missing = f"v4l2://{tmp_path}/video0"
+    with pytest.raises(SourceError, match="cannot be opened: No such file or directory"):
+        NetworkSource(missing, roots=[tmp_path]).open()
+    with pytest.raises(SourceError, match="is not a device that is allowed") as failure:
+        NetworkSource(missing, roots=[tmp_path / "other"]).open()
+    assert not failure.value.retryable
+
+
+def test_files_outside_their_roots_are_not_opened(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.mp4"
+    link.symlink_to(folder / "clip.mp4")
+    messages = set()
+    for path in (folder / "clip.mp4", folder / "missing.mp4", tmp_path / ".." / folder.name / "clip.mp4", link):
+        with pytest.raises(SourceError, match="is outside the folders") as failure:
+            FileSource(path, roots=[tmp_path]).open()
+        messages.add(str(failure.value).replace(str(path), ""))
+    # It does not tell which of them exist.
+    assert len(messages) == 1
+    inside = FileSource(link, roots=[folder.parent])
+    assert inside.open().codec == "h264"
+    inside.close()

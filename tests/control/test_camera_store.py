@@ -1,0 +1,56 @@
+"""Cameras on disk: they outlive the cluster, and a second cluster does not touch them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.config import CameraEntry
+from cluster.control.cameras.managed import ManagedCamera
+from cluster.control.cameras.store import CameraStore, FileTable, StateFolder
+from cluster.errors import ConfigError
+
+GATE = ManagedCamera(entry=CameraEntry(name="gate", source="rtsp://user:secret@10.0.0.11/stream1"))
+
+
+def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
+    path = tmp_path / "cameras.sqlite"
+    store = CameraStore(FileTable(path))
+    assert not store.begin("first")
+    assert store.load() is None
+    store.seed([GATE.entry])
+    store.put(GATE)
+    store.put(ManagedCamera(entry=CameraEntry(name="yard")))
+    store.put_removed("dock")
+    store.put_counted({"gate": {"decoder": {"frames": 7}}})
+    assert store.begin("first"), "the same run again: its controller was restarted"
+    store.end()
+
+    store = CameraStore(FileTable(path))
+    assert not store.begin("second")
+    assert [camera.entry.name for camera in store.load()] == ["gate", "yard"]
+    assert store.load()[0].entry.source.reveal() == "rtsp://user:secret@10.0.0.11/stream1"
+    assert store.seeded() == [GATE.entry]
+    assert store.removed() == ["dock"]
+    assert store.counted() == {"gate": {"decoder": {"frames": 7}}}
+    store.delete("yard")
+    store.delete_removed("dock")
+    assert ([camera.entry.name for camera in store.load()], store.removed()) == (["gate"], [])
+    # It holds passwords.
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_of_state_belongs_to_one_cluster(tmp_path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    with pytest.raises(ConfigError, match=r"another cluster keeps its state in .*--state"):
+        StateFolder(tmp_path / "state")
+    folder.close()
+    StateFolder(tmp_path / "state").close()
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be kept in .*--state none"):
+        StateFolder(tmp_path / "file" / "state")
+    (tmp_path / "cameras.sqlite").mkdir()
+    with pytest.raises(ConfigError, match="cameras cannot be kept"):
+        FileTable(tmp_path / "cameras.sqlite")

@@ -1,0 +1,80 @@
+"""An installation without values: what it makes for itself is what Sightline takes, and opens nothing."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from chart_parts import of_kind, rendered, serve_config
+from cryptography import x509
+
+from cluster.config.load import load_tree
+from cluster.errors import UnauthenticatedError
+from cluster.security.roles import Role
+from cluster.security.tokens import TokenFile
+from cluster.wire.tls import TlsFiles
+
+
+def secret(name: str, *settings: str) -> dict[str, bytes]:
+    [found] = [each for each in of_kind(rendered("default", *settings), "Secret") if each["metadata"]["name"] == name]
+    assert found["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    return {key: base64.b64decode(value) for key, value in found["data"].items()}
+
+
+def test_tokens_open_what_their_names_say(tmp_path) -> None:
+    made = secret("sightline-tokens")
+    file = tmp_path / "tokens.json"
+    file.write_bytes(made["tokens.json"])
+    file.chmod(0o600)
+    tokens = TokenFile(file)
+    assert tokens.verify(made["admin"].decode()).roles == {Role.ADMIN}
+    assert tokens.verify(made["view"].decode()).roles == {Role.VIEW}
+    with pytest.raises(UnauthenticatedError):
+        tokens.verify("")
+    # Only the hashes are mounted.
+    [service] = of_kind(rendered("default"), "RayService")
+    [control] = [g for g in service["spec"]["rayClusterConfig"]["workerGroupSpecs"] if g["groupName"] == "control"]
+    [volume] = [each for each in control["template"]["spec"]["volumes"] if each["name"] == "tokens"]
+    assert [item["key"] for item in volume["secret"]["items"]] == ["tokens.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        ("sightline-tls", {"localhost", "sightline-gateway", "sightline-gateway.cctv.svc"}),
+        ("sightline-internal-tls", {"sightline"}),
+    ],
+)
+def test_certificates_are_for_their_hosts_and_signed_by_their_authority(tmp_path, name: str, hosts: set[str]) -> None:
+    made = secret(name)
+    for key, content in made.items():
+        (tmp_path / key).write_bytes(content)
+    TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt").check()
+    certificate = x509.load_pem_x509_certificate(made["tls.crt"])
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert hosts <= set(names.get_values_for_type(x509.DNSName))
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(made["ca.crt"]))
+
+
+def test_redis_and_its_key_are_made_when_one_is_wanted() -> None:
+    with_redis = ("kvRedis.enabled=true", "gcsRedis.enabled=true")
+    assert len(secret("sightline-memory-key", *with_redis)["key"]) >= 16
+    assert len(secret("sightline-kv-redis", *with_redis)["password"]) >= 32
+    assert len(secret("sightline-gcs-redis", *with_redis)["password"]) >= 32
+
+
+def test_without_values_the_bundled_model_watches_its_clip() -> None:
+    config = load_tree(serve_config(rendered("default"))["applications"][0]["args"]["configuration"])
+    assert (config.model.name, config.model.device) == ("demo", "cpu")
+    assert [str(camera.source) for camera in config.cameras] == ["demo://gate"]
+    assert config.questions
+    own = rendered("default", "config.questions[0].id=person", "config.questions[0].text=Is anyone there?")
+    assert load_tree(serve_config(own)["applications"][0]["args"]["configuration"]).cameras == []
+
+
+def test_a_checkpoint_by_hub_id_is_kept_on_a_claim() -> None:
+    claims = {each["metadata"]["name"] for each in of_kind(rendered("minimal"), "PersistentVolumeClaim")}
+    assert "sightline-model-cache" in claims
+    for variant in ("default", "city"):
+        claims = {each["metadata"]["name"] for each in of_kind(rendered(variant), "PersistentVolumeClaim")}
+        assert "sightline-model-cache" not in claims
