@@ -14,7 +14,7 @@ from pathlib import Path
 from sightline.v1 import incidents_pb2_grpc, pictures_pb2_grpc
 
 from actors.decoder import footage_collector, start_footage
-from actors.remote import await_reply, controller, own_host
+from actors.remote import ask_controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.grpc_service import IncidentsServicer
@@ -155,7 +155,7 @@ class Alerting:
     async def _watch_cameras(self) -> None:
         while True:
             try:
-                watched: CameraStates = await await_reply(controller().camera_states.remote(self._service.version))
+                watched: CameraStates = await ask_controller("camera_states", self._service.version)
                 self._service.update_cameras(watched)
                 self._cameras_known.set()
                 lives = {status.name: status.life for status in watched.statuses}
@@ -170,7 +170,7 @@ class Alerting:
         known: dict[str, str] = {}
         while True:
             try:
-                known = await await_reply(controller().replicas.remote(known, 10.0), timeout_s=20.0)
+                known = await ask_controller("replicas", known, 10.0, reply_s=20.0)
                 self._merger.follow(sorted(known.values()))
             except UnavailableError:
                 await asyncio.sleep(POLL_S)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sightline.v1 import ingest_pb2_grpc, pictures_pb2_grpc
 
-from actors.remote import await_reply, controller, own_host
+from actors.remote import ask_controller, await_reply, controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.clips.footage_collector import ClipOutcome, FootageCollector
@@ -22,7 +22,7 @@ from cluster.alerts.service import AlertService
 from cluster.codec.nvdec import shared_nvdec
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
-from cluster.control.camera_record import Assignment, CameraAssignment
+from cluster.control.camera_record import Assignment, CameraAssignment, Route
 from cluster.decoder.decode_pressure import DecodePressure
 from cluster.decoder.footage import service as recorder
 from cluster.decoder.footage.camera import CameraFootage, clip_shortages
@@ -98,7 +98,7 @@ async def start_footage(collector: FootageCollector, service: AlertService, enab
 
 
 async def _decoder_of(camera: str) -> str:
-    route = await await_reply(controller().where.remote(camera))
+    route: Route = await ask_controller("where", camera)
     if route.decoder_address is None:
         raise UnavailableError(f"no decoder is ready for camera {camera!r} yet")
     return str(route.decoder_address)
@@ -189,7 +189,7 @@ class Decoder:
     async def _register(self) -> None:
         while True:
             try:
-                await await_reply(controller().register_decoder.remote(self._info, list(self._cameras)))
+                await ask_controller("register_decoder", self._info, list(self._cameras))
                 return
             except UnavailableError as error:
                 log.warning("cannot register: %s", error)
@@ -316,6 +316,6 @@ class Decoder:
 
     async def _report_broken(self, replica: str, address: str) -> None:
         try:
-            await await_reply(controller().report_broken.remote(replica, address))
+            await ask_controller("report_broken", replica, address)
         except UnavailableError as error:
             log.warning("could not report %s: %s", replica, error)

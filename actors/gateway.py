@@ -26,7 +26,7 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
-from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, await_reply, controller
+from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, ask_controller, await_reply
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig, parse_camera
@@ -96,7 +96,7 @@ class MetricsPages:
         Raises:
             UnavailableError: the controller does not answer.
         """
-        members: dict[str, str] = await await_reply(controller().metrics_addresses.remote())
+        members: dict[str, str] = await ask_controller("metrics_addresses")
         try:
             handles = await asyncio.to_thread(self._look)
         except RayError as error:
@@ -313,8 +313,7 @@ class ControllerDirectory:
     ) -> CameraStatus:
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
         managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager))
-        status: CameraStatus = await await_reply(controller().add_camera.remote(managed, force, takeover))
-        return status
+        return await ask_controller("add_camera", managed, force, takeover)
 
     async def update(
         self,
@@ -327,44 +326,35 @@ class ControllerDirectory:
     ) -> CameraStatus:
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
         managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager))
-        status: CameraStatus = await await_reply(controller().update_camera.remote(managed, takeover))
-        return status
+        return await ask_controller("update_camera", managed, takeover)
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
-        await await_reply(controller().remove_camera.remote(name, manager_from_outside(manager), takeover))
+        await ask_controller("remove_camera", name, manager_from_outside(manager), takeover)
 
     async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
-        cameras: Sequence[ManagedCamera] = await await_reply(controller().managed_cameras.remote(list(names)))
-        return cameras
+        return await ask_controller("managed_cameras", list(names))
 
     async def list(self) -> Sequence[CameraStatus]:
-        statuses: Sequence[CameraStatus] = await await_reply(controller().list_cameras.remote())
-        return statuses
+        return await ask_controller("list_cameras")
 
     async def get(self, name: str) -> CameraStatus:
-        status: CameraStatus = await await_reply(controller().get_camera.remote(name))
-        return status
+        return await ask_controller("get_camera", name)
 
     async def where(self, name: str) -> Any:
         """A :class:`~cluster.control.directory.Route`."""
-        return await await_reply(controller().where.remote(name))
+        return await ask_controller("where", name)
 
     async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
         """See the controller."""
-        replicas: dict[str, str] = await await_reply(
-            controller().replicas.remote(known, timeout_s), timeout_s=timeout_s + 10.0
-        )
-        return replicas
+        return await ask_controller("replicas", known, timeout_s, reply_s=timeout_s + 10.0)
 
     async def list_replicas(self) -> Sequence[ReplicaStatus]:
         """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
-        statuses: Sequence[ReplicaStatus] = await await_reply(controller().list_replicas.remote())
-        return statuses
+        return await ask_controller("list_replicas")
 
     async def drain(self, name: str, undo: bool) -> ReplicaStatus:
         """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
-        status: ReplicaStatus = await await_reply(controller().drain_replica.remote(name, undo))
-        return status
+        return await ask_controller("drain_replica", name, undo)
 
     async def metrics_addresses(self) -> dict[str, str]:
         """See :class:`actors.gateway.MetricsPages`."""

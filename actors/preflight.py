@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
+from pathlib import Path
 
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret, peer_tls, tls_files
@@ -27,6 +29,7 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
     if config.cluster.ray_address is not None:
         check_ray(config.cluster.ray_address)
         return config  # The gateway may run on another machine.
+    check_folders(config)
     gateway = config.gateway
     port = free_port(gateway.host, gateway.port, "gateway.port")
     metrics_port = free_port(gateway.host, gateway.metrics_port, "gateway.metrics_port")
@@ -59,6 +62,32 @@ def check_settings(config: SightlineConfig) -> None:
     tls_files(config.security)
     peer_tls(config.security)
     memory_secret(config.security)
+
+
+def check_folders(config: SightlineConfig) -> None:
+    """Check that the folders of this machine that the configuration names can be made and written.
+
+    Raises:
+        ConfigError: one cannot.
+    """
+    folders = {
+        "alerts.folder": config.alerts.folder,
+        "clips.folder": config.clips.folder,
+        "cluster.log_dir": config.cluster.log_dir,
+        "security.audit_log": config.security.audit_log and str(Path(config.security.audit_log).parent),
+    }
+    for key, folder in folders.items():
+        if folder is None:
+            continue
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            reason = "" if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if reason:
+            raise ConfigError(
+                f"{folder} cannot be written: {reason}; choose another {key}, or let this user write there"
+            )
 
 
 # Linux assigns connections ports from 32768 on, and Ray its workers those from 10002 to 19999.

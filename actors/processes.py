@@ -19,6 +19,7 @@ from actors.tier import TierNode, tier_name
 from cluster.config import SightlineConfig
 from cluster.config.alerts import AlertsConfig
 from cluster.config.cluster import PlacementConfig
+from cluster.config.sources import decoder_roots
 from cluster.redaction import REVEAL
 
 
@@ -88,7 +89,9 @@ def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Pr
     controls = only(config, *SightlineConfig.model_fields.keys() - elsewhere)
     controls = controls.model_copy(update={"cluster": config.cluster})
     found = [Process(CONTROLLER, Controller, (controls, run_id, host), "control", keeps_state=True)]
-    decodes = only(config, "gateway", "clips", "tracing")
+    # Of the cameras, decoders are told which files they may open.
+    allowed = config.security.model_copy(update={"file_roots": decoder_roots(config)})
+    decodes = only(config, "gateway", "clips", "tracing").model_copy(update={"security": allowed})
     found += [Process(name, Decoder, (decodes, name, host), "decoder") for name in decoders]
     found.append(Process(GATEWAY, Gateway, (only(config, "gateway", "asking"),), "control"))
     if config.alerts.enabled:

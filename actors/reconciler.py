@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from actors.remote import await_reply, controller, own_host
+from actors.remote import ask_controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
@@ -83,18 +83,16 @@ class ControllerCameras:
     """The controller as :class:`~cluster.kubernetes.reconciler.CameraCluster`."""
 
     async def managed(self) -> Sequence[ManagedCamera]:
-        cameras: Sequence[ManagedCamera] = await await_reply(controller().managed_cameras.remote())
-        return cameras
+        return await ask_controller("managed_cameras")
 
     async def statuses(self) -> Sequence[CameraStatus]:
-        statuses: Sequence[CameraStatus] = await await_reply(controller().list_cameras.remote())
-        return statuses
+        return await ask_controller("list_cameras")
 
     async def add(self, camera: ManagedCamera, *, takeover: bool) -> None:
-        await await_reply(controller().add_camera.remote(camera, False, takeover))
+        await ask_controller("add_camera", camera, False, takeover)
 
     async def update(self, camera: ManagedCamera, *, takeover: bool) -> None:
-        await await_reply(controller().update_camera.remote(camera, takeover))
+        await ask_controller("update_camera", camera, takeover)
 
     async def remove(self, name: str) -> None:
-        await await_reply(controller().remove_camera.remote(name, KUBERNETES), timeout_s=REMOVE_S)
+        await ask_controller("remove_camera", name, KUBERNETES, reply_s=REMOVE_S)

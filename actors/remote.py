@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.experimental import internal_kv
 
 from cluster.errors import UnavailableError
+
+T = TypeVar("T")
 
 NAMESPACE = "sightline"
 CONTROLLER = "controller"
@@ -44,6 +46,13 @@ def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0) -> Any:
         return ray.get(reply, timeout=timeout_s)
     except (RayTaskError, RayActorError, GetTimeoutError) as error:
         raise _translated_error(error, timeout_s) from None
+
+
+async def ask_controller(method: str, *arguments: Any, reply_s: float = 10.0) -> T:
+    """Call a method of the controller; the caller states its return type. Raises what the method raised, and
+    ``UnavailableError`` like :func:`await_reply`."""
+    reply: T = await await_reply(getattr(controller(), method).remote(*arguments), timeout_s=reply_s)
+    return reply
 
 
 def _translated_error(error: Exception, timeout_s: float) -> Exception:

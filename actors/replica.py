@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.v1 import frames_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
 
-from actors.remote import await_reply, await_reply_blocking, controller, own_host
+from actors.remote import ask_controller, await_reply, await_reply_blocking, controller, own_host
 from actors.startup import configure_logging, describe_process
 from actors.tier import tier_of_this_node
 from cluster import metrics
@@ -67,7 +67,7 @@ class Replica:
             gc.freeze()
             await self._start(engine, bank, own_host(host))
         except SightlineError as error:
-            await await_reply(controller().report_failure.remote(error))
+            await ask_controller("report_failure", error)
             raise
 
     async def _load(self, config: SightlineConfig) -> tuple[Engine, MemoryBank]:
@@ -182,12 +182,13 @@ class Replica:
         while True:
             try:
                 # Before a camera of the same name can come here and find the removed one's memory.
-                self._deletions.schedule(await await_reply(controller().pending_deletions.remote(self._instance)))
+                self._deletions.schedule(await ask_controller("pending_deletions", self._instance))
                 await self._deletions.wait_until_done()
-                if await await_reply(controller().was_expired.remote(self._instance)):
+                expired: bool = await ask_controller("was_expired", self._instance)
+                if expired:
                     await asyncio.wrap_future(self._worker.release_all())
                 streams = self._worker.open_streams()
-                self._name = await await_reply(controller().register_replica.remote(self._info, self._name, streams))
+                self._name = await ask_controller("register_replica", self._info, self._name, streams)
                 return
             except UnavailableError as error:
                 log.warning("cannot register: %s", error)

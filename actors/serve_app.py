@@ -24,8 +24,11 @@ from cluster.config import SightlineConfig
 from cluster.config.load import load_tree
 from cluster.errors import ConfigError
 
-NOT_THE_REPLICAS = ("cameras", "questions", "alerts", "clips", "gateway", "kubernetes")
-"""Sections that replicas do not read: questions arrive with each camera."""
+NOT_THE_REPLICAS = (
+    *("cameras", "questions", "sampling", "pruning", "window", "source"),
+    *("alerts", "clips", "gateway", "kubernetes"),
+)
+"""Sections that replicas do not read: a camera's settings arrive with it."""
 
 
 def processes(args: dict[str, Any]) -> Application:

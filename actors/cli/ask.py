@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
@@ -53,7 +53,6 @@ def ask(
     """
     from actors.cli.options import parse_duration
     from actors.cli.output import check_writable
-    from cluster.client import GatewayClient
     from cluster.errors import ConfigError
 
     wanted: dict[str, Any] = {
@@ -69,12 +68,12 @@ def ask(
         raise ConfigError("--json needs a question on the command line")
     if pictures is not None:
         check_writable(pictures)
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         shown = Shown(explain=explain, pictures=pictures, json=json)
         if interactive:
             _talk(client, camera, conversation, wanted, shown)
         else:
-            shown.answer(client.ask(camera, question, conversation=conversation, **wanted))
+            shown.answer(question, client.ask(camera, question, conversation=conversation, **wanted))
 
 
 def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[str, Any], shown: Shown) -> None:
@@ -92,7 +91,7 @@ def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[st
         if not question:
             continue
         try:
-            told = shown.answer(client.ask(camera, question, conversation=conversation, **wanted))
+            told = shown.answer(question, client.ask(camera, question, conversation=conversation, **wanted))
             conversation = told.conversation
         except KeyboardInterrupt:
             print("\nstopped")
@@ -112,7 +111,7 @@ class Shown:
         self._json = json
         self._conversation = ""
 
-    def answer(self, events: Generator[str | Told, None, None]) -> Told:
+    def answer(self, question: str, events: Generator[str | Told, None, None]) -> Told:
         """Print the pieces as they arrive, then the rest; the call has ended when this returns or raises.
 
         Raises:
@@ -136,17 +135,20 @@ class Shown:
         files = write_pictures(event, self._pictures) if self._pictures is not None else []
         if self._json is not None:
             write_json(self._json, as_json(event, files))
-        self._remarks(event)
+        self._remarks(question, event)
         if self._explain and not quiet:
             _print_explanation(event)
         return event
 
-    def _remarks(self, told: Told) -> None:
+    def _remarks(self, question: str, told: Told) -> None:
         from actors.cli.output import console
+        from cluster.types.cameras import is_open_question
 
         screen = console(stderr=True)
         if told.result.degraded:
             screen.print("[yellow]part of the memory was out of reach; something may be missing from the answer[/]")
+        if is_open_question(question) and told.result.text.strip(" .").lower() in ("yes", "no"):
+            screen.print("[yellow]the question asks for more than yes or no; this model answered no more than that[/]")
         if (screen.is_terminal or self._explain) and told.conversation != self._conversation:
             screen.print(f"[dim]conversation {told.conversation}[/]")
             self._conversation = told.conversation

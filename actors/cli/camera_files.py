@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
@@ -51,7 +51,6 @@ def apply(
     from rich.markup import escape
 
     from actors.cli.output import console, plural, write_json
-    from cluster.client import GatewayClient
     from cluster.control.cameras.changes import plan
     from cluster.control.cameras.managed import CLUSTER, manager_from_outside
     from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
@@ -62,7 +61,7 @@ def apply(
     entries = read_cameras("standard input", sys.stdin.read()) if file == "-" else read_cameras(Path(file))
     screen = console(stderr=json == "-")
     errors: dict[str, str] = {}
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         changes = plan(entries, client.cameras_export(secrets=True), manager, prune=prune, takeover=takeover)
         conflicts = [change for change in changes if change.kind == "conflict"]
         for change in changes:
@@ -138,12 +137,11 @@ def export(
     """
     from json import loads
 
-    from cluster.client import GatewayClient
     from cluster.control.cameras.managed import entry_to_json, with_variables
     from cluster.errors import SightlineError
     from cluster.kubernetes.resource import as_yaml
 
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         cameras = client.cameras_export(names or (), secrets=secrets)
     entries: list[dict[str, object]] = []
     variables: dict[str, str] = {}

@@ -10,11 +10,14 @@ import typer
 
 from actors.cli import camera_files
 from actors.cli.camera_files import Takeover
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, Settings, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, Settings, connect
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
 app.command("apply")(camera_files.apply)
 app.command("export")(camera_files.export)
+
+CONNECT_S = 2.0
+"""Seconds that `add` waits for what becomes of the source."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the camera.")]
 
@@ -58,7 +61,7 @@ def add(
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Add a camera; it starts at once.
+    """Add a camera; it starts at once, and what is wrong with its source is said after some seconds.
 
     Says who answers it, how often and how soon; at which quality, where the replicas are full; or refuses it and says
     what is missing, in cameras like it and in replicas.
@@ -74,8 +77,7 @@ def add(
     from dataclasses import asdict
 
     from actors.cli.options import parse_questions, parse_settings
-    from actors.cli.output import expectation, write_json
-    from cluster.client import GatewayClient
+    from actors.cli.output import expectation, print_json
     from cluster.config import parse_camera
 
     # The cluster validates it too; checking here finds the error without a round trip.
@@ -84,11 +86,13 @@ def add(
         wanted["privacy_masks"] = [*wanted.get("privacy_masks", []), *mask]
     entry = parse_camera(name, source, parse_questions(question), wanted)
     asked = [item.question() for item in entry.questions or []]
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         status = client.camera_add(name, entry.source, asked, wanted, force=force)
-    if json is not None:
-        write_json(json, asdict(status))
-    if json != "-":
+        deadline = time.monotonic() + CONNECT_S
+        while entry.source and status.state in ("waiting", "connecting") and time.monotonic() < deadline:
+            time.sleep(CONNECT_S / 20)
+            status = client.camera_get(name)
+    if print_json(json, asdict(status)):
         print(f"{name}: {status.state}" + (f", {status.reason}" if status.reason else ""))
         print(expectation(status))
 
@@ -123,8 +127,7 @@ def update(
     from dataclasses import asdict
 
     from actors.cli.options import parse_questions, parse_settings
-    from actors.cli.output import expectation, write_json
-    from cluster.client import GatewayClient
+    from actors.cli.output import expectation, print_json
     from cluster.config import deep_merge, parse_camera
     from cluster.control.cameras.managed import settings_of
     from cluster.errors import ConfigError
@@ -134,16 +137,14 @@ def update(
         wanted["questions"] = parse_questions(question)
     if not wanted and source is None:
         raise ConfigError("nothing to change; give --source, --question, --priority or --set")
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         [camera] = client.cameras_export([name], secrets=True)
         before = settings_of(camera.entry)
         address = camera.entry.source if source is None else source
         # The cluster validates it too; checking here finds the error without a round trip.
         entry = parse_camera(name, address, settings=deep_merge(before, wanted))
         status = client.camera_update(name, entry.source, settings_of(entry), takeover=takeover)
-    if json is not None:
-        write_json(json, asdict(status))
-    if json != "-":
+    if print_json(json, asdict(status)):
         print(f"{name}: changed")
         print(expectation(status))
 
@@ -166,9 +167,8 @@ def list_cameras(
     from rich.console import Group
 
     from actors.cli.output import cameras_table, console, reasons, write_json
-    from cluster.client import GatewayClient
 
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         if json is not None:
             statuses = [asdict(status) for status in client.cameras_list()]
             write_json(json, statuses)
@@ -208,9 +208,8 @@ def picture(
     $ sightline cameras picture gate -o gate.jpg --kept
     """
     from actors.cli.output import save
-    from cluster.client import GatewayClient
 
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         found = client.picture(name, kept=kept, width=width)
     file = output or Path(f"{name}.jpg")
     save(file, [found.jpeg], len(found.jpeg), name)
@@ -223,8 +222,7 @@ def remove(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GA
 
     $ sightline cameras remove gate
     """
-    from cluster.client import GatewayClient
 
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         client.camera_remove(name, takeover=takeover)
     print(f"{name}: removed")

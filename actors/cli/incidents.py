@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from cluster.alerts.incident import AlertEvent, Incident, Mute
     from cluster.alerts.service import Outbox
-    from cluster.client import GatewayClient
 
 app = typer.Typer(no_args_is_help=True, help="List, acknowledge and mute incidents.")
 
@@ -49,14 +48,12 @@ def list_incidents(
     from dataclasses import asdict
 
     from actors.cli.options import parse_duration
-    from actors.cli.output import console, write_json
+    from actors.cli.output import console, print_json
 
     since_s = time.time() - parse_duration(since, "--since") if since else 0.0
-    with _client(gateway) as client:
+    with connect(gateway) as client:
         found = client.incidents(camera=camera, subject=question, only_open=only_open, since_s=since_s, limit=limit)
-    if json is not None:
-        write_json(json, [asdict(incident) for incident in found])
-    if json != "-":
+    if print_json(json, [asdict(incident) for incident in found]):
         console().print(incidents_table(found) if found else "no incidents", markup=False)
 
 
@@ -68,27 +65,20 @@ def show(incident: Id, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) ->
     """
     from dataclasses import asdict
 
-    from rich import box
-    from rich.table import Table
+    from actors.cli.output import console, make_table, print_json
 
-    from actors.cli.output import console, write_json
-
-    with _client(gateway) as client:
+    with connect(gateway) as client:
         detail = client.incident(incident)
-    if json is not None:
-        write_json(json, asdict(detail))
-    if json == "-":
+    if not print_json(json, asdict(detail)):
         return
     screen = console()
     for text in summary(detail.incident):
         screen.print(text, markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("event", "at", "told"):
-        table.add_column(name, no_wrap=name != "told")
+    rows = []
     for event in detail.events:
         told = [_told(each) for each in detail.deliveries if each.event.key == event.key]
-        table.add_row(event.kind, _clock(event.at_s), "muted" if event.quiet else ", ".join(told))
-    screen.print(table)
+        rows.append((event.kind, _clock(event.at_s), "muted" if event.quiet else ", ".join(told)))
+    screen.print(make_table("!event|!at|told", rows))
 
 
 @app.command("ack")
@@ -97,7 +87,7 @@ def acknowledge(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -
 
     $ sightline incidents ack 3f9c2a51d07be864
     """
-    with _client(gateway) as client:
+    with connect(gateway) as client:
         found = client.acknowledge(incident, by or _login())
     print(f"{found.id}: acknowledged by {found.acknowledged_by}")
 
@@ -119,14 +109,13 @@ def clip(
     $ sightline incidents clip 3f9c2a51d07be864 --snapshot
     """
     from actors.cli.output import console, save
-    from cluster.client import GatewayClient
     from cluster.errors import ConfigError
 
     if snapshot and at_end:
         raise ConfigError("--snapshot and --end contradict each other; give one of them")
     kind: Literal["snapshot", "clip", "end"] = "snapshot" if snapshot else "end" if at_end else "clip"
     file = output or Path(f"{incident}.{'jpg' if snapshot else 'mp4'}")
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         about, data = client.footage(incident, kind)
         size = save(file, data, about.size, f"{kind} of {about.camera}")
     print(f"{file}: {kind} of an incident at {about.camera}, {size} bytes")
@@ -154,22 +143,20 @@ def mute(
     from dataclasses import asdict
 
     from actors.cli.options import parse_duration
-    from actors.cli.output import write_json
+    from actors.cli.output import print_json
     from cluster.errors import ConfigError
 
     if lift and length:
         raise ConfigError("--for and --lift contradict each other; give one of them")
     for_s = parse_duration(length, "--for") if length else 0.0
-    with _client(gateway) as client:
+    with connect(gateway) as client:
         if lift:
             mutes = client.unmute(camera, question)
         elif length:
             mutes = client.mute(camera, question, for_s, by or _login())
         else:
             mutes = client.mutes()
-    if json is not None:
-        write_json(json, [asdict(each) for each in mutes])
-    if json != "-":
+    if print_json(json, [asdict(each) for each in mutes]):
         print("\n".join(mute_line(each) for each in mutes) or "nothing is muted")
 
 
@@ -195,7 +182,7 @@ def follow(
     screen = console()
     lines = JsonLines(json) if json is not None else None
     try:
-        with _client(gateway) as client:
+        with connect(gateway) as client:
             for shown, (event, missed) in enumerate(client.follow(cameras or (), opened=not only_new), start=1):
                 if missed:
                     console(stderr=True).print(f"[yellow]{missed} events were missed: this client reads too slowly[/]")
@@ -222,13 +209,11 @@ def outbox(
     """
     from dataclasses import asdict
 
-    from actors.cli.output import console, write_json
+    from actors.cli.output import console, print_json
 
-    with _client(gateway) as client:
+    with connect(gateway) as client:
         status = client.outbox(dead)
-    if json is not None:
-        write_json(json, asdict(status))
-    if json != "-":
+    if print_json(json, asdict(status)):
         screen = console()
         screen.print(
             sinks_table(status) if status.sinks else "no sinks; see alerts.sinks in docs/alerts.md", markup=False
@@ -249,37 +234,32 @@ def resend(
     """
     from actors.cli.output import plural
 
-    with _client(gateway) as client:
+    with connect(gateway) as client:
         count = client.resend(sink, key)
     print(f"{plural(count, 'alert')} sent again")
 
 
 def incidents_table(incidents: Sequence[Incident]) -> Table:
     """One row per incident."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from actors.cli.options import spoken
+    from actors.cli.output import make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("id", "camera", "what", "severity", "since", "lasted", "score", "state"):
-        table.add_column(
-            name, no_wrap=name in ("id", "since"), justify="right" if name in ("lasted", "score") else "left"
+    rows = [
+        (
+            each.id,
+            each.camera,
+            each.subject,
+            Text(each.severity, STYLE.get(each.severity, "")),
+            _clock(each.opened_s),
+            spoken(max(0.0, (each.ended_s or time.time()) - each.opened_s)),
+            f"{each.score:.2f}" if each.kind == "question" else "",
+            state(each),
         )
-    for incident in incidents:
-        lasted = (incident.ended_s or time.time()) - incident.opened_s
-        table.add_row(
-            incident.id,
-            Text(incident.camera),
-            Text(incident.subject),
-            Text(incident.severity, STYLE.get(incident.severity, "")),
-            _clock(incident.opened_s),
-            spoken(max(0.0, lasted)),
-            f"{incident.score:.2f}" if incident.kind == "question" else "",
-            state(incident),
-        )
-    return table
+        for each in incidents
+    ]
+    return make_table("!id|camera|what|severity|!since|>lasted|>score|state", rows)
 
 
 def state(incident: Incident) -> Text:
@@ -349,18 +329,13 @@ def _said(event: AlertEvent) -> str:
 
 def sinks_table(status: Outbox) -> Table:
     """One row per sink."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from actors.cli.output import make_table, works_or
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("sink", "kind", "waiting", "taken", "failed", "dead", "state"):
-        table.add_column(name, justify="right" if name in ("waiting", "taken", "failed", "dead") else "left")
-    for name, (kind, lane) in status.sinks.items():
-        numbers = (lane.waiting, lane.delivered, lane.failures, lane.dead)
-        said = Text(lane.trouble, "bold red") if lane.trouble else Text("works", "green")
-        table.add_row(Text(name), kind, *(str(number) for number in numbers), said)
-    return table
+    rows = [
+        (name, kind, str(lane.waiting), str(lane.delivered), str(lane.failures), str(lane.dead), works_or(lane.trouble))
+        for name, (kind, lane) in status.sinks.items()
+    ]
+    return make_table("sink|kind|>waiting|>taken|>failed|>dead|state", rows)
 
 
 def troubles(status: Outbox) -> list[str]:
@@ -394,9 +369,3 @@ def _login() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return "somebody"
-
-
-def _client(gateway: str) -> GatewayClient:
-    from cluster.client import GatewayClient
-
-    return GatewayClient(gateway, credentials=client_credentials())

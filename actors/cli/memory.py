@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,14 +26,11 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
     """
     from dataclasses import asdict
 
-    from actors.cli.output import console, write_json
-    from cluster.client import GatewayClient
+    from actors.cli.output import console, print_json
 
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         status = client.memory(camera)
-    if json is not None:
-        write_json(json, asdict(status))
-    if json != "-":
+    if print_json(json, asdict(status)):
         screen = console()
         for line in summary(status):
             screen.print(line, markup=False)
@@ -59,8 +56,7 @@ def forget(
     from dataclasses import asdict
 
     from actors.cli.options import parse_duration, spoken_bytes
-    from actors.cli.output import plural, write_json
-    from cluster.client import GatewayClient
+    from actors.cli.output import plural, print_json
     from cluster.errors import ConfigError
 
     before_s = parse_duration(before, "--before") if before else 0.0
@@ -68,11 +64,9 @@ def forget(
         if not sys.stdin.isatty():
             raise ConfigError(f"all memory of camera {camera!r} would be deleted; add --yes, or --before DURATION")
         typer.confirm(f"Delete everything that camera {camera!r} has seen?", abort=True)
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         forgotten = client.forget(camera, before_s)
-    if json is not None:
-        write_json(json, asdict(forgotten))
-    if json != "-":
+    if print_json(json, asdict(forgotten)):
         print(
             f"{camera}: deleted {plural(forgotten.frames, 'frame')}, {spoken_bytes(forgotten.bytes)} of memory; "
             f"{plural(forgotten.files, 'file')}, {spoken_bytes(forgotten.file_bytes)} of footage; "
@@ -101,25 +95,14 @@ def summary(status: MemoryStatus) -> list[str]:
 
 def tiers_table(status: MemoryStatus) -> Table:
     """One row per tier, fastest first, and one for the frames that are in none yet."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     from actors.cli.options import spoken_bytes
+    from actors.cli.output import make_table, works_or
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("tier")
-    table.add_column("holds", justify="right", no_wrap=True)
-    table.add_column("of its cap", justify="right", no_wrap=True)
-    table.add_column("state")
+    rows = []
     for name in {**status.tier_bytes, **status.tier_states}:
         size = status.tier_bytes.get(name)
         trouble = status.tier_states.get(name)
         share = f"{100 * size / status.cap_bytes:.0f} %" if size is not None and status.cap_bytes else ""
-        table.add_row(
-            Text(name),
-            "" if size is None else spoken_bytes(size),
-            share,
-            "" if trouble is None else Text(trouble, "bold red") if trouble else Text("works", "green"),
-        )
-    return table
+        held = "" if size is None else spoken_bytes(size)
+        rows.append((name, held, share, "" if trouble is None else works_or(trouble)))
+    return make_table("tier|>!holds|>!of its cap|state", rows)

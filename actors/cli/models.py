@@ -29,13 +29,11 @@ def list_models(json: Json = None) -> None:
     """
     from dataclasses import asdict
 
-    from actors.cli.output import console, write_json
+    from actors.cli.output import console, print_json
     from cluster.lab.planning.model_card import family_cards
 
     cards = family_cards()
-    if json is not None:
-        write_json(json, [asdict(card) for card in cards])
-    if json != "-":
+    if print_json(json, [asdict(card) for card in cards]):
         console().print(families_table(cards), markup=False)
 
 
@@ -55,13 +53,11 @@ def show(
     """
     from dataclasses import asdict
 
-    from actors.cli.output import console, write_json
+    from actors.cli.output import console, print_json
     from cluster.lab.planning.model_card import model_card
 
     card = model_card(model)
-    if json is not None:
-        write_json(json, asdict(card))
-    if json != "-":
+    if print_json(json, asdict(card)):
         console().print(card_table(card), markup=False)
 
 
@@ -86,16 +82,14 @@ def check(
 
     $ sightline models check /models/mine --device cuda --dtype bfloat16 --json check.json
     """
-    from actors.cli.output import check_writable, console, write_json
+    from actors.cli.output import check_writable, console, print_json
     from cluster.lab.check.run import STEPS, run_check
 
     if json not in (None, "-"):
         check_writable(Path(json).parent)
     with _Progress(STEPS) as progress:
         report = run_check(model, device=device, dtype=dtype, clip=clip, on_step=progress.step)
-    if json is not None:
-        write_json(json, report.to_json())
-    if json != "-":
+    if print_json(json, report.to_json()):
         console().print(report_table(report), markup=False)
         print(verdict(report))
     if report.wrong:
@@ -132,15 +126,9 @@ class _Progress:
 
 def report_table(report: CheckReport) -> Table:
     """One row per stage."""
-    from rich import box
-    from rich.table import Table
+    from actors.cli.output import make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("stage", "verdict", "found"):
-        table.add_column(column)
-    for stage in report.stages:
-        table.add_row(stage.name, stage.verdict, stage.sentence)
-    return table
+    return make_table("stage|verdict|found", [(each.name, each.verdict, each.sentence) for each in report.stages])
 
 
 def verdict(report: CheckReport) -> str:
@@ -153,18 +141,13 @@ def verdict(report: CheckReport) -> str:
 
 def families_table(cards: Sequence[FamilyCard]) -> Table:
     """One row per family."""
-    from rich import box
-    from rich.table import Table
+    from actors.cli.output import make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("family", "presets", "shapes", "can", "engines"):
-        table.add_column(column)
+    rows = []
     for card in cards:
         can = [name for name in ("window", "reuse", "memory", "ask") if getattr(card, name)]
-        table.add_row(
-            card.family, ", ".join(card.presets), ", ".join(card.shapes), ", ".join(can), ", ".join(card.engines)
-        )
-    return table
+        rows.append((card.family, *(", ".join(each) for each in (card.presets, card.shapes, can, card.engines))))
+    return make_table("family|presets|shapes|can|engines", rows)
 
 
 def card_table(card: ModelCard) -> Table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from cluster.client import GatewayClient
     from cluster.wire.tls import ClientCredentials
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -89,6 +90,13 @@ def client_credentials() -> ClientCredentials:
     from cluster.wire.tls import ClientCredentials
 
     return ClientCredentials.from_environment()
+
+
+def connect(gateway: str) -> GatewayClient:
+    """Client of the gateway ``host:port``, with the environment's credentials; a context manager."""
+    from cluster.client import GatewayClient
+
+    return GatewayClient(gateway, credentials=client_credentials())
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:

@@ -90,48 +90,34 @@ def state(camera: CameraStatus) -> Text:
 
 def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
     """One row per camera; fewer columns when it is narrow."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     wide = width >= WIDE
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("camera")
-    table.add_column("state", no_wrap=True)
-    if wide:
-        table.add_column("from", no_wrap=True)
-        table.add_column("class, quality", no_wrap=True)
-        table.add_column("picture", no_wrap=True)
-        table.add_column("cue", no_wrap=True)
-        table.add_column("decode", no_wrap=True)
-        table.add_column("frame age", justify="right", no_wrap=True)
-        table.add_column("decoder → replica")
-    table.add_column("windows", justify="right")
-    table.add_column("tokens full → kept → computed", justify="right", min_width=22)
-    table.add_column("latency", justify="right", no_wrap=True)
-    if wide:
-        table.add_column("memory", justify="right", no_wrap=True)
-    table.add_column("last answers")
+    details = "!from|!class, quality|!picture|!cue|!decode|>!frame age|decoder → replica|" if wide else ""
+    held = ">!memory|" if wide else ""
+    columns = f"camera|!state|{details}>windows|>tokens full → kept → computed|>!latency|{held}last answers"
+    rows = []
     for camera in cameras:
-        details = (
+        more = (
+            camera.manager,
+            f"{camera.priority}, {camera.rung}",
             f"{camera.codec} {camera.width}×{camera.height}" if camera.codec else "",
             camera.cue,
             camera.decode,
             f"{camera.last_frame_age_s:.1f} s" if camera.frames_decoded else "",
-            Text(" → ".join(filter(None, (camera.decoder, camera.replica)))),
+            " → ".join(filter(None, (camera.decoder, camera.replica))),
         )
-        table.add_row(
-            Text(camera.name),
-            state(camera),
-            *((Text(camera.manager), f"{camera.priority}, {camera.rung}") if wide else ()),
-            *(details if wide else ()),
-            windows(camera),
-            tokens(camera),
-            f"{camera.latency_s:.2f} s" if camera.windows_done else "",
-            *((memory(camera),) if wide else ()),
-            Text(last_answers(camera)),
+        rows.append(
+            (
+                camera.name,
+                state(camera),
+                *(more if wide else ()),
+                windows(camera),
+                tokens(camera),
+                f"{camera.latency_s:.2f} s" if camera.windows_done else "",
+                *((memory(camera),) if wide else ()),
+                last_answers(camera),
+            )
         )
-    return table
+    return make_table(columns, rows)
 
 
 def expectation(camera: CameraStatus) -> str:
@@ -195,15 +181,48 @@ def write_json(target: str, body: Any) -> None:
         raise _unwritable(path, error) from None
 
 
+def print_json(target: str | None, body: Any) -> bool:
+    """Write ``body`` where ``--json`` says, if it is given; returns whether people are to read it as well."""
+    if target is not None:
+        write_json(target, body)
+    return target != "-"
+
+
+def make_table(columns: str, rows: Iterable[Sequence[Any]]) -> Table:
+    """A table in the command line's style.
+
+    Args:
+        columns: names between ``|``; ``>`` before a name aligns its column right, ``!`` keeps it on one line.
+        rows: cells; strings are shown as they are, without markup.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns.split("|"):
+        name = column.strip()
+        table.add_column(name.strip(">!"), justify="right" if ">" in name else "left", no_wrap="!" in name)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
+
+
+def works_or(trouble: str) -> Text:
+    """A cell: *works*, or the trouble."""
+    from rich.text import Text
+
+    return Text(trouble, "bold red") if trouble else Text("works", "green")
+
+
 def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
     """Write a streamed file with a progress bar; it appears only when complete. Returns its bytes.
 
     Raises:
-        SightlineError: the file cannot be written, or ``data`` broke off.
+        SightlineError: the file cannot be written (its folder must exist), or ``data`` broke off.
     """
     from rich.progress import Progress
 
-    check_writable(path.parent)
     part = path.with_name(f".{path.name}.part")
     try:
         with Progress(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:

@@ -51,7 +51,7 @@ def push(
     import asyncio
     from dataclasses import asdict
 
-    from actors.cli.output import write_json
+    from actors.cli.output import print_json
     from cluster.codec import FileSource, NetworkSource, open_source
     from cluster.errors import ConfigError
     from cluster.redaction import SourceAddress
@@ -76,9 +76,7 @@ def push(
         )
         status = asyncio.run(agent.run())
         progress.show(status)
-    if json is not None:
-        write_json(json, asdict(status))
-    if json != "-":
+    if print_json(json, asdict(status)):
         print(summary(status))
 
 

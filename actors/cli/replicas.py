@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,14 +29,11 @@ def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None
     """
     from dataclasses import asdict
 
-    from actors.cli.output import console, write_json
-    from cluster.client import GatewayClient
+    from actors.cli.output import console, print_json
 
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         replicas = client.replicas_list()
-    if json is not None:
-        write_json(json, [asdict(replica) for replica in replicas])
-    if json != "-":
+    if print_json(json, [asdict(replica) for replica in replicas]):
         console().print(replicas_table(replicas) if replicas else "no replica is ready", markup=False)
         for each in replicas:
             if each.trouble:
@@ -60,14 +57,11 @@ def drain(
     """
     from dataclasses import asdict
 
-    from actors.cli.output import write_json
-    from cluster.client import GatewayClient
+    from actors.cli.output import print_json
 
-    with GatewayClient(gateway, credentials=client_credentials()) as client:
+    with connect(gateway) as client:
         status = client.replica_drain(name, undo=undo)
-    if json is not None:
-        write_json(json, asdict(status))
-    if json != "-":
+    if print_json(json, asdict(status)):
         print(f"{name}: takes cameras again" if undo else f"{name}: drained; it still holds {status.held} cameras")
 
 
@@ -80,16 +74,10 @@ def replica_state(replica: ReplicaStatus) -> str:
 
 def replicas_table(replicas: Sequence[ReplicaStatus]) -> Table:
     """One row per replica."""
-    from rich import box
-    from rich.table import Table
+    from actors.cli.output import make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("replica", "state"):
-        table.add_column(column, no_wrap=True)
-    for column in ("cameras", "held", "below full quality", "full by", "backlog", "expected lag"):
-        table.add_column(column, justify="right")
-    for each in replicas:
-        table.add_row(
+    rows = [
+        (
             each.name,
             replica_state(each),
             str(each.cameras),
@@ -99,4 +87,6 @@ def replicas_table(replicas: Sequence[ReplicaStatus]) -> Table:
             f"{each.backlog_s:.1f} s",
             f"{each.expected_lag_s:.2f} s" if each.expected_lag_s else "",
         )
-    return table
+        for each in replicas
+    ]
+    return make_table("!replica|!state|>cameras|>held|>below full quality|>full by|>backlog|>expected lag", rows)

@@ -64,7 +64,7 @@ def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
 
     from rich.table import Table
 
-    from actors.cli.output import console, write_json
+    from actors.cli.output import console, print_json
     from cluster.security.tokens import read_tokens
 
     table = Table("name", "roles", "cameras", "expires")
@@ -77,9 +77,7 @@ def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
         rows.append(
             {"name": token.name, "roles": sorted(token.roles), "cameras": list(token.cameras), "expires": until}
         )
-    if json is not None:
-        write_json(json, {"tokens": rows})
-    if json != "-":
+    if print_json(json, {"tokens": rows}):
         console().print(table)
 
 

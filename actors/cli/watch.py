@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, connect
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
@@ -42,13 +42,12 @@ def watch(
     from dataclasses import asdict
 
     from actors.cli.output import JsonLines, console
-    from cluster.client import GatewayClient
 
     screen = console()
     lines = JsonLines(json) if json is not None else None
     shown = 0
     try:
-        with GatewayClient(gateway, credentials=client_credentials()) as client:
+        with connect(gateway) as client:
             # An unknown camera or unreachable gateway is reported now instead of waiting for answers that never come.
             for camera in cameras or ():
                 client.camera_get(camera)

@@ -133,6 +133,17 @@ class QuestionConfig(Section):
             raise ValueError(f"must not be {name!r}, which names a state of the camera itself (docs/alerts.md)")
         return name
 
+    @field_validator("text")
+    @classmethod
+    def _yes_or_no(cls, text: str) -> str:
+        from cluster.types.cameras import is_open_question
+
+        if is_open_question(text):
+            raise ValueError(
+                f"{text!r} asks for more than yes or no; word it like 'Is …?', or ask it with `sightline ask`"
+            )
+        return text
+
     def question(self) -> Question:
         """Convert to the engine's type."""
         return Question(self.id, self.text, self.threshold, self.explain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -175,6 +176,16 @@ class CameraStatus:
     manager: str = ""
     life: str = ""
     decode: str = ""
+
+
+_OPEN = re.compile(
+    r"\W*(what|which|who|whom|whose|why|how|describe|list|count|explain|tell|name|summari[sz]e)\b", re.IGNORECASE
+)
+
+
+def is_open_question(text: str) -> bool:
+    """Whether an English question asks for more than yes or no, by its first word; other languages are not noticed."""
+    return _OPEN.match(text) is not None
 
 
 HEALTH_SUBJECTS = ("camera-offline", "frozen-image", "covered-lens", "scene-change", "camera-unanswered")

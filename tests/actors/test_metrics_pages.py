@@ -43,7 +43,7 @@ class Members(Handle):
 @pytest.fixture
 def members(monkeypatch):
     members = Members()
-    monkeypatch.setattr("actors.gateway.controller", lambda: members)
+    monkeypatch.setattr("actors.remote.controller", lambda: members)
     monkeypatch.setattr("actors.gateway.ANSWER_S", 0.5)
     return members
 

@@ -1,4 +1,4 @@
-"""Ports that a cluster chooses before it starts."""
+"""Ports that a cluster chooses and folders that it looks at before it starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from actors.preflight import free_port
+from actors.preflight import check_folders, free_port
+from cluster.config import load_config
 from cluster.errors import ConfigError
 
 
@@ -26,3 +27,12 @@ def test_a_host_that_is_none():
         free_port("nowhere.invalid", 0, "gateway.port")
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.77:0"):
         free_port("192.0.2.77", 0, "gateway.port")
+
+
+@pytest.mark.parametrize("key", ["alerts.folder", "clips.folder", "cluster.log_dir", "security.audit_log"])
+def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path, key: str) -> None:
+    (tmp_path / "file").write_text("")
+    section, name = key.split(".")
+    config = load_config(None, {section: {name: str(tmp_path / "file" / "below")}})
+    with pytest.raises(ConfigError, match=rf"cannot be written: (Not a directory|File exists); choose another {key}"):
+        check_folders(config)

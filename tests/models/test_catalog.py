@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -55,6 +56,14 @@ def test_empty_folder_is_refused(tmp_path) -> None:
 def test_unknown_name_lists_the_presets(name: str) -> None:
     with pytest.raises(ModelError, match="tiny-qwen2_5_vl"):
         catalog.check_model(name)
+
+
+def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    begin = time.monotonic()
+    with pytest.raises(ModelError, match=r"hub http://127\.0\.0\.1:9 cannot be reached: .*refused.* name the folder"):
+        catalog.check_model("nobody/no-model-of-this-name")
+    assert time.monotonic() - begin < 2 * catalog.HUB_S
 
 
 def test_checking_imports_no_torch() -> None:

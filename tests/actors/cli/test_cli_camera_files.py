@@ -50,6 +50,9 @@ class Rules:
     async def remove(self, name, manager="", takeover=False):
         self.table.remove(name, manager=manager_from_outside(manager), takeover=takeover)
 
+    async def get(self, name):
+        return self.directory.status(name)
+
     async def list(self):
         return [self.directory.status(name) for name in self.directory.cameras]
 

@@ -12,6 +12,7 @@ from cluster.lab.scenes.street_clips import make_clip
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
+NOBODY = "rtsp://127.0.0.1:9/stream1"
 CONFIG = """
 model: {name: tiny-qwen2_5_vl}
 window: {length_s: 4, stride_s: 2}
@@ -68,12 +69,13 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
     wait_for(lambda: depot()["windows_done"] + depot()["windows_gated"] >= 3)
 
     # Cameras come and go while it runs; what is wrong is refused in one line.
+    assert "there is no file missing.mp4" in run("cameras", "add", "gate", "missing.mp4", code=2).stderr
     added = run(
-        "cameras", "add", "gate", "missing.mp4", "-q", "fence@0.7=Is anyone climbing?", "--set", "window.stride_s=4"
+        "cameras", "add", "gate", "street.mp4", "-q", "fence@0.7=Is anyone climbing?", "--set", "window.stride_s=4"
     )
     assert added.stdout.startswith("gate: ")
-    wait_for(lambda: "missing.mp4 does not exist" in run("cameras", "list").stdout)
-    assert "a camera 'gate' already" in run("cameras", "add", "gate", "other.mp4", code=1).stderr
+    assert "gate" in run("cameras", "list").stdout
+    assert "a camera 'gate' already" in run("cameras", "add", "gate", code=1).stderr
     assert "there is no camera 'gatr'" in run("cameras", "remove", "gatr", code=1).stderr
     assert run("cameras", "remove", "gate").stdout == "gate: removed\n"
     assert "gate" not in run("cameras", "list").stdout
@@ -105,16 +107,36 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
 
 def test_terminating_serve_is_a_clean_end(cli, wait_for):
     (cli.folder / "c.yaml").write_text(
-        CONFIG.replace("  - {name: street, source: street.mp4,", "  - {name: street, source: no.mp4,")
+        CONFIG.replace("source: street.mp4, source_options: {loop: true, realtime: true}", f'source: "{NOBODY}"')
     )
     process, log = cli.start("serve", "-c", "c.yaml", "--json", "addresses.json")
     wait_for(lambda: read_json(cli.folder / "addresses.json") or process.poll() is not None)
+    gateway = read_json(cli.folder / "addresses.json")["gateway"]
+    added = cli("cameras", "add", "late", NOBODY, SIGHTLINE_GATEWAY=gateway)
+    assert "late: backoff" in added.stdout, added.stderr
+    assert "nothing listens there" in added.stdout
+    # Whoever watches is told why nothing comes.
+    watching, said = cli.start("watch", "street", "-g", gateway)
+    wait_for(lambda: "street: " in said.read_text() and "nothing listens there" in said.read_text())
+    cli.interrupt(watching)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0, log.read_text()
-    assert log.read_text().endswith("stopped\n")
+    wait_for(lambda: log.read_text().endswith("stopped\n"))
     told = " ".join(log.read_text().split())
+    assert f"street: {NOBODY} refuses the connection" in told
+    assert "ready 2 cameras, 1 without pictures" in told
+    assert f"state {cli.folder}/state/sightline: cameras, incidents and clips" in told
     assert "model tiny-qwen2_5_vl has random weights" in told
     assert f"console http://{read_json(cli.folder / 'addresses.json')['metrics']}/ " in told
+    assert cli.orphans() == []
+
+    # The next one has the camera that was added to this one, and its incidents.
+    process, log = cli.start("serve", "-c", "c.yaml")
+    wait_for(lambda: "Stop it with Ctrl-C" in log.read_text() or process.poll() is not None)
+    assert "ready    3 cameras, 2 without pictures" in log.read_text()
+    assert (cli.folder / "state" / "sightline" / "alerts" / "alerts.sqlite").exists()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0, log.read_text()
     assert cli.orphans() == []
 
 

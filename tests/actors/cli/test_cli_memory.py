@@ -219,7 +219,7 @@ def test_answers_that_fail_are_closed(gateway, run):
 
     events = Events()
     with pytest.raises(KeyboardInterrupt):
-        Shown(explain=False, pictures=None, json=None).answer(events)
+        Shown(explain=False, pictures=None, json=None).answer("Is it?", events)
     assert events.closed == 1
 
 

@@ -5,7 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from actors.cli.output import cameras_table, memory, reasons, size, span
+from actors.cli.output import cameras_table, memory, reasons, save, size, span
+from actors.cli.serve import state_text, with_state
+from actors.cli.watch import silence_lines
+from cluster.config import load_config
+from cluster.errors import SightlineError
 from cluster.types import CameraStatus, LastAnswer
 
 CAMERAS = [
@@ -75,3 +79,42 @@ def test_sizes(nbytes, text):
 )
 def test_spans(seconds, text):
     assert span(seconds) == text
+
+
+def test_a_silent_camera_is_explained():
+    statuses = [
+        CameraStatus("gate", state="backoff", reason="rtsp://u:s3cret@h/1 refuses the connection", retry_in_s=3.0),
+        CameraStatus("dock", state="waiting", reason="for a client that pushes"),
+        CameraStatus("clip", state="ended"),
+        CameraStatus("yard", state="running"),
+    ]
+    assert silence_lines(statuses, ["gate", "yard"]) == ["gate: rtsp://u:***@h/1 refuses the connection"]
+    assert silence_lines(statuses, ["dock", "clip"]) == ["dock: for a client that pushes", "clip: its video has ended"]
+    assert len(silence_lines(statuses, [])) == 3
+    assert silence_lines([], []) == ["there is no camera; `sightline cameras add NAME SOURCE` adds one"]
+
+
+def test_the_folder_of_state(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def state(option="", **config):
+        return with_state(load_config(None, config), option)
+
+    assert state().cluster.state_dir == f"{tmp_path}/sightline"
+    assert state(cluster={"state_dir": "/var/lib/s"}).cluster.state_dir == "/var/lib/s"
+    assert state("/tmp/here", cluster={"state_dir": "/var/lib/s"}).cluster.state_dir == "/tmp/here"
+    # Ray's machines have each their own disk.
+    elsewhere = {"ray_address": "10.0.0.1:6379"}
+    assert state(cluster=elsewhere, security={"allow_plain_inside": True}).cluster.state_dir is None
+    assert "are lost when this cluster ends, and so are incidents" in state_text(state("none"))
+    assert "lost when this cluster ends; incidents and clips are in /a" in state_text(
+        state("none", alerts={"folder": "/a"})
+    )
+    assert state_text(state("/b")).startswith("/b: cameras, incidents and clips; what cameras remember ends with")
+    assert "/b: cameras; incidents and clips are in /a" in state_text(state("/b", alerts={"folder": "/a"}))
+
+
+def test_a_picture_makes_no_folders(tmp_path):
+    with pytest.raises(SightlineError, match=r"cannot write .*No such file"):
+        save(tmp_path / "nowhere" / "gate.jpg", [b"x"], 1, "gate")
+    assert not (tmp_path / "nowhere").exists()

@@ -54,7 +54,7 @@ cameras: [{name: entrance, source: "demo://gate", source_options: {loop: true, r
 {{/* What Ray Serve is told. A change restarts what reads it: the replicas, and with them the model, only if it is theirs. */}}
 {{- define "sightline.serve" -}}
 {{- $all := include "sightline.configuration" . | fromYaml -}}
-{{- $replicas := omit (deepCopy $all) "cameras" "questions" "alerts" "clips" "gateway" "kubernetes" -}}
+{{- $replicas := omit (deepCopy $all) "cameras" "questions" "sampling" "pruning" "window" "source" "alerts" "clips" "gateway" "kubernetes" -}}
 {{- $_ := set $replicas "cluster" (omit $replicas.cluster "decoders") -}}
 proxy_location: Disabled
 applications:
