@@ -19,8 +19,8 @@ from actors.tier import TierNode, tier_name
 from cluster.config import SightlineConfig
 from cluster.config.alerts import AlertsConfig
 from cluster.config.cluster import PlacementConfig
-from cluster.config.sources import file_roots, local_path
-from cluster.redaction import REVEAL, SourceAddress
+from cluster.config.sources import decoder_roots
+from cluster.redaction import REVEAL
 
 
 def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
@@ -89,7 +89,9 @@ def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Pr
     controls = only(config, *SightlineConfig.model_fields.keys() - elsewhere)
     controls = controls.model_copy(update={"cluster": config.cluster})
     found = [Process(CONTROLLER, Controller, (controls, run_id, host), "control", keeps_state=True)]
-    decodes = _with_files(only(config, "gateway", "clips", "tracing"), config)
+    # Of the cameras, decoders are told which files they may open.
+    allowed = config.security.model_copy(update={"file_roots": decoder_roots(config)})
+    decodes = only(config, "gateway", "clips", "tracing").model_copy(update={"security": allowed})
     found += [Process(name, Decoder, (decodes, name, host), "decoder") for name in decoders]
     found.append(Process(GATEWAY, Gateway, (only(config, "gateway", "asking"),), "control"))
     if config.alerts.enabled:
@@ -98,17 +100,6 @@ def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Pr
     if config.kubernetes.enabled:
         found.append(Process(RECONCILER, ReconcilerActor, (only(config, "kubernetes"), host), "control"))
     return found
-
-
-def _with_files(given: SightlineConfig, config: SightlineConfig) -> SightlineConfig:
-    """What decoders are given: they do not get the configuration's cameras, whose files they may open nevertheless."""
-    paths = [path for camera in config.cameras if (path := local_path(camera.source)) is not None]
-    if not paths:
-        return given
-    # Of a source that no camera has, which leaves the folders that are allowed to all.
-    allowed = file_roots(given, SourceAddress("file:///")) or ()
-    roots = sorted({str(path) for path in (*allowed, *paths)})
-    return given.model_copy(update={"security": given.security.model_copy(update={"file_roots": roots})})
 
 
 def tiers(config: SightlineConfig, host: str | None) -> list[Process]:

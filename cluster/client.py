@@ -41,7 +41,7 @@ from cluster.hosts import is_loopback
 from cluster.redaction import SourceAddress
 from cluster.types import Answer, CameraStatus, MemoryStatus, Question
 from cluster.types.reports import ReplicaStatus
-from cluster.wire.channel import CLUSTER_MESSAGE_BYTES, channel_options, split_address
+from cluster.wire.channel import channel_options, split_address
 from cluster.wire.convert import answer_from_proto, question_to_proto, replica_from_proto, status_from_proto
 from cluster.wire.memory_wire import (
     ForgottenCamera,
@@ -94,7 +94,7 @@ class GatewayClient:
         self._slow_s = 3 * deadline_s
         credentials = credentials or ClientCredentials()
         self._metadata = credentials.metadata(loopback=is_loopback(split_address(address)[0]))
-        options = channel_options(address, CLUSTER_MESSAGE_BYTES, internal=False)
+        options = channel_options(address, internal=False)
         tls = credentials.channel_credentials()
         self._channel = (
             grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls, options)

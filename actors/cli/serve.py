@@ -56,12 +56,10 @@ def serve(
     from actors.cli.options import parse_settings
     from actors.cli.output import console, plural, trouble_lines, write_json
     from cluster.config import load_config
-    from cluster.config.sources import check_files
     from cluster.errors import SightlineError
     from cluster.models.catalog import PRESETS
 
     loaded = with_state(load_config(config, parse_settings(settings)), state)
-    check_files(loaded, *loaded.cameras)
     screen = console(stderr=json == "-")
     stop = threading.Event()
     failure: str | None = None

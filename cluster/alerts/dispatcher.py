@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from cluster.alerts.incident import AlertEvent, Delivery
 from cluster.alerts.sinks import DeliveryError, Sink
+from cluster.config.alerts import RetryConfig
 
 log = logging.getLogger(__name__)
 
@@ -28,20 +29,10 @@ SEND_S = 60.0
 """Hard limit of one send, whatever timeout the sink is configured with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Exponential backoff: attempt n waits ``first_s * 2**n``, at most ``longest_s``, less up to half of it at random.
-
-    ``give_up_s``: age at which an alert that fails again becomes a dead letter.
-    """
-
-    first_s: float = 0.5
-    longest_s: float = 60.0
-    give_up_s: float = 86_400.0
-
-    def delay_s(self, attempt: int, draw: float) -> float:
-        """Delay in seconds after the ``attempt``-th failure, from 1; ``draw`` is uniform in 0..1."""
-        return float(min(self.longest_s, self.first_s * 2.0 ** min(attempt - 1, 32)) * (1.0 - 0.5 * draw))
+def delay_s(retry: RetryConfig, attempt: int, draw: float) -> float:
+    """Exponential backoff: seconds after the ``attempt``-th failure, from 1, less up to half of them by ``draw``, which
+    is uniform in 0..1."""
+    return float(min(retry.longest_s, retry.first_s * 2.0 ** min(attempt - 1, 32)) * (1.0 - 0.5 * draw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +64,14 @@ class Dispatcher:
         sinks: Mapping[str, Sink],
         settle: Callable[[Delivery], None],
         *,
-        retry: Retry | None = None,
+        retry: RetryConfig | None = None,
         most: int = 20_000,
         seed: int | None = None,
     ) -> None:
         chance = random.Random(seed)
         self._settle = settle
         self._lanes = {
-            name: _SinkQueue(name, sink, settle, retry or Retry(), most, chance) for name, sink in sinks.items()
+            name: _SinkQueue(name, sink, settle, retry or RetryConfig(), most, chance) for name, sink in sinks.items()
         }
 
     def start(self) -> None:
@@ -122,7 +113,7 @@ class _SinkQueue:
         name: str,
         sink: Sink,
         settle: Callable[[Delivery], None],
-        retry: Retry,
+        retry: RetryConfig,
         most: int,
         chance: random.Random,
     ) -> None:
@@ -245,20 +236,20 @@ class _SinkQueue:
             error = DeliveryError(f"{type(failure).__name__}: {failure}", retryable=True)
         self._busy.discard(incident)
         delivery = replace(delivery, attempts=delivery.attempts + 1, error=str(error) if error else "")
-        delay_s = 0.0 if error is None else self._fail(delivery, error)
+        pause_s = 0.0 if error is None else self._fail(delivery, error)
         if error is None:
             self._succeed(delivery)
         # Otherwise it was cancelled while it was in progress.
         if queue and queue[0].event.key == delivery.event.key:
-            if delay_s:
+            if pause_s:
                 queue[0] = replace(delivery, event=queue[0].event)
             else:
                 queue.popleft()
                 self._held -= 1
         else:
-            delay_s = 0.0
+            pause_s = 0.0
         if queue:
-            self._schedule(incident, time.monotonic() + delay_s if delay_s else 0.0)
+            self._schedule(incident, time.monotonic() + pause_s if pause_s else 0.0)
         else:
             del self._queues[incident]
             self._changed.set()
@@ -282,11 +273,11 @@ class _SinkQueue:
             self._trouble = str(error)
             if self._in_a_row == DOWN_AFTER:
                 log.warning("sink %s is down: %s", self._name, error)
-            pause_s = min(PAUSE_S, self._retry.delay_s(self._in_a_row, self._chance.random()))
+            pause_s = min(PAUSE_S, delay_s(self._retry, self._in_a_row, self._chance.random()))
             self._resume_s = time.monotonic() + pause_s
         if error.retryable and not old:
             self._settle(delivery)
-            return self._retry.delay_s(delivery.attempts, self._chance.random())
+            return delay_s(self._retry, delivery.attempts, self._chance.random())
         log.error("sink %s does not take %s: %s", self._name, delivery.event.key, error)
         self._dead += 1
         self._settle(replace(delivery, state="dead"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeAlias, cast
+from dataclasses import asdict
+from typing import Any, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -13,45 +14,21 @@ from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 from cluster.alerts.dispatcher import SinkStatus
 from cluster.alerts.incident import (
     AlertEvent,
-    ClipState,
     Delivery,
     DeliveryState,
     EventCause,
     EventKind,
     Incident,
     IncidentDetail,
-    Kind,
     Mute,
-    Severity,
 )
 from cluster.alerts.service import AlertService, Outbox
 from cluster.errors import ConfigError, SightlineError
 from cluster.security.roles import EVERY
 from cluster.wire.status import abort
 
-_FIELDS = (
-    "id",
-    "camera",
-    "kind",
-    "subject",
-    "severity",
-    "start",
-    "end",
-    "score",
-    "windows",
-    "opened_s",
-    "updated_s",
-    "ended_s",
-    "text",
-    "reason",
-    "acknowledged_by",
-    "acknowledged_s",
-    "muted",
-    "snapshot_url",
-    "clip_url",
-    "clip",
-    "footage_note",
-)
+_FIELDS = list(incidents_pb2.Incident.DESCRIPTOR.fields_by_name)
+_OPTIONAL = ("ended_s", "acknowledged_s")
 
 
 def incident_to_proto(incident: Incident) -> incidents_pb2.Incident:
@@ -61,29 +38,9 @@ def incident_to_proto(incident: Incident) -> incidents_pb2.Incident:
 
 def incident_from_proto(message: incidents_pb2.Incident) -> Incident:
     """The inverse of :func:`incident_to_proto`."""
-    return Incident(
-        id=message.id,
-        camera=message.camera,
-        kind=cast(Kind, message.kind),
-        subject=message.subject,
-        severity=cast(Severity, message.severity),
-        start=message.start,
-        end=message.end,
-        score=message.score,
-        windows=message.windows,
-        opened_s=message.opened_s,
-        updated_s=message.updated_s,
-        ended_s=message.ended_s if message.HasField("ended_s") else None,
-        text=message.text,
-        reason=message.reason,
-        acknowledged_by=message.acknowledged_by,
-        acknowledged_s=message.acknowledged_s if message.HasField("acknowledged_s") else None,
-        muted=message.muted,
-        snapshot_url=message.snapshot_url,
-        clip_url=message.clip_url,
-        clip=cast(ClipState, message.clip),
-        footage_note=message.footage_note,
-    )
+    values: dict[str, Any] = {name: getattr(message, name) for name in _FIELDS}
+    values.update({name: None for name in _OPTIONAL if not message.HasField(name)})
+    return Incident(**values)
 
 
 def event_to_proto(event: AlertEvent, missed: int = 0) -> incidents_pb2.IncidentEvent:
@@ -155,17 +112,7 @@ def mutes_from_proto(message: incidents_pb2.ListMutesResponse) -> list[Mute]:
 def outbox_to_proto(outbox: Outbox) -> incidents_pb2.OutboxStatus:
     """Convert the status of sinks and disk."""
     lanes = [
-        incidents_pb2.SinkStatus(
-            name=name,
-            kind=kind,
-            waiting=lane.waiting,
-            delivered=lane.delivered,
-            failures=lane.failures,
-            dead=lane.dead,
-            trouble=lane.trouble,
-            dropped=lane.dropped,
-        )
-        for name, (kind, lane) in outbox.sinks.items()
+        incidents_pb2.SinkStatus(name=name, kind=kind, **asdict(lane)) for name, (kind, lane) in outbox.sinks.items()
     ]
     return incidents_pb2.OutboxStatus(
         sinks=lanes,

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.alerts.incident import Severity, Subject
+from cluster.alerts.incident import Subject
 from cluster.alerts.open_incidents import OpenIncidents, Opening
 from cluster.alerts.tracker import Rule
 from cluster.config import CameraConfig
-from cluster.config.alerts import AlertsConfig, ConditionConfig
+from cluster.config.alerts import AlertsConfig, HealthConfig
 from cluster.types import CameraStatus, PictureHealth
 from cluster.types.cameras import HEALTH_SUBJECTS
 
@@ -25,16 +25,19 @@ class CameraStates:
     pictures: Mapping[str, PictureHealth]
 
 
+def default_rule(alerts: AlertsConfig) -> Rule:
+    """Rule of a question whose camera is not known yet."""
+    return Rule(**{name: getattr(alerts, name) for name in _RULE_KEYS})
+
+
 def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule]:
     """Incident rule of each question: its own settings over those of the section."""
     return {
-        question.id: Rule(
+        question.id: replace(
+            default_rule(alerts),
             threshold=question.threshold,
             consecutive=question.consecutive or alerts.consecutive,
-            release=alerts.release,
-            hysteresis=alerts.hysteresis,
             cooldown_s=alerts.cooldown_s if question.cooldown_s is None else question.cooldown_s,
-            update_s=alerts.update_s,
             severity=question.severity or alerts.severity,
             text=question.text,
         )
@@ -42,35 +45,7 @@ def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule
     }
 
 
-def default_rule(alerts: AlertsConfig) -> Rule:
-    """Rule of a question whose camera is not known yet."""
-    return Rule(
-        consecutive=alerts.consecutive,
-        release=alerts.release,
-        hysteresis=alerts.hysteresis,
-        cooldown_s=alerts.cooldown_s,
-        update_s=alerts.update_s,
-        severity=alerts.severity,
-    )
-
-
-def health_rules(alerts: AlertsConfig) -> HealthRules:
-    """Health rules of a configuration."""
-
-    def condition(given: ConditionConfig) -> Condition:
-        return Condition(given.after_s, given.severity, given.enabled)
-
-    health = alerts.health
-    return HealthRules(
-        offline=condition(health.offline),
-        frozen=condition(health.frozen),
-        covered=condition(health.covered),
-        scene_change=condition(health.scene_change),
-        unanswered=condition(health.unanswered),
-        clear_s=health.clear_s,
-        update_s=alerts.update_s,
-    )
-
+_RULE_KEYS = ("consecutive", "release", "hysteresis", "cooldown_s", "update_s", "severity")
 
 OFFLINE, FROZEN, COVERED, SCENE, UNANSWERED = HEALTH_SUBJECTS
 
@@ -91,34 +66,6 @@ UNANSWERED_STRIDES = 8.0
 
 STRANGE_SHARE = 0.5
 """Share of changed cells above which the picture shows another scene."""
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """``after_s``: seconds for which the condition must hold before it opens an incident."""
-
-    after_s: float
-    severity: Severity = "warning"
-    enabled: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class HealthRules:
-    """``clear_s``: seconds for which a condition must be gone before its incident ends; ``update_s``: interval of
-    updates."""
-
-    offline: Condition = Condition(30.0, "critical")
-    frozen: Condition = Condition(60.0)
-    covered: Condition = Condition(5.0, "critical")
-    scene_change: Condition = Condition(30.0)
-    unanswered: Condition = Condition(120.0, "critical")
-    clear_s: float = 10.0
-    update_s: float = 60.0
-
-    def for_subject(self, subject: str) -> Condition:
-        """Condition of a health subject."""
-        conditions = self.offline, self.frozen, self.covered, self.scene_change, self.unanswered
-        return dict(zip(HEALTH_SUBJECTS, conditions, strict=True))[subject]
 
 
 @dataclass(slots=True)
@@ -151,11 +98,16 @@ class _Finding:
 
 
 class HealthMonitor:
-    """Checks every camera about once a second through :meth:`update`; times are seconds since 1970."""
+    """Checks every camera about once a second through :meth:`update`; times are seconds since 1970.
 
-    def __init__(self, open_incidents: OpenIncidents, rules: HealthRules) -> None:
+    ``update_s``: interval of updates of an open incident.
+    """
+
+    def __init__(self, open_incidents: OpenIncidents, rules: HealthConfig, update_s: float = 60.0) -> None:
         self._open_incidents = open_incidents
-        self._rules = rules
+        self._rules, self._update_s = rules, update_s
+        conditions = rules.offline, rules.frozen, rules.covered, rules.scene_change, rules.unanswered
+        self._conditions = dict(zip(HEALTH_SUBJECTS, conditions, strict=True))
         self._cameras: dict[str, _Camera] = {}
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]]) -> None:
@@ -273,7 +225,7 @@ class HealthMonitor:
         finding: _Finding,
         now_s: float,
     ) -> None:
-        condition, watch = self._rules.for_subject(subject), camera.watches[subject]
+        condition, watch = self._conditions[subject], camera.watches[subject]
         if not condition.enabled:
             return
         incident = self._open_incidents.get(status.name, subject)
@@ -290,7 +242,7 @@ class HealthMonitor:
             watch.since_s = now_s if finding.since_s is None else finding.since_s
         pts = picture.pts if picture is not None else 0
         if incident is not None:
-            if now_s - incident.updated_s >= self._rules.update_s:
+            if now_s - incident.updated_s >= self._update_s:
                 self._open_incidents.extend_incident(
                     replace(incident, end=max(incident.end, pts), text=finding.text), now_s, tell=True
                 )

@@ -41,6 +41,7 @@ class Incident:
     * ``events``: number of its events; ``announced``: at least one of them was for the sinks
     * ``snapshot_url``, ``clip_url``: where they are served, empty where none are kept
     * ``clip``: its state; ``footage_note``: what is missing and why
+    * ``question``: its text, empty for a camera's state
     """
 
     id: str
@@ -66,6 +67,7 @@ class Incident:
     clip_url: str = ""
     clip: ClipState = ""
     footage_note: str = ""
+    question: str = ""
 
     @property
     def open(self) -> bool:
@@ -116,6 +118,7 @@ class AlertEvent:
                 "clip_url": incident.clip_url,
                 "clip": incident.clip,
                 "footage_note": incident.footage_note,
+                "question": incident.question,
             },
         }
 

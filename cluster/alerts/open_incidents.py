@@ -41,6 +41,7 @@ class Opening:
     score: float = 0.0
     windows: int = 0
     text: str = ""
+    question: str = ""
 
 
 class OpenIncidents:
@@ -112,6 +113,7 @@ class OpenIncidents:
             opened_s=now_s,
             updated_s=now_s,
             text=opening.text,
+            question=opening.question,
         )
         if self._footage_url is not None:
             where_to_look = f"{self._footage_url}/v1/incidents/{incident.id}"

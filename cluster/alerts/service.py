@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import metrics
-from cluster.alerts.dispatcher import Dispatcher, Retry, SinkStatus
+from cluster.alerts.dispatcher import Dispatcher, SinkStatus
 from cluster.alerts.feed import EventFeed, Follower
-from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, health_rules, question_rules
+from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, question_rules
 from cluster.alerts.incident import (
     AlertEvent,
     Changes,
@@ -91,6 +91,7 @@ class AlertService:
         self._informed = False
         self._specs: dict[str, StreamSpec] = {}
         self._lives: dict[str, str] = {}
+        self._over: set[str] = set()
         self.version = -1
         self.answers_missed = 0
         alerts = config.alerts
@@ -99,11 +100,10 @@ class AlertService:
             on_late=self._load,
         )
         self._routes = list(alerts.sinks)
-        retry = Retry(alerts.retry.first_s, alerts.retry.longest_s, alerts.retry.give_up_s)
         self._dispatcher = Dispatcher(
             {sink.name: sinks.get(sink.kind)(**sink.options) for sink in alerts.sinks},
             self._settle,
-            retry=retry,
+            retry=alerts.retry,
             most=2 * alerts.max_events,
         )
         self._feed = EventFeed()
@@ -121,7 +121,7 @@ class AlertService:
         kept = await self._journal.start() or StoredState({}, {}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
         self._tracker = IncidentTracker(self._open_incidents, self._rule, stale_s=self._config.stale_s)
-        self._health = HealthMonitor(self._open_incidents, health_rules(self._config))
+        self._health = HealthMonitor(self._open_incidents, self._config.health, self._config.update_s)
         self._load(kept)
         self._dispatcher.start()
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
@@ -156,6 +156,7 @@ class AlertService:
         for name in gone:
             self._open_incidents.unmute_camera(name)
         self._lives = lives
+        self._over = {status.name for status in watched.statuses if status.state == "ended"}
         self._tracker.retain_cameras(lives, now_s)
         self._health.retain_cameras(lives.keys() - gone, now_s)
         for status in watched.statuses:
@@ -402,7 +403,7 @@ class AlertService:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._tracker.tick(time.time())
+            self._tracker.tick(time.time(), self._over)
             self._changed.set()
             if self._journal.pending_events or time.monotonic() >= self._probe_s:
                 self._probe_s = time.monotonic() + PROBE_S

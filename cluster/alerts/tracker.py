@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,9 @@ from cluster.types.cameras import HEALTH_SUBJECTS
 
 REMEMBER = 128
 """Answers remembered per camera and question to detect repeats; more than replicas resend."""
+
+OVER_S = 10.0
+"""Seconds after the last answer of a video that is over at which its incidents end: windows may still be queued."""
 
 UNKNOWN = ""
 """Question or life of a camera that is not known yet."""
@@ -141,13 +144,16 @@ class IncidentTracker:
             else:
                 self._drop((camera, question), now_s, "the camera was removed")
 
-    def tick(self, now_s: float) -> None:
-        """End incidents of cameras without answers for ``stale_s``, and drop questions that are no longer asked."""
+    def tick(self, now_s: float, over: Collection[str] = ()) -> None:
+        """End incidents of cameras without answers for ``stale_s``, or for ``OVER_S`` where the video is ``over``, and
+        drop questions that are no longer asked."""
         for where, track in list(self._tracks.items()):
             if self._rules(*where) is None:
                 self._drop(where, now_s, "the question was removed")
             elif now_s - track.seen_s > self._stale_s:
                 self._end(where, now_s, f"no answer for {self._stale_s:.0f} s")
+            elif where[0] in over and now_s - track.seen_s > OVER_S:
+                self._end(where, now_s, "the video is over")
 
     def reset_camera(self, camera: str) -> None:
         """Reset runs and cooldowns of a camera whose memory is erased. Repeated answers are still recognised."""
@@ -206,6 +212,7 @@ class IncidentTracker:
             score=track.run_score,
             windows=track.run,
             text=answer.text,
+            question=rule.text,
         )
         self._open_incidents.open_incident(opening, now_s)
 

@@ -42,6 +42,14 @@ def local_path(source: SourceAddress) -> Path | None:
     return Path(unquote(urlsplit(source.reveal()).path) if source.scheme else source.reveal())
 
 
+def decoder_roots(config: SightlineConfig) -> list[str]:
+    """``security.file_roots`` for a decoder, which is not given the configuration's cameras: their files beside the
+    folders of other cameras."""
+    written = [path for entry in config.cameras if (path := local_path(entry.source)) is not None]
+    others = file_roots(config.model_copy(update={"cameras": []}), SourceAddress("file:///"))
+    return [str(path) for path in (*(others or ()), *written)]
+
+
 def file_roots(config: SightlineConfig, source: SourceAddress) -> tuple[Path, ...] | None:
     """Folders one of which must hold the file or device of a camera; None: it is a bundled clip or written in the
     configuration itself, and may be anywhere."""

@@ -54,7 +54,7 @@ class FrameSender:
         self._backoff = backoff or Backoff(first_s=0.1, longest_s=2.0)
         self._connect_s = connect_s
         self._fresh_s, self._hand_over_s = fresh_s, hand_over_s
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._lanes: dict[str, Lane] = {}
         self._links: dict[str, ReplicaLink] = {}
         self._term = 0
@@ -105,17 +105,12 @@ class FrameSender:
             self._ready(camera, self._link(address))
             return False
 
-    def send(self, sample: FrameSample, *, wait_s: float = 0.0) -> bool:
-        """Queue one frame. False: it was dropped and counted, and the next one must depend on none before it.
-
-        ``wait_s``: longest wait for space, for a source that can be held back (a file).
-        """
+    def send(self, sample: FrameSample) -> bool:
+        """Queue one frame. False: it was dropped and counted, and the next one must depend on none before it."""
         with self._lock:
             lane = self._lanes.get(sample.stream)
             if lane is None or lane.closing is not None:
                 return False
-            if wait_s > 0.0:
-                self._lock.wait_for(lambda: len(lane.queue) < self._max_queue or self._stopped, wait_s)
             if not lane.wants(sample):
                 lane.dropped += 1
                 return False
@@ -189,7 +184,6 @@ class FrameSender:
                     await asyncio.wait(self._tasks)
         with self._lock:
             self._stopped = True
-            self._lock.notify_all()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -227,7 +221,6 @@ class FrameSender:
                 self._wake(link)
             lane.finish_hand_over(move)
             self._ready(camera, self._link(lane.address))
-            self._lock.notify_all()
         if not move.saved:
             reason = (
                 "the replica could not save the window"
@@ -295,7 +288,6 @@ class FrameSender:
                     self._left.set()
                 else:
                     self._ready(camera, link)
-            self._lock.notify_all()
         if lost:
             self._on_lost(lost)
 
@@ -358,7 +350,6 @@ class FrameSender:
                     lane.in_flight.append(frame.index)
                     lane.sent += 1
                     link.ready.append(camera)
-                    self._lock.notify_all()
                     return frames_pb2.FrameMessage(frame=frame)
                 if lane.hand_over is not None:
                     if lane.hand_over.leaving and not lane.hand_over.told and not lane.queue:
@@ -377,7 +368,6 @@ class FrameSender:
                 return
             refused = lane.acknowledge(ack)
             self._ready(ack.camera, link)
-            self._lock.notify_all()
         if refused is not None:
             self._on_lost([refused])
 

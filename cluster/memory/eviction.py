@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Usable share of the lowest tier, and cost of new tokens over stored ones, or over their own bytes while none is
 # stored (small clusters are rounded up more).
-_ROUNDING = 0.9
+_ROUNDING = 0.95
 _FRESH, _FIRST = 1.2, 2.0
 # Most compressions in a row: thinned clusters do not always take less space.
 _TRIES = 6
@@ -180,8 +180,9 @@ def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[
     key = torch.empty(head.tokens, head.table.mean.shape[1], dtype=memory.dtype)
     value = torch.empty_like(key)
     order = of_token.argsort(stable=True)
-    for cluster, rows in enumerate(torch.split(order, head.table.count.tolist())):
-        key[rows], value[rows] = blocks[cluster].key.cpu(), blocks[cluster].value.cpu()
+    if blocks:
+        key[order] = torch.cat([block.key.cpu() for block in blocks.values()])
+        value[order] = torch.cat([block.value.cpu() for block in blocks.values()])
     weight = head.weight[None] if len(head.weight) else None
     frame, cell = head.frame.to(torch.int64), head.cell.to(torch.int64)
     kv = LayerKV(key[None], value[None], frame[None], cell[None], weight)

@@ -97,10 +97,6 @@ class LayerKV:
 Load = Callable[[list[int]], list[Loaded]]
 """Block numbers -> loaded blocks."""
 
-Place = Callable[[Tensor, Tensor], Tensor]
-"""``frame, cell [n]`` -> ``[n, 3]``: seconds, row and column of each token."""
-
-
 NAMES_BYTES = 1280
 """Overhead of a head's state beside its tensors."""
 
@@ -133,13 +129,12 @@ class HeadMemory:
     Copy-on-write: a head that others may read is never changed; :meth:`copy` it, change the copy and swap it in.
     """
 
-    def __init__(self, organiser: Organiser, place: Place) -> None:
+    def __init__(self, organiser: Organiser) -> None:
         self.organiser = organiser
         self.frame = torch.zeros(0, dtype=torch.int32)
         self.cell = torch.zeros(0, dtype=torch.int32)
         self.weight = torch.zeros(0)
         self.settled = 0
-        self._place = place
 
     def copy(self) -> HeadMemory:
         other = copy.copy(self)
@@ -172,11 +167,34 @@ class HeadMemory:
             n for n, uid in zip(at.tolist(), wanted.tolist(), strict=True) if n < len(table) and table.uid[n] == uid
         ]
 
+    def representatives(self, clusters: Tensor) -> Block:
+        """Mean key and value of ``clusters`` ``[m]``, each as one token at the place of the member in the middle of its
+        time."""
+        table = self.table
+        first = table.count.cumsum(0) - table.count
+        middle = table.order()[first[clusters] + table.count[clusters] // 2].cpu()
+        return Block(table.mean[clusters], table.value_mean[clusters], self.frame[middle], self.cell[middle])
+
     # -- blocks -----------------------------------------------------------------------------------
     def matches_cluster(self, cluster: int, block: Block) -> bool:
         """Whether a loaded block holds exactly the members of a cluster."""
-        at = self.table.members(cluster).cpu()
-        return torch.equal(block.frame.cpu(), self.frame[at]) and torch.equal(block.cell.cpu(), self.cell[at])
+        return self.matching_blocks(torch.tensor([cluster]), [block])[0] is not None
+
+    def matching_blocks(self, clusters: Tensor, blocks: Sequence[Block | None]) -> list[Block | None]:
+        """Of the loaded blocks of ``clusters`` ``[m]``, those that hold exactly their members; None for others."""
+        clusters = clusters.cpu()
+        of_token, count = self.table.of_token.cpu(), self.table.count.cpu()[clusters].tolist()
+        place = torch.full((len(self.table),), -1, dtype=torch.int64)
+        place[clusters] = torch.arange(len(clusters))
+        rows = (place[of_token] >= 0).nonzero()[:, 0]
+        rows = rows[place[of_token[rows]].argsort(stable=True)]
+        right = [block is not None and len(block) == n for block, n in zip(blocks, count, strict=True)]
+        wanted = torch.split(torch.stack([self.frame[rows], self.cell[rows]]), count, dim=1)
+        # All at once first: damage is rare.
+        loaded = [(block, own) for block, own, fits in zip(blocks, wanted, right, strict=True) if fits]
+        if loaded and not _hold([block for block, _ in loaded], torch.cat([own for _, own in loaded], dim=1)):
+            right = [fits and _hold([block], own) for block, own, fits in zip(blocks, wanted, right, strict=True)]
+        return [block if fits else None for block, fits in zip(blocks, right, strict=True)]
 
     def load_blocks(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
         """Load the blocks of clusters, by cluster number.
@@ -185,21 +203,20 @@ class HeadMemory:
             BlocksLostError: some are lost for good.
             BlocksUnavailableError: some cannot be loaded now.
         """
-        found: dict[int, Block] = {}
-        gone, later = [], False
-        numbers = self.table.block[list(clusters)].tolist()
-        for cluster, loaded in zip(clusters, load(numbers) if numbers else (), strict=True):
-            if loaded.block is not None and self.matches_cluster(cluster, loaded.block):
-                found[cluster] = loaded.block
-            elif loaded.block is not None or loaded.outcome is Outcome.MISS:
-                gone.append(int(self.table.uid[cluster]))
-            else:
-                later = True
+        if not clusters:
+            return {}
+        number = torch.tensor(list(clusters))
+        loaded = load(self.table.block[number].tolist())
+        found = self.matching_blocks(number, [one.block for one in loaded])
+        pairs = list(zip(clusters, loaded, found, strict=True))
+        gone = [
+            n for n, one, block in pairs if block is None and (one.block is not None or one.outcome is Outcome.MISS)
+        ]
         if gone:
-            raise BlocksLostError(gone)
-        if later:
+            raise BlocksLostError(self.table.uid[gone].tolist())
+        if any(block is None for block in found):
             raise BlocksUnavailableError
-        return found
+        return {cluster: block for cluster, _, block in pairs if block is not None}
 
     # -- tokens in --------------------------------------------------------------------------------
     def add_tokens(self, tokens: NewTokens, cell: Tensor, weight: Tensor, load: Load, resident: Load) -> HeadChange:
@@ -238,13 +255,11 @@ class HeadMemory:
     def split_cluster(self, cluster: int, block: Block) -> HeadChange:
         """Split a cluster whose split was deferred; ``block`` holds its members."""
         at = self.table.members(cluster)
-        new = self.organiser.split(
-            cluster, block.key, block.value, self._place(block.frame, block.cell), block.frame.to(torch.int64)
-        )
+        new = self.organiser.split(cluster, block.key, block.value, block.frame.to(torch.int64))
         if new is None:
             return HeadChange([], [])
         leaves = self.table.of_token[at] == new
-        return HeadChange([cluster, new], [_take(block, rows.nonzero()[:, 0]) for rows in (~leaves, leaves)])
+        return HeadChange([cluster, new], [block.select(rows.nonzero()[:, 0]) for rows in (~leaves, leaves)])
 
     # -- tokens out -------------------------------------------------------------------------------
     def keep_tokens(self, kept: Tensor, load: Load, weight: Tensor | None = None) -> HeadChange:
@@ -260,7 +275,7 @@ class HeadMemory:
         partly = thinned[torch.isin(thinned, remaining)].tolist()
         blocks = self.load_blocks(partly, load)
         # A cluster's members and its block's rows are in the same order.
-        left = {cluster: _take(block, stays[of_token == cluster].nonzero()[:, 0]) for cluster, block in blocks.items()}
+        left = {cluster: block.select(stays[of_token == cluster].nonzero()[:, 0]) for cluster, block in blocks.items()}
         uids = [int(uid[cluster]) for cluster in partly]
         self._narrow(kept, {cluster: (of_token[kept] == cluster, block) for cluster, block in left.items()})
         if weight is not None:
@@ -283,7 +298,7 @@ class HeadMemory:
         for rows, block in thinned.values():
             key[rows], value[rows] = block.key.float().cpu(), block.value.float().cpu()
         frame, cell = self.frame[kept], self.cell[kept]
-        self.table.keep_tokens(kept, key, value, self._place(frame, cell), frame.to(torch.int64))
+        self.table.keep_tokens(kept, key, value, frame.to(torch.int64))
         self.frame, self.cell = frame, cell
         if len(self.weight):
             self.weight = self.weight[kept]
@@ -326,10 +341,11 @@ class HeadMemory:
         self.organiser.load_state(_under("own.", state))
 
 
-def _take(block: Block, rows: Tensor) -> Block:
-    """Select members of a block by number."""
-    there, host = rows.to(block.key.device), rows.cpu()
-    return Block(block.key[there], block.value[there], block.frame[host], block.cell[host])
+def _hold(blocks: Sequence[Block | None], members: Tensor) -> bool:
+    """Whether blocks, one after the other, hold members with these frames and cells ``[2, n]``."""
+    there = [block for block in blocks if block is not None]
+    frame, cell = torch.cat([block.frame for block in there]), torch.cat([block.cell for block in there])
+    return torch.equal(frame.cpu(), members[0]) and torch.equal(cell.cpu(), members[1])
 
 
 def _joined(first: Block | None, then: Block) -> Block:

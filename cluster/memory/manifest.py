@@ -56,11 +56,10 @@ class FrameLog:
     def frame_time(self, number: int) -> int:
         return self.times[bisect.bisect_left(self.numbers, number)]
 
-    def seconds(self, frame: Tensor) -> Tensor:
-        """Times ``[n]`` float64, in seconds, of frames ``[n]``."""
+    def frame_times(self, frame: Tensor) -> Tensor:
+        """Times ``[n]`` int64, in microseconds, of frames ``[n]``."""
         numbers = torch.tensor(self.numbers, dtype=torch.int64)
-        times = torch.tensor(self.times, dtype=torch.float64) / MICROSECONDS
-        return times[torch.searchsorted(numbers, frame.to(torch.int64).cpu().contiguous())]
+        return torch.tensor(self.times)[torch.searchsorted(numbers, frame.to(torch.int64).cpu().contiguous())]
 
     def first_frame_since(self, time: int) -> int:
         """Number of the first frame at or after ``time``."""
@@ -81,7 +80,7 @@ class FrameLog:
         return asdict(self)
 
 
-VERSION = 2
+VERSION = 3
 
 PART_BYTES = 256 * 1024
 """Most bytes of one block of bytes."""

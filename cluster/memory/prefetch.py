@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from types import TracebackType
 
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 Load = Callable[[Sequence[BlockKey]], list[Loaded]]
 
 _JOIN_S = 5.0
+# Kept by the process: after the first, a question starts no threads.
+_THREADS = ThreadPoolExecutor(64, thread_name_prefix="prefetch")
 _totals = threading.Lock()
 _NOT_NOW = Loaded(Outcome.RETRY)
 
@@ -106,18 +109,14 @@ class Prefetcher:
         self._load, self._on_event, self._weigh = load, on_event, weigh
         self._threads, self._deadline_s, self._capacity = threads, deadline_s, capacity
         self._lock = threading.Lock()
-        self._to_do = threading.Condition(self._lock)
         self._done = threading.Condition(self._lock)
         self._queue: list[_Fetch] = []
         self._expected: dict[BlockKey, _Fetch] = {}
         self._running: list[_Fetch] = []
+        # Loads whose event is not out yet.
+        self._active = 0
         self._busy_since = 0.0
         self._closed = False
-        self._workers = [
-            threading.Thread(target=self._work, name=f"prefetch {number}", daemon=True) for number in range(2 * threads)
-        ]
-        for worker in self._workers:
-            worker.start()
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -143,7 +142,7 @@ class Prefetcher:
             for fetch in self._split(fresh, predicted=True):
                 self._queue.append(fetch)
                 self._expected.update(dict.fromkeys(fetch.wanted, fetch))
-            self._to_do.notify(len(self._queue))
+            self._start_loads()
 
     def fetch(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         """The wanted blocks in the order of ``keys``; ``RETRY`` for those that miss the deadline. Other predictions for
@@ -160,7 +159,7 @@ class Prefetcher:
             layers = {(key.stream, key.layer) for key in sources}
             for key in [key for key in self._expected if (key.stream, key.layer) in layers]:
                 self._give_up(key)
-            self._to_do.notify(len(self._queue))
+            self._start_loads()
             pending = list(dict.fromkeys(sources.values()))
             until = began + self._deadline_s
             while not self._closed and any(not fetch.over for fetch in pending):
@@ -179,18 +178,15 @@ class Prefetcher:
                 self._give_up(key)
 
     def close(self) -> None:
-        """Discard everything and end the threads; a hanging load is abandoned. Idempotent."""
+        """Discard everything and wait for loads in flight; a hanging one is abandoned. Idempotent."""
         self.discard_predictions()
         with self._lock:
             if not self._closed:
                 self._tell()
             self._closed = True
             self._queue.clear()
-            self._to_do.notify_all()
             self._done.notify_all()
-        until = time.perf_counter() + _JOIN_S
-        for worker in self._workers:
-            worker.join(max(0.0, until - time.perf_counter()))
+            self._done.wait_for(lambda: not self._active, _JOIN_S)
 
     def _tell(self) -> None:
         with _totals:
@@ -271,18 +267,14 @@ class Prefetcher:
                     return fetch
         return None
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                while (fetch := self._next()) is None:
-                    if self._closed:
-                        return
-                    self._to_do.wait()
-                keys = list(fetch.wanted)
-                if not self._running:
-                    self._busy_since = time.perf_counter()
-                self._running.append(fetch)
-            self._run(fetch, keys)
+    def _start_loads(self) -> None:
+        """Hand queued fetches to idle threads; under the lock."""
+        while len(self._running) < 2 * self._threads and (fetch := self._next()) is not None:
+            if not self._running:
+                self._busy_since = time.perf_counter()
+            self._running.append(fetch)
+            self._active += 1
+            _THREADS.submit(self._run, fetch, list(fetch.wanted))
 
     def _run(self, fetch: _Fetch, keys: list[BlockKey]) -> None:
         began = time.perf_counter()
@@ -306,12 +298,16 @@ class Prefetcher:
             self.stats.bytes += sum(came)
             if not self._running:
                 self.stats.transfer_s += ended - self._busy_since
+            self._start_loads()
             self._done.notify_all()
         if self._on_event is not None:
             try:
                 self._on_event(FetchEvent(fetch.layer, began, ended, len(came), sum(came), fetch.predicted))
             except Exception:
                 log.exception("the on_event callback failed; loading continues")
+        with self._lock:
+            self._active -= 1
+            self._done.notify_all()
 
 
 def _may_come_yet(answer: Loaded | None) -> bool:

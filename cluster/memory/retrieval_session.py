@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import TracebackType
 
 import torch
@@ -37,8 +38,8 @@ class RetrievedKV:
 @dataclass(slots=True)
 class RetrievalStats:
     """Tokens summed over layers and heads: ``held_tokens`` in memory, ``fetched_tokens``. Clusters fetched
-    (``clusters``), not loadable now (``unavailable``) and lost for good (``lost``). ``tokens_by_frame``: fetched, by
-    frame number."""
+    (``clusters``), not loadable now (``unavailable``) and lost for good (``lost``). ``frames``: of the fetched tokens,
+    per layer and head."""
 
     held_tokens: int = 0
     fetched_tokens: int = 0
@@ -46,12 +47,19 @@ class RetrievalStats:
     unavailable: int = 0
     lost: int = 0
     bytes: int = 0
-    tokens_by_frame: dict[int, int] = field(default_factory=dict)
+    frames: list[Tensor] = field(default_factory=list)
 
     @property
     def fetched_share(self) -> float:
         """Share of the held tokens that was fetched."""
         return self.fetched_tokens / self.held_tokens if self.held_tokens else 0.0
+
+    def tokens_by_frame(self) -> dict[int, int]:
+        """Fetched tokens by frame number."""
+        if not self.frames:
+            return {}
+        number, count = torch.unique(torch.cat(self.frames), return_counts=True)
+        return dict(zip(number.tolist(), count.tolist(), strict=True))
 
 
 class RetrievalSession:
@@ -119,68 +127,79 @@ class RetrievalSession:
     def prefetch(self, layer: int, query: Tensor) -> None:
         """Start loading what the predicted raw query rows ``[H, r, D]`` of a layer select; returns at once."""
         if self.prefetches:
-            wanted = self._wanted(layer, query, self._predictor)
-            self._prefetcher.prefetch([key for per_head in wanted for key in per_head])
+            chosen = self._select(layer, query, self._predictor)
+            self._prefetcher.prefetch([key for keys in self._keys(layer, chosen) for key in keys])
 
     def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
         """KV for the raw query rows ``[H, r, D]`` of a layer, in time order; frames not clustered yet are always
         included."""
-        keys = self._wanted(layer, query, self.retriever)
+        heads, _, width = query.shape
+        chosen = self._select(layer, query, self.retriever)
+        keys = self._keys(layer, chosen)
         flat = [key for per_head in keys for key in per_head]
-        blocks = dict(zip(flat, self._prefetcher.fetch(flat), strict=True)) if flat else {}
-        parts = [self._blocks(layer, h, blocks, keys[h]) for h in range(len(keys))] if keys else []
-        if not parts:
-            heads, _, width = query.shape
-            parts = [self._waiting(layer, h, width) for h in range(heads)]
-        else:
-            parts = [
-                _one([part, self._waiting(layer, h, query.shape[2])], query.shape[2], self.dtype)
-                for h, part in enumerate(parts)
-            ]
+        loaded = iter(self._prefetcher.fetch(flat) if flat else ())
+        parts = []
+        for h in range(heads):
+            found = self._usable(layer, h, chosen[h], list(islice(loaded, len(keys[h])))) if chosen else []
+            if chosen and self.retriever.representatives:
+                found += self._representatives(layer, h, chosen[h])
+            parts.append(_one([*found, *self._waiting(layer, h)], width, self.dtype))
         return self._side_by_side(parts)
 
-    def _wanted(self, layer: int, query: Tensor, retriever: Retriever) -> list[list[BlockKey]]:
-        """Per head, the blocks that its query rows select."""
+    def _select(self, layer: int, query: Tensor, retriever: Retriever) -> list[Tensor]:
+        """Per head, the clusters that its query rows select, ascending; no heads where nothing is clustered."""
         if not self.view.heads:
             return []
         tables = [head.table for head in self.view.heads[layer]]
         found = retriever.select_layer(query.to(tables[0].device), tables)
-        wanted = []
-        for h, (table, retrieved) in enumerate(zip(tables, found, strict=True)):
-            chosen = retrieved.clusters[table.latest[retrieved.clusters] >= self.first_frame]
-            wanted.append([BlockKey(self.view.stream, layer, h, number) for number in table.block[chosen].tolist()])
-        return wanted
+        return [
+            retrieved.clusters[table.latest[retrieved.clusters] >= self.first_frame]
+            for table, retrieved in zip(tables, found, strict=True)
+        ]
 
-    def _blocks(self, layer: int, h: int, blocks: dict[BlockKey, Loaded], keys: Sequence[BlockKey]) -> Block:
-        """The loaded blocks of one head, concatenated, without frames before ``first_frame``."""
-        head = self.view.heads[layer][h]
-        self.stats.held_tokens += head.tokens
-        clusters = {number: cluster for cluster, number in enumerate(head.table.block.tolist())}
-        found = []
-        for key in keys:
-            loaded, cluster = blocks[key], clusters[key.block]
-            if loaded.block is not None and head.matches_cluster(cluster, loaded.block):
-                found.append(loaded.block)
-                self.stats.bytes += loaded.block.nbytes
-            elif loaded.block is not None or loaded.outcome is Outcome.MISS:
-                self.stats.lost += 1
-                self._gone.append((layer, h, int(head.table.uid[cluster])))
-            else:
-                self.stats.unavailable += 1
-        self.stats.clusters += len(found)
-        whole = _one(found, head.table.mean.shape[1], self.dtype)
+    def _keys(self, layer: int, chosen: Sequence[Tensor]) -> list[list[BlockKey]]:
+        return (
+            [
+                [BlockKey(self.view.stream, layer, h, number) for number in head.table.block[clusters].tolist()]
+                for h, (head, clusters) in enumerate(zip(self.view.heads[layer], chosen, strict=True))
+            ]
+            if chosen
+            else []
+        )
+
+    def _usable(self, layer: int, h: int, clusters: Tensor, loaded: Sequence[Loaded]) -> list[Block]:
+        """The blocks of one head that hold what its clusters do, without frames before ``first_frame``."""
+        head, stats = self.view.heads[layer][h], self.stats
+        stats.held_tokens += head.tokens
+        found = head.matching_blocks(clusters, [one.block for one in loaded])
+        for uid, one, block in zip(head.table.uid[clusters].tolist(), loaded, found, strict=True):
+            if block is None and (one.block is not None or one.outcome is Outcome.MISS):
+                stats.lost += 1
+                self._gone.append((layer, h, uid))
+            stats.unavailable += block is None and one.block is None and one.outcome is not Outcome.MISS
+        blocks = [block for block in found if block is not None]
+        stats.clusters += len(blocks)
+        stats.bytes += sum(block.nbytes for block in blocks)
         if self.first_frame:
-            recent = (whole.frame >= self.first_frame).nonzero()[:, 0]
-            whole = Block(whole.key[recent], whole.value[recent], whole.frame[recent], whole.cell[recent])
-        self.stats.fetched_tokens += len(whole)
-        for number, count in zip(*(t.tolist() for t in torch.unique(whole.frame, return_counts=True)), strict=True):
-            self.stats.tokens_by_frame[number] = self.stats.tokens_by_frame.get(number, 0) + count
-        return whole
+            blocks = [block.select((block.frame >= self.first_frame).nonzero()[:, 0]) for block in blocks]
+        stats.fetched_tokens += sum(map(len, blocks))
+        stats.frames += [block.frame for block in blocks]
+        return blocks
 
-    def _waiting(self, layer: int, h: int, width: int) -> Block:
+    def _representatives(self, layer: int, h: int, chosen: Tensor) -> list[Block]:
+        """The other clusters of a head as one token each, if their organiser keeps what that takes."""
+        head = self.view.heads[layer][h]
+        if head.table.value_mean.shape != head.table.mean.shape:
+            return []
+        other = torch.ones(len(head.table), dtype=torch.bool, device=chosen.device)
+        other[chosen] = False
+        block = head.representatives(other.nonzero()[:, 0])
+        return [block.select((block.frame >= self.first_frame).nonzero()[:, 0])]
+
+    def _waiting(self, layer: int, h: int) -> list[Block]:
         """Tokens of frames that are not clustered in this head yet."""
         first = max(self.first_frame, self.view.heads[layer][h].settled if self.view.heads else 0)
-        parts = [
+        return [
             Block(
                 chunk.key[layer, h],
                 chunk.value[layer, h],
@@ -190,7 +209,6 @@ class RetrievalSession:
             for chunk in self._recent
             if chunk.index >= first
         ]
-        return _one(parts, width, self.dtype)
 
     def _side_by_side(self, parts: Sequence[Block]) -> RetrievedKV:
         longest = max(len(part) for part in parts)
@@ -211,13 +229,12 @@ class RetrievalSession:
 
 def _one(parts: Sequence[Block], width: int, dtype: torch.dtype) -> Block:
     """Concatenate blocks; an empty block for none."""
-    none = Block(
-        torch.zeros(0, width, dtype=dtype), torch.zeros(0, width, dtype=dtype), *[torch.zeros(0, dtype=torch.int32)] * 2
-    )
-    parts = [none, *parts]
+    if not parts:
+        none = torch.zeros(0, width, dtype=dtype)
+        return Block(none, none, *[torch.zeros(0, dtype=torch.int32)] * 2)
     return Block(
-        torch.cat([part.key.to(dtype) for part in parts]),
-        torch.cat([part.value.to(dtype) for part in parts]),
+        torch.cat([part.key for part in parts]).to(dtype),
+        torch.cat([part.value for part in parts]).to(dtype),
         torch.cat([part.frame for part in parts]),
         torch.cat([part.cell for part in parts]),
     )

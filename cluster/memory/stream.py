@@ -301,7 +301,6 @@ class StreamMemory(TieredHeads):
             key=new.key[0],
             value=new.value[0],
             frame=frame,
-            place=self._place(frame, cell),
             partition=torch.tensor([self.partition_of.get(n, 0) for n in frame.tolist()], dtype=torch.int64),
         )
         weight = new.weights[0].cpu()

@@ -124,10 +124,7 @@ class TieredHeads:
         assert self.shape is not None
         organiser = organisers.get(self.spec.organiser)
         heads = [
-            [
-                HeadMemory(organiser(self.shape.width, **self.spec.organiser_options), self._place)
-                for _ in range(self.shape.heads)
-            ]
+            [HeadMemory(organiser(self.shape.width, **self.spec.organiser_options)) for _ in range(self.shape.heads)]
             for _ in range(self.shape.layers)
         ]
         with self._lock:
@@ -154,12 +151,6 @@ class TieredHeads:
         waiting frames."""
         cap = min(self.spec.cap_bytes, self.tiers.capacity(self.stream))
         return cap - cap // WAITING
-
-    def _place(self, frame: Tensor, cell: Tensor) -> Tensor:
-        row = torch.div(cell, self.columns, rounding_mode="floor")
-        with self._lock:
-            seconds = self.log.seconds(frame)
-        return torch.stack([seconds.float(), row.float(), (cell - row * self.columns).float()], dim=1)
 
     # -- blocks -----------------------------------------------------------------------------------
     def drop_lost_clusters(self, layer: int, h: int, uids: Sequence[int]) -> None:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 
 from cluster import metrics
-from cluster.replica.frames_service import HandedOver, WindowCounters
 from cluster.replica.memory import WorkerMemory
 from cluster.replica.worker import EngineWorker
 from cluster.tracing.spans import ReplicaTraces
 from cluster.types import Answer, FrameSample, StreamSpec
+from cluster.types.reports import HandedOver, WindowCounters
 from cluster.wire import answers as results
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,7 @@ class WorkerFrames:
 
     async def on_hand_over(self, camera: str) -> HandedOver:
         self._orphans.pop(camera, None)
-        left = await asyncio.wrap_future(self._worker.hand_over(camera))
-        counts = left.counts
-        return HandedOver(left.saved, WindowCounters(counts.done, counts.gated, counts.dropped))
+        return await asyncio.wrap_future(self._worker.hand_over(camera))
 
     async def on_lost(self, cameras: list[str]) -> None:
         """Keep their windows for a while: a decoder restarts in seconds."""
@@ -66,8 +64,7 @@ class WorkerFrames:
         self._orphans.update((camera, now) for camera in cameras)
 
     def counters(self, camera: str) -> WindowCounters:
-        counts = self._worker.counts(camera)
-        return WindowCounters(counts.done, counts.gated, counts.dropped)
+        return self._worker.counts(camera)
 
     def close_orphans(self, now_s: float) -> None:
         """Close cameras that no decoder has reopened in time."""

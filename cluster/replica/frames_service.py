@@ -8,13 +8,14 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import grpc.aio
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
 from cluster.errors import CapacityError, SightlineError, UnknownCameraError
 from cluster.types import FrameSample, StreamSpec
+from cluster.types.reports import HandedOver, WindowCounters
 from cluster.wire.convert import frame_from_proto, spec_from_json
 from cluster.wire.status import abort
 
@@ -23,23 +24,6 @@ log = logging.getLogger(__name__)
 SERVICE = "sightline.v1.Frames"
 
 Context: TypeAlias = grpc.aio.ServicerContext
-
-
-@dataclass(frozen=True, slots=True)
-class WindowCounters:
-    """Windows of one camera since it came to this replica."""
-
-    done: int = 0
-    gated: int = 0
-    dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """Result of a hand-over: ``saved``, the window can be continued elsewhere; ``counters``: the last ones."""
-
-    saved: bool
-    counters: WindowCounters
 
 
 class FrameHandler(Protocol):
@@ -296,16 +280,16 @@ class _Connection:
                 handed = await self._handler.on_hand_over(camera)
         except Exception as error:
             _sentence(error)
-        counters = handed.counters
+        return self._acknowledgement(camera, handed.counters, opened=True, closed=True, saved=handed.saved)
+
+    def _acknowledgement(self, camera: str, counters: WindowCounters, **others: Any) -> frames_pb2.FrameAck:
         return frames_pb2.FrameAck(
             camera=camera,
             credit=self._credit,
             windows_done=counters.done,
             windows_gated=counters.gated,
             windows_dropped=counters.dropped,
-            opened=True,
-            closed=True,
-            saved=handed.saved,
+            **others,
         )
 
     async def _admit(self, lane: _Lane, opening: _Opening) -> _Refusal | None:
@@ -344,19 +328,11 @@ class _Connection:
 
     def _ack(self, camera: str, index: int, refused: _Refusal | None, *, opened: bool = False) -> None:
         """Queue an acknowledgement; only a camera's newest one is sent, but refusals are kept."""
-        counters = self._handler.counters(camera)
         before = self._acks.get(camera)
         if before is not None and opened and not before.opened:
             index, opened = before.index, False
-        ack = self._acks[camera] = frames_pb2.FrameAck(
-            camera=camera,
-            index=index,
-            credit=self._credit,
-            windows_done=counters.done,
-            windows_gated=counters.gated,
-            windows_dropped=counters.dropped,
-            opened=opened,
-        )
+        ack = self._acknowledgement(camera, self._handler.counters(camera), index=index, opened=opened)
+        self._acks[camera] = ack
         if refused is not None:
             ack.refusal, ack.refused = refused
         elif before is not None:

@@ -20,7 +20,7 @@ from cluster.replica.window_accounting import WindowAccounting
 from cluster.replica.window_queue import DroppedWindow, DropReason, WindowQueue
 from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowRequest
 from cluster.types.cameras import Priority
-from cluster.types.reports import StreamReport
+from cluster.types.reports import HandedOver, StreamReport, WindowCounters
 
 
 class StepTimeEstimator:
@@ -63,23 +63,6 @@ class StepTimeEstimator:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowCounts:
-    """Windows of one camera since it was opened."""
-
-    done: int = 0
-    gated: int = 0
-    dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class HandOverResult:
-    """Result of a hand-over: ``saved``, the window can be continued elsewhere; ``counts``: the last ones."""
-
-    saved: bool
-    counts: WindowCounts
-
-
-@dataclass(frozen=True, slots=True)
 class PendingFrame:
     """A frame that waits for the engine thread."""
 
@@ -110,7 +93,7 @@ class OpenStream:
     latency_s: float = 0.0
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    leaving: Future[HandOverResult] | None = None
+    leaving: Future[HandedOver] | None = None
     incarnation: str = field(default_factory=_new_id)
     run: str = field(default_factory=_new_id)
 
@@ -135,10 +118,10 @@ class OpenStream:
         """Reset after the engine has closed and reopened the camera."""
         self.incarnation = _new_id()
 
-    def windows(self) -> WindowCounts:
+    def windows(self) -> WindowCounters:
         """Window counts since it was opened."""
         names = ("windows_done", "windows_gated", "windows_dropped")
-        return WindowCounts(*(self.counts[name] - self.before[name] for name in names))
+        return WindowCounters(*(self.counts[name] - self.before[name] for name in names))
 
     def answered(self, answers: Sequence[Answer]) -> None:
         """Record the answers of one window, one per question."""

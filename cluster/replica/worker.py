@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cluster.control.costs import CostModel
 from cluster.engine.base import Engine, completed_future
@@ -29,18 +29,16 @@ from cluster.errors import (
 from cluster.replica.ask_queue import AskQueue
 from cluster.replica.steps import (
     FrameIntake,
-    HandOverResult,
     OpenStream,
     PendingFrame,
     StepRunner,
     StepTimeEstimator,
-    WindowCounts,
     WorkerEvents,
 )
 from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
-from cluster.types.reports import ReplicaReport, StreamReport
+from cluster.types.reports import HandedOver, ReplicaReport, StreamReport, WindowCounters
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +151,7 @@ class EngineWorker:
 
         The future raises ``ConfigError`` when it cannot.
         """
-        done = _future()
+        done: Future[None] = _future()
         self._command(lambda: self._admit(spec, done))
         return done
 
@@ -168,7 +166,7 @@ class EngineWorker:
             CapacityError: too many frames wait already.
             UnknownCameraError: the camera is not open.
         """
-        taken = _future()
+        taken: Future[None] = _future()
         offer = PendingFrame(sample, time.monotonic() if arrived_s is None else arrived_s, taken)
         with self._wake:
             stream = self._streams.get(sample.stream)
@@ -194,8 +192,7 @@ class EngineWorker:
 
     def call_on_engine_thread(self, call: Callable[[Engine], T]) -> Future[T]:
         """Run ``call`` on the engine thread between two steps; the future raises what it raises."""
-        done: Future[T] = Future()
-        done.set_running_or_notify_cancel()
+        done: Future[T] = _future()
 
         def command() -> None:
             try:
@@ -222,11 +219,10 @@ class EngineWorker:
         windows missed until now are lost."""
         self._command(lambda: self._close(stream, flush, abandoned))
 
-    def hand_over(self, stream: str) -> Future[HandOverResult]:
+    def hand_over(self, stream: str) -> Future[HandedOver]:
         """Close a camera for another replica, once its queued windows are answered: when done, its state is in the
         tiers, if the engine can save it. Otherwise the caller counts the open window."""
-        done: Future[HandOverResult] = Future()
-        done.set_running_or_notify_cancel()
+        done: Future[HandedOver] = _future()
         self._command(lambda: self._leave(stream, done))
         return done
 
@@ -234,11 +230,11 @@ class EngineWorker:
         """Close a removed camera, open here or not, and delete its memory in every tier."""
         return self.call_on_engine_thread(lambda _: self._remove(stream))
 
-    def counts(self, stream: str) -> WindowCounts:
+    def counts(self, stream: str) -> WindowCounters:
         """Window counts of a camera so far."""
         with self._wake:
             known = self._streams.get(stream)
-            return WindowCounts() if known is None else known.windows()
+            return WindowCounters() if known is None else known.windows()
 
     def reports(self) -> list[StreamReport]:
         """Reports of every camera for the heartbeat, including closed ones. Counts never decrease in one process."""
@@ -370,10 +366,10 @@ class EngineWorker:
             self._asks.cancel_camera(name, UnavailableError(f"camera {name!r} was closed here; ask again in a moment"))
             self._let_go(name)
 
-    def _leave(self, name: str, done: Future[HandOverResult]) -> None:
+    def _leave(self, name: str, done: Future[HandedOver]) -> None:
         stream = self._streams.get(name)
         if stream is None or stream.leaving is not None:
-            done.set_result(HandOverResult(False, WindowCounts()))
+            done.set_result(HandedOver(False, WindowCounters()))
         else:
             stream.leaving = done
 
@@ -381,7 +377,7 @@ class EngineWorker:
     def _stay(stream: OpenStream) -> None:
         """Resume a camera whose hand-over was cancelled."""
         if stream.leaving is not None:
-            stream.leaving.set_result(HandOverResult(False, stream.windows()))
+            stream.leaving.set_result(HandedOver(False, stream.windows()))
             stream.leaving = None
 
     def _hand_over(self, name: str, stream: OpenStream) -> None:
@@ -397,7 +393,7 @@ class EngineWorker:
         self._let_go(name)
         assert done is not None
         counts = stream.windows()
-        saved.add_done_callback(lambda saved: done.set_result(HandOverResult(saved.result(), counts)))
+        saved.add_done_callback(lambda saved: done.set_result(HandedOver(saved.result(), counts)))
 
     def _remove(self, name: str) -> None:
         self._asks.cancel_camera(name, UnknownCameraError(f"camera {name!r} was removed"))
@@ -443,8 +439,8 @@ class EngineWorker:
                 self._hand_over(name, stream)
 
 
-def _future() -> Future[None]:
+def _future() -> Future[Any]:
     """A future that its waiter cannot cancel: the engine thread will set it in any case."""
-    future: Future[None] = Future()
+    future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

@@ -79,6 +79,23 @@ class StreamReport:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowCounters:
+    """Windows of one camera since it came to a replica."""
+
+    done: int = 0
+    gated: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Result of a hand-over: ``saved``, the window can be continued elsewhere; ``counters``: the last ones."""
+
+    saved: bool
+    counters: WindowCounters
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """How full a replica is. ``busy_s``: seconds that it spent on windows and questions since it started, in ``steps``
     that computed ``windows``; ``backlog_s``: seconds of windows that wait; ``held``: cameras whose windows it holds;

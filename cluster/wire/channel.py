@@ -124,15 +124,15 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def channel_options(address: str, max_message_bytes: int, *, internal: bool) -> ChannelOptions:
+def channel_options(address: str, *, internal: bool) -> ChannelOptions:
     """``internal`` calls and those to this machine never go through an HTTP proxy from the environment.
 
     Connecting again is fast (0.1 to 2 s) because gRPC's default of up to two minutes would outlast our own deadlines;
     pools are local so that one caller's failed connects do not hold back another's.
     """
     options: ChannelOptions = [
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", CLUSTER_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", CLUSTER_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 2000),
@@ -149,12 +149,11 @@ def channel_options(address: str, max_message_bytes: int, *, internal: bool) -> 
 def open_channel(
     address: str,
     *,
-    max_message_bytes: int = CLUSTER_MESSAGE_BYTES,
     internal: bool = True,
     tls: grpc.ChannelCredentials | PeerTls | None = None,
 ) -> grpc.aio.Channel:
     """An unconnected ``grpc.aio`` channel, with TLS where ``tls`` is given; the caller closes it."""
-    options = channel_options(address, max_message_bytes, internal=internal)
+    options = channel_options(address, internal=internal)
     if isinstance(tls, PeerTls):
         options += tls.options()
         tls = tls.credentials()
@@ -169,8 +168,7 @@ class ChannelPool:
     After a renewal of the certificate in ``tls`` new users get a new channel; those of the old one keep theirs.
     """
 
-    def __init__(self, *, max_message_bytes: int = CLUSTER_MESSAGE_BYTES, tls: PeerTls | None = None) -> None:
-        self._max_message_bytes = max_message_bytes
+    def __init__(self, *, tls: PeerTls | None = None) -> None:
         self._tls = tls
         self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
         self._users: dict[tuple[str, int], int] = {}
@@ -183,7 +181,7 @@ class ChannelPool:
         """The channel to ``address``; closed when its last user leaves."""
         key = (address, 0 if self._tls is None else self._tls.renewals())
         if key not in self._channels:
-            self._channels[key] = open_channel(address, max_message_bytes=self._max_message_bytes, tls=self._tls)
+            self._channels[key] = open_channel(address, tls=self._tls)
         self._users[key] = self._users.get(key, 0) + 1
         try:
             yield self._channels[key]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, replicas_pb2, results_pb2
@@ -16,29 +16,23 @@ from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, replicas_pb2, resu
 from cluster.types import (
     Answer,
     BoolGrid,
-    CameraStateName,
     CameraStatus,
     EncodedPacket,
     FrameSample,
     FrameTrace,
-    LastAnswer,
     MemorySpec,
     PatchGrid,
     Question,
     StreamSpec,
-    Timing,
-    TokenCount,
 )
 from cluster.types.reports import ReplicaStatus
+from cluster.wire.mapping import from_message, to_message
 
 CHANNELS = 3
 MAX_CELLS = 1 << 20
 """Largest ``rows * cols`` taken off the wire: 14336 x 14336 pixels at 14-pixel patches."""
 
 _STATE_PREFIX = "CAMERA_STATE_"
-_STATUS_FIELDS = [f.name for f in fields(CameraStatus) if f.name not in ("state", "last_answers")]
-_TOKEN_FIELDS = [f.name for f in fields(TokenCount)]
-_TIMING_FIELDS = [f.name for f in fields(Timing)]
 
 
 def packet_to_proto(packet: EncodedPacket) -> ingest_pb2.Packet:
@@ -50,14 +44,7 @@ def packet_to_proto(packet: EncodedPacket) -> ingest_pb2.Packet:
 
 def packet_from_proto(message: ingest_pb2.Packet, codec: str) -> EncodedPacket:
     """The inverse of :func:`packet_to_proto`."""
-    return EncodedPacket(
-        codec=codec,
-        data=message.data,
-        pts=message.pts if message.HasField("pts") else None,
-        dts=message.dts if message.HasField("dts") else None,
-        keyframe=message.keyframe,
-        sequence=message.sequence,
-    )
+    return from_message(EncodedPacket, message, codec=codec)
 
 
 def frame_to_proto(sample: FrameSample) -> frames_pb2.Frame:
@@ -153,41 +140,12 @@ def _mask(message: frames_pb2.Frame, grid: PatchGrid) -> BoolGrid:
 
 def answer_to_proto(answer: Answer, missed: int = 0) -> results_pb2.Answer:
     """``missed``: answers the receiver lost before this one."""
-    return results_pb2.Answer(
-        camera=answer.stream,
-        window=answer.window,
-        start=answer.start,
-        end=answer.end,
-        question=answer.question,
-        score=answer.score,
-        positive=answer.positive,
-        text=answer.text,
-        gated=answer.gated,
-        tokens=results_pb2.TokenCount(**asdict(answer.tokens)),
-        timing=results_pb2.Timing(**asdict(answer.timing)),
-        missed=missed,
-        trace=answer.trace,
-        incarnation=answer.incarnation,
-    )
+    return to_message(results_pb2.Answer, answer, missed=missed)
 
 
 def answer_from_proto(message: results_pb2.Answer) -> Answer:
     """The inverse of :func:`answer_to_proto`, without ``missed``, which belongs to the connection."""
-    return Answer(
-        stream=message.camera,
-        window=message.window,
-        start=message.start,
-        end=message.end,
-        question=message.question,
-        score=message.score,
-        positive=message.positive,
-        text=message.text,
-        gated=message.gated,
-        tokens=TokenCount(**{name: getattr(message.tokens, name) for name in _TOKEN_FIELDS}),
-        timing=Timing(**{name: getattr(message.timing, name) for name in _TIMING_FIELDS}),
-        trace=message.trace,
-        incarnation=message.incarnation,
-    )
+    return from_message(Answer, message)
 
 
 def spec_to_json(spec: StreamSpec) -> str:
@@ -253,7 +211,7 @@ def _check_keys(body: dict[str, Any], cls: type, what: str) -> None:
 
 def question_to_proto(question: Question) -> cameras_pb2.Question:
     """One standing question as a message."""
-    return cameras_pb2.Question(**asdict(question))
+    return to_message(cameras_pb2.Question, question)
 
 
 def question_from_proto(message: cameras_pb2.Question) -> Question:
@@ -269,29 +227,21 @@ def question_from_proto(message: cameras_pb2.Question) -> Question:
 
 def status_to_proto(status: CameraStatus) -> cameras_pb2.CameraStatus:
     """A camera's status as a message."""
-    message = cameras_pb2.CameraStatus(**{name: getattr(status, name) for name in _STATUS_FIELDS})
-    message.state = cast(cameras_pb2.CameraState, cameras_pb2.CameraState.Value(_STATE_PREFIX + status.state.upper()))
-    for last in status.last_answers:
-        message.last_answers.add(question=last.question, score=last.score, positive=last.positive, end=last.end)
-    return message
+    return to_message(cameras_pb2.CameraStatus, status, state=_STATE_PREFIX + status.state.upper())
 
 
 def status_from_proto(message: cameras_pb2.CameraStatus) -> CameraStatus:
     """The inverse of :func:`status_to_proto`; a state this version does not know reads as ``waiting``."""
     known = message.state in cameras_pb2.CameraState.values() and message.state
     state = cameras_pb2.CameraState.Name(message.state).removeprefix(_STATE_PREFIX).lower() if known else "waiting"
-    return CameraStatus(
-        **{name: getattr(message, name) for name in _STATUS_FIELDS},
-        state=cast(CameraStateName, state),
-        last_answers=tuple(LastAnswer(a.question, a.score, a.positive, a.end) for a in message.last_answers),
-    )
+    return from_message(CameraStatus, message, state=state)
 
 
 def replica_to_proto(status: ReplicaStatus) -> replicas_pb2.ReplicaStatus:
-    """As it travels."""
-    return replicas_pb2.ReplicaStatus(**asdict(status))
+    """A replica's status as a message."""
+    return to_message(replicas_pb2.ReplicaStatus, status)
 
 
 def replica_from_proto(message: replicas_pb2.ReplicaStatus) -> ReplicaStatus:
     """The inverse of :func:`replica_to_proto`."""
-    return ReplicaStatus(**{field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields})
+    return from_message(ReplicaStatus, message)

@@ -14,6 +14,7 @@ from sightline.v1 import memory_pb2
 
 from cluster.errors import ConfigError
 from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
+from cluster.wire.mapping import from_message, to_message
 
 MAX_QUESTION = 2_000
 """Characters of a question."""
@@ -29,8 +30,6 @@ MAX_NAME = 256
 # Control characters, and halves of characters: what a terminal or a file that is not UTF-8 leaves behind.
 _NOT_TEXT = ("Cc", "Cs")
 _LAYOUT = "\t\n\r"
-_COPIED = ("text", "oldest", "newest", "tokens_held", "tokens_read", "bytes_read")
-_COPIED_TOO = ("first_token_s", "total_s", "degraded", "prompt_tokens", "answer_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,31 +138,18 @@ def told_to_proto(told: Told) -> memory_pb2.AskResult:
     Raises:
         ValueError: there are pictures, but not one per moment.
     """
-    result = told.result
-    message = memory_pb2.AskResult(
-        **{name: getattr(result, name) for name in (*_COPIED, *_COPIED_TOO)}, conversation=told.conversation
-    )
-    room = MAX_PICTURES_BYTES
+    result, room, moments = told.result, MAX_PICTURES_BYTES, []
     for moment, picture in zip(result.moments, told.pictures or [b""] * len(result.moments), strict=True):
         kept = picture if len(picture) <= room else b""
         room -= len(kept)
-        message.moments.add(
-            start=moment.start, end=moment.end, weight=moment.weight, ago_s=ago_s(result, moment), picture=kept
-        )
-    return message
+        moments.append(to_message(memory_pb2.Moment, moment, ago_s=ago_s(result, moment), picture=kept))
+    return to_message(memory_pb2.AskResult, result, ("camera",), moments=moments, conversation=told.conversation)
 
 
 def told_from_proto(message: memory_pb2.AskResult, camera: str) -> Told:
     """The inverse of :func:`told_to_proto`; a message says nothing of its camera."""
-    return Told(
-        AskResult(
-            stream=camera,
-            moments=tuple(Moment(moment.start, moment.end, moment.weight) for moment in message.moments),
-            **{name: getattr(message, name) for name in (*_COPIED, *_COPIED_TOO)},
-        ),
-        message.conversation,
-        tuple(moment.picture for moment in message.moments),
-    )
+    pictures = tuple(moment.picture for moment in message.moments)
+    return Told(from_message(AskResult, message, stream=camera), message.conversation, pictures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +171,7 @@ class ForgottenCamera:
 
 def forgotten_from_proto(message: memory_pb2.ForgetResponse) -> ForgottenCamera:
     """Off the wire."""
-    return ForgottenCamera(
-        message.frames, message.bytes, message.files, message.file_bytes, message.incidents, message.alerts
-    )
+    return from_message(ForgottenCamera, message)
 
 
 def forgotten_to_proto(forgotten: DeletedMemory) -> memory_pb2.ForgetResponse:
@@ -197,37 +181,25 @@ def forgotten_to_proto(forgotten: DeletedMemory) -> memory_pb2.ForgetResponse:
 
 def status_to_proto(status: MemoryStatus) -> memory_pb2.MemoryStatus:
     """A memory's status as a message."""
-    message = memory_pb2.MemoryStatus(
-        camera=status.camera,
-        frames=status.frames,
-        tokens=status.tokens,
-        oldest=status.oldest,
-        newest=status.newest,
-        cap_bytes=status.cap_bytes,
-        compressor=status.compressor,
-        organiser=status.organiser,
-        retriever=status.retriever,
+    names = {**status.tier_bytes, **status.tier_states}
+    return to_message(
+        memory_pb2.MemoryStatus,
+        status,
+        ("tier_bytes", "tier_states"),
+        counts=[{"name": name, "count": count} for name, count in status.counts.items()],
+        tiers=[
+            memory_pb2.MemoryTier(name=name, bytes=status.tier_bytes.get(name), trouble=status.tier_states.get(name))
+            for name in names
+        ],
     )
-    for name, count in status.counts.items():
-        message.counts.add(name=name, count=count)
-    for name in {**status.tier_bytes, **status.tier_states}:
-        message.tiers.add(name=name, bytes=status.tier_bytes.get(name), trouble=status.tier_states.get(name))
-    return message
 
 
 def status_from_proto(message: memory_pb2.MemoryStatus) -> MemoryStatus:
     """The inverse of :func:`status_to_proto`."""
-    return MemoryStatus(
-        camera=message.camera,
-        frames=message.frames,
-        tokens=message.tokens,
-        oldest=message.oldest,
-        newest=message.newest,
-        cap_bytes=message.cap_bytes,
+    return from_message(
+        MemoryStatus,
+        message,
         tier_bytes={tier.name: tier.bytes for tier in message.tiers if tier.HasField("bytes")},
-        compressor=message.compressor,
-        organiser=message.organiser,
-        retriever=message.retriever,
         counts={each.name: each.count for each in message.counts},
         tier_states={tier.name: tier.trouble for tier in message.tiers if tier.HasField("trouble")},
     )

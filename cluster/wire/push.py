@@ -88,7 +88,6 @@ class PushAgent:
         camera: str,
         *,
         options: PushOptions | None = None,
-        session: str | None = None,
         on_progress: Callable[[PushStatus], None] = lambda _: None,
         credentials: ClientCredentials | None = None,
     ) -> None:
@@ -100,7 +99,7 @@ class PushAgent:
         self._address = address
         self._camera = camera
         self._options = options or PushOptions()
-        self._session = session or uuid.uuid4().hex
+        self._session = uuid.uuid4().hex
         self._on_progress = on_progress
         self._told_at = 0.0
         self.status = PushStatus()

@@ -24,6 +24,8 @@ from cluster.errors import CameraExistsError, ConfigError, NotReadyError, Unknow
 from cluster.wire.push import PushAgent
 
 STRIDE_S = 2.0
+SPEED = 4
+"""Of every camera's clip."""
 DASHBOARDS = Path(__file__).parents[2] / "deploy/helm/sightline/dashboards"
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -40,7 +42,7 @@ def client(cluster):
 @pytest.fixture(scope="module")
 def agent(cluster, clip):
     """An edge agent that pushes the clip to camera ``dock``, over and over."""
-    source = FileSource(clip, loop=True, realtime=True, speed=4)
+    source = FileSource(clip, loop=True, realtime=True, speed=SPEED)
     agent = PushAgent(source, cluster.gateway_address, "dock")
     loop = asyncio.new_event_loop()
     running = loop.create_task(agent.run())
@@ -82,17 +84,16 @@ def test_pulled_and_pushed_cameras_give_answers(client, answers: Answers, agent)
     assert {status.decoder for status in statuses.values()} == {"decoder-0", "decoder-1"}
 
 
-def test_broken_cameras_say_why_and_others_go_on(client, answers: Answers, tmp_path) -> None:
+def test_a_broken_camera_says_why_and_others_go_on(client, answers: Answers, tmp_path) -> None:
     rubbish = tmp_path / "rubbish.mp4"
     rubbish.write_bytes(b"this is no video" * 100)
     client.camera_add("rubbish", str(rubbish))
-    client.camera_add("missing", str(tmp_path / "nothing.mp4"))
-    for camera, word in (("rubbish", "rubbish.mp4"), ("missing", "nothing.mp4")):
-        until(f"{camera} to fail", lambda camera=camera: client.camera_get(camera).state == "error")
-        assert word in client.camera_get(camera).reason
+    with pytest.raises(ConfigError, match=r"there is no file .*nothing\.mp4"):
+        client.camera_add("missing", str(tmp_path / "nothing.mp4"))
+    until("rubbish to fail", lambda: client.camera_get("rubbish").state == "error")
+    assert "rubbish.mp4" in client.camera_get("rubbish").reason
     answers.wait_for_more("gate", 2)
-    for camera in ("rubbish", "missing"):
-        client.camera_remove(camera)
+    client.camera_remove("rubbish")
 
 
 def test_bad_requests_change_nothing(client, clip) -> None:
@@ -100,6 +101,12 @@ def test_bad_requests_change_nothing(client, clip) -> None:
         client.camera_add("gate", "rtsp://elsewhere/stream")
     with pytest.raises(ConfigError, match="strde_s"):
         client.camera_add("new", str(clip), settings={"window": {"strde_s": 2}})
+    with pytest.raises(ConfigError, match=r"there is no file .*nothing\.mp4"):
+        client.camera_add("missing", str(clip.parent / "nothing.mp4"))
+    with pytest.raises(ConfigError, match=r"is not below .*security\.file_roots"):
+        client.camera_add("secret", "/etc/hostname")
+    with pytest.raises(ConfigError, match="did you mean 'rtsp'"):
+        client.camera_add("misspelt", "rstp://elsewhere/stream")
     with pytest.raises(UnknownCameraError, match="did you mean 'gate'"):
         client.camera_remove("gates")
     assert [status.name for status in client.cameras_list()] == ["dock", "gate", "yard"]
@@ -138,7 +145,7 @@ def test_file_as_fast_as_it_goes_loses_no_window_and_ends(client, answers: Answe
 
 
 def test_removed_camera_is_gone_and_may_come_back(client, answers: Answers, clip) -> None:
-    playing = {"source_options": {"loop": True, "realtime": True, "speed": 4}}
+    playing = {"source_options": {"loop": True, "realtime": True, "speed": SPEED}}
     client.camera_add("guest", str(clip), settings=playing)
     answers.wait_for_more("guest", 2)
     client.camera_remove("guest")
@@ -194,13 +201,15 @@ def test_killed_replica_comes_back_and_only_windows_in_flight_are_lost(
     for camera in (*PULLED, "dock"):
         answers.wait_for_more(camera, 1)
     before = cluster.readiness().replicas["replica-0"]
+    # The stride in the making, one that waits for its acknowledgement, one in the engine; and on a busy machine those
+    # that wait for the engine, which is as far behind as its last answers were late.
+    most = {status.name: 3 + int(status.latency_s / (STRIDE_S / SPEED)) for status in client.cameras_list()}
     os.kill(before.pid, signal.SIGKILL)
     until("a new replica", lambda: cluster.readiness().replicas.get("replica-0", before).pid != before.pid)
     for camera in (*PULLED, "dock"):
         answers.wait_for_more(camera, 3)
         lost = until(f"{camera}'s loss to be told", lambda camera=camera: client.camera_get(camera).windows_lost)
-        # The stride in the making, one that waits for its acknowledgement, one in the engine.
-        assert 1 <= lost <= 3
+        assert 1 <= lost <= most[camera]
     for camera in PULLED:
         check_books(client, answers, camera)
 
@@ -245,7 +254,7 @@ def test_killed_decoder_comes_back_with_its_cameras_and_the_agent_stays(
 
 
 def test_killed_controller_remembers_cameras_added_while_it_ran(client, answers: Answers, clip) -> None:
-    client.camera_add("late", str(clip), settings={"source_options": {"loop": True, "realtime": True, "speed": 4}})
+    client.camera_add("late", str(clip), settings={"source_options": {"loop": True, "realtime": True, "speed": SPEED}})
     answers.wait_for_more("late", 1)
     before = {status.name: (status.decoder, status.replica) for status in client.cameras_list()}
     windows = {camera: answers.of(camera)[-1].window for camera in before}

@@ -33,6 +33,7 @@ def cluster(clip, tmp_path_factory):
             "window": {"length_s": 4, "stride_s": 2, "static_gate": False},
             "memory": {"block_frames": 4},
             "questions": [QUESTION],
+            "security": {"file_roots": [str(clip.parent)]},
             "cameras": [{"name": name, "source": str(clip), "source_options": PLAYING} for name in ("gate", "yard")],
             "cluster": {
                 "heartbeat_s": 0.25,

@@ -11,11 +11,11 @@ from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.replica.events import WorkerFrames
-from cluster.replica.frames_service import WindowCounters
 from cluster.replica.memory import WorkerMemory
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.types import Answer
+from cluster.types.reports import WindowCounters
 
 WAIT_S = 20.0
 STRIDE = 2_000_000

@@ -31,6 +31,8 @@ def digests(**changes) -> dict[str, str]:
         ({}, set()),
         ({"questions": [{"id": "car", "text": "Is there a car?"}]}, {"controller"}),
         ({"cameras": [{"name": "gate"}]}, {"controller"}),
+        ({"cameras": [{"name": "gate", "source": "rtsp://10.0.0.11/1"}]}, {"controller"}),
+        ({"cameras": [{"name": "gate", "source": "/clips/gate.mp4"}]}, {"controller", *DECODERS}),
         ({"window": {"stride_s": 4}}, {"controller"}),
         ({"alerts": {"cooldown_s": 5}}, {"alerting"}),
         ({"clips": {"after_s": 5}}, {"alerting", *DECODERS}),
@@ -52,13 +54,16 @@ def test_more_decoders_restart_none() -> None:
     assert {name for name in before if before[name] != after[name]} == {"controller"}
 
 
-def test_decoders_may_open_the_files_of_the_configuration(tmp_path) -> None:
-    clip = tmp_path / "clip.mp4"
-    clip.touch()
-    config = load_config(None, BASE | {"cameras": [{"name": "gate", "source": str(clip)}]})
-    [given] = [each.arguments[0] for each in processes(config, "run", None) if each.name == "decoder-0"]
-    assert given.cameras == []
-    roots = file_roots(given, SourceAddress(str(clip)))
-    assert is_below(clip, roots)
-    assert is_below(Path("here.mp4"), roots)
-    assert not is_below(tmp_path / "another.mp4", roots)
+@pytest.mark.parametrize("allowed", [None, [], ["/allowed"]])
+def test_decoders_may_open_the_files_of_the_configuration_and_no_others(allowed, tmp_path) -> None:
+    """They are not given its cameras."""
+    written, other = tmp_path / "gate.mp4", tmp_path / "yard.mp4"
+    config = load_config(
+        None, BASE | {"cameras": [{"name": "gate", "source": str(written)}], "security": {"file_roots": allowed}}
+    )
+    [decoder] = [each for each in processes(config, "run", None) if each.name == "decoder-0"]
+    roots = file_roots(decoder.arguments[0], SourceAddress(str(written)))
+    assert is_below(written, roots)
+    assert not is_below(other, roots)
+    assert is_below(Path("/allowed/clip.mp4"), roots) == (allowed == ["/allowed"])
+    assert is_below(Path("here.mp4"), roots) == (allowed is None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.alerts.health import health_rules, question_rules
+from cluster.alerts.health import question_rules
 from cluster.config import camera_settings, load_config
 from cluster.errors import ConfigError
 from cluster.registry import sinks
@@ -78,7 +78,7 @@ def test_a_question_overrides_the_section():
 
 
 def test_one_key_of_a_state_leaves_its_others():
-    rules = health_rules(load(health={"offline": {"after_s": 5}, "frozen": {"enabled": False}}).alerts)
+    rules = load(health={"offline": {"after_s": 5}, "frozen": {"enabled": False}}).alerts.health
     assert (rules.offline.after_s, rules.offline.severity) == (5.0, "critical")
     assert (rules.frozen.enabled, rules.frozen.after_s) == (False, 60.0)
 

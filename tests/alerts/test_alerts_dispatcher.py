@@ -7,11 +7,12 @@ import time
 
 import pytest
 
-from cluster.alerts.dispatcher import CONCURRENCY, Dispatcher, Retry
+from cluster.alerts.dispatcher import CONCURRENCY, Dispatcher, delay_s
 from cluster.alerts.incident import Delivery
 from cluster.alerts.sinks import DeliveryError
+from cluster.config.alerts import RetryConfig
 
-QUICK = Retry(first_s=0.01, longest_s=0.05)
+QUICK = RetryConfig(first_s=0.01, longest_s=0.05)
 
 
 class Recorder:
@@ -64,7 +65,7 @@ def refuse(*, retryable):
 
 @pytest.mark.parametrize(("attempt", "draw", "wanted"), [(1, 0, 0.5), (1, 1, 0.25), (4, 0, 4.0), (99, 0, 60.0)])
 def test_patience(attempt, draw, wanted):
-    assert Retry().delay_s(attempt, draw) == wanted
+    assert delay_s(RetryConfig(), attempt, draw) == wanted
 
 
 async def test_everything_arrives_once(make, until):
@@ -94,7 +95,7 @@ async def test_the_events_of_one_incident_stay_in_order(make, until):
 async def test_a_sink_that_is_down_is_tried_gently_and_gets_everything_when_it_is_back(make, until):
     away = [True]
     sink = Recorder(lambda event: refuse(retryable=True) if away[0] else None, delay_s=0.001)
-    async with Desk(Retry(first_s=0.01, longest_s=0.1), ops=sink) as desk:
+    async with Desk(RetryConfig(first_s=0.01, longest_s=0.1), ops=sink) as desk:
         desk.dispatcher.enqueue(Delivery(now_event(make, n), "ops") for n in range(100))
         await until(lambda: sink.tries >= CONCURRENCY + 4)
         before, sink.most_at_once = sink.tries, 0
@@ -118,7 +119,7 @@ async def test_one_sinks_trouble_is_not_anothers(make, until):
 async def test_an_alert_that_alone_is_refused_holds_nobody_up(make, until):
     bad = now_event(make, 3).key
     sink = Recorder(lambda event: refuse(retryable=True) if event.key == bad else None)
-    async with Desk(Retry(first_s=0.01, longest_s=0.02), ops=sink) as desk:
+    async with Desk(RetryConfig(first_s=0.01, longest_s=0.02), ops=sink) as desk:
         for n in range(200):
             desk.dispatcher.enqueue([Delivery(now_event(make, n), "ops")])
             await asyncio.sleep(0.001)
@@ -138,7 +139,7 @@ async def test_what_a_sink_will_never_take_is_a_dead_letter(make, until):
 
 async def test_an_old_alert_is_given_up_and_a_young_one_is_not(make, until):
     sink = Recorder(lambda event: refuse(retryable=True))
-    async with Desk(Retry(first_s=0.01, longest_s=0.02, give_up_s=100.0), ops=sink) as desk:
+    async with Desk(RetryConfig(first_s=0.01, longest_s=0.02, give_up_s=100.0), ops=sink) as desk:
         old, young = make.event(0, at_s=time.time() - 101), now_event(make, 1)
         desk.dispatcher.enqueue([Delivery(old, "ops"), Delivery(young, "ops")])
         await until(lambda: desk.states("dead") == [old.key] and len(desk.states("pending")) > 3)

@@ -9,25 +9,24 @@ import av
 import numpy as np
 import pytest
 
-from cluster.alerts.health import Condition, HealthMonitor, HealthRules
+from cluster.alerts.health import HealthMonitor
 from cluster.alerts.open_incidents import OpenIncidents
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
+from cluster.config.alerts import HealthConfig
 from cluster.decoder.picture_statistics import SETTLE_S, PictureStatistics
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 
 NOW = 1_700_000_000.0
-RULES = HealthRules(
-    offline=Condition(30.0, "critical"), frozen=Condition(60.0), covered=Condition(5.0), scene_change=Condition(30.0)
-)
+RULES = HealthConfig()
 REAL = sorted(Path(os.environ.get("SIGHTLINE_CLIPS", "no-clips")).glob("*.mp4"))
 FPS, WIDTH, HEIGHT = 10, 320, 192
 
 
 class Desk:
-    def __init__(self, rules: HealthRules = RULES) -> None:
+    def __init__(self, rules: HealthConfig = RULES, update_s: float = 60.0) -> None:
         self.open_incidents = OpenIncidents("here")
-        self.monitor = HealthMonitor(self.open_incidents, rules)
+        self.monitor = HealthMonitor(self.open_incidents, rules, update_s)
         self.tracks: dict = {}
 
     def look(self, status, picture, at_s: float, **options) -> list[tuple[str, str]]:
@@ -137,7 +136,7 @@ def test_turned_away(make):
 
 
 def test_what_is_switched_off_is_not_looked_for(make):
-    desk = Desk(HealthRules(frozen=Condition(60.0, enabled=False)))
+    desk = Desk(HealthConfig(frozen={"enabled": False}))
     assert desk.each_second(make, 0, 100, still_s=1000.0) == []
 
 
@@ -164,7 +163,7 @@ def test_pictures_that_nobody_answers(make):
 
 
 def test_a_long_stride_is_no_silence(make):
-    desk = Desk(HealthRules(unanswered=Condition(20.0)))
+    desk = Desk(HealthConfig(unanswered={"after_s": 20.0}))
     for second in range(0, 700):
         status = make.status(windows_done=second // 100, windows_per_s=0.01)
         assert desk.look(status, make.picture(second), second, stride_s=100.0) == []
@@ -228,9 +227,9 @@ def recorded(path: Path, frames: list[np.ndarray], codec: str = "libx264", gop: 
     return watched(path)
 
 
-def judged(pictures: list[PictureHealth], rules: HealthRules) -> list[tuple[float, str, str]]:
+def judged(pictures: list[PictureHealth], rules: HealthConfig) -> list[tuple[float, str, str]]:
     """(seconds of the camera's clock, event, subject) of a camera that shows these."""
-    desk, status = Desk(rules), CameraStatus("gate", state="running", frames_decoded=1)
+    desk, status = Desk(rules, update_s=1e9), CameraStatus("gate", state="running", frames_decoded=1)
     told = []
     for picture in pictures:
         second = picture.pts / 1e6
@@ -238,9 +237,7 @@ def judged(pictures: list[PictureHealth], rules: HealthRules) -> list[tuple[floa
     return told
 
 
-QUICK = HealthRules(
-    frozen=Condition(10.0), covered=Condition(2.0), scene_change=Condition(10.0), clear_s=2.0, update_s=1e9
-)
+QUICK = HealthConfig(frozen={"after_s": 10.0}, covered={"after_s": 2.0}, scene_change={"after_s": 10.0}, clear_s=2.0)
 
 
 @pytest.mark.parametrize("gop", [10, 50])
@@ -305,9 +302,7 @@ def test_the_new_scene_becomes_the_usual_one(make):
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
 def test_no_false_alarm_on_real_clips(path):
     """With conditions ten times as impatient as the default ones."""
-    rules = HealthRules(
-        frozen=Condition(6.0), covered=Condition(0.5), scene_change=Condition(3.0), clear_s=1.0, update_s=1e9
-    )
+    rules = HealthConfig(frozen={"after_s": 6.0}, covered={"after_s": 0.5}, scene_change={"after_s": 3.0}, clear_s=1.0)
     pictures = watched(path)
     assert len(pictures) > 50
     assert judged(pictures, rules) == []

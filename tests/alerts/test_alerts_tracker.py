@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.alerts.incident import Mute
 from cluster.alerts.open_incidents import OpenIncidents
-from cluster.alerts.tracker import IncidentTracker, Rule
+from cluster.alerts.tracker import OVER_S, IncidentTracker, Rule
 from cluster.errors import ConfigError, NotReadyError
 
 RULE = Rule(cooldown_s=0.0, update_s=16.0)
@@ -315,4 +315,19 @@ def test_the_json_form(make):
         "clip_url": "",
         "clip": "",
         "footage_note": "",
+        "question": "",
     }
+
+
+def test_a_video_that_is_over_leaves_nothing_open(make):
+    """Not at once: windows may still be queued."""
+    desk = Desk()
+    desk.take(make.answer(0), make.answer(1))
+    desk.tracker.tick(NOW + OVER_S, {"gate"})
+    assert desk.open_incidents.oldest_first
+    desk.tracker.tick(NOW + OVER_S + 1, {"yard"})
+    assert desk.open_incidents.oldest_first
+    desk.tracker.tick(NOW + OVER_S + 1, {"gate"})
+    assert not desk.open_incidents.oldest_first
+    desk.collect()
+    assert desk.told[-1].incident.reason == "the video is over"

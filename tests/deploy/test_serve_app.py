@@ -46,6 +46,7 @@ def chart_serve_config(folder, clip, *settings: str) -> dict[str, Any]:
         application["args"]["configuration"]["cluster"]["state_dir"] = str(folder)
     full["alerts"]["folder"] = str(folder / "alerts")
     full["cameras"] = [camera]
+    full["security"]["file_roots"] = [str(folder)]
     return config
 
 

@@ -70,7 +70,7 @@ def test_one_that_was_restored_goes_on_as_before(name: str) -> None:
     other = Everything(organisers.get(name)(WIDTH))
     other.organiser.table = ClusterTable.restore(one.organiser.table.state())
     other.organiser.load_state(one.organiser.state())
-    for field in ("key", "value", "place", "frame"):
+    for field in ("key", "value", "frame"):
         setattr(other, field, getattr(one, field))
     for new in made[3:]:
         one.add(new)

@@ -279,12 +279,15 @@ def test_events_tell_what_each_load_brought() -> None:
     assert all(event.began_s <= event.ended_s for event in events)
 
 
-def test_closing_ends_the_threads_and_nothing_is_taken_afterwards() -> None:
+def test_a_closed_prefetcher_takes_nothing_and_the_next_starts_no_threads() -> None:
     fetcher = Prefetcher(Store().load)
     fetcher.prefetch(keys(1, 2))
     fetcher.close()
     fetcher.close()
-    assert not any(worker.is_alive() for worker in fetcher._workers)
+    threads = set(threading.enumerate())
+    with Prefetcher(Store().load) as another:
+        another.fetch(keys(3))
+        assert set(threading.enumerate()) <= threads
     assert fetcher.stats.wasted == 2
     with pytest.raises(RuntimeError, match="closed"):
         fetcher.prefetch(keys(1))

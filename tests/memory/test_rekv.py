@@ -44,7 +44,7 @@ def table_of(
     for number, key in keys.items():
         tensor, count = torch.from_numpy(key).float(), len(key)
         none = torch.zeros(count, dtype=torch.int64)
-        made.add(NewTokens(tensor, tensor, none + number, torch.zeros(count, 3), none), lambda _: None)
+        made.add(NewTokens(tensor, tensor, none + number, none), lambda _: None)
     return made.table
 
 

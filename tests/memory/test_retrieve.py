@@ -11,11 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
+from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise import ClusterTable, NewTokens
+from cluster.memory.retrieval_session import RetrievalSession
 from cluster.memory.retrieve.top_k import TopK
 from cluster.memory.retrieve.two_stage import TwoStage
 from cluster.memory.retrieve.wicsum import WiCSum, wicsum
+from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
 from cluster.registry import retrievers
+from cluster.types import MICROSECONDS, MemorySpec
 
 
 def whole(name: str) -> Any:
@@ -29,7 +35,7 @@ def table_of(key: torch.Tensor, cluster: list[int], partition: list[int]) -> Clu
     table = ClusterTable(key.shape[1])
     count = len(key)
     table.add(
-        NewTokens(key, key, torch.arange(count), torch.zeros(count, 3), torch.tensor(partition, dtype=torch.int64)),
+        NewTokens(key, key, torch.arange(count), torch.tensor(partition, dtype=torch.int64)),
         torch.tensor(cluster, dtype=torch.int64),
     )
     return table
@@ -143,6 +149,34 @@ def test_shares_are_rounded_up_and_numbers_are_numbers() -> None:
     ):
         found = TwoStage(partitions=partitions, clusters=clusters).select(query, table)
         assert found.clusters.tolist() == wanted
+
+
+def test_clusters_that_are_not_read_are_summarised() -> None:
+    memory = StreamMemory("gate", MemorySpec(organiser="mosaic"), TierStack([Arena(2**22)]))
+    rng = torch.Generator().manual_seed(1)
+    for number in range(16):
+        key, value = torch.randn(2, 1, 1, 3, 4, generator=rng)
+        cell = torch.arange(3)
+        memory.add_chunk(KVChunk("gate", number, number * MICROSECONDS, key, value, cell, 1, 3, torch.ones(4)))
+    head = memory.heads[0][0]
+    assert len(head.table) > 2
+    query = torch.randn(1, 2, 4, generator=rng)
+    with RetrievalSession(memory, TwoStage(clusters=1, representatives=False)) as retrieval:
+        read = retrieval.fetch(0, query)
+    with RetrievalSession(memory, TwoStage(clusters=1)) as retrieval:
+        both = retrieval.fetch(0, query)
+        assert retrieval.stats.fetched_tokens == read.tokens
+    assert both.tokens == read.tokens + len(head.table) - 1
+    assert bool((both.frame.diff() >= 0).all())
+    # Each is the mean of a cluster that was not read.
+    rows = {tuple(row.tolist()) for row in torch.cat([both.key, both.value], dim=2)[0]}
+    means = torch.cat([head.table.mean, head.table.value_mean], dim=1)
+    chosen = int(TwoStage(clusters=1).select(query[0], head.table).clusters)
+    assert all(
+        (tuple(mean.tolist()) in rows) == (number != chosen)
+        for number, mean in enumerate(means)
+        if number != chosen or head.table.count[number] > 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
 from cluster.lab.bench.window_accounting import CameraBooks, Counted, account
 from cluster.models.loading import load_shape
 from cluster.replica import window_accounting
-from cluster.replica.frames_service import WindowCounters
 from cluster.replica.worker import EngineWorker
 from cluster.types import MICROSECONDS, Answer
+from cluster.types.reports import WindowCounters
 
 STRIDE_S = 2.0
 
@@ -54,8 +54,7 @@ class Replica:
     async def on_lost(self, cameras) -> None: ...
 
     def counters(self, camera) -> WindowCounters:
-        counts = self.worker.counts(camera)
-        return WindowCounters(counts.done, counts.gated, counts.dropped)
+        return self.worker.counts(camera)
 
     def total(self, name: str) -> int:
         return sum(report.counts.get(name, 0) for report in self.worker.reports())

@@ -135,23 +135,6 @@ async def test_a_fresh_anchor_replaces_a_full_queue(make, until):
         assert sender.status("gate").dropped == 4
 
 
-async def test_a_patient_sender_waits_for_room_instead(make, until):
-    replica = Replica()
-    async with serving(replica, credit=2) as address, sending(max_queue=2) as (sender, _):
-        sender.assign(make.spec(), address)
-        results = []
-
-        def work():
-            results.extend(sender.send(make.sample(index=i), wait_s=10.0) for i in range(50))
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        await until(lambda: len(replica.frames["gate"]) == 50)
-        thread.join()
-        assert all(results)
-        assert replica.indices() == list(range(50))
-
-
 async def test_replica_memory_is_bounded_by_credit(make, until):
     replica = Replica()
     replica.gate.clear()

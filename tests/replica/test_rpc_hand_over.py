@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from frame_parts import Replica, sending, serving
 
-from cluster.replica.frames_service import HandedOver, WindowCounters
+from cluster.types.reports import HandedOver, WindowCounters
 
 
 class Leaving(Replica):

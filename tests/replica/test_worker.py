@@ -12,9 +12,9 @@ import pytest
 from worker_parts import sample, spec
 
 from cluster.errors import CapacityError, ConfigError, UnknownCameraError
-from cluster.replica.steps import WindowCounts
 from cluster.replica.worker import EngineWorker
 from cluster.types import Question
+from cluster.types.reports import WindowCounters
 
 WAIT_S = 20
 
@@ -93,7 +93,7 @@ def test_every_window_of_an_idle_engine_is_answered_in_order(start, recorder) ->
         worker.offer(sample("a", index)).result(WAIT_S)
         recorder.wait(lambda r, index=index: len(r.answers) >= (index + 1) // 2)
     assert recorder.windows("a") == [0, 1, 2, 3]
-    assert worker.counts("a") == WindowCounts(done=4)
+    assert worker.counts("a") == WindowCounters(done=4)
     [report] = worker.reports()
     assert report.counts["windows_done"] == 4
     assert report.counts["tokens_full"] >= report.counts["tokens_kept"] > 0
@@ -214,7 +214,7 @@ def test_a_camera_of_another_life_goes_on_with_nothing_of_the_one_before(start, 
     feed(worker, "a", 3)
     recorder.wait(lambda r: len(r.answers) == 1)
     worker.open(spec("a", life="two")).result(WAIT_S)
-    assert worker.counts("a") == WindowCounts()
+    assert worker.counts("a") == WindowCounters()
     feed(worker, "a", 3)
     recorder.wait(lambda r: len(r.answers) == 2)
     assert recorder.windows("a") == [0, 0]
@@ -256,7 +256,7 @@ def test_slow_engine_drops_the_oldest_windows_and_counts_them(start, held_engine
     recorder.wait(lambda r: r.windows("a")[-1:] == [4])
     assert recorder.drops == {("a", "replaced"): 3}
     assert recorder.windows("a") == [0, 4]
-    assert worker.counts("a") == WindowCounts(done=2, dropped=3)
+    assert worker.counts("a") == WindowCounters(done=2, dropped=3)
 
 
 def test_patient_camera_is_held_back_instead(start, held_engine, recorder) -> None:

@@ -10,8 +10,8 @@ from worker_parts import sample, spec
 
 from cluster.errors import UnavailableError
 from cluster.replica import steps as module
-from cluster.replica.steps import WindowCounts
 from cluster.replica.worker import MAX_FAILURES, EngineWorker
+from cluster.types.reports import WindowCounters
 
 WAIT_S = 20
 
@@ -106,7 +106,7 @@ def test_windows_wait_for_an_engine_that_comes_back_and_none_is_lost(start, abse
         worker.offer(sample("a", index)).result(WAIT_S)
     until(lambda: ("a", 1) in log.answers)
     assert (log.drops, log.losses) == ([], [])
-    assert worker.counts("a") == WindowCounts(done=2)
+    assert worker.counts("a") == WindowCounters(done=2)
     assert len(absent.steps) >= MAX_FAILURES + 1
     absent.absences = MAX_FAILURES - 1
     feed(worker, "a", 4, 2)
@@ -127,7 +127,7 @@ def test_what_waits_is_bounded_and_what_leaves_is_counted(start, absent) -> None
     absent.absences = 0
     until(lambda: log.answers == [("a", 3), ("a", 4)])
     assert worker.load().trouble == ""
-    assert worker.counts("a") == WindowCounts(done=2, dropped=3)
+    assert worker.counts("a") == WindowCounters(done=2, dropped=3)
     assert log.losses == []
 
 
@@ -140,7 +140,7 @@ def test_an_engine_that_stays_away_is_told_as_broken(start, absent) -> None:
     with pytest.raises(RuntimeError, match="the engine failed on every window of its last"):
         until(worker.check)
     assert log.answers == []
-    assert worker.counts("a") == WindowCounts()
+    assert worker.counts("a") == WindowCounters()
     absent.absences = 0
     until(lambda: log.answers == [("a", 0)])
     worker.check()

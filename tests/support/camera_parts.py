@@ -17,9 +17,10 @@ from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.running_camera import RunningCamera
-from cluster.replica.frames_service import SERVICE, FrameHandler, FramesServicer, WindowCounters
+from cluster.replica.frames_service import SERVICE, FrameHandler, FramesServicer
 from cluster.tracing import Spans
 from cluster.types import FrameSample, PatchGeometry, StreamSpec
+from cluster.types.reports import WindowCounters
 from cluster.wire.channel import EventLoopThread
 from cluster.wire.convert import packet_to_proto
 from cluster.wire.server import RpcServer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,8 @@ def configuration(cameras: list[dict[str, Any]], **cluster: Any) -> SightlineCon
             "window": {"length_s": 4, "stride_s": 2, "static_gate": False},
             "questions": [QUESTION],
             "cameras": cameras,
+            # Tests add the clips that they make.
+            "security": {"file_roots": [tempfile.gettempdir()]},
             "cluster": {"heartbeat_s": 0.25, "heartbeat_timeout_s": 8, **cluster},
         },
     )

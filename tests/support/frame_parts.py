@@ -11,7 +11,8 @@ from sightline.v1 import frames_pb2_grpc
 from cluster.codec.supervisor import Backoff
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import ConfigError
-from cluster.replica.frames_service import SERVICE, FramesServicer, WindowCounters
+from cluster.replica.frames_service import SERVICE, FramesServicer
+from cluster.types.reports import WindowCounters
 from cluster.wire.server import RpcServer
 
 QUICK = Backoff(first_s=0.02, longest_s=0.05)

@@ -9,12 +9,10 @@ from cluster.memory.organise import NewTokens, Organiser
 
 def tokens(key: torch.Tensor, frame: int = 0, *, value: torch.Tensor | None = None, partition: int = 0) -> NewTokens:
     count = len(key)
-    place = torch.stack([torch.full((count,), frame / 2), torch.arange(count) // 3, torch.arange(count) % 3], dim=1)
     return NewTokens(
         key,
         key.clone() if value is None else value,
         torch.full((count,), frame),
-        place.float(),
         torch.full((count,), partition),
     )
 
@@ -25,24 +23,24 @@ class Everything:
     def __init__(self, organiser: Organiser, *, at_hand: bool = True) -> None:
         self.organiser, self.at_hand = organiser, at_hand
         width = organiser.table.mean.shape[1]
-        self.key, self.value, self.place = torch.zeros(0, width), torch.zeros(0, width), torch.zeros(0, 3)
+        self.key, self.value = torch.zeros(0, width), torch.zeros(0, width)
         self.frame = torch.zeros(0, dtype=torch.int64)
 
     def add(self, new: NewTokens) -> torch.Tensor:
         table = self.organiser.table
         joined = self.organiser.add(new, lambda c: self.key[table.members(c)] if self.at_hand else None)
-        for name in ("key", "value", "place", "frame"):
+        for name in ("key", "value", "frame"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(new, name)]))
         return joined
 
     def split(self, cluster: int) -> int | None:
         of = self.organiser.table.members(cluster)
-        return self.organiser.split(cluster, self.key[of], self.value[of], self.place[of], self.frame[of])
+        return self.organiser.split(cluster, self.key[of], self.value[of], self.frame[of])
 
     def keep(self, kept: torch.Tensor) -> torch.Tensor:
-        for name in ("key", "value", "place", "frame"):
+        for name in ("key", "value", "frame"):
             setattr(self, name, getattr(self, name)[kept])
-        return self.organiser.table.keep_tokens(kept, self.key, self.value, self.place, self.frame)
+        return self.organiser.table.keep_tokens(kept, self.key, self.value, self.frame)
 
     def check(self) -> None:
         """Every statistic, computed anew from the members."""
@@ -56,8 +54,8 @@ class Everything:
             key = self.key[of]
             close(table.mean[cluster], key.mean(0))
             close(table.variance[cluster], (key - key.mean(0)).square().sum(1).mean())
-            close(table.value_mean[cluster], self.value[of].mean(0))
-            close(table.place[cluster], self.place[of].mean(0))
+            if self.organiser.wants_values:
+                close(table.value_mean[cluster], self.value[of].mean(0))
             assert int(table.latest[cluster]) == int(self.frame[of].max())
 
 

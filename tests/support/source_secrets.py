@@ -71,10 +71,12 @@ FORMS = {
     "path, parameters": "rtsp://{h}/live;user={u};password={q}",
     "path, named": "rtsp://{h}/login/{u}/password/{a}{b}/live",
     "stream key": "rtmp://{h}/live/{a}{b}",
-    "SRT": "srt://{h}?mode=caller&passphrase={a}&streamid=#!::u={u},s={b}",
+    "no path": "https://{h}?mode=caller&passphrase={a}&streamid=#!::u={u},s={b}",
     "file": "file:///nowhere/clip.mp4?token={q}",
     "no scheme": "{u}:{q}@{h}/live",
 }
+LOCAL = ("file", "no scheme")
+"""Forms that are refused when a camera is added: there is no such file."""
 MARKS = "@/:?#&%+ ;="
 
 
@@ -269,7 +271,7 @@ def watch_cluster(canaries: list[Canary], outputs: Outputs, folder: Path) -> Non
                     outputs.add("HTTP: add", _http(where["metrics"], "/v1/cameras", body))
                     outputs.add("HTTP: refusals", each.name + _http(where["metrics"], "/v1/cameras", {**body, "x": 1}))
                     outputs.add("HTTP: refusals", each.name + _http(where["metrics"], "/v1/cameras", body))
-                _settle(where["metrics"], len(canaries))
+                _settle(where["metrics"], sum(each in configured or each.form not in LOCAL for each in canaries))
                 _look(outputs, where, to, cameras)
                 outputs.add("processes' arguments", "\n".join(_arguments(serving.pid)))
             finally:

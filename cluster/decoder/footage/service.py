@@ -23,6 +23,7 @@ from cluster.decoder.footage.pictures import Picture, still
 from cluster.decoder.footage.ring import Recording
 from cluster.errors import CapacityError, NotReadyError, SightlineError, SourceError
 from cluster.wire.channel import ChannelPool
+from cluster.wire.mapping import from_message, to_message
 from cluster.wire.status import abort, as_told, is_ours, to_error
 
 log = logging.getLogger(__name__)
@@ -239,25 +240,11 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
             picture = await self._recorder.picture(request.camera, kept=request.kept, width=request.width)
         except (SightlineError, ValueError) as error:
             await abort(context, error)
-        return pictures_pb2.PictureReply(
-            jpeg=picture.jpeg,
-            etag=picture.etag,
-            pts=picture.pts,
-            age_s=picture.age_s,
-            width=picture.width,
-            height=picture.height,
-        )
+        return to_message(pictures_pb2.PictureReply, picture)
 
     async def Record(self, request: pictures_pb2.RecordRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""
-        order = RecordOrder(
-            camera=request.camera,
-            start=request.start,
-            until=request.until,
-            deadline_s=min(request.deadline_s, LONGEST_S),
-            moment=request.moment,
-            only_clip=request.only_clip,
-        )
+        order = from_message(RecordOrder, request, deadline_s=min(request.deadline_s, LONGEST_S))
         try:
             async with contextlib.aclosing(self._recorder.record(order)) as parts:
                 async for part in parts:
@@ -298,14 +285,7 @@ class DecoderRecorder:
 
     async def __call__(self, order: RecordOrder) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
         """See :meth:`Recorder.record`; ``UnavailableError``: the decoder is gone, parts received so far are good."""
-        request = pictures_pb2.RecordRequest(
-            camera=order.camera,
-            start=order.start,
-            until=order.until,
-            deadline_s=order.deadline_s,
-            moment=order.moment,
-            only_clip=order.only_clip,
-        )
+        request = to_message(pictures_pb2.RecordRequest, order)
         address = await self._route(order.camera)
         try:
             async with self._channels.lease(address) as channel:

@@ -208,13 +208,16 @@ class NativeAskRun:
     def _moments(self) -> tuple[Moment, ...]:
         """Time spans with the largest attention mass."""
         assert self._attention is not None
-        window = [self._memory.memory_time(frame.pts) for frame in self._frames]
-        seen = None if self._retrieval is None else self._retrieval.view.log
-        at = sorted(
-            (seen.frame_time(number) if seen is not None and number >= 0 else window[-2 - number], mass)
-            for number, mass in self._attention.attention_mass.items()
-        )
-        total = sum(mass for _, mass in at) or 1.0
+        number, mass = self._attention.attention_mass()
+        remembered = number >= 0
+        time = torch.empty_like(number)
+        if self._retrieval is not None and bool(remembered.any()):
+            time[remembered] = self._retrieval.view.log.frame_times(number[remembered])
+        window = torch.tensor([self._memory.memory_time(frame.pts) for frame in self._frames], dtype=torch.int64)
+        time[~remembered] = window[-2 - number[~remembered]]
+        order = time.argsort(stable=True)
+        at = list(zip(time[order].tolist(), mass[order].tolist(), strict=True))
+        total = float(mass.sum()) or 1.0
         frame_us = round(MICROSECONDS * (self._model.geometry.temporal / 2.0))
         return merge_moments(at, total, frame_us)
 

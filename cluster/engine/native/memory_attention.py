@@ -145,7 +145,7 @@ class MemoryAttention:
         around: the local context.
         retrieval: session over the memory; None retrieves nothing.
         keep: receives each layer's raw keys and values ``[Hkv, n, d]`` of the rows.
-        weigh: accumulate attention mass per frame (``attention_mass``).
+        weigh: record attention mass per frame (:meth:`attention_mass`).
     """
 
     def __init__(
@@ -162,7 +162,8 @@ class MemoryAttention:
         self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
         # The last row's attention per frame (numbers as in `LocalKV`), over all layers and heads.
-        self.attention_mass: dict[int, float] = {}
+        # Frame and mass of each slot, per layer.
+        self._masses: list[tuple[Tensor, Tensor]] = []
         self._cos = self._sin = torch.zeros(0)
 
     def run(self, embeds: Tensor, positions: Tensor) -> Tensor:
@@ -259,14 +260,14 @@ class MemoryAttention:
         """Accumulate the last row's attention per frame; ``query [Hkv, G, d]``."""
         scores = torch.einsum("hgd,hsd->hgs", query.float(), keys.float()) * scale
         mass = scores.masked_fill(~mask, float("-inf")).softmax(-1).sum(1)[:, : frame.shape[1]]
-        for number, total in _sums(frame, mass):
-            if number != -1:
-                self.attention_mass[number] = self.attention_mass.get(number, 0.0) + total
+        self._masses.append((frame.flatten(), mass.flatten()))
 
-
-def _sums(frame: Tensor, mass: Tensor) -> Sequence[tuple[int, float]]:
-    # On the host: how many frames there are is not known before.
-    frame, mass = frame.cpu(), mass.cpu()
-    numbers, index = torch.unique(frame, return_inverse=True)
-    totals = mass.new_zeros(len(numbers)).index_add_(0, index.flatten(), mass.flatten())
-    return list(zip(numbers.tolist(), totals.tolist(), strict=True))
+    def attention_mass(self) -> tuple[Tensor, Tensor]:
+        """Frame numbers ``[n]`` int64, ascending, and the attention ``[n]`` float32 that they got in all layers; on the
+        host."""
+        if not self._masses:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+        frame, mass = (torch.cat(parts).cpu() for parts in zip(*self._masses, strict=True))
+        numbers, index = torch.unique(frame, return_inverse=True)
+        totals = mass.new_zeros(len(numbers)).index_add_(0, index, mass)
+        return numbers[numbers != -1], totals[numbers != -1]

@@ -20,6 +20,7 @@ from cluster.gateway.guard import Guard
 from cluster.gateway.http.replies import HttpError, failure, status_of
 from cluster.hosts import is_loopback
 from cluster.security.roles import ANYBODY, RULES, Principal, serve_as
+from cluster.security.sessions import Sessions
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Door:
 
     def __init__(self, guard: Guard | None, host: str) -> None:
         self._guard = guard
+        self._sessions = Sessions()
         # A page whose name was made to lead here (DNS rebinding) is told by that name.
         self._names_matter = guard is None and is_loopback(host)
 
@@ -71,9 +73,26 @@ class Door:
         """Whether tokens are asked for."""
         return self._guard is not None
 
-    def identify(self, authorization: str | None) -> Principal:
-        """Whose ``Authorization`` header this is. Raises ``UnauthenticatedError``."""
-        return ANYBODY if self._guard is None else self._guard.identify(authorization)
+    def identify(self, request: Request) -> Principal:
+        """Whose token or session a request has. Raises ``UnauthenticatedError``."""
+        return ANYBODY if self._guard is None else self._guard.identify(self._authorization(request))
+
+    def begin_session(self, request: Request, secret: str) -> tuple[Principal, str]:
+        """Whose token ``secret`` is, and the id of a session with it; no id where nobody is asked for tokens. Raises
+        ``UnauthenticatedError``."""
+        if self._guard is None:
+            return ANYBODY, ""
+        principal = self._guard.identify(f"Bearer {secret}")
+        return principal, self._sessions.begin(principal.name, secret, _browser(request))
+
+    def end_session(self, request: Request) -> None:
+        """End the session that the request has, if any."""
+        self._sessions.end(request.cookies.get(COOKIE, ""))
+
+    def _authorization(self, request: Request) -> str | None:
+        """The ``Authorization`` header, or one of the session that the cookie names."""
+        secret = self._sessions.secret_of(request.cookies.get(COOKIE, ""), _browser(request))
+        return request.headers.get("Authorization", f"Bearer {secret}" if secret else None)
 
     def admit(self, request: Request, rule: str) -> None:
         """Serves the request from here on for whom it comes from; a rule that names no method of gRPC is checked
@@ -87,7 +106,7 @@ class Door:
         if rule == OPEN:
             return
         if self._guard is not None:
-            principal = self._guard.admit(authorization(request), rule, peer)
+            principal = self._guard.admit(self._authorization(request), rule, peer)
             request.state.who = principal.name
             serve_as(principal, peer)
             if not rule.startswith("/"):
@@ -178,10 +197,9 @@ def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def authorization(request: Request) -> str | None:
-    """The ``Authorization`` header, or one made of the session's cookie."""
-    secret = request.cookies.get(COOKIE, "")
-    return request.headers.get("Authorization", f"Bearer {secret}" if secret else None)
+def _browser(request: Request) -> str:
+    """What all requests of one browser to this gateway have in common."""
+    return f"{request.headers.get('Host', '')}\n{request.headers.get('User-Agent', '')}"
 
 
 def _host_of(origin: str) -> str:

@@ -15,7 +15,7 @@ from fastapi import Query, Request
 from sightline.v1 import replicas_pb2
 
 from cluster.errors import SightlineError
-from cluster.gateway.http.door import authorization, names
+from cluster.gateway.http.door import names
 from cluster.gateway.http.forms import Fleet, Replicas
 from cluster.gateway.http.replies import Reply, Stream
 from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
@@ -100,11 +100,11 @@ async def events(request: Request, gateway: Gateway, cameras: Only = "") -> Stre
     """Events as they happen: camera (a CameraStatus that changed), answer, incident, removed, and missed (how many
     events a slow reader lost). Ask for the cameras after the first event, and nothing is missed.
     """
-    pieces = _events(gateway, frozenset(names(cameras)), authorization(request))
+    pieces = _events(gateway, frozenset(names(cameras)), request)
     return await Stream.begin(pieces, SSE, {"X-Accel-Buffering": "no"})
 
 
-async def _events(gateway: Backend, wanted: frozenset[str], authorized: str | None) -> AsyncGenerator[bytes, None]:
+async def _events(gateway: Backend, wanted: frozenset[str], request: Request) -> AsyncGenerator[bytes, None]:
     principal = current_principal()
     loop = asyncio.get_running_loop()
     with gateway.live.feed.read(
@@ -117,8 +117,9 @@ async def _events(gateway: Backend, wanted: frozenset[str], authorized: str | No
             if loop.time() - checked_s >= gateway.ping_s:
                 checked_s = loop.time()
                 try:
-                    # A token that was revoked, or has expired, sees no more; one that was changed, what it is for.
-                    principal = gateway.door.identify(authorized)
+                    # A token that was revoked, or has expired, sees no more, nor does a session that has ended; one
+                    # that was changed, what it is for.
+                    principal = gateway.door.identify(request)
                     principal.require(Role.VIEW)
                 except SightlineError:
                     return

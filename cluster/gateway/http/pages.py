@@ -17,16 +17,15 @@ from prometheus_client.registry import Collector
 from pydantic import Field
 
 from cluster.errors import UnavailableError
-from cluster.gateway.http.door import COOKIE, Door, authorization
+from cluster.gateway.http.door import COOKIE, Door
 from cluster.gateway.http.forms import Health, Me, Nothing
 from cluster.gateway.http.replies import HttpError, Reply, packed
 from cluster.gateway.http.routes import Body, Gateway, Routes
 from cluster.security.roles import METRICS, Principal, current_principal
+from cluster.security.sessions import LIFETIME_S
 
 LATE_S = 30.0
 """Without a word from the controller for so long, cameras cannot be served."""
-DAYS = 30
-"""How long a browser keeps a session; the token's own end, or its revocation, ends it earlier."""
 router = Routes()
 # Scrapes of two servers at once; more of them wait, and hold up nothing else.
 _scrapes = ThreadPoolExecutor(2, thread_name_prefix="metrics")
@@ -105,33 +104,30 @@ class Login(Body):
 @router.on("GET /v1/me", reply=Me, errors=(401,))
 async def me(request: Request, gateway: Gateway) -> Reply:
     """Whose token the request has."""
-    return _me(gateway.door, authorization(request))
+    return _me(gateway.door, gateway.door.identify(request))
 
 
 @router.on("POST /v1/session", reply=Me, errors=(401,))
 async def begin_session(request: Request, body: Login, gateway: Gateway) -> Reply:
-    """Keep a token in a cookie, for browsers."""
-    secret = body.token.strip()
-    reply = _me(gateway.door, f"Bearer {secret}")
-    if gateway.door.guarded:
-        if not secret.isascii() or not secret.isprintable() or set(secret) & set(' ",;\\'):
-            raise HttpError(401, "this is no token")
+    """Begin a session with a token, for browsers; its cookie is good for this browser alone, and for 12 hours."""
+    who, session = gateway.door.begin_session(request, body.token.strip())
+    reply = _me(gateway.door, who)
+    if session:
         # Who ends TLS in front of the gateway says so; who lies about it harms its own cookie.
         secure = request.url.scheme == "https" or request.headers.get("X-Forwarded-Proto") == "https"
-        # The token itself: whoever ends it ends its sessions, at every gateway, and nothing is kept here.
-        reply.set_cookie(COOKIE, secret, max_age=DAYS * 86_400, httponly=True, samesite="strict", secure=secure)
+        reply.set_cookie(COOKIE, session, max_age=int(LIFETIME_S), httponly=True, samesite="strict", secure=secure)
     return reply
 
 
 @router.on("DELETE /v1/session", reply=Nothing)
-async def end_session() -> Reply:
-    """Forget the cookie."""
+async def end_session(request: Request, gateway: Gateway) -> Reply:
+    """Sign out: the session ends, and the browser forgets its cookie."""
+    gateway.door.end_session(request)
     reply = Reply({})
     reply.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return reply
 
 
-def _me(door: Door, authorized: str | None) -> Reply:
-    who = door.identify(authorized)
+def _me(door: Door, who: Principal) -> Reply:
     names = {"name": who.name, "roles": sorted(who.roles), "cameras": list(who.cameras)}
     return Reply({**names, "authenticated": door.guarded})

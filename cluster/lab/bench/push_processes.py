@@ -30,9 +30,9 @@ from cluster.lab.bench.codec import STAGES
 from cluster.lab.bench.harness import timed_calls
 from cluster.lab.bench.processes import serve
 from cluster.replica import frames_service as frames
-from cluster.replica.frames_service import HandedOver, WindowCounters
 from cluster.replica.worker import EngineWorker
 from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSpec
+from cluster.types.reports import HandedOver, WindowCounters
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
 from cluster.wire.channel import ChannelPool
@@ -167,8 +167,7 @@ class Windows:
         """The bench ends."""
 
     def counters(self, camera: str) -> WindowCounters:
-        counts = self.worker.counts(camera)
-        return WindowCounters(counts.done, counts.gated, counts.dropped)
+        return self.worker.counts(camera)
 
     def answered(self, answers: Sequence[Answer], *, late: bool) -> None:  # noqa: ARG002
         self.windows += 1

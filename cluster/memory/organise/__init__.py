@@ -31,9 +31,11 @@ class Organiser(ABC):
 
     # Whether it uses visual partitions, which are computed only then.
     wants_partitions: ClassVar[bool] = False
+    # Whether it summarises clusters by the mean of their values, too.
+    wants_values: ClassVar[bool] = False
 
     def __init__(self, width: int) -> None:
-        self.table = ClusterTable(width)
+        self.table = ClusterTable(width, values=self.wants_values)
 
     def copy(self) -> Organiser:
         """An independent copy over the same clusters."""
@@ -56,18 +58,18 @@ class Organiser(ABC):
         """``[c]`` bool: clusters to ``split`` as soon as their members are loaded."""
         return torch.zeros(len(self.table), dtype=torch.bool, device=self.table.device)
 
-    def split(self, cluster: int, key: Tensor, value: Tensor, place: Tensor, frame: Tensor) -> int | None:
+    def split(self, cluster: int, key: Tensor, value: Tensor, frame: Tensor) -> int | None:
         """Split a cluster in two and clear its mark; parts that still need a split are marked again.
 
         Args:
             cluster: its number.
-            key: of its members in token order ``[n, D]``; value: likewise; place: ``[n, 3]``; frame: ``[n]``.
+            key: of its members in token order ``[n, D]``; value: likewise; frame: ``[n]``.
 
         Returns:
             Number of the new cluster, ``len(table) - 1`` from now on. The part with the oldest member keeps the number
             and the uid. None where there was no need to split, and always for an organiser that marks none.
         """
-        del cluster, key, value, place, frame
+        del cluster, key, value, frame
         return None
 
     def state(self) -> dict[str, Tensor]:

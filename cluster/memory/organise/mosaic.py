@@ -172,6 +172,7 @@ class Mosaic(Organiser):
     """
 
     wants_partitions = True
+    wants_values = True
 
     def __init__(
         self,
@@ -244,7 +245,7 @@ class Mosaic(Organiser):
         self.founded += len(owner)
         return cluster
 
-    def split(self, cluster: int, key: Tensor, value: Tensor, place: Tensor, frame: Tensor) -> int | None:
+    def split(self, cluster: int, key: Tensor, value: Tensor, frame: Tensor) -> int | None:
         table, owner = self.table, self.table.columns[_OWNER]
         wide = key.to(table.device).float()
         around = (owner == table.uid[cluster] + 1).nonzero()[:, 0]
@@ -253,7 +254,7 @@ class Mosaic(Organiser):
         leave = self._division(cluster, wide, around)
         if leave is None:
             return None
-        new = table.split_cluster(cluster, leave, key, value, place, frame)
+        new = table.split_cluster(cluster, leave, key, value, frame)
         self.splits += 1
         for part in (cluster, new):
             self.pending[part] = self._invalid(table.variance[part], table.mean[part], table.count[part])

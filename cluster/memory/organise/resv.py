@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cluster.errors import ConfigError
 from cluster.memory.organise import Members, NewTokens, Organiser
@@ -35,8 +36,7 @@ class ReSV(Organiser):
         self.threshold = threshold
         rng = torch.Generator().manual_seed(seed)
         self._planes = torch.randn(width, bits, generator=rng)
-        # As +1 and -1: Hamming distance = (bits - dot product) / 2.
-        self.table.columns[_BITS] = torch.zeros(0, bits, dtype=torch.int8)
+        self.table.columns[_BITS] = torch.zeros(0, -(-bits // 8), dtype=torch.uint8)
 
     def hash(self, key: Tensor) -> Tensor:
         """``key [t, D]`` -> ``[t, bits]`` of +1 and -1."""
@@ -46,7 +46,7 @@ class ReSV(Organiser):
     def add(self, tokens: NewTokens, members: Members) -> Tensor:
         del members
         signs, known = self.hash(tokens.key).to(self.table.device), len(self.table)
-        apart = _hamming(signs, self.table.columns[_BITS].float())
+        apart = _hamming(signs, self._signs(self.table.columns[_BITS]))
         # Only tokens that no existing cluster accepts can found one.
         alone = (apart > self.threshold).all(1).nonzero()[:, 0]
         founders = alone[self._founders(signs[alone])]
@@ -59,8 +59,13 @@ class ReSV(Organiser):
         rank = distance.to(torch.int64) * distance.shape[1] + torch.arange(distance.shape[1], device=signs.device)
         cluster = rank.amin(1) % distance.shape[1] if len(signs) else rank.new_zeros(0)
         self.table.add(tokens, cluster)
-        self.table.columns[_BITS][known:] = signs[founders].to(torch.int8)
+        self.table.columns[_BITS][known:] = _packed(signs[founders])
         return cluster
+
+    def _signs(self, packed: Tensor) -> Tensor:
+        """The inverse of :func:`_packed`."""
+        bits = (packed[:, :, None] >> torch.arange(8, device=packed.device)) & 1
+        return bits.flatten(1)[:, : self._planes.shape[1]].float() * 2 - 1
 
     def _founders(self, signs: Tensor) -> Tensor:
         """Numbers of those that found a cluster: each that is too far from all founders before it."""
@@ -71,6 +76,13 @@ class ReSV(Organiser):
             founders.append(int(left.argmax()))
             left &= far[founders[-1]]
         return torch.tensor(founders, dtype=torch.int64, device=signs.device)
+
+
+def _packed(signs: Tensor) -> Tensor:
+    """``[n, bits]`` of +1 and -1 -> ``[n, bytes]`` uint8."""
+    bits = F.pad((signs > 0).int(), (0, -signs.shape[1] % 8)).view(len(signs), -(-signs.shape[1] // 8), 8)
+    packed: Tensor = (bits << torch.arange(8, device=bits.device)).sum(2)
+    return packed.to(torch.uint8)
 
 
 def _hamming(a: Tensor, b: Tensor) -> Tensor:

@@ -11,7 +11,10 @@ from torch import Tensor
 
 # Prefix of organiser columns in a state.
 _COLUMN = "column."
-_OWN = ("mean", "value_mean", "place", "variance", "count", "partition", "latest", "uid", "block")
+_OWN = ("mean", "value_mean", "variance", "count", "partition", "latest", "uid", "block")
+_STORED = (*_OWN, "of_token")
+# Wider than int32: their numbers begin at random.
+_WIDE = "block"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +23,6 @@ class NewTokens:
 
     * ``key``, ``value`` ``[t, D]``; keys before rotary
     * ``frame`` ``[t]`` int64: number of the frame
-    * ``place`` ``[t, 3]`` float32: seconds of the frame, row and column in its grid
     * ``partition`` ``[t]`` int64: visual partition of the token's frame, 0 where nobody partitions
 
     Raises:
@@ -30,23 +32,21 @@ class NewTokens:
     key: Tensor
     value: Tensor
     frame: Tensor
-    place: Tensor
     partition: Tensor
 
     def __post_init__(self) -> None:
         count = len(self.key)
         if self.key.ndim != 2 or self.value.shape != self.key.shape:
             raise ValueError(f"keys {tuple(self.key.shape)} and values {tuple(self.value.shape)} must both be [t, D]")
-        if self.frame.shape != (count,) or self.partition.shape != (count,) or self.place.shape != (count, 3):
-            raise ValueError(f"every one of the {count} tokens needs a frame, a partition and a place of three numbers")
+        if self.frame.shape != (count,) or self.partition.shape != (count,):
+            raise ValueError(f"every one of the {count} tokens needs a frame and a partition")
 
     def __len__(self) -> int:
         return len(self.key)
 
     def to(self, device: torch.device) -> NewTokens:
         """The same on one device, all of it."""
-        parts = (self.key, self.value, self.frame, self.place, self.partition)
-        return NewTokens(*(part.to(device) for part in parts))
+        return NewTokens(*(part.to(device) for part in (self.key, self.value, self.frame, self.partition)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,12 +56,11 @@ class _Groups:
     count: Tensor
     mean: Tensor
     value_mean: Tensor
-    place: Tensor
     variance: Tensor
     latest: Tensor
 
     @classmethod
-    def of(cls, key: Tensor, value: Tensor, place: Tensor, frame: Tensor, group: Tensor, groups: int) -> _Groups:
+    def of(cls, key: Tensor, value: Tensor, frame: Tensor, group: Tensor, groups: int) -> _Groups:
         """Of tokens that are each in ``group`` ``[t]``, 0 to ``groups - 1``; every group has one at least."""
         count = torch.bincount(group, minlength=groups)
         wide = key.float()
@@ -74,7 +73,6 @@ class _Groups:
             count,
             mean,
             averaged(value.float()),
-            averaged(place.float()),
             averaged((wide - mean[group]).square().sum(1)),
             count.new_zeros(groups).scatter_reduce_(0, group, frame.to(torch.int64), "amax", include_self=False),
         )
@@ -83,8 +81,8 @@ class _Groups:
 class ClusterTable:
     """``c`` clusters, numbered densely, of ``n`` tokens, numbered in time order.
 
-    * ``mean``, ``value_mean`` ``[c, D]`` float32 of the members' keys and values; ``place`` ``[c, 3]`` float32 of their
-      places
+    * ``mean``, ``value_mean`` ``[c, D]`` float32 of the members' keys and values; ``value_mean`` has no columns unless
+      ``values``
     * ``variance`` ``[c]`` float32: mean squared distance of the members' keys to ``mean``
     * ``count`` ``[c]`` int64: members; ``latest`` ``[c]`` int64: largest frame number of a member
     * ``partition`` ``[c]`` int64: that of the token that founded the cluster
@@ -97,10 +95,9 @@ class ClusterTable:
     another, what it returns lies here.
     """
 
-    def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, width: int, device: torch.device | str = "cpu", *, values: bool = False) -> None:
         self.mean = torch.zeros(0, width, device=device)
-        self.value_mean = torch.zeros(0, width, device=device)
-        self.place = torch.zeros(0, 3, device=device)
+        self.value_mean = torch.zeros(0, width if values else 0, device=device)
         self.variance = torch.zeros(0, device=device)
         self.count = torch.zeros(0, dtype=torch.int64, device=device)
         self.partition = torch.zeros(0, dtype=torch.int64, device=device)
@@ -124,8 +121,9 @@ class ClusterTable:
 
     @property
     def nbytes(self) -> int:
-        tensors = [getattr(self, name) for name in (*_OWN, "of_token")] + list(self.columns.values())
-        return sum(tensor.nbytes for tensor in tensors)
+        """Of :meth:`state`."""
+        named = [(name, getattr(self, name)) for name in _STORED] + list(self.columns.items())
+        return sum(_narrow(name, tensor[:0]).itemsize * tensor.numel() for name, tensor in named)
 
     def add(self, tokens: NewTokens, cluster: Tensor) -> None:
         """Tokens join ``cluster`` ``[t]``; numbers from ``len(self)`` on found clusters, without gaps.
@@ -144,7 +142,7 @@ class ClusterTable:
         fresh = int((joined >= len(self)).sum())
         if int(joined[0]) < 0 or (fresh and int(joined[-1]) != len(self) + fresh - 1):
             raise ValueError("new clusters must be numbered without gaps")
-        new = _Groups.of(tokens.key, tokens.value, tokens.place, tokens.frame, group, len(joined))
+        new = _Groups.of(tokens.key, self._counted(tokens.value), tokens.frame, group, len(joined))
         if fresh:
             first = torch.full_like(joined, len(tokens)).scatter_reduce_(
                 0, group, torch.arange(len(tokens), device=group.device), "amin"
@@ -158,7 +156,6 @@ class ClusterTable:
         self.variance[joined] += (new.variance - self.variance[joined]) * share + between
         self.mean[joined] += apart * share[:, None]
         self.value_mean[joined] += (new.value_mean - self.value_mean[joined]) * share[:, None]
-        self.place[joined] += (new.place - self.place[joined]) * share[:, None]
         self.count[joined] = total
         self.latest[joined] = torch.where(before > 0, self.latest[joined].maximum(new.latest), new.latest)
         self.of_token = torch.cat([self.of_token, cluster.to(torch.int64)])
@@ -171,12 +168,12 @@ class ClusterTable:
         """Token numbers sorted by cluster, then time."""
         return self.of_token.argsort(stable=True)
 
-    def keep_tokens(self, kept: Tensor, key: Tensor, value: Tensor, place: Tensor, frame: Tensor) -> Tensor:
+    def keep_tokens(self, kept: Tensor, key: Tensor, value: Tensor, frame: Tensor) -> Tensor:
         """Only the tokens ``kept`` ``[m]`` (ascending) stay; numbers of tokens and clusters close up, uids stay.
 
         Args:
             kept: numbers of tokens.
-            key: of the kept tokens ``[m, D]``; value: likewise; place: ``[m, 3]``; frame: ``[m]``.
+            key: of the kept tokens ``[m, D]``; value: likewise; frame: ``[m]``.
 
         Returns:
             ``[c']`` bool by the new numbers: clusters that lost members. Their statistics are computed anew from what
@@ -185,7 +182,7 @@ class ClusterTable:
         Raises:
             ValueError: tokens that there are not, or not in order.
         """
-        kept, key, value, place, frame = (each.to(self.device) for each in (kept, key, value, place, frame))
+        kept, key, value, frame = (each.to(self.device) for each in (kept, key, self._counted(value), frame))
         if len(kept) and (int(kept[0]) < 0 or int(kept[-1]) >= self.tokens or bool((kept[1:] <= kept[:-1]).any())):
             raise ValueError(f"the tokens that stay are ascending numbers below {self.tokens}")
         stays = self.of_token[kept]
@@ -203,17 +200,15 @@ class ClusterTable:
             rank[again] = torch.arange(len(again), device=again.device)
             group = rank[self.of_token]
             of = (group >= 0).nonzero()[:, 0]
-            self._set(again, _Groups.of(key[of], value[of], place[of], frame[of], group[of], len(again)))
+            self._set(again, _Groups.of(key[of], value[of], frame[of], group[of], len(again)))
         return touched
 
-    def split_cluster(
-        self, cluster: int, leave: Tensor, key: Tensor, value: Tensor, place: Tensor, frame: Tensor
-    ) -> int:
+    def split_cluster(self, cluster: int, leave: Tensor, key: Tensor, value: Tensor, frame: Tensor) -> int:
         """Members where ``leave`` ``[n]`` is True become the cluster ``len(self)``, of the same partition.
 
         Args:
             cluster: to be divided.
-            leave: bool; key, value: ``[n, D]``; place: ``[n, 3]``; frame: ``[n]``; all in the members' order.
+            leave: bool; key, value: ``[n, D]``; frame: ``[n]``; all in the members' order.
 
         Returns:
             The new cluster's number.
@@ -221,7 +216,7 @@ class ClusterTable:
         Raises:
             ValueError: not one row per member, or a part without any.
         """
-        leave, key, value, place, frame = (each.to(self.device) for each in (leave, key, value, place, frame))
+        leave, key, value, frame = (each.to(self.device) for each in (leave, key, self._counted(value), frame))
         members = self.members(cluster)
         if leave.shape != members.shape or len(key) != len(members):
             raise ValueError(f"a cluster of {len(members)} tokens cannot be divided by {tuple(leave.shape)}")
@@ -232,19 +227,19 @@ class ClusterTable:
         self.of_token[members[leave]] = new
         self._set(
             torch.tensor([cluster, new], device=members.device),
-            _Groups.of(key, value, place, frame, leave.to(torch.int64), 2),
+            _Groups.of(key, value, frame, leave.to(torch.int64), 2),
         )
         return new
 
     def to(self, device: torch.device | str) -> None:
-        for name in (*_OWN, "of_token"):
+        for name in _STORED:
             setattr(self, name, getattr(self, name).to(device))
         self.columns = {name: column.to(device) for name, column in self.columns.items()}
 
     def copy(self) -> ClusterTable:
         """An independent copy."""
         other = copy.copy(self)
-        for name in (*_OWN, "of_token"):
+        for name in _STORED:
             setattr(other, name, getattr(self, name).clone())
         other.columns = {name: column.clone() for name, column in self.columns.items()}
         return other
@@ -266,9 +261,9 @@ class ClusterTable:
             raise ValueError("uids that do not ascend")
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors by name for ``restore``; copies."""
-        named = {name: getattr(self, name).clone() for name in (*_OWN, "of_token")}
-        named |= {_COLUMN + name: column.clone() for name, column in self.columns.items()}
+        """Tensors by name for ``restore``; copies, numbers as int32 where these are wide enough."""
+        named = {name: _narrow(name, getattr(self, name)) for name in _STORED}
+        named |= {_COLUMN + name: _narrow(name, column) for name, column in self.columns.items()}
         return named | {"next_uid": torch.tensor(self.next_uid)}
 
     @classmethod
@@ -278,14 +273,14 @@ class ClusterTable:
         Raises:
             ValueError: something is missing.
         """
-        missing = {*_OWN, "of_token", "next_uid"} - set(state)
+        missing = {*_STORED, "next_uid"} - set(state)
         if missing:
             raise ValueError(f"the state of a table of clusters lacks {', '.join(sorted(missing))}")
         table = cls(state["mean"].shape[1])
-        for name in (*_OWN, "of_token"):
-            setattr(table, name, state[name].clone())
+        for name in _STORED:
+            setattr(table, name, _widened(state[name]))
         table.columns = {
-            name.removeprefix(_COLUMN): column.clone() for name, column in state.items() if name.startswith(_COLUMN)
+            name.removeprefix(_COLUMN): _widened(column) for name, column in state.items() if name.startswith(_COLUMN)
         }
         table.next_uid = int(state["next_uid"])
         return table
@@ -309,5 +304,17 @@ class ClusterTable:
         self.columns = {name: column[clusters] for name, column in self.columns.items()}
 
     def _set(self, clusters: Tensor, stats: _Groups) -> None:
-        for name in ("count", "mean", "value_mean", "place", "variance", "latest"):
+        for name in ("count", "mean", "value_mean", "variance", "latest"):
             getattr(self, name)[clusters] = getattr(stats, name)
+
+    def _counted(self, value: Tensor) -> Tensor:
+        """The columns of values of which means are kept."""
+        return value[:, : self.value_mean.shape[1]]
+
+
+def _narrow(name: str, tensor: Tensor) -> Tensor:
+    return tensor.to(torch.int32) if tensor.dtype == torch.int64 and name != _WIDE else tensor.clone()
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.int64) if tensor.dtype == torch.int32 else tensor.clone()

@@ -29,7 +29,13 @@ class Retrieved:
 
 
 class Retriever(ABC):
-    """Selects clusters for query rows. Options are keyword arguments with defaults."""
+    """Selects clusters for query rows. Options are keyword arguments with defaults.
+
+    ``representatives``: of clusters that are not selected, the mean key and value are read instead, where the organiser
+    keeps them (``wants_values``).
+    """
+
+    representatives: bool = False
 
     @abstractmethod
     def select(self, query: Tensor, table: ClusterTable) -> Retrieved:

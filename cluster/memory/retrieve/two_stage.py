@@ -21,16 +21,19 @@ class TwoStage(Retriever):
     Args:
         partitions: how many, as a number (int) or as a share of those that there are (float up to 1, rounded up).
         clusters: likewise, of the clusters inside them.
+        representatives: whether all other clusters are read as their mean (section V, global representatives).
 
     Raises:
         ConfigError: neither a positive number nor a share.
     """
 
-    def __init__(self, *, partitions: int | float = 0.75, clusters: int | float = 0.25) -> None:
+    def __init__(
+        self, *, partitions: int | float = 0.75, clusters: int | float = 0.25, representatives: bool = True
+    ) -> None:
         for name, wanted in (("partitions", partitions), ("clusters", clusters)):
             if isinstance(wanted, bool) or wanted <= 0 or (isinstance(wanted, float) and not wanted <= 1):
                 raise ConfigError(f"{name} is a number from 1 (int) or a share up to 1.0 (float), not {wanted!r}")
-        self.partitions, self.clusters = partitions, clusters
+        self.partitions, self.clusters, self.representatives = partitions, clusters, representatives
 
     def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
         if not len(table) or not len(query):

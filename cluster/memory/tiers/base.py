@@ -62,6 +62,11 @@ class Block:
         """Bytes of all four tensors."""
         return self.key.nbytes + self.value.nbytes + self.frame.nbytes + self.cell.nbytes
 
+    def select(self, rows: Tensor) -> Block:
+        """Members by number; the result lies on the same device."""
+        there, host = rows.to(self.key.device), rows.to(self.frame.device)
+        return Block(self.key[there], self.value[there], self.frame[host], self.cell[host])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browsing import running, until
+from browsing import change, running, until
 from playwright.sync_api import expect
 
 from cluster.gateway.console.files import STATIC
@@ -38,6 +38,16 @@ def test_a_phone_scrolls_down_only(open_page, gateway):
     box = page.locator(".top nav").bounding_box()
     assert box["y"] + box["height"] == pytest.approx(740, abs=1)
     assert min(link.bounding_box()["height"] for link in page.locator(".top nav a").all()) >= 44
+
+
+def test_badges_leave_a_phones_pictures_to_be_seen(open_page, gateway):
+    name = running(gateway)
+    change(gateway, name, rung="stride", rung_reason="load", last_frame_age_s=90.0)
+    page = open_page(f"{gateway.url}/", **PHONE)
+    tile = page.locator(f'[data-camera="{name}"]')
+    expect(tile.locator(".badge")).to_have_count(2)
+    picture, badges = (tile.locator(each).bounding_box() for each in (".tile-picture", ".tile-badges"))
+    assert badges["height"] <= picture["height"] / 3
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -13,6 +13,7 @@ from http_parts import Client
 from cluster.gateway.http.application import table
 from cluster.gateway.http.door import COOKIE, OPEN
 from cluster.security.roles import RULES, Role
+from cluster.security.sessions import LIFETIME_S, MOST_OF_ONE, Sessions
 from cluster.security.tokens import make_token, read_tokens, write_tokens
 
 VIEW = {Role.VIEW, Role.ASK, Role.ADMIN}
@@ -174,7 +175,7 @@ async def test_replies_hold_only_what_the_token_is_for(tmp_path):
             assert body["error"].replace("000", "") == same["error"].replace("999", "")
 
 
-async def test_a_session_is_the_token_in_a_cookie_that_no_script_reads(tmp_path):
+async def test_a_session_has_a_cookie_of_its_own_that_no_script_reads(tmp_path):
     async with serving(tmp_path, cameras=2, tokens=True) as served, Client(served.url) as client:
         assert (await client("GET", "/v1/me"))[0] == 401
         assert (await client("POST", "/v1/session", {"token": "sl_wrong"}))[0] == 401
@@ -187,7 +188,24 @@ async def test_a_session_is_the_token_in_a_cookie_that_no_script_reads(tmp_path)
                 "cameras": ["*"],
                 "authenticated": True,
             }
+            assert reply.cookies[COOKIE].value not in served.secrets.values()
         assert not cookie["secure"], "it would not come back over plain HTTP"
+        assert int(cookie["max-age"]) == 12 * 3600
+        assert (await client("GET", "/v1/cameras"))[0] == 200
+        session = {COOKIE: cookie.value}
+        for stolen in (
+            Client(served.url, cookies=session, headers={"User-Agent": "another browser"}),
+            Client(served.url, cookie.value),
+            Client(served.url, cookies={COOKIE: served.secrets["ask"]}),
+        ):
+            async with stolen as other:
+                assert (await other("GET", "/v1/cameras"))[0] == 401
+        async with Client(served.url) as other:
+            assert (await other("POST", "/v1/session", {"token": served.secrets["ask"]}))[0] == 200
+            signed_out = {COOKIE: next(iter(other.session.cookie_jar)).value}
+            assert (await other("DELETE", "/v1/session"))[0] == 200
+        async with Client(served.url, cookies=signed_out) as other:
+            assert (await other("GET", "/v1/cameras"))[0] == 401, "it went on for whoever had copied the cookie"
         async with Client(served.url, served.secrets["admin"]) as other:
             assert (await other("POST", "/v1/replicas/replica-0/drain", {"undo": True}))[0] == 200
         proxied, token = {"X-Forwarded-Proto": "https"}, {"token": served.secrets["view"]}
@@ -200,15 +218,28 @@ async def test_a_session_is_the_token_in_a_cookie_that_no_script_reads(tmp_path)
         assert (await client("DELETE", "/v1/cameras/cam-000"))[0] == 403
         tokens = tmp_path / "tokens.json"
         write_tokens(tokens, [token for token in read_tokens(tokens) if token.name != "ask-token"])
-        async with Client(served.url, cookies={COOKIE: served.secrets["ask"]}) as other:
-            for _ in range(300):
-                if (await other("GET", "/v1/cameras"))[0] == 401:
-                    break
-                await asyncio.sleep(0.01)
-            else:
-                pytest.fail("a revoked token's session goes on")
+        for _ in range(300):
+            if (await client("GET", "/v1/cameras"))[0] == 401:
+                break
+            await asyncio.sleep(0.01)
+        else:
+            pytest.fail("a revoked token's session goes on")
         assert (await client("DELETE", "/v1/session"))[0] == 200
         assert not list(client.session.cookie_jar)
+
+
+def test_a_session_is_short_and_one_token_has_few():
+    now_s = 0.0
+    sessions = Sessions(clock=lambda: now_s)
+    first = sessions.begin("ann", "sl_a", "firefox")
+    of_another = sessions.begin("ben", "sl_b", "firefox")
+    assert (sessions.secret_of(first, "firefox"), sessions.secret_of(first, "chrome")) == ("sl_a", None)
+    assert sessions.secret_of("", "firefox") is None
+    later = [sessions.begin("ann", "sl_a", "firefox") for _ in range(MOST_OF_ONE)]
+    assert sessions.secret_of(first, "firefox") is None
+    assert {sessions.secret_of(each, "firefox") for each in later} == {"sl_a"}
+    now_s = LIFETIME_S
+    assert sessions.secret_of(of_another, "firefox") is None
 
 
 async def test_where_nobody_is_asked_for_a_token(tmp_path):

@@ -48,6 +48,7 @@ def measured(clip: Path, tmp_path: Path, *options: str) -> dict[str, Any]:
 def test_every_compressor_is_held_to_the_cap_and_timed(clip: Path, tmp_path: Path) -> None:
     found = measured(clip, tmp_path, "--part", "compress", "coverage", "--caps", "24", "--seconds", "18")
     assert found["figures"]["cap_violations"] == 0
+    assert "leak_at_ten_caps" in found["figures"]
     rows = {name: [row for row in found["rows"] if row["part"] == name] for name in ("compress", "coverage")}
     for part in rows.values():
         assert {row["compressor"] for row in part} == set(compressors.names()) - {"none"}
@@ -147,7 +148,7 @@ def test_infinipot_v_is_held_against_the_published_rule(
 
 
 def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path) -> None:
-    found = measured(clip, tmp_path, "--part", "cap", "--frames", "600")
+    found = measured(clip, tmp_path, "--part", "cap", "--frames", "600", "--leak-cap-mib", "4")
     assert found["figures"]["cap_violations"] == 0
     assert found["rows"][-1]["frames"] == 600
     assert found["rows"][-1]["compressions"] > 0
@@ -161,10 +162,15 @@ def test_clusters_are_compared_where_they_find_as_much_as_tokens(
 ) -> None:
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.CLUSTER_SHARES", (0.02, 1.0))
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.CLUSTERED", ("resv",))
+    monkeypatch.setattr("cluster.lab.bench.memory.retrieval.REKV_TOKENS", 512)
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.QUESTIONS", ("What happened?",))
     found = measured(clip, tmp_path, "--part", "retrieval")
-    tokens, *clusters = found["rows"]
+    tokens, *clusters, rekv, longer = found["rows"]
     assert tokens["organiser"] == "tokens"
+    assert rekv["organiser"] == "frames"
+    assert longer["recall"] >= rekv["recall"] > 0
+    assert longer["tokens"] == rekv["tokens"] >= 512
+    assert found["figures"]["ttft_vs_rekv"] == longer["ttft_ratio"]
     assert {row["organiser"] for row in clusters} == {"resv"}
     for row in clusters:
         assert row["recall"] >= tokens["recall"] > 0
@@ -237,9 +243,7 @@ def test_a_listener_names_what_its_retriever_does_and_remembers_the_last_rows() 
     table = ClusterTable(2)
     key = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]])
     none = torch.zeros(3, dtype=torch.int64)
-    table.add(
-        NewTokens(key=key, value=key, frame=none, place=torch.zeros(3, 3), partition=none), torch.tensor([0, 1, 0])
-    )
+    table.add(NewTokens(key=key, value=key, frame=none, partition=none), torch.tensor([0, 1, 0]))
     listener = Listener(TopK(tokens=1))
     for query in (torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])):
         chosen = listener.select(query, table).clusters

@@ -65,7 +65,7 @@ from cluster.types import (
     Question,
     StreamSpec,
 )
-from cluster.types.reports import ReplicaStatus
+from cluster.types.reports import HandedOver, ReplicaStatus, WindowCounters
 from cluster.wire import answers as results
 from cluster.wire import ingest
 from cluster.wire.channel import ChannelPool
@@ -187,16 +187,16 @@ class Taking:
     async def on_close(self, camera: str, flush: bool) -> None:
         """See ``FrameHandler``."""
 
-    async def on_hand_over(self, camera: str) -> frames.HandedOver:
+    async def on_hand_over(self, camera: str) -> HandedOver:
         """See ``FrameHandler``."""
-        return frames.HandedOver(False, self.counters(camera))
+        return HandedOver(False, self.counters(camera))
 
     async def on_lost(self, cameras: list[str]) -> None:
         """See ``FrameHandler``."""
 
-    def counters(self, camera: str) -> frames.WindowCounters:
+    def counters(self, camera: str) -> WindowCounters:
         """See ``FrameHandler``."""
-        return frames.WindowCounters(done=len(camera))
+        return WindowCounters(done=len(camera))
 
 
 class Pushed:

@@ -7,23 +7,31 @@ import { may, store, useTopics } from "./store.js";
 
 const LONGEST = 2000;
 const MOST_TURNS = 16;
+const MOST_OFFERED = 24;
+const EXAMPLES = ["Did anybody come in?", "Was there a vehicle, and what did it look like?", "What changed?"];
 const SPANS = [[0, "everything it remembers"], [300, "the last 5 minutes"], [3600, "the last hour"], [12 * 3600, "the last 12 hours"]];
 
 export function AskPage({ camera }) {
   useTopics("cameras", "me");
-  const [name, setName] = useState(camera ?? "");
+  const [typed, setName] = useState(camera || null);
   if (!store.loaded) return html`<h1>Ask</h1><${Skeleton} rows=${3} />`;
   const names = [...store.cameras.keys()].sort();
+  const all = [...store.cameras.values()];
+  const name = typed ?? (all.find((each) => each.state === "running") ?? all[0])?.name ?? "";
   const known = store.cameras.has(name);
+  const needle = known ? "" : name.toLocaleLowerCase();
+  const offered = names.filter((each) => each.toLocaleLowerCase().includes(needle)).slice(0, MOST_OFFERED);
   return html`<div class="ask-page">
     <header class="page-head"><h1>Ask</h1><p class="soft">A question about what a camera has seen, answered from its memory.</p></header>
     <div class="card">
       <label class="field column">Camera
         <input list="ask-cameras" value=${name} placeholder="Name of a camera" autocomplete="off" spellcheck=${false} onInput=${(event) => setName(event.target.value)} /></label>
       <datalist id="ask-cameras">${names.map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
+      <div class="chips ask-cameras" role="group" aria-label="Cameras">${offered.map((each) => html`<button type="button" class="chip" key=${each}
+        aria-pressed=${each === name} onClick=${() => setName(each)}>${each}</button>`)}</div>
       ${!may("ask") && html`<p class="soft">Asking needs a token with the role “ask”.</p>`}
       ${may("ask") && known && html`<${AskBox} camera=${name} key=${name} />`}
-      ${may("ask") && !known && html`<${Empty} title=${name ? "There is no such camera" : "Choose a camera"}>${names.length ? `For instance ${names[0]}.` : "There are none yet."}<//>`}
+      ${may("ask") && !known && html`<${Empty} title=${name ? "There is no such camera" : "Choose a camera"}>${names.length ? "Choose one of those above." : "There are none yet."}<//>`}
     </div>
   </div>`;
 }
@@ -36,6 +44,7 @@ export function AskBox({ camera }) {
   const [busy, setBusy] = useState(false);
   const abort = useRef(null);
   const end = useRef(null);
+  const box = useRef(null);
   useEffect(() => () => abort.current?.abort(), []);
   const last = (change) => setTurns((before) => [...before.slice(0, -1), { ...before[before.length - 1], ...change }]);
 
@@ -80,7 +89,9 @@ export function AskBox({ camera }) {
     <span ref=${end}></span>
     <form onSubmit=${ask}>
       <label class="field column">${turns.length ? "Go on asking" : "Question"}
-        <textarea rows="2" maxlength=${LONGEST} value=${text} placeholder="What happened here?" onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown}></textarea></label>
+        <textarea ref=${box} rows="2" maxlength=${LONGEST} value=${text} placeholder="What happened here?" onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown}></textarea></label>
+      ${!turns.length && !text && html`<div class="chips" role="group" aria-label="Examples">${EXAMPLES.map((each) => html`<button type="button" class="chip" key=${each}
+        onClick=${() => (setText(each), box.current.focus())}>${each}</button>`)}</div>`}
       <div class="ask-actions">
         <label class="field">About
           <select value=${since} onChange=${(event) => setSince(Number(event.target.value))}>${SPANS.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>

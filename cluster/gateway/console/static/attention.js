@@ -43,8 +43,10 @@ export function attention(camera, incidents) {
   if (worst) return { level: weight(worst), tone: handled(worst) ? "quiet" : toneOf(worst.severity), incident: worst };
   if (isTrouble(camera.state)) return { level: camera.state === "error" ? 60 : 50, tone: "trouble", incident: null };
   const top = topAnswer(camera);
-  const level = (top?.positive ? 30 : 0) + 10 * (top?.score ?? 0) + (camera.rung && camera.rung !== "full" ? 2 : 0);
-  if (camera.state === "running") return { level, tone: top?.positive ? "warning" : "good", incident: null };
+  // What a camera that is over or away answered last is past.
+  const positive = top?.positive && camera.state === "running";
+  const level = (positive ? 30 : 0) + 10 * (top?.score ?? 0) + (camera.rung && camera.rung !== "full" ? 2 : 0);
+  if (camera.state === "running") return { level, tone: positive ? "warning" : "good", incident: null };
   return { level: 5 + level, tone: "quiet", incident: null };
 }
 

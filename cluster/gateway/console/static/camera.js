@@ -115,14 +115,12 @@ function Memory({ camera }) {
   if (error && error.status !== 404 && error.status !== 409 && !data) return html`<${Failure} error=${error} onRetry=${reload} />`;
   if (error && !data) return html`<${Empty} title="Nothing is remembered">${error.message}<//>`;
   if (!data) return html`<${Skeleton} rows=${2} />`;
-  const held = Object.values(data.tier_bytes ?? {}).reduce((sum, value) => sum + value, 0);
   return html`${camera.memory_state && html`<p class="notice">${camera.memory_state}</p>`}
     <dl class="lines">
       <div><dt>Goes back</dt><dd>${camera.memory_oldest_s > 0 ? duration(camera.memory_oldest_s) : "not yet"}</dd></div>
       <div><dt>Frames</dt><dd>${count(data.frames)}</dd></div>
-      <div><dt>Held</dt><dd>${bytes(held)} of ${bytes(data.cap_bytes)}</dd></div>
-      ${Object.entries(data.tier_bytes ?? {}).map(([tier, size]) => html`<div key=${tier}><dt>${words(tier)}</dt>
-        <dd>${bytes(size)}${data.tier_states?.[tier] ? html` <${Badge} tone="warning">${data.tier_states[tier]}<//>` : ""}</dd></div>`)}
+      ${Object.entries(data.tier_bytes ?? {}).map(([tier, size]) => html`<div key=${tier}><dt>${tier === "recent" ? "In no tier yet" : `In tier ${words(tier)}`}</dt>
+        <dd>${bytes(size)}${tier === "recent" ? "" : ` of ${bytes(data.cap_bytes)}`}${data.tier_states?.[tier] ? html` <${Badge} tone="warning">${data.tier_states[tier]}<//>` : ""}</dd></div>`)}
       <div><dt>Kept by</dt><dd>${[data.compressor, data.organiser, data.retriever].filter(Boolean).join(", ")}</dd></div>
     </dl>`;
 }

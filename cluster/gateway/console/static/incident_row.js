@@ -1,7 +1,7 @@
 // One incident as a line of a list.
 import { incidentPath } from "./api.js";
 import { html, useState } from "./dom.js";
-import { ago, clock, duration, moment, now, words } from "./format.js";
+import { ago, clock, duration, moment, now, plural, score, words } from "./format.js";
 import { Badge, SeverityBadge } from "./parts.js";
 
 export function IncidentRow({ incident, current = false, bare = false }) {
@@ -11,12 +11,21 @@ export function IncidentRow({ incident, current = false, bare = false }) {
         ${clock(incident.opened_s)}<span class="soft">${ago(incident.opened_s)}</span></time>
       <${Snapshot} incident=${incident} />
       <span class="incident-what">
-        <span class="incident-title">${words(incident.subject)}${!bare && html`<span class="soft"> at </span>${incident.camera}`}</span>
-        <span class="incident-text soft">${incident.text || "No explanation was asked for."}</span>
+        <span class="incident-title">${titleOf(incident)}${!bare && html`<span class="soft"> at </span>${incident.camera}`}</span>
+        <span class="incident-text soft">${answerOf(incident)}</span>
         <span class="badges"><${SeverityBadge} severity=${incident.severity} /><${StateOf} incident=${incident} /></span>
       </span>
     </a>
   </li>`;
+}
+
+/** What it is about: the question, or what is wrong with the camera. */
+export const titleOf = (incident) => incident.question || words(incident.subject);
+
+/** What was answered: the explanation, or the score where none was asked for. */
+export function answerOf(incident) {
+  const bare = /^(yes|no)?\W*$/i.test(incident.text);
+  return bare && incident.kind === "question" ? `Yes, ${score(incident.score)} at most over ${plural(incident.windows, "window")}` : incident.text;
 }
 
 export function StateOf({ incident }) {
@@ -34,5 +43,5 @@ export function Snapshot({ incident, large = false }) {
   const [missingAt, setMissingAt] = useState(null);
   if (missingAt === incident.clip || !incident.snapshot_url) return html`<span class=${`snapshot none ${large ? "large" : ""}`}>${large ? "No picture of it" : ""}</span>`;
   return html`<img class=${`snapshot ${large ? "large" : ""}`} src=${`${incidentPath(incident.id)}/snapshot.jpg`} loading="lazy" decoding="async"
-    alt=${large ? `${words(incident.subject)} at ${incident.camera}` : ""} onError=${() => setMissingAt(incident.clip)} />`;
+    alt=${large ? `${titleOf(incident)} at ${incident.camera}` : ""} onError=${() => setMissingAt(incident.clip)} />`;
 }

@@ -4,7 +4,7 @@ import { severityRank } from "./attention.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { useFetched } from "./fetching.js";
 import { clock, day, duration, moment, now, plural, score, words } from "./format.js";
-import { IncidentRow, Snapshot, StateOf } from "./incident_row.js";
+import { answerOf, IncidentRow, Snapshot, StateOf, titleOf } from "./incident_row.js";
 import { MuteButton, Mutes } from "./mutes.js";
 import { Badge, Empty, Failure, Icon, SeverityBadge, Skeleton, useClock } from "./parts.js";
 import { isOlder, may, store, useTopics } from "./store.js";
@@ -33,7 +33,7 @@ export function IncidentsPage({ id }) {
   const needle = camera.trim().toLocaleLowerCase();
   const listed = [...found.values()]
     .filter((incident) => (!onlyOpen || incident.ended_s == null) && (!severity || incident.severity === severity))
-    .filter((incident) => `${incident.camera}\n${words(incident.subject)}`.toLocaleLowerCase().includes(needle))
+    .filter((incident) => `${incident.camera}\n${words(incident.subject)}\n${incident.question}`.toLocaleLowerCase().includes(needle))
     .sort((a, b) => b.opened_s - a.opened_s)
     .slice(0, LIMIT);
 
@@ -127,10 +127,10 @@ function Detail({ id, onMuted }) {
 
 function InFull({ incident, detail, onMuted }) {
   const open = incident.ended_s == null;
-  return html`<h2 class="detail-title">${words(incident.subject)}</h2>
+  return html`<h2 class="detail-title">${titleOf(incident)}</h2>
     <p><a href=${`#/camera/${encodeURIComponent(incident.camera)}`}>${incident.camera}</a></p>
     <div class="badges"><${SeverityBadge} severity=${incident.severity} /><${StateOf} incident=${incident} /></div>
-    ${incident.text && html`<p class="said">${incident.text}</p>`}
+    <p class="said">${answerOf(incident)}</p>
     <${Footage} incident=${incident} />
     <div class="actions"><${Acknowledge} incident=${incident} />
       <${MuteButton} camera=${incident.camera} subject=${incident.subject} onDone=${onMuted} /></div>

@@ -9,7 +9,7 @@ class Pictures {
   constructor() {
     this.watched = new Map();
     this.running = 0;
-    this.kept = localStorage.getItem("sightline-kept") !== "0";
+    this.kept = localStorage.getItem("sightline-kept") === "1";
     this.observer = new IntersectionObserver((entries) => this.seen(entries), { rootMargin: "80px" });
     document.addEventListener("visibilitychange", () => this.pump());
   }

@@ -28,7 +28,7 @@ export function Tile({ camera, seen, reachable, onFocus }) {
       <div class="tile-name"><span class="dot" aria-hidden="true"></span><span class="cut" title=${camera.name}>${camera.name}</span></div>
       ${top
         ? html`<div class="tile-answer"><span class="cut">${words(top.question)}</span>
-            <span class=${`tile-score ${top.positive ? "yes" : ""}`}>${top.positive ? "yes " : ""}${score(top.score)}</span></div>`
+            <span class=${`tile-score ${top.positive && camera.state === "running" ? "yes" : ""}`}>${top.positive ? "yes " : ""}${score(top.score)}</span></div>`
         : html`<div class="tile-answer"><span class="cut soft">${camera.reason || "No answer yet"}</span></div>`}
       <${Sparkline} history=${history} question=${top?.question} />
     </div>

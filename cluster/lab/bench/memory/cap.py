@@ -3,6 +3,8 @@
 Frames are made, small, and come as fast as they are taken in. Two tiers: host memory for half the cap, and below it a
 node that holds everything. Bytes are those the tiers themselves count, looked at after every frame; resident memory is
 read after a tenth of the frames, when everything has been full once, and at the end.
+
+Leaks are looked for at the default cap: resident memory after two caps of frames and after ten more.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from cluster.types import MemorySpec
 
 CAP_BYTES = 2 * 2**20
 SHAPE = {"layers": 1, "heads": 1, "rows": 1, "columns": 2, "width": 128}
+LEAK_SHAPE = {"layers": 4, "heads": 2, "rows": 6, "columns": 8, "width": 48}
 WARM_UP = 0.1
 ROWS = 10
 _SLAB = 64 * 2**10
@@ -33,10 +36,18 @@ _SLAB = 64 * 2**10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the package."""
     parser.add_argument("--frames", type=int, default=100_000, metavar="N", help="of part cap (default: %(default)s)")
+    parser.add_argument(
+        "--leak-cap-mib",
+        type=float,
+        default=MemorySpec().cap_bytes / 2**20,
+        metavar="MIB",
+        help="cap of the memory that is searched for leaks in part cap (default: %(default)g)",
+    )
 
 
 def measure(args: argparse.Namespace) -> Part:
-    """Figures ``cap_violations`` (frames after which some tier held more than its cap) and ``memory_growth``.
+    """Figures ``cap_violations`` (frames after which some tier held more than its cap), ``memory_growth`` and
+    ``leak_at_ten_caps`` (growth over ten caps of frames, as a share of the cap).
 
     Raises:
         ConfigError: too few frames for a warm-up.
@@ -74,7 +85,29 @@ def measure(args: argparse.Namespace) -> Part:
         f"most_*: largest since the row before; warm after {warm} frames"
     )
     memory.tiers.close()
+    figures["leak_at_ten_caps"] = leak(round(args.leak_cap_mib * 2**20))
     return Part(figures, rows, [note])
+
+
+def leak(cap_bytes: int) -> float:
+    """Growth of the process while a memory that was full takes in ten times its cap, as a share of the cap."""
+    host = Arena(max(_SLAB, cap_bytes // 2), slab_bytes=_SLAB)
+    node = Arena(2 * cap_bytes, name="node", stream_bytes=cap_bytes, evicts=False, slab_bytes=_SLAB)
+    memory = StreamMemory(CAMERA, MemorySpec(cap_bytes=cap_bytes), TierStack([host, node]))
+    process, taken = psutil.Process(), 0
+    sizes = {2 * cap_bytes: 0, 12 * cap_bytes: 0}
+    for chunk in made_chunks(CAMERA, sys.maxsize, **LEAK_SHAPE):
+        memory.add_chunk(chunk)
+        taken += chunk.key.nbytes + chunk.value.nbytes
+        for at, rss in sizes.items():
+            if taken >= at and not rss:
+                gc.collect()
+                sizes[at] = process.memory_info().rss
+        if all(sizes.values()):
+            break
+    memory.tiers.close()
+    before, after = sizes.values()
+    return (after - before) / cap_bytes
 
 
 def _row(

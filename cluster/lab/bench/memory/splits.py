@@ -19,7 +19,6 @@ from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import Mosaic, VisualPartitions
 from cluster.memory.retrieve.top_k import TopK
-from cluster.types import MICROSECONDS
 
 if TYPE_CHECKING:
     from cluster.lab.bench.memory.footage import Footage
@@ -62,7 +61,7 @@ class _Run:
         self.retriever = TopK(share=share)
         self.tally, self.top = tally, top
         self.key, self.value = torch.zeros(0, width), torch.zeros(0, width)
-        self.place, self.frame = torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)
+        self.frame = torch.zeros(0, dtype=torch.int64)
         # Uids of the clusters that are at hand.
         self.resident: set[int] = set()
 
@@ -77,7 +76,7 @@ class _Run:
 
         self.organiser.add(tokens, members)
         self.key, self.value = torch.cat([self.key, tokens.key]), torch.cat([self.value, tokens.value])
-        self.place, self.frame = torch.cat([self.place, tokens.place]), torch.cat([self.frame, tokens.frame])
+        self.frame = torch.cat([self.frame, tokens.frame])
         self._split(None if eager else self.resident)
 
     def ask(self, query: Tensor) -> None:
@@ -110,7 +109,7 @@ class _Run:
                 if int(table.uid[number]) not in self.resident:
                     self.tally.fetched += 1
                 of = table.members(number)
-                new = self.organiser.split(number, self.key[of], self.value[of], self.place[of], self.frame[of])
+                new = self.organiser.split(number, self.key[of], self.value[of], self.frame[of])
                 if new is not None and within is not None:
                     within.add(int(table.uid[new]))
 
@@ -206,14 +205,10 @@ def _tokens(chunks: Sequence[KVChunk], partition: Sequence[int], layer: int, hea
     def per_token(values: Sequence[float]) -> Tensor:
         return torch.cat([torch.full((c.tokens,), v, dtype=torch.float64) for c, v in zip(chunks, values, strict=True)])
 
-    cell = torch.cat([chunk.cell for chunk in chunks])
-    columns = chunks[0].columns
-    seconds = per_token([chunk.pts / MICROSECONDS for chunk in chunks])
     return NewTokens(
         key=torch.cat([chunk.key[layer, head] for chunk in chunks]).float(),
         value=torch.cat([chunk.value[layer, head] for chunk in chunks]).float(),
         frame=per_token([chunk.index for chunk in chunks]).long(),
-        place=torch.stack([seconds, cell // columns, cell % columns], dim=1).float(),
         partition=per_token(partition).long(),
     )
 

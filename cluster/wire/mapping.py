@@ -1,0 +1,84 @@
+"""The mapper between dataclasses and protobuf messages: fields correspond by name, ``stream`` is ``camera``."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Callable, Collection
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import Message
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+_WIRE_NAMES = {"stream": "camera"}
+
+
+def to_message(kind: type[M], value: Any, omit: Collection[str] = (), **given: Any) -> M:
+    """``value`` as a message: dataclasses in it become messages, sequences repeated fields; None is left out.
+
+    ``omit``: fields of ``value`` that the message has not; ``given``: fields of the message that are not, or not as
+    they are, in ``value``.
+    """
+    return kind(**_body(value, (*omit, *given)), **given)
+
+
+def from_message(kind: type[T], message: Message, **given: Any) -> T:
+    """The inverse of :func:`to_message`: an absent field is None where the dataclass allows it, else its default on
+    the wire. ``given``: fields of ``kind`` that are not, or not as they are, in ``message``."""
+    read = (each for each in _fields(kind) if each.name not in given)  # type: ignore[arg-type]
+    return kind(**{each.name: each.read(message) for each in read}, **given)
+
+
+def _body(value: Any, omit: Collection[str] = ()) -> dict[str, Any]:
+    body = {}
+    for field in fields(value):
+        name, inner = _WIRE_NAMES.get(field.name, field.name), getattr(value, field.name)
+        if name not in omit and inner is not None:
+            body[name] = _plain(inner)
+    return body
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return _body(value)
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+class _Field(NamedTuple):
+    name: str
+    wire_name: str
+    optional: bool
+    inner: Any
+    many: Callable[[Any], Any] | None
+
+    def read(self, message: Message) -> Any:
+        value = getattr(message, self.wire_name)
+        if self.optional and not message.HasField(self.wire_name):
+            return None
+        if self.many is not None:
+            return self.many(value if self.inner is None else (from_message(self.inner, each) for each in value))
+        return value if self.inner is None else from_message(self.inner, value)
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[_Field, ...]:
+    hints, found = typing.get_type_hints(kind), []
+    for field in fields(kind):
+        hint = hints[field.name]
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        many = origin if origin in (tuple, list) else None
+        inner = arguments[0] if many else hint
+        optional = type(None) in arguments
+        found.append(
+            _Field(
+                field.name,
+                _WIRE_NAMES.get(field.name, field.name),
+                optional,
+                inner if is_dataclass(inner) else None,
+                many,
+            )
+        )
+    return tuple(found)
