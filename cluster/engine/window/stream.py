@@ -385,7 +385,7 @@ def per_frame(frames: Sequence[StreamFrame], tokens: BoolArray) -> Iterator[tupl
     """The frames that have any of ``tokens [t]``, with theirs."""
     ends = np.cumsum([0, *(len(encoded_tokens(frame)) for frame in frames)])
     counted = np.concatenate(([0], np.cumsum(tokens)))
-    for index in np.flatnonzero(np.diff(counted[ends])):
+    for index in np.flatnonzero(np.diff(counted[ends])).tolist():
         yield frames[index], tokens[ends[index] : ends[index + 1]]
 
 
