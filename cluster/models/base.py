@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.hooks import RemovableHandle
 
 from cluster.errors import ModelError
 from cluster.models.checkpoint import (
@@ -28,6 +27,7 @@ from cluster.models.checkpoint import (
     fuse_norms,
     linear_weights,
 )
+from cluster.models.decoder_layer import DecoderLayer
 from cluster.models.float8 import use_float8
 from cluster.models.settings import ModelSettings
 from cluster.types import PatchGeometry, PatchGrid
@@ -197,7 +197,7 @@ class VisionLanguageModel(ABC):
         first = 0
         for frame, seen, (before, after) in zip(kept, visual, texts, strict=True):
             start, stop = len(before), len(before) + seen.shape[0]
-            embeds = text.new_empty(stop + len(after), text.shape[1])
+            embeds = torch.empty(stop + len(after), text.shape[1], dtype=text.dtype, device=text.device)
             sources.append(seen)
             targets.append(embeds[start:stop])
             if before or after:
@@ -361,7 +361,7 @@ class VisionLanguageModel(ABC):
     # -- language model ---------------------------------------------------------------------------
     @cached_property
     def layers(self) -> Sequence[nn.Module]:
-        """Decoder layers in order; their ``self_attn`` calls the registered attention function."""
+        """Decoder layers in order."""
         return list(self._text_model.layers)
 
     @property
@@ -386,31 +386,23 @@ class VisionLanguageModel(ABC):
         for part in (*towers, *self.layers):
             use_float8(part)
 
-    def run_layer(self, index: int, hidden: Tensor, embeds: Tensor, **options: Any) -> Tensor:
-        """``hidden [1, n, D]`` after the ``index``-th layer, of rows with ``embeds [n, W]``; ``options``: library's."""
-        output = self.layers[index](hidden, attention_mask=None, **options)
-        hidden = output[0] if isinstance(output, tuple) else output
+    @cached_property
+    def _decoder(self) -> list[DecoderLayer]:
+        return [DecoderLayer(layer) for layer in self.layers]
+
+    def run_layer(self, index: int, hidden: Tensor, embeds: Tensor, *step: Any) -> Tensor:
+        """``hidden [n, D]`` after the ``index``-th layer, of rows with ``embeds [n, W]``; ``step``: see
+        :class:`DecoderLayer`."""
+        hidden = self._decoder[index](index, hidden, *step)
         if index < self.deepstack:
-            width = hidden.shape[-1]
+            width = hidden.shape[1]
             hidden = hidden + embeds[:, (1 + index) * width : (2 + index) * width]
         return hidden
 
     @torch.no_grad()
     def raw_query(self, index: int, hidden: Tensor) -> Tensor:
-        """Queries ``[1, H, n, d]`` before rotary that the ``index``-th layer would compute of ``hidden [1, n, D]``."""
-        layer: Any = self.layers[index]
-        query: Tensor = layer.self_attn.q_proj(layer.input_layernorm(hidden))
-        query = query.view(*query.shape[:2], -1, layer.self_attn.head_dim)
-        if hasattr(layer.self_attn, "q_norm"):
-            query = layer.self_attn.q_norm(query)
-        return query.transpose(1, 2)
-
-    def watch_attention(self, index: int, watch: Callable[[Tensor], None]) -> RemovableHandle:
-        """Hook (a context) by which ``watch`` gets the ``index``-th layer's residual stream ``[1, n, D]`` between its
-        attention and its MLP."""
-        layer: Any = self.layers[index]
-        norm: nn.Module = layer.post_attention_layernorm
-        return norm.register_forward_pre_hook(lambda _, inputs: watch(inputs[0]))
+        """Queries ``[n, H, d]`` before rotary that the ``index``-th layer would compute of ``hidden [n, D]``."""
+        return self._decoder[index].raw_query(hidden)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

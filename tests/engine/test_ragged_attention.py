@@ -43,8 +43,8 @@ def test_rows_see_what_an_explicit_mask_lets_them_see(
     window = np.flatnonzero(computed) + system
     tail = np.concatenate([np.arange(t.start, t.start + t.tokens) for t in tails])
     rows = np.concatenate((window, tail))
-    query = torch.randn(1, heads, len(rows), size)
-    key, value = torch.randn(2, 1, kv_heads, len(rows), size)
+    query = torch.randn(len(rows), heads, size)
+    key, value = torch.randn(2, len(rows), kv_heads, size)
 
     runs = [*causal_runs(window), *(run.moved(len(window)) for run in question_runs(visual, tails))]
     stored = torch.from_numpy(table[rows])
@@ -52,8 +52,8 @@ def test_rows_see_what_an_explicit_mask_lets_them_see(
     prepared = kernel.prepare([table], [runs], query)
     got = RaggedAttention(pool, stored, kernel, prepared)(0, query, key, value, SCALE)
 
-    assert torch.equal(pool.k[0, stored], key[0].transpose(0, 1))
-    assert torch.equal(pool.v[0, stored], value[0].transpose(0, 1))
+    assert torch.equal(pool.k[0, stored], key)
+    assert torch.equal(pool.v[0, stored], value)
     others = torch.ones(pool.capacity, dtype=torch.bool)
     others[stored] = False
     assert torch.equal(pool.k[:, others], before[:, others])
@@ -68,6 +68,6 @@ def test_rows_see_what_an_explicit_mask_lets_them_see(
                 seen[i, j] = j < visual or mine.start <= j <= slot
     keys, values = (part[0, torch.from_numpy(table)].transpose(0, 1).double() for part in (pool.k, pool.v))
     for head in range(heads):
-        scores = (query[0, head].double() @ keys[head // group].T * SCALE).masked_fill(~seen, -torch.inf)
+        scores = (query[:, head].double() @ keys[head // group].T * SCALE).masked_fill(~seen, -torch.inf)
         expected = torch.softmax(scores, dim=-1) @ values[head // group]
-        torch.testing.assert_close(got[0, :, head].double(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got[:, head].double(), expected, rtol=1e-4, atol=1e-5)

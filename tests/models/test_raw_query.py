@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.engine.native.attention import install_attention
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.presets import PRESETS
@@ -16,30 +15,23 @@ from cluster.models.presets import PRESETS
 
 @pytest.fixture(params=[name for name in PRESETS if name.startswith("tiny-")])
 def model(request: Any) -> VisionLanguageModel:
-    model = load_model(request.param)
-    install_attention(model)
-    return model
+    return load_model(request.param)
 
 
 def test_a_layer_computes_the_queries_that_were_foretold(model: VisionLanguageModel) -> None:
     rows, width = 5, model.text_config.hidden_size
-    hidden = torch.randn(1, rows, width, generator=torch.Generator().manual_seed(1))
+    hidden = torch.randn(rows, width, generator=torch.Generator().manual_seed(1))
     embeds = torch.zeros(rows, width * (1 + model.deepstack))
-    turns = hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1)
     seen: list[Tensor] = []
     between: list[Tensor] = []
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         seen.append(query)
-        return torch.zeros_like(query).transpose(1, 2)
+        return torch.zeros_like(query)
 
     for index in range(len(model.layers)):
-        with model.watch_attention(index, between.append):
-            model.run_layer(index, hidden, embeds, position_embeddings=turns, ragged=attend)
+        model.run_layer(index, hidden, embeds, None, attend, between.append)
         assert torch.allclose(model.raw_query(index, hidden), seen[-1], atol=1e-6)
         # Attention that gives nothing leaves the residual stream as it was.
         assert torch.allclose(between[-1], hidden, atol=1e-6)
     assert len(seen) == len(between) == len(model.layers)
-    # Outside of the context nothing is watched.
-    model.run_layer(0, hidden, embeds, position_embeddings=turns, ragged=attend)
-    assert len(between) == len(model.layers)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
-from cluster.engine.native.attention import install_attention
 from cluster.engine.native.explanations import decode_explanations
 from cluster.engine.native.forward import PassResult
 from cluster.engine.native.kernels import choose_kernel
@@ -93,7 +92,6 @@ class NativeEngine(WindowedEngine):
         self._score = make_score(model, yes, no, model.device, score_temperature, score_bias)
         self._ends = end_token_ids(model)
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
-        install_attention(model)
         self._system = system_prompt(model, self.pool, self.kernel)
         # Streams that may have enough to compute before their window ends.
         self._ready: dict[str, None] = {}

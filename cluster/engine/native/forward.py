@@ -16,6 +16,7 @@ from cluster.engine.window.kv import KVPool, unrotate
 from cluster.engine.window.planner import BoolArray, IntArray, Run, causal_runs
 from cluster.engine.window.refresh.base import KVChange, Narrowing
 from cluster.models.base import VisionLanguageModel
+from cluster.models.decoder_layer import layer_rotary
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,19 +121,19 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     """Run all streams' rows through all layers and write their KV to the pool."""
     rows = [_Rows(stream) for stream in streams]
     embeds = torch.cat([stream.embeds for stream in streams])
-    hidden = embeds[None, :, : model.text_config.hidden_size]
+    hidden = embeds[:, : model.text_config.hidden_size]
     cos, sin = (part.to(hidden.dtype) for part in model.rotary(torch.cat([each.positions for each in streams], dim=1)))
-    ragged = _attention(rows, hidden, kernel)
+    ragged, rotary = _attention(rows, hidden, kernel), layer_rotary(cos, sin)
     layers = len(model.layers)
     for index in range(layers):
-        if not hidden.shape[1]:
+        if not len(hidden):
             # Before a window's end, narrowing may leave nothing.
             for each in rows:
                 each.count_layer()
             continue
         narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, layers - 1)]
         before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
-        hidden = model.run_layer(index, hidden, embeds, position_embeddings=(cos[None], sin[None]), ragged=ragged)
+        hidden = model.run_layer(index, hidden, embeds, rotary, ragged)
         for each in rows:
             each.count_layer()
         if narrowing:
@@ -143,16 +144,16 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
                 for i, r in enumerate(rows)
             ]
             kept = torch.from_numpy(np.flatnonzero(np.concatenate(stays))).to(hidden.device)
-            hidden, embeds = hidden.index_select(1, kept), embeds.index_select(0, kept)
+            hidden, embeds = hidden.index_select(0, kept), embeds.index_select(0, kept)
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
             if len(kept):
-                ragged = _attention(rows, hidden, kernel)
+                ragged, rotary = _attention(rows, hidden, kernel), layer_rotary(cos, sin)
     _hand_out(rows, ragged, cos, sin)
     results: list[PassResult] = []
     end = 0
     for each in rows:
         end += len(each)
-        tail = hidden[0, end - len(each.stream.tail_slots) : end]
+        tail = hidden[end - len(each.stream.tail_slots) : end]
         results.append(PassResult(tail, each.slots, each.stats, each.queries))
     return results
 

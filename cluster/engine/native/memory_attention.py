@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -134,7 +133,7 @@ class AskContext:
 
 
 class MemoryAttention:
-    """Attention called by every decoder layer for a question's rows (see ``attention.attention``): over the local
+    """Attention called by every decoder layer for a question's rows : over the local
     context, the retrieved KV, and the earlier rows.
 
     The first pass retrieves each layer's KV; later passes, for the answer's tokens, reuse it. Between attention and MLP
@@ -169,22 +168,18 @@ class MemoryAttention:
     def run(self, embeds: Tensor, positions: Tensor) -> Tensor:
         """Run rows ``[n, W]`` at ``positions [3, n]`` through all layers; hidden states ``[n, D]`` after the last."""
         self._set_positions(positions)
-        hidden = embeds[None, :, : self._model.text_config.hidden_size]
-        identity = (hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1))
+        hidden = embeds[:, : self._model.text_config.hidden_size]
         predicts = not self._context and self._retrieval is not None and self._retrieval.prefetches
         last = len(self._model.layers) - 1
         for index in range(last + 1):
-            with self._predicting(index + 1) if predicts and index < last else nullcontext():
-                hidden = self._model.run_layer(index, hidden, embeds, position_embeddings=identity, ragged=self)
-        return hidden[0]
-
-    def _predicting(self, layer: int) -> AbstractContextManager[object]:
-        return self._model.watch_attention(layer - 1, partial(self._predict, layer))
+            predict = partial(self._predict, index + 1) if predicts and index < last else None
+            hidden = self._model.run_layer(index, hidden, embeds, None, self, predict)
+        return hidden
 
     def _predict(self, layer: int, hidden: Tensor) -> None:
-        """Prefetch a layer's blocks with its own query of ``hidden [1, n, D]``, which lacks the MLP before it alone."""
+        """Prefetch a layer's blocks with its own query of ``hidden [n, D]``, which lacks the MLP before it alone."""
         assert self._retrieval is not None
-        query = self._model.raw_query(layer, hidden)[0]
+        query = self._model.raw_query(layer, hidden).transpose(0, 1)
         self._retrieval.prefetch(layer, query.reshape(self._model.text_config.num_key_value_heads, -1, query.shape[2]))
 
     def _set_positions(self, positions: Tensor) -> None:
@@ -192,23 +187,23 @@ class MemoryAttention:
         self._cos, self._sin = cos.to(self._model.dtype), sin.to(self._model.dtype)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """``query [1, H, n, d]``, ``key, value [1, Hkv, n, d]``, before rotary -> ``[1, n, H, d]``."""
-        _, heads, rows, size = query.shape
-        kv_heads = key.shape[1]
+        """``query [n, H, d]``, ``key, value [n, Hkv, d]``, before rotary -> ``[n, H, d]``."""
+        rows, heads, size = query.shape
+        query, key, own_value = (part.transpose(0, 1) for part in (query, key, value))
+        kv_heads = key.shape[0]
         group = heads // kv_heads
         beginning = layer not in self._context
         if beginning:
-            self._context[layer] = self._load_context(layer, query[0].reshape(kv_heads, group * rows, size))
+            self._context[layer] = self._load_context(layer, query.reshape(kv_heads, group * rows, size))
         if self._keep is not None:
-            self._keep(layer, key[0], value[0])
+            self._keep(layer, key, own_value)
         context_key, context_value, there, frame = self._context[layer]
-        own_key = rotate(key[0], self._cos, self._sin, torch.empty_like(key[0]))
-        own_value = value[0]
+        own_key = rotate(key, self._cos, self._sin, torch.empty_like(key))
         if layer in self._own:
             own_key = torch.cat([self._own[layer][0], own_key], dim=1)
             own_value = torch.cat([self._own[layer][1], own_value], dim=1)
         self._own[layer] = own_key, own_value
-        turned = rotate(query[0], self._cos, self._sin, query.new_empty(heads, rows, size))
+        turned = rotate(query, self._cos, self._sin, query.new_empty(heads, rows, size))
         turned = turned.view(kv_heads, group, rows, size)
         keys = torch.cat([context_key, own_key], dim=1)
         values = torch.cat([context_value, own_value], dim=1)
@@ -224,7 +219,7 @@ class MemoryAttention:
         )
         if beginning and self._weighs:
             self._add_mass(turned[:, :, -1], keys, mask[:, :, -1], frame, scale)
-        return out.permute(2, 0, 1, 3).reshape(1, rows, heads, size)
+        return out.permute(2, 0, 1, 3).reshape(rows, heads, size)
 
     def _load_context(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A layer's context: rotated keys and values ``[Hkv, s, d]``, validity, and frame of each slot."""

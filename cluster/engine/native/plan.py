@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,14 @@ from cluster.engine.window.planner import (
 )
 from cluster.engine.window.refresh.base import Selection
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import Stream, StreamFrame, WindowProgress, encoded_tokens, own_positions, per_frame
+from cluster.engine.window.stream import Stream, StreamFrame, WindowProgress, encoded_tokens, per_frame, place_frames
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Question, WindowRequest
 
 
 @torch.inference_mode()
 def system_prompt(model: VisionLanguageModel, pool: KVPool, kernel: Kernel[Any]) -> SystemPrompt:
-    """Compute a model's system prompt KV; requires the engine's attention."""
+    """Compute a model's system prompt KV."""
     ids = torch.tensor(model.system_ids(), dtype=torch.int64)
     kv = StreamKV(pool)
     kv.resize(len(ids))
@@ -151,15 +151,18 @@ def plan_window(
     scratch = stream.kv.take_scratch(slots - visual)
     around = window_places(model, len(system), frames)
     asked = [around.next + i for tail in tails for i in range(tail.tokens)]
-    visible = own_positions(model, frames)
+    place_frames(model, frames)
+    wanted = list(per_frame(frames, computed))
     work = StreamPass(
         pool=pool,
         table=np.concatenate((scratch[: len(system)], stream.kv.slots, scratch[len(system) :])),
         slots=rows + len(system),
         tail_slots=np.concatenate([_NONE, *(np.arange(tail.start, tail.start + tail.tokens) for tail in tails)]),
         tail_runs=tuple(question_runs(len(system) + visual, tails)),
-        embeds=torch.cat([*_rows(frames, computed, pool), *(prompt.embeds for prompt in prompts)]),
-        positions=torch.cat((visible[:, torch.from_numpy(rows)], around.text(asked)), dim=1),
+        embeds=torch.cat(
+            [*_rows(encoded_tokens(frames[0]).embeds[:0], wanted, pool), *(prompt.embeds for prompt in prompts)]
+        ),
+        positions=torch.cat([*_positions(wanted), around.text(asked)], dim=1),
         # A policy would compare invalid KV with what is computed.
         narrowing=None if invalid.any() else selection.narrowing,
         narrowable=np.arange(int(np.count_nonzero(computed[:cached]))),
@@ -195,12 +198,19 @@ def watched_rows(lengths: Sequence[int]) -> IntArray:
     return rows if len(rows) <= WATCHED_ROWS else rows[np.arange(WATCHED_ROWS) * len(rows) // WATCHED_ROWS]
 
 
-def _rows(frames: Sequence[StreamFrame], computed: BoolArray, pool: KVPool) -> list[Tensor]:
+def _positions(wanted: Sequence[tuple[StreamFrame, BoolArray]]) -> Iterator[Tensor]:
+    """Positions ``[3, n]`` of the tokens to compute."""
+    for frame, tokens in wanted:
+        assert frame.positions is not None
+        yield frame.positions if tokens.all() else frame.positions[:, torch.from_numpy(np.flatnonzero(tokens))]
+
+
+def _rows(nothing: Tensor, wanted: Sequence[tuple[StreamFrame, BoolArray]], pool: KVPool) -> list[Tensor]:
     """Embeddings ``[n, W]`` of the tokens to compute, those of the oldest frames perhaps from host memory."""
-    rows: list[Tensor] = [encoded_tokens(frames[0]).embeds[:0]]
-    for frame, wanted in per_frame(frames, computed):
+    rows = [nothing]
+    for frame, tokens in wanted:
         embeds = encoded_tokens(frame).embeds
-        rows.append(embeds if wanted.all() else embeds[torch.from_numpy(np.flatnonzero(wanted)).to(embeds.device)])
+        rows.append(embeds if tokens.all() else embeds[torch.from_numpy(np.flatnonzero(tokens)).to(embeds.device)])
     here = [row for row in rows if row.device == pool.device]
     if len(here) == len(rows):
         return rows

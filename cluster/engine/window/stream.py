@@ -383,17 +383,21 @@ def encoded_tokens(frame: StreamFrame) -> FrameTokens:
 
 def per_frame(frames: Sequence[StreamFrame], tokens: BoolArray) -> Iterator[tuple[StreamFrame, BoolArray]]:
     """The frames that have any of ``tokens [t]``, with theirs."""
-    wanted = np.concatenate(([0], np.cumsum(tokens)))
-    stop = 0
-    for frame in frames:
-        start, stop = stop, stop + len(encoded_tokens(frame))
-        if wanted[stop] > wanted[start]:
-            yield frame, tokens[start:stop]
+    ends = np.cumsum([0, *(len(encoded_tokens(frame)) for frame in frames)])
+    counted = np.concatenate(([0], np.cumsum(tokens)))
+    for index in np.flatnonzero(np.diff(counted[ends])):
+        yield frames[index], tokens[ends[index] : ends[index + 1]]
 
 
 def own_positions(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> torch.Tensor:
     """Positions ``[3, t]`` of encoded frames' tokens in the stream's own time: ``(time, row, column)`` counted from the
     stream's beginning, whatever window they are in. All frames have one grid, as those of a window do."""
+    place_frames(model, frames)
+    return torch.cat([frame.positions for frame in frames if frame.positions is not None], dim=1)
+
+
+def place_frames(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> None:
+    """Give encoded frames that have none the positions of :func:`own_positions`."""
     new = [frame for frame in frames if frame.positions is None]
     if new:
         counts = [len(encoded_tokens(frame)) for frame in new]
@@ -404,7 +408,6 @@ def own_positions(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> 
         positions = model.token_positions(0, time, slot, cells, new[0].grid)
         for frame, mine in zip(new, torch.split(positions, counts, dim=1), strict=True):
             frame.positions = mine
-    return torch.cat([frame.positions for frame in frames if frame.positions is not None], dim=1)
 
 
 def frame_spans(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:

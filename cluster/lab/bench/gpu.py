@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.stream import StreamFrame
@@ -65,8 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Figures ``device_faults``, ``syncs_per_step``, ``launches_per_layer_64_over_1``, ``launches_tower_64_over_1``,
-    ``keys_copied``, ``bytes_per_idle_stream`` and ``host_ms_per_window``, each the worst of the shapes; and
-    ``gpu_frontend_equal`` and ``predicted_streams_h100`` (and ``_fp8``) of Qwen2.5-VL-7B, the worst of the clips."""
+    ``keys_copied``, ``bytes_per_stream`` (with room in the pool), ``bytes_per_idle_stream`` (without) and
+    ``host_ms_per_window``, each the worst of the shapes; and ``gpu_frontend_equal`` and ``predicted_streams_h100`` (and
+    ``_fp8``) of Qwen2.5-VL-7B, the worst of the clips."""
     if not args.dry_run:
         return _measured(args)
     rows: list[dict[str, Any]] = []
@@ -230,25 +233,26 @@ def _counts(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
         rig = Rig.of(shape, depth)
         _, _, heads, size = rig.engine.pool.k.shape
         cuda.watch = heads, size
-        ran: list[None] = []
-        rig.model.layers[0].register_forward_hook(lambda *_, ran=ran: ran.append(None))
+        ran: list[int] = []
+        rig.model.run_layer = partial(_recorded, rig.model.run_layer, ran)  # type: ignore[method-assign]
         names = [f"camera-{number}" for number in range(streams)]
         requests = rig.alike(names)
         cuda.reset()
         ran.clear()
         answers = rig.engine.step(requests)
         launches[depth, streams] = sum(cuda.launches.values())
-        passes[streams] = len(ran)
+        passes[streams] = len(ran) // depth
         if (depth, streams) == (layers, 1):
             [tokens] = [answer.tokens for answer in answers]
             computed = tokens.refreshed + tokens.new + tokens.query
             system = len(rig.model.system_ids())
-            # Keys and values are counted alike. Each layer rotates the keys that it computes (the library's rotary is
-            # a concatenation, two products and a sum) and writes both. The system prompt's keys are widened, repeated,
-            # rotated, narrowed and written; its values repeated and written.
-            found["keys_copied"] = max(0.0, cuda.written / depth - 6 * computed - SYSTEM_COPIES * system)
+            # Keys and values are counted alike. Each layer rotates queries and keys as one tensor, and writes keys and
+            # values. The system prompt's keys are widened, repeated, rotated, narrowed and written; its values repeated
+            # and written.
+            found["keys_copied"] = max(0.0, cuda.written / depth - 2 * computed - SYSTEM_COPIES * system)
         if depth == layers:
             found["syncs_per_step"] = max(found.get("syncs_per_step", 0.0), float(cuda.syncs))
+            found["bytes_per_stream"] = float(max(map(rig.engine.device_bytes, names)))
             rig.engine.make_room(rig.engine.pool.capacity)
             found["bytes_per_idle_stream"] = float(max(map(rig.engine.device_bytes, names)))
     # A step of many cameras is several passes of bounded size; each runs every layer once.
@@ -256,6 +260,11 @@ def _counts(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
     found["launches_per_layer_64_over_1"] = per_layer[0] / per_layer[1]
     found["launches_tower_64_over_1"] = _tower(rig, cuda, MANY) / _tower(rig, cuda, 1)
     return found
+
+
+def _recorded(run: Callable[..., Tensor], ran: list[int], index: int, *given: Any) -> Tensor:
+    ran.append(index)
+    return run(index, *given)
 
 
 def _tower(rig: Rig, cuda: FakeCuda, frames: int) -> int:

@@ -97,4 +97,5 @@ def _attend(
 
 @_attend.register_fake
 def _(query: Tensor, *given: Tensor | float) -> Tensor:  # noqa: ARG001
-    return query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+    heads, rows, size = query.shape
+    return torch.empty(rows, heads, size, dtype=query.dtype, device=query.device)
