@@ -23,6 +23,7 @@ from cluster.codec.nvdec import shared_nvdec
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, CameraAssignment, Route
+from cluster.decoder.decode_gate import make_decode_gate
 from cluster.decoder.decode_pressure import DecodePressure
 from cluster.decoder.footage import service as recorder
 from cluster.decoder.footage.camera import CameraFootage, clip_shortages
@@ -30,7 +31,7 @@ from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.footage.service import DecoderRecorder, Recorder
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
-from cluster.decoder.pipeline import make_decode_gate, sender_queue
+from cluster.decoder.pipeline import sender_queue
 from cluster.decoder.running_camera import PushedCameraSink, RunningCamera
 from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.redaction import redact

@@ -153,7 +153,7 @@ async def run_search(
     starts = 0
     while (wanted := search.next()) is not None:
         starts += 1
-        even = profile if wanted.phase == "coarse" else replace_phases(profile)
+        even = profile if wanted.phase == "coarse" else profile.model_copy(update={"phases": "even"})
         prefix = f"load-{starts}"
         async with on_stage(
             target, even, footage, camera_setup(target.config), on_tick=on_tick, prefix=prefix
@@ -175,8 +175,3 @@ async def run_search(
         silent=max((measurement.silent for _, measurement in found), default=0),
         ticks=tuple(ticks),
     )
-
-
-def replace_phases(profile: Profile) -> Profile:
-    """The profile with its cameras' beginnings evenly spaced."""
-    return profile.model_copy(update={"phases": "even"})

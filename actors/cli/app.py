@@ -11,6 +11,7 @@ from actors.cli import (
     bench,
     cameras,
     configuration,
+    doctor,
     evaluate,
     incidents,
     loadtest,
@@ -75,6 +76,7 @@ def command() -> Any:
     app.add_typer(tokens.app, name="tokens")
     app.add_typer(plan.app, name="plan")
     app.add_typer(loadtest.app, name="loadtest")
+    app.command("doctor")(doctor.doctor)
     app.command("version")(version.version)
     return typer.main.get_command(app)
 

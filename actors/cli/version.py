@@ -17,7 +17,7 @@ def version() -> None:
     print(f"sightline {__version__}")
     print(f"python {platform.python_version()}")
     for package in ("torch", "transformers", "av", "ray", "grpcio"):
-        print(f"{package} {_installed(package)}")
+        print(f"{package} {installed(package) or 'not installed'}")
 
 
 def show(wanted: bool) -> None:
@@ -27,11 +27,12 @@ def show(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _installed(package: str) -> str:
+def installed(package: str) -> str | None:
+    """Version of an installed distribution; ``None`` without one."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed_version
 
     try:
         return installed_version(package)
     except PackageNotFoundError:
-        return "not installed"
+        return None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias, cast
 
@@ -23,9 +22,9 @@ from cluster.alerts.incident import (
     Mute,
 )
 from cluster.alerts.service import AlertService, Outbox
-from cluster.errors import ConfigError, SightlineError
+from cluster.errors import ConfigError
 from cluster.security.roles import EVERY
-from cluster.wire.status import abort
+from cluster.wire.status import explained
 
 _FIELDS = list(incidents_pb2.Incident.DESCRIPTOR.fields_by_name)
 _OPTIONAL = ("ended_s", "acknowledged_s")
@@ -154,7 +153,7 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
     async def List(  # noqa: N802
         self, request: incidents_pb2.ListIncidentsRequest, context: Context
     ) -> incidents_pb2.ListIncidentsResponse:
-        async with _explained(context):
+        async with explained(context):
             found = await self._service.incidents(
                 camera=request.camera,
                 subject=request.subject,
@@ -168,19 +167,19 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
     async def Get(  # noqa: N802
         self, request: incidents_pb2.GetIncidentRequest, context: Context
     ) -> incidents_pb2.IncidentDetail:
-        async with _explained(context):
+        async with explained(context):
             return detail_to_proto(await self._service.incident(request.id))
 
     async def Acknowledge(  # noqa: N802
         self, request: incidents_pb2.AcknowledgeRequest, context: Context
     ) -> incidents_pb2.Incident:
-        async with _explained(context):
+        async with explained(context):
             return incident_to_proto(await self._service.acknowledge(request.id, _name(request.by, "by")))
 
     async def Mute(  # noqa: N802
         self, request: incidents_pb2.MuteRequest, context: Context
     ) -> incidents_pb2.ListMutesResponse:
-        async with _explained(context):
+        async with explained(context):
             if not 0 < request.for_s <= LONGEST_MUTE_S:
                 raise ConfigError(f"for_s must be above 0 and at most a year, not {request.for_s:g}")
             camera, subject = _name(request.camera, "camera"), _name(request.subject, "subject")
@@ -190,17 +189,17 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
     async def Unmute(  # noqa: N802
         self, request: incidents_pb2.UnmuteRequest, context: Context
     ) -> incidents_pb2.ListMutesResponse:
-        async with _explained(context):
+        async with explained(context):
             return mutes_to_proto(await self._service.unmute(request.camera, request.subject))
 
     async def ListMutes(  # noqa: N802
         self, _request: incidents_pb2.ListMutesRequest, context: Context
     ) -> incidents_pb2.ListMutesResponse:
-        async with _explained(context):
+        async with explained(context):
             return mutes_to_proto(self._service.mutes())
 
     async def Follow(self, request: incidents_pb2.FollowRequest, context: Context) -> None:  # noqa: N802
-        async with _explained(context):
+        async with explained(context):
             wanted = set(request.cameras)
             with self._service.follow() as follower:
                 # No await in between: an incident that opens from here on is reported as new.
@@ -225,23 +224,15 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
     async def Outbox(  # noqa: N802
         self, request: incidents_pb2.OutboxRequest, context: Context
     ) -> incidents_pb2.OutboxStatus:
-        async with _explained(context):
+        async with explained(context):
             return outbox_to_proto(await self._service.outbox(min(request.dead, MOST_LISTED), request.scope or EVERY))
 
     async def Resend(  # noqa: N802
         self, request: incidents_pb2.ResendRequest, context: Context
     ) -> incidents_pb2.ResendResponse:
-        async with _explained(context):
+        async with explained(context):
             count = await self._service.resend(request.sink, request.key, request.scope or EVERY)
             return incidents_pb2.ResendResponse(count=count)
-
-
-@asynccontextmanager
-async def _explained(context: Context) -> AsyncIterator[None]:
-    try:
-        yield
-    except (SightlineError, ValueError) as error:
-        await abort(context, error)
 
 
 def _is_told(event: AlertEvent, events: int) -> bool:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 
 from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor, StreamHeader, open_source
 from cluster.codec.decode_device import DecodeWish
@@ -20,6 +17,7 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.config.sources import file_roots
 from cluster.control.ladder import Rung
+from cluster.decoder.decode_gate import DecodeGate
 from cluster.decoder.device_path import DecodeDevices, DevicePath
 from cluster.decoder.footage.camera import CameraFootage, clip_lookback_s
 from cluster.decoder.footage.ring import PacketRing, RingBudget
@@ -37,48 +35,6 @@ from cluster.types import (
 )
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
-
-MOST = 8
-"""Most threads of a process that decode at once: more gain nothing under the GIL."""
-
-
-class DecodeGate:
-    """Fair semaphore for decoding: a free slot goes to the thread that has waited longest.
-
-    Without a limit, a hundred late cameras contend for the GIL, and the event loop, which sends frames and heartbeats,
-    gets a hundredth of it. ``threading.Semaphore`` is unfair: the thread that releases a slot takes it again for its
-    next packet before any waiting one has woken up.
-    """
-
-    def __init__(self, places: int) -> None:
-        self._free = places
-        self._waiting: deque[threading.Lock] = deque()
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._free:
-                self._free -= 1
-                return
-            turn = threading.Lock()
-            turn.acquire()
-            self._waiting.append(turn)
-        turn.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._lock:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._free += 1
-
-
-def make_decode_gate() -> DecodeGate:
-    """Gate for the cameras of one process: as many slots as it has cores, at most ``MOST``."""
-    return DecodeGate(min(len(os.sched_getaffinity(0)), MOST))
-
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from cluster.codec import CameraState, NetworkSource, PushSource
 from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
+from cluster.decoder.decode_gate import DecodeGate
 from cluster.decoder.decode_pressure import DecodeBacklog
 from cluster.decoder.footage.camera import clip_lookback_s
 from cluster.decoder.footage.ring import RingBudget
@@ -23,7 +24,6 @@ from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.packet_sink import QueueSink
 from cluster.decoder.pipeline import (
     CameraPipeline,
-    DecodeGate,
     PipelineStatus,
     camera_footage,
     make_source,

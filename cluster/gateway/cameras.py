@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import grpc.aio
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 
 from cluster.control.cameras.managed import ManagedCamera, entry_to_json
-from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.errors import ConfigError
+from cluster.gateway.forwarding import in_time
 from cluster.redaction import SourceAddress
 from cluster.security.roles import current_principal
 from cluster.types import CameraStatus, Question
 from cluster.wire.convert import question_from_proto, status_to_proto
-from cluster.wire.status import abort
+from cluster.wire.status import explained
 
 SERVICE = "sightline.v1.Cameras"
-T = TypeVar("T")
 
 
 class CameraDirectory(Protocol):
@@ -70,7 +69,7 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
     async def Add(  # noqa: N802
         self, request: cameras_pb2.AddCameraRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.CameraStatus:
-        try:
+        async with explained(context):
             if not request.name:
                 raise ConfigError("a camera needs a name")
             settings = _settings(request.settings_json)
@@ -84,29 +83,25 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
                 request.manager,
                 request.takeover,
             )
-            return status_to_proto(await self._in_time(adding))
-        except (SightlineError, ValueError) as error:
-            await abort(context, error)
+            return status_to_proto(await in_time(adding, self._deadline_s))
 
     async def Update(  # noqa: N802
         self, request: cameras_pb2.UpdateCameraRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.CameraStatus:
-        try:
+        async with explained(context):
             settings = _settings(request.settings_json)
             questions = [question_from_proto(question) for question in request.questions]
             updating = self._directory.update(
                 request.name, SourceAddress(request.source), questions, settings, request.manager, request.takeover
             )
-            return status_to_proto(await self._in_time(updating))
-        except (SightlineError, ValueError) as error:
-            await abort(context, error)
+            return status_to_proto(await in_time(updating, self._deadline_s))
 
     async def Export(  # noqa: N802
         self, request: cameras_pb2.ExportCamerasRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.ExportCamerasResponse:
-        try:
+        async with explained(context):
             seen = current_principal()
-            cameras = await self._in_time(self._directory.export(list(request.names)))
+            cameras = await in_time(self._directory.export(list(request.names)), self._deadline_s)
             return cameras_pb2.ExportCamerasResponse(
                 cameras=[
                     cameras_pb2.WrittenCamera(
@@ -118,41 +113,29 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
                     if seen.sees(each.entry.name)
                 ]
             )
-        except SightlineError as error:
-            await abort(context, error)
 
     async def Remove(  # noqa: N802
         self, request: cameras_pb2.RemoveCameraRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.RemoveCameraResponse:
-        try:
-            await self._in_time(self._directory.remove(request.name, request.manager, request.takeover))
+        async with explained(context):
+            await in_time(self._directory.remove(request.name, request.manager, request.takeover), self._deadline_s)
             return cameras_pb2.RemoveCameraResponse()
-        except SightlineError as error:
-            await abort(context, error)
 
     async def List(  # noqa: N802
         self, _request: cameras_pb2.ListCamerasRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.ListCamerasResponse:
-        try:
+        async with explained(context):
             seen = current_principal()
-            statuses = [each for each in await self._in_time(self._directory.list()) if seen.sees(each.name)]
+            statuses = [
+                each for each in await in_time(self._directory.list(), self._deadline_s) if seen.sees(each.name)
+            ]
             return cameras_pb2.ListCamerasResponse(cameras=[status_to_proto(status) for status in statuses])
-        except SightlineError as error:
-            await abort(context, error)
 
     async def Get(  # noqa: N802
         self, request: cameras_pb2.GetCameraRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.CameraStatus:
-        try:
-            return status_to_proto(await self._in_time(self._directory.get(request.name)))
-        except SightlineError as error:
-            await abort(context, error)
-
-    async def _in_time(self, call: Awaitable[T]) -> T:
-        try:
-            return await asyncio.wait_for(call, self._deadline_s)
-        except TimeoutError:
-            raise UnavailableError(f"the controller did not answer within {self._deadline_s:g} s") from None
+        async with explained(context):
+            return status_to_proto(await in_time(self._directory.get(request.name), self._deadline_s))
 
 
 def _settings(text: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
@@ -12,12 +11,16 @@ import grpc.aio
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
 from cluster.alerts.incident import unknown_incident
-from cluster.errors import ForbiddenError, SightlineError, UnavailableError
+from cluster.errors import ForbiddenError
+from cluster.gateway.forwarding import Forwarding
 from cluster.security.roles import ANYBODY, Role, current_principal
 from cluster.wire.channel import ChannelPool
-from cluster.wire.status import RefusedError, abort, as_refused, is_ours
+from cluster.wire.status import as_refused
 
 SERVICE = "sightline.v1.Incidents"
+
+MAX_CALLS = 4096
+"""Calls at once: each of those who follow incidents is one."""
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -32,7 +35,7 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
 
     def __init__(self, route: Callable[[], Awaitable[str]], channels: ChannelPool, *, call_s: float = 30.0) -> None:
         self._route = route
-        self._channels = channels
+        self._alerting = Forwarding(channels, "calls about incidents", max_calls=MAX_CALLS)
         self._call_s = call_s
 
     async def List(  # noqa: N802
@@ -128,17 +131,8 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
 
     @asynccontextmanager
     async def _forwarding(self, context: Context) -> AsyncIterator[Any]:
-        try:
-            async with asyncio.timeout(self._call_s):
-                address = await self._route()
-            async with self._channels.lease(address) as channel:
-                yield incidents_pb2_grpc.IncidentsStub(channel)
-        except grpc.aio.AioRpcError as error:
-            await abort(context, _as_told(error))
-        except TimeoutError:
-            await abort(context, UnavailableError(f"alerting did not answer within {self._call_s:g} s"))
-        except SightlineError as error:
-            await abort(context, error)
+        async with self._alerting.to(context, "alerting", self._route, self._call_s) as channel:
+            yield incidents_pb2_grpc.IncidentsStub(channel)
 
 
 def _scoped(request: Any) -> Any:
@@ -156,9 +150,3 @@ def _require_scope(camera: str) -> None:
         raise ForbiddenError(
             f"a mute of all cameras needs a token for all of them; {current_principal().name!r} has one for some"
         )
-
-
-def _as_told(error: grpc.aio.AioRpcError) -> SightlineError:
-    if is_ours(error):
-        return RefusedError(error.code(), error.details() or error.code().name)
-    return UnavailableError(f"alerting does not answer; try again in a moment ({error.details()})")

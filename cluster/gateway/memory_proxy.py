@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeAlias
 
 import grpc
 import grpc.aio
 from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
 
-from cluster.errors import CapacityError, UnavailableError
+from cluster.gateway.forwarding import Forwarding
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera
-from cluster.wire.status import RefusedError, abort, is_ours
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -46,8 +45,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         call_s: float = 30.0,
     ) -> None:
         self._route = route
-        self._channels = channels
-        self._max_calls, self._calls = max_calls, 0
+        self._replicas = Forwarding(channels, "calls about memories", max_calls=max_calls)
         self._ask_s, self._call_s = ask_s, call_s
         self._on_forget = on_forget
 
@@ -93,37 +91,11 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
     ) -> AsyncIterator[tuple[memory_pb2_grpc.MemoryStub, float]]:
         """A stub of the camera's replica and the seconds it has; ends the call with a status when that fails."""
         limit_s = min(limit_s, context.time_remaining() or limit_s)
-        try:
-            if self._calls >= self._max_calls:
-                raise CapacityError(f"{self._max_calls} calls about memories are under way already; try again later")
-            self._calls += 1
-            try:
-                async with asyncio.timeout(limit_s):
-                    address = await self._route(check_camera(camera))
-                    async with self._channels.lease(address) as channel:
-                        yield memory_pb2_grpc.MemoryStub(channel), limit_s
-            finally:
-                self._calls -= 1
-        except grpc.aio.AioRpcError as error:
-            await abort(context, _as_told(error, camera, limit_s))
-        except TimeoutError:
-            await abort(context, _late(camera, limit_s))
-        except Exception as error:
-            await abort(context, error)
+        who = f"the replica of camera {camera!r}"
+        unserved = f"{who} answers no questions about the past"
+        route = partial(self._find, camera)
+        async with self._replicas.to(context, who, route, limit_s, unserved=unserved) as channel:
+            yield memory_pb2_grpc.MemoryStub(channel), limit_s
 
-
-def _as_told(error: grpc.aio.AioRpcError, camera: str, limit_s: float) -> Exception:
-    """The replica's own sentence as it is; what gRPC says of a replica in a sentence of ours."""
-    if is_ours(error):
-        return RefusedError(error.code(), error.details() or error.code().name)
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return _late(camera, limit_s)
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return UnavailableError(f"the replica of camera {camera!r} answers no questions about the past")
-    return UnavailableError(
-        f"the replica of camera {camera!r} does not answer; ask again in a moment ({error.details()})"
-    )
-
-
-def _late(camera: str, limit_s: float) -> TimeoutError:
-    return TimeoutError(f"the replica of camera {camera!r} did not answer within {limit_s:.3g} s")
+    async def _find(self, camera: str) -> str:
+        return await self._route(check_camera(camera))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 import grpc
@@ -15,11 +14,12 @@ from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.clips.footage_store import KINDS, READ_BYTES, Deleted, Kind, StoredFile
 from cluster.alerts.incident import Erased, unknown_incident
-from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError, UnavailableError
+from cluster.errors import ConfigError, NotReadyError, UnavailableError
+from cluster.gateway.forwarding import Forwarding
 from cluster.security.roles import current_principal
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera, check_seconds
-from cluster.wire.status import abort, as_refused, as_told
+from cluster.wire.status import as_refused, as_told, explained
 
 SERVICE = "sightline.v1.Pictures"
 CALL_S = 10.0
@@ -51,7 +51,7 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
 
     async def Footage(self, request: pictures_pb2.FootageRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""
-        async with _explained(context):
+        async with explained(context):
             kind = _kind(request.kind)
             camera, note = await self._about(_incident(request.incident))
             await context.send_initial_metadata(((CAMERA, camera.encode()),))
@@ -76,7 +76,7 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
         self, request: pictures_pb2.ForgetFootageRequest, context: Context
     ) -> pictures_pb2.ForgetFootageReply:
         """See the proto."""
-        async with _explained(context):
+        async with explained(context):
             camera, before_s = check_camera(request.camera), check_seconds(request.before_s, "before_s") or 0.0
             # The records first: an incident that ends may still ask for a clip of its end.
             deleted = Deleted(0, 0)
@@ -122,22 +122,21 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
     ) -> None:
         self._decoder = decoder
         self._alerting = alerting
-        self._channels = channels
-        self._max_calls, self._calls = max_calls, 0
+        self._forwarding = Forwarding(channels, "calls about pictures and clips", max_calls=max_calls)
 
     async def Picture(  # noqa: N802
         self, request: pictures_pb2.PictureRequest, context: Context
     ) -> pictures_pb2.PictureReply:
         """See the proto."""
-        async with self._forwarding(context, lambda: self._decoder(check_camera(request.camera))) as channel:
-            reply: pictures_pb2.PictureReply = await pictures_pb2_grpc.RecorderStub(channel).Picture(
-                request, timeout=CALL_S
-            )
+        who = f"the decoder of camera {request.camera!r}"
+        async with self._forwarding.to(context, who, lambda: self._find(request.camera), CALL_S) as channel:
+            recorder = pictures_pb2_grpc.RecorderStub(channel)
+            reply: pictures_pb2.PictureReply = await recorder.Picture(request, timeout=CALL_S)
             return reply
 
     async def Footage(self, request: pictures_pb2.FootageRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""
-        async with self._forwarding(context, self._keeper) as channel:
+        async with self._forwarding.to(context, "alerting", self._keeper, CALL_S) as channel:
             call = pictures_pb2_grpc.PicturesStub(channel).Footage(request, timeout=FILE_S)
             hidden = True
             try:
@@ -161,7 +160,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         self, request: pictures_pb2.ForgetFootageRequest, context: Context
     ) -> pictures_pb2.ForgetFootageReply:
         """See the proto."""
-        async with _explained(context):
+        async with explained(context):
             return await self.forget(request.camera, request.before_s)
 
     async def forget(self, camera: str, before_s: float = 0.0) -> pictures_pb2.ForgetFootageReply:
@@ -177,48 +176,23 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             # packets.
             with contextlib.suppress(UnavailableError):
                 decoder = await self._decoder(camera)
-                async with self._channels.lease(decoder) as channel:
+                async with self._forwarding.channels.lease(decoder) as channel:
                     held = await pictures_pb2_grpc.RecorderStub(channel).Forget(request, timeout=CALL_S)
             if self._alerting is not None:
-                async with self._channels.lease(await self._alerting()) as channel:
+                async with self._forwarding.channels.lease(await self._alerting()) as channel:
                     kept = await pictures_pb2_grpc.PicturesStub(channel).Forget(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
             raise as_told(error, f"what is kept of camera {camera!r}") from None
         kept.bytes += held.bytes
         return kept
 
+    async def _find(self, camera: str) -> str:
+        return await self._decoder(check_camera(camera))
+
     async def _keeper(self) -> str:
         if self._alerting is None:
             raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
         return await self._alerting()
-
-    @asynccontextmanager
-    async def _forwarding(
-        self, context: Context, route: Callable[[], Awaitable[str]]
-    ) -> AsyncIterator[grpc.aio.Channel]:
-        async with _explained(context):
-            if self._calls >= self._max_calls:
-                raise CapacityError(f"{self._max_calls} pictures and clips are being fetched already; try again later")
-            self._calls += 1
-            try:
-                async with asyncio.timeout(CALL_S):
-                    address = await route()
-                async with self._channels.lease(address) as channel:
-                    yield channel
-            except grpc.aio.AioRpcError as error:
-                raise as_told(error, "the process that has it") from None
-            except TimeoutError:
-                raise UnavailableError(f"nobody could say within {CALL_S:g} s where it is") from None
-            finally:
-                self._calls -= 1
-
-
-@asynccontextmanager
-async def _explained(context: Context) -> AsyncIterator[None]:
-    try:
-        yield
-    except (SightlineError, ValueError) as error:
-        await abort(context, error)
 
 
 def _kind(text: str) -> Kind:

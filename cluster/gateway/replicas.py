@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 import grpc.aio
 from sightline.v1 import replicas_pb2, replicas_pb2_grpc
 
-from cluster.errors import ConfigError, ForbiddenError, SightlineError, UnavailableError
+from cluster.errors import ConfigError, ForbiddenError
+from cluster.gateway.forwarding import in_time
 from cluster.security.roles import current_principal
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.convert import replica_to_proto
-from cluster.wire.status import abort
+from cluster.wire.status import explained
 
 SERVICE = "sightline.v1.Replicas"
-T = TypeVar("T")
 
 
 class ReplicaDirectory(Protocol):
@@ -41,28 +40,18 @@ class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
         self, _request: replicas_pb2.ListReplicasRequest, context: grpc.aio.ServicerContext
     ) -> replicas_pb2.ListReplicasResponse:
         """See protos/sightline/v1/replicas.proto."""
-        try:
-            found = await self._in_time(self._directory.list_replicas())
+        async with explained(context):
+            found = await in_time(self._directory.list_replicas(), self._deadline_s)
             return replicas_pb2.ListReplicasResponse(replicas=[replica_to_proto(status) for status in found])
-        except SightlineError as error:
-            await abort(context, error)
 
     async def Drain(  # noqa: N802
         self, request: replicas_pb2.DrainReplicaRequest, context: grpc.aio.ServicerContext
     ) -> replicas_pb2.ReplicaStatus:
         """See protos/sightline/v1/replicas.proto."""
-        try:
+        async with explained(context):
             if not request.name:
                 raise ConfigError("name the replica, as `sightline replicas list` shows it")
             if not current_principal().sees_all:
                 who = current_principal().name
                 raise ForbiddenError(f"draining moves everybody's cameras: it needs a token for all; {who!r} has some")
-            return replica_to_proto(await self._in_time(self._directory.drain(request.name, request.undo)))
-        except SightlineError as error:
-            await abort(context, error)
-
-    async def _in_time(self, call: Awaitable[T]) -> T:
-        try:
-            return await asyncio.wait_for(call, self._deadline_s)
-        except TimeoutError:
-            raise UnavailableError(f"the controller did not answer within {self._deadline_s:g} s") from None
+            return replica_to_proto(await in_time(self._directory.drain(request.name, request.undo), self._deadline_s))

@@ -88,16 +88,9 @@ class WindowPositions:
     next: int
 
 
-def _cells_with_text(cells: Tensor, before: int, after: int) -> Tensor:
-    """Cells ``[t, 2]`` of a frame's visual tokens between those of its text."""
-    if not before + after:
-        return cells
-    text = _text_cells(before + after)
-    return torch.cat((text[:before], cells, text[before:]))
-
-
 @functools.cache
 def _text_cells(count: int) -> Tensor:
+    """Cells ``[count, 2]`` of a frame's text."""
     return torch.stack((torch.full((count,), -1), torch.arange(count)), dim=1)
 
 
@@ -200,11 +193,14 @@ class VisionLanguageModel(ABC):
             embeds = torch.empty(stop + len(after), text.shape[1], dtype=text.dtype, device=text.device)
             sources.append(seen)
             targets.append(embeds[start:stop])
+            cells = frame.cells
             if before or after:
                 between, first = first + start, first + start + len(after)
                 sources += (text[between - start : between], text[between:first])
                 targets += (embeds[:start], embeds[stop:])
-            done.append(FrameTokens(embeds, _cells_with_text(frame.cells, start, len(after)), frame.grid))
+                around = _text_cells(start + len(after))
+                cells = torch.cat((around[:start], cells, around[start:]))
+            done.append(FrameTokens(embeds, cells, frame.grid))
         # In one launch, to memory of each frame's own: a view would keep the whole call's alive.
         if targets:
             torch._foreach_copy_(targets, sources)

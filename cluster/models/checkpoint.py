@@ -54,10 +54,11 @@ def fuse_norms(model: nn.Module) -> None:
     stays equal to the last bit."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-            module.forward = partial(_rms_norm, module)
+            module.forward = partial(rms_norm, module)
 
 
-def _rms_norm(module: Any, x: Tensor) -> Tensor:
+def rms_norm(module: Any, x: Tensor) -> Tensor:
+    """A transformers RMS norm of ``x [..., n]``."""
     return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cluster.models.checkpoint import rms_norm
+
 Rotary = tuple[Tensor, Tensor]
 Attention = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """``(layer, query [n, H, d], key, value [n, Hkv, d], scale) -> [n, H, d]``."""
@@ -59,7 +61,7 @@ class DecoderLayer:
         hidden = _added(hidden, self._out, attended.flatten(1))
         if between is not None:
             between(hidden)
-        gate, up = self._expand(_norm(self._after, hidden)).chunk(2, 1)
+        gate, up = self._expand(rms_norm(self._after, hidden)).chunk(2, 1)
         return _added(hidden, self._down, self._activation(gate) * up)
 
     def raw_query(self, hidden: Tensor) -> Tensor:
@@ -69,16 +71,12 @@ class DecoderLayer:
     def _projections(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys side by side ``[n, H + Hkv, d]``, and values ``[n, Hkv, d]``."""
         heads, kv_heads = self._heads, self._kv_heads
-        projected = self._project(_norm(self._before, hidden)).view(len(hidden), -1, self._size)
+        projected = self._project(rms_norm(self._before, hidden)).view(len(hidden), -1, self._size)
         both, value = torch.split(projected, [heads + kv_heads, kv_heads], 1)
         if self._norms is not None:
             of_query, of_key = self._norms
-            both = torch.cat((_norm(of_query, both[:, :heads]), _norm(of_key, both[:, heads:])), 1)
+            both = torch.cat((rms_norm(of_query, both[:, :heads]), rms_norm(of_key, both[:, heads:])), 1)
         return both, value
-
-
-def _norm(module: Any, x: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
 def _added(hidden: Tensor, linear: Any, x: Tensor) -> Tensor:

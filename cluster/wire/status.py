@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -118,6 +118,15 @@ async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoRe
         # The client has left: there is nobody to tell, and nothing here that failed. Anything else would be logged.
         raise asyncio.CancelledError from None
     raise AssertionError("abort returned")
+
+
+@contextlib.asynccontextmanager
+async def explained(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Ends the call with the status and sentence of an error raised on purpose inside."""
+    try:
+        yield
+    except (SightlineError, ValueError, TimeoutError) as error:
+        await abort(context, error)
 
 
 def is_ours(error: CallStatus) -> bool:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from cluster.control.demand import Measured
+from loadtest.city import Bools, Floats, Ints
 from loadtest.city.mix import CameraClass, Wake
 
 CHANGED = 0.1
@@ -34,20 +34,20 @@ class Heard:
         self._since_s = np.zeros(count)
         self._share = np.full(count, -1.0)
 
-    def gated(self, camera: npt.NDArray[np.int64]) -> None:
+    def gated(self, camera: Ints) -> None:
         """For a window of each of these the last answer stands; a camera may be there twice."""
         np.add.at(self._gated, camera, 1)
 
-    def answered(self, camera: npt.NDArray[np.int64], seconds: npt.NDArray[np.float64]) -> None:
+    def answered(self, camera: Ints, seconds: Floats) -> None:
         """A window of each of these was computed, in so much of the engine's time."""
         np.add.at(self._computed, camera, 1)
         np.add.at(self._seconds, camera, seconds)
 
-    def dropped(self, camera: npt.NDArray[np.int64]) -> None:
+    def dropped(self, camera: Ints) -> None:
         """A window of each of these was given up."""
         np.add.at(self._dropped, camera, 1)
 
-    def forget(self, camera: int | npt.NDArray[np.int64], now_s: float) -> None:
+    def forget(self, camera: int | Ints, now_s: float) -> None:
         """What was counted so far was under other settings, or the camera has begun anew; of one or of several."""
         self._gated[camera] = self._computed[camera] = self._dropped[camera] = 0
         self._seconds[camera] = 0.0
@@ -78,10 +78,6 @@ class Heard:
             counts[chosen] = 0
         self._since_s[chosen] = now_s
 
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 SAME_S = 1e-6
 """Times that are no further apart are the same: windows' ends are sums of strides, which do not add up exactly."""

@@ -13,6 +13,7 @@ import numpy as np
 from cluster.control.costs import CostModel
 from cluster.control.demand import load
 from cluster.control.ladder import Rung
+from loadtest.city import Ints
 from loadtest.city.district import District, DistrictPart
 from loadtest.city.mix import Mix, spells
 from loadtest.city.plan import CityPlan
@@ -129,7 +130,7 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
     )
 
 
-def _kinds(plan: CityPlan, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _kinds(plan: CityPlan, rng: np.random.Generator) -> Ints:
     """The class of every camera, in an order that gives each district its part of each class."""
     counts = plan.mix.counts(plan.cameras)
     kinds = np.repeat(np.arange(len(counts)), counts)

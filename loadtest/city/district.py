@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from cluster.control.camera_record import CameraMove
 from cluster.control.costs import CostModel
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Ladder, Rung, Step
+from loadtest.city import Bools, Floats, Ints
 from loadtest.city.cameras import Cameras, Due, Heard
 from loadtest.city.mix import Spell, Wake, wakes
 from loadtest.city.plan import CityPlan
@@ -25,10 +25,6 @@ from loadtest.city.replica import Arrival, Facts, Outcome, Replica, WorkTable
 from loadtest.city.result import Admitted
 from loadtest.city.tally import Lost, Rows, Tally
 from loadtest.city.timeline import WAKE_S, Event, What
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 NOBODY = -1
 FULL = Ladder((Rung("full"),), "every camera stays at full quality")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, ValidationError, model_validator
 
 from cluster.config.load import read_yaml
@@ -18,6 +17,7 @@ from cluster.control.demand import Demand
 from cluster.errors import ConfigError
 from cluster.types import PatchGeometry
 from cluster.types.cameras import Priority
+from loadtest.city import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Wake:
 
     start_s: float
     end_s: float
-    cameras: npt.NDArray[np.bool_]
+    cameras: Bools
 
-    def reaches(self, camera: npt.NDArray[np.int64], end_s: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    def reaches(self, camera: Ints, end_s: Floats) -> Bools:
         """Windows of these cameras, ending then, that it makes busy."""
-        found: npt.NDArray[np.bool_] = self.cameras[camera] & (end_s >= self.start_s) & (end_s < self.end_s)
+        found: Bools = self.cameras[camera] & (end_s >= self.start_s) & (end_s < self.end_s)
         return found
 
 
@@ -58,7 +58,7 @@ def spells(mix: Mix, seconds: float, rng: np.random.Generator) -> list[Spell]:
     return sorted(found, key=lambda spell: spell.start_s)
 
 
-def wakes(spells: Sequence[Spell], kinds: npt.NDArray[np.int64], rng: np.random.Generator) -> list[Wake]:
+def wakes(spells: Sequence[Spell], kinds: Ints, rng: np.random.Generator) -> list[Wake]:
     """Whom each spell reaches among cameras of these classes."""
     return [
         Wake(
@@ -167,22 +167,15 @@ class CameraClass(Section):
 
     def demand(self, camera: str, geometry: GeometrySection, hour: float) -> Demand:
         """What a controller would be told of one camera of the class."""
-        return Demand(
-            camera=camera,
-            priority=self.priority,
-            window_s=self.window_s,
-            stride_s=self.stride_s,
-            fps=self.fps,
-            frame_tokens=self.frame_tokens or geometry.tokens(self.width, self.height),
-            temporal=geometry.temporal,
-            questions=self.questions,
-            query_tokens=self.query_tokens,
-            kept=self.activity.kept,
-            busy=self.computed_share(hour),
-            anchor_interval_s=self.anchor_interval_s,
-            refresh_budget=self.refresh_budget,
-            cost=self.cost,
-        )
+        told = {name: getattr(self, name) for name in Demand.__dataclass_fields__ if name in CameraClass.model_fields}
+        told |= {
+            "camera": camera,
+            "frame_tokens": self.frame_tokens or geometry.tokens(self.width, self.height),
+            "temporal": geometry.temporal,
+            "kept": self.activity.kept,
+            "busy": self.computed_share(hour),
+        }
+        return Demand(**told)
 
 
 class Burst(Section):

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from cluster.control.costs import CostModel, WindowWork
 from cluster.control.demand import Demand, work
 from cluster.control.ladder import Ladder, Rung
 from cluster.replica.window_queue import DroppedWindow, WindowQueue
 from cluster.types.cameras import Priority
+from loadtest.city import Floats, Ints
 
 
 def work_after(demand: Demand, rung: Rung, strides: int) -> WindowWork:
@@ -40,7 +40,7 @@ class WorkTable:
     def __init__(self, demands: Sequence[Demand], ladder: Ladder, costs: CostModel, *, alike: bool = False) -> None:
         longest = max(math.ceil(demand.window_s / demand.stride_s) for demand in demands)
         shape = (len(demands), len(ladder.rungs), longest + 1, 2 if alike else longest + 1)
-        self.seconds: npt.NDArray[np.float64] = np.zeros(shape)
+        self.seconds: Floats = np.zeros(shape)
         for kind, rung, held, strides in np.ndindex(shape):
             if held and strides and not ladder.rungs[rung].shed:
                 demand = demands[kind]
@@ -50,17 +50,17 @@ class WorkTable:
 
     def of(
         self,
-        kind: npt.NDArray[np.int64],
-        rung: npt.NDArray[np.int64],
-        held: npt.NDArray[np.float64],
-        strides: npt.NDArray[np.float64],
-    ) -> npt.NDArray[np.float64]:
+        kind: Ints,
+        rung: Ints,
+        held: Floats,
+        strides: Floats,
+    ) -> Floats:
         """Predicted seconds of each window, without its part of the step."""
         held_at, strides_at = (
             np.clip(each, 1, most - 1).astype(np.int64)
             for each, most in zip((held, strides), self.seconds.shape[2:], strict=True)
         )
-        found: npt.NDArray[np.float64] = self.seconds[kind, rung, held_at, strides_at]
+        found: Floats = self.seconds[kind, rung, held_at, strides_at]
         return found
 
 

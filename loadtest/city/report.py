@@ -11,11 +11,12 @@ from cluster.lab.report.charts import Axis, Point, Series, chart
 from cluster.lab.report.number_format import seconds_text
 from cluster.lab.report.page import Page, Section, Table
 from cluster.types.cameras import Priority
+from loadtest.city import Floats
 from loadtest.city.against import Compared
 from loadtest.city.mix import Spell
 from loadtest.city.result import CityResult, Figures, Objective
 from loadtest.city.study import Trial
-from loadtest.city.tally import REASONS, Floats, lag_quantile
+from loadtest.city.tally import REASONS, lag_quantile
 from loadtest.city.timeline import Event
 
 if TYPE_CHECKING:

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from cluster.replica.window_queue import DropReason
 from cluster.types.cameras import Priority
-
-Bools = npt.NDArray[np.bool_]
+from loadtest.city import Floats, Ints
 
 ANSWERED = -1
 OPEN = -2
@@ -121,9 +119,6 @@ class Rows:
         self._finish = np.concatenate((self._finish, np.zeros(len(self._finish))))
         self._outcome = np.concatenate((self._outcome, np.full(len(self._outcome), OPEN, dtype=np.int64)))
 
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 LEAST_S, MOST_S, PER_DECADE = 1e-4, 1e5, 200
 LAG_BINS = 9 * PER_DECADE + 2

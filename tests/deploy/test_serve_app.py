@@ -124,8 +124,8 @@ def supervisors() -> set[int]:
 def test_wrong_arguments_are_named(application) -> None:
     with pytest.raises(ConfigError, match="args must hold configuration, a mapping, and nothing else"):
         application({"config": "sightline.yaml"})
-    with pytest.raises(ConfigError, match="strde_s"):
-        application({"configuration": {"window": {"strde_s": 2}}})
+    with pytest.raises(ConfigError, match="capp"):
+        application({"configuration": {"memory": {"capp": 2}}})
     with pytest.raises(ConfigError, match=r"cluster\.ray_address has no meaning"):
         application({"configuration": {"cluster": {"ray_address": "auto"}, **PLAIN_CONFIG}})
     with pytest.raises(ConfigError, match="without TLS so does whoever is on it"):

@@ -77,7 +77,7 @@ async def test_errors_keep_their_kind_and_sentence():
                     UnknownCameraError("there is no camera 'nobody'"): refused("nobody"),
                     NotReadyError("camera 'dark' has seen nothing yet"): refused("dark"),
                     UnavailableError("no replica is ready for camera 'lost' yet"): refused("lost"),
-                    UnavailableError("the replica of camera 'gone' does not answer; ask again"): refused("gone"),
+                    UnavailableError("the replica of camera 'gone' does not answer; try again"): refused("gone"),
                     ConfigError("since_s is -1"): refused("gate", since_s=-1),
                     ConfigError("the question is empty"): refused("gate", " "),
                     ConfigError("character 1 is U+D800"): refused("gate", "\ud800"),
@@ -158,7 +158,7 @@ async def test_a_replica_that_dies_while_it_answers(until):
                 await until(got.is_set)
             error = await listening
             assert type(error) is UnavailableError
-            assert "the replica of camera 'gate' does not answer; ask again in a moment" in str(error)
+            assert "the replica of camera 'gate' does not answer; try again in a moment" in str(error)
             async with replica() as (handler, address):
                 routes["gate"] = address
                 assert len(await in_thread(lambda: list(client.ask("gate", "Who?")))) == 3

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import ray
 from ray.cluster_utils import Cluster
@@ -23,20 +24,18 @@ WAIT_S = 240.0
 @contextmanager
 def ray_cluster(resources: dict[str, float]) -> Iterator[None]:
     """A head that offers nothing, as in the chart, and one more node with ``resources``; this process is a driver."""
-    before = dict(os.environ)
     # Ray's workers run at a low priority, and would wait for whatever else this machine does.
-    os.environ.update(FLAGS | ONE_THREAD | {"RAY_worker_niceness": "0"})
+    flags = FLAGS | ONE_THREAD | {"RAY_worker_niceness": "0"}
     node = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    try:
-        cluster.add_node(resources=resources, **{key: node[key] for key in node if key != "include_dashboard"})
-        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-        yield
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        os.environ.clear()
-        os.environ.update(before)
+    with mock.patch.dict(os.environ, flags):
+        cluster = Cluster(initialize_head=True, head_node_args=node)
+        try:
+            cluster.add_node(resources=resources, **{key: node[key] for key in node if key != "include_dashboard"})
+            ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+            yield
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 def deploy(configuration: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource
-from cluster.decoder.pipeline import CameraPipeline, DecodeGate, PipelineSettings, make_decode_gate
+from cluster.decoder.decode_gate import DecodeGate, make_decode_gate
+from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
 from cluster.errors import CapacityError, ConfigError
 from cluster.types import PatchGeometry
 

@@ -18,12 +18,13 @@ from dataclasses import asdict
 from sightline.v1 import frames_pb2_grpc, ingest_pb2_grpc
 
 from cluster.codec.push import PushSource
+from cluster.decoder.decode_gate import make_decode_gate
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.packet_sink import QueueSink
-from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, make_decode_gate
+from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
 from cluster.errors import CapacityError
 from cluster.gateway.ingest_proxy import ProxySink
 from cluster.lab.bench.codec import STAGES

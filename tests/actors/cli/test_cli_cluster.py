@@ -110,7 +110,8 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
         CONFIG.replace("source: street.mp4, source_options: {loop: true, realtime: true}", f'source: "{NOBODY}"')
     )
     process, log = cli.start("serve", "-c", "c.yaml", "--json", "addresses.json")
-    wait_for(lambda: read_json(cli.folder / "addresses.json") or process.poll() is not None)
+    # It has told of its cameras by then: the one that is added here is not among them.
+    wait_for(lambda: "Stop it with Ctrl-C" in log.read_text() or process.poll() is not None)
     gateway = read_json(cli.folder / "addresses.json")["gateway"]
     added = cli("cameras", "add", "late", NOBODY, SIGHTLINE_GATEWAY=gateway)
     assert "late: backoff" in added.stdout, added.stderr

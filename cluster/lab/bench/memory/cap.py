@@ -27,7 +27,7 @@ from cluster.types import MemorySpec
 
 CAP_BYTES = 2 * 2**20
 SHAPE = {"layers": 1, "heads": 1, "rows": 1, "columns": 2, "width": 128}
-LEAK_SHAPE = {"layers": 4, "heads": 2, "rows": 6, "columns": 8, "width": 48}
+LEAK_SHAPE = {"layers": 2, "heads": 1, "rows": 8, "columns": 16, "width": 48}
 WARM_UP = 0.1
 ROWS = 10
 _SLAB = 64 * 2**10

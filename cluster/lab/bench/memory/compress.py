@@ -86,7 +86,7 @@ def _row(model: str, watched: Watched, name: str, spec: MemorySpec, cap: int) ->
     chunks = watched.chunks
     key = chunks[0].key
     cap_bytes = cap * key.shape[0] * key.shape[1] * (2 * key.shape[3] * key.element_size() + 8)
-    tiers = [Arena(4 * cap_bytes + 2**28, evicts=False)]
+    tiers = [Arena(4 * cap_bytes + 2**28, name="node", evicts=False)]
     if name == PRODUCTION:
         tiers.insert(0, Arena(2**28))
     memory = StreamMemory("camera", replace(spec, cap_bytes=cap_bytes), TierStack(tiers))

@@ -1,0 +1,171 @@
+"""``sightline doctor``: what of this machine would keep a cluster from running well, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from actors.cli.options import Json, Settings
+
+if TYPE_CHECKING:
+    from cluster.config import SightlineConfig
+
+LEAST_FREE_BYTES = 5 * 10**9
+WAIT_S = 5.0
+
+
+class Finding(NamedTuple):
+    """``state``: ok, warning or wrong; ``remedy``: empty with ok."""
+
+    what: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="Configuration that the machine shall run.")
+    ] = None,
+    settings: Settings = None,
+    json: Json = None,
+) -> None:
+    """Check this machine: versions, GPU driver, NVDEC, disk, folders, clock, ports, Redis, model. Starts nothing.
+
+    Exit code 1 when something is wrong; a warning leaves it 0.
+
+    $ sightline doctor -c configs/minimal.yaml
+    """
+    from rich.text import Text
+
+    from actors.cli.options import parse_settings
+    from actors.cli.output import console, make_table, print_json
+    from actors.cli.serve import with_state
+    from cluster.config import load_config
+
+    found = list(findings(with_state(load_config(config, parse_settings(settings)), "")))
+    if print_json(json, [each._asdict() for each in found]):
+        style = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
+        rows = [(each.what, Text(each.state, style[each.state]), each.found, each.remedy) for each in found]
+        console().print(make_table("!what|!state|found|what to do", rows))
+    if any(each.state == "wrong" for each in found):
+        raise typer.Exit(1)
+
+
+def findings(config: SightlineConfig) -> Iterator[Finding]:
+    """Every check, in order."""
+    from actors.preflight import check_folders, check_settings, free_port
+
+    yield from _versions()
+    yield from _gpu(config)
+    yield _disk(config)
+    yield _checked("folders", "can be written", lambda: check_folders(config))
+    yield _clock()
+    gateway = config.gateway
+    for key, port in (("port", gateway.port), ("metrics_port", gateway.metrics_port)):
+        yield _checked(
+            f"gateway.{key}", "free", lambda key=key, port=port: free_port(gateway.host, port, f"gateway.{key}")
+        )
+    if config.tiers.redis_url is not None:
+        yield _redis(config.tiers.redis_url)
+    yield _checked("model and settings", config.model.name, lambda: check_settings(config))
+
+
+def _checked(what: str, good: str, check: object) -> Finding:
+    from cluster.errors import SightlineError
+
+    assert callable(check)
+    try:
+        check()
+    except SightlineError as error:
+        found, _, remedy = str(error).partition("; ")
+        return Finding(what, "wrong", found, remedy)
+    return Finding(what, "ok", good)
+
+
+def _versions() -> Iterator[Finding]:
+    from actors.cli.version import installed
+    from cluster import __version__
+
+    packages = ("torch", "transformers", "av", "ray", "grpcio")
+    have = {package: installed(package) for package in packages}
+    missing = [package for package in packages if have[package] is None]
+    text = ", ".join(f"{name} {version}" for name, version in have.items() if version)
+    remedy = "install sightline-cluster with its dependencies again" if missing else ""
+    said = f"sightline {__version__}, python {platform.python_version()}, {text}"
+    yield Finding("versions", "wrong" if missing else "ok", said, remedy)
+
+
+def _gpu(config: SightlineConfig) -> Iterator[Finding]:
+    from cluster.codec.nvdec import NvdecError, shared_nvdec
+
+    wanted = config.model.device.startswith("cuda") and config.engine != "simulated"
+    driver = _said("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    if driver:
+        yield Finding("GPU driver", "ok", "; ".join(driver.splitlines()))
+    elif wanted:
+        yield Finding("GPU driver", "wrong", "nvidia-smi finds none", "install NVIDIA's driver, or model.device: cpu")
+    else:
+        yield Finding("GPU driver", "ok", "none; the model runs on the CPU")
+    try:
+        shared_nvdec().check()
+        yield Finding("NVDEC", "ok", "decodes")
+    except NvdecError as error:
+        state = "wrong" if config.cluster.decode == "cuda" else "warning" if driver else "ok"
+        remedy = "" if state == "ok" else "give the container the capability video, or cluster.decode: cpu"
+        yield Finding("NVDEC", state, f"not used: {error}", remedy)
+
+
+def _disk(config: SightlineConfig) -> Finding:
+    from actors.cli.output import size
+
+    folder = Path(config.alerts.folder or config.cluster.state_dir or ".")
+    there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
+    free = shutil.disk_usage(there).free
+    enough = free > LEAST_FREE_BYTES
+    remedy = "" if enough else "make room, or choose another --state; clips stop below clips.keep_free"
+    return Finding("disk", "ok" if enough else "warning", f"{size(free)} free for {folder}", remedy)
+
+
+def _clock() -> Finding:
+    synchronised = _said("timedatectl", "show", "-p", "NTPSynchronized", "--value")
+    if synchronised == "yes":
+        return Finding("clock", "ok", "synchronised")
+    if synchronised == "no":
+        return Finding("clock", "warning", "not synchronised", "run chrony or systemd-timesyncd: incidents carry times")
+    return Finding("clock", "ok", "whether it is synchronised is not known here")
+
+
+def _redis(url: str) -> Finding:
+    import redis
+
+    from cluster.redaction import SourceAddress
+
+    shown = str(SourceAddress(url))
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S)
+        policy = str(client.config_get("maxmemory-policy").get("maxmemory-policy", b""))
+    except redis.RedisError as error:
+        return Finding("Redis", "wrong", f"{shown}: {error}", "start it, or correct tiers.redis_url")
+    if "allkeys" in policy:
+        return Finding("Redis", "ok", f"{shown} evicts by {policy}")
+    remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it refuses memories when full"
+    return Finding("Redis", "warning", f"{shown} has maxmemory-policy {policy}", remedy)
+
+
+def _said(*command: str) -> str:
+    """Output of a program; empty where there is none or it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=WAIT_S, env={**os.environ, "LC_ALL": "C"}
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,73 @@
+"""What the gateway's services share: calls handed on to other processes, and deadlines (``Forwarding``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from cluster.errors import CapacityError, UnavailableError
+from cluster.wire.channel import ChannelPool
+from cluster.wire.status import as_told, explained, is_ours
+
+Code = grpc.StatusCode
+T = TypeVar("T")
+
+
+async def in_time(call: Awaitable[T], deadline_s: float) -> T:
+    """The controller's reply. Raises ``UnavailableError`` where it takes longer than ``deadline_s``."""
+    try:
+        return await asyncio.wait_for(call, deadline_s)
+    except TimeoutError:
+        raise UnavailableError(f"the controller did not answer within {deadline_s:g} s") from None
+
+
+class Forwarding:
+    """Hands the calls of one proxy on, ``max_calls`` at once; ``what`` they are, for the refusal of one more."""
+
+    def __init__(self, channels: ChannelPool, what: str, *, max_calls: int = 256) -> None:
+        self.channels = channels
+        self._what = what
+        self._max_calls, self._calls = max_calls, 0
+
+    @asynccontextmanager
+    async def to(
+        self,
+        context: grpc.aio.ServicerContext,
+        who: str,
+        route: Callable[[], Awaitable[str]],
+        limit_s: float,
+        *,
+        unserved: str = "",
+    ) -> AsyncIterator[grpc.aio.Channel]:
+        """Channel to ``who``; what fails inside ends the call.
+
+        Args:
+            context: of the call.
+            who: answers it, for error messages.
+            route: its ``host:port``, found within ``limit_s``; raises ``UnavailableError`` while there is none.
+            limit_s: what the call may take.
+            unserved: why it may not have the service.
+        """
+        async with explained(context):
+            if self._calls >= self._max_calls:
+                raise CapacityError(f"{self._max_calls} {self._what} are under way already; try again later")
+            self._calls += 1
+            late = TimeoutError(f"{who} did not answer within {limit_s:.3g} s")
+            try:
+                async with asyncio.timeout(limit_s):
+                    address = await route()
+                async with self.channels.lease(address) as channel:
+                    yield channel
+            except grpc.aio.AioRpcError as error:
+                if is_ours(error) or error.code() not in (Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED):
+                    raise as_told(error, who) from None
+                raise (UnavailableError(unserved) if error.code() is Code.UNIMPLEMENTED else late) from None
+            except TimeoutError:
+                raise late from None
+            finally:
+                self._calls -= 1
