@@ -163,7 +163,7 @@ def test_who_waits_long_enough_comes_through():
 
 
 def test_the_audit_log_turns_its_files_over_and_loses_no_line(tmp_path):
-    log = AuditLog(tmp_path / "audit.jsonl", max_bytes=2000, files=3)
+    log = AuditLog(tmp_path / "audit.jsonl", max_bytes=2200, files=3)
     for number in range(60):
         log.write("room", "/x/Ask", cameras=["gate"], outcome="ok", text=f"question {number} \u2028 \udcff")
     log.close()
