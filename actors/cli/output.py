@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -235,7 +236,8 @@ def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
     except OSError as error:
         raise _unwritable(path, error) from None
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
     return written
 
 

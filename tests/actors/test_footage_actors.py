@@ -13,6 +13,7 @@ from sightline.v1 import pictures_pb2_grpc
 
 import actors.alerting
 import actors.decoder
+import actors.remote
 from actors.alerting import Alerting
 from actors.decoder import Decoder
 from cluster.alerts.health import CameraStates
@@ -98,7 +99,7 @@ def test_an_alert_becomes_a_clip_and_a_removed_camera_takes_it_along(config, tmp
 
 async def _story(config, tmp_path, monkeypatch) -> None:
     controller = Controller(config)
-    for module in (actors.alerting, actors.decoder, actors.decoder):
+    for module in (actors.remote, actors.decoder):
         monkeypatch.setattr(module, "controller", lambda: controller)
     for module in (actors.alerting, actors.decoder):
         monkeypatch.setattr(module, "configure_logging", lambda process, cluster: None)

@@ -174,4 +174,4 @@ def test_counters_of_a_camera_that_nobody_knows_are_none(places) -> None:
     place = places(None)
     assert place.frames.counters("gate") == WindowCounters()
     left = place.worker.hand_over("gate").result(WAIT_S)
-    assert (left.saved, left.counts.done) == (False, 0)
+    assert (left.saved, left.counters.done) == (False, 0)

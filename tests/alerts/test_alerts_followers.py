@@ -11,9 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from sink_parts import Receiver
 
-from cluster.alerts.incident import Changes
 from cluster.alerts.service import FILE, AlertService
-from cluster.alerts.store import AlertStore
 from cluster.config import load_config
 from cluster.errors import NotReadyError
 
@@ -179,16 +177,3 @@ async def test_where_no_clips_can_be_kept_none_are_promised(tmp_path, make):
     async with running(tmp_path, clips=False) as service:
         service.accept_answer(make.answer(0))
         assert [(each.clip, each.clip_url, each.snapshot_url) for each in service.open_incidents()] == [("", "", "")]
-
-
-def test_events_that_an_earlier_release_wrote_have_no_cause(tmp_path, make):
-    event = make.event()
-    store = AlertStore(tmp_path / FILE)
-    store.write(Changes(incidents={event.incident.id: event.incident}, events={event.key: event}))
-    store.close()
-    with sqlite3.connect(tmp_path / FILE) as file:
-        assert file.execute("SELECT json_extract(body, '$.cause') FROM events").fetchone() == ("",)
-        file.execute("UPDATE events SET body = json_remove(body, '$.cause')")
-    found = AlertStore(tmp_path / FILE).incident(event.incident.id)
-    assert found is not None
-    assert found[1] == [event]

@@ -9,7 +9,7 @@ import pytest
 from camera_cluster import CameraCluster
 from kube_server import KubeServer
 
-from actors import reconciler
+from actors import reconciler, remote
 from cluster.config import load_config
 from cluster.errors import ConfigError
 
@@ -38,7 +38,7 @@ class Handle:
 
 
 def actor(monkeypatch, cluster, **kubernetes):
-    monkeypatch.setattr(reconciler, "controller", lambda: Handle(cluster))
+    monkeypatch.setattr(remote, "controller", lambda: Handle(cluster))
     monkeypatch.setattr(reconciler, "configure_logging", lambda *_: None)
     return reconciler.ReconcilerActor(load_config(None, {"kubernetes": {"enabled": True, **kubernetes}}), "127.0.0.1")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ SETTINGS = {
     "questions": [{"id": "person", "text": "Is there a person?"}],
     # Of what is traced at all: nothing without spans.
     "tracing": {"ratio": 1},
+    "security": {"file_roots": [tempfile.gettempdir()]},
 }
 
 

@@ -245,7 +245,7 @@ def _configuration(city: City) -> SightlineConfig:
     questions = [
         {"id": name, "text": f"Is there {name}?", "severity": severity} for name, severity in QUESTIONS.items()
     ]
-    watched = [{"name": name, "source": "push://", "questions": questions} for name in sorted(city.hot)]
+    watched = [{"name": name, "questions": questions} for name in sorted(city.hot)]
     return load_config(None, {"cameras": watched, "alerts": {"consecutive": 2, "cooldown_s": 0}})
 
 

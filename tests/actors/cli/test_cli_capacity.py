@@ -21,7 +21,7 @@ from cluster.wire.server import RpcServer
 
 # A window of 0.5 s: two cameras of a window a second fill a replica, four at half as many windows.
 COSTS = CostModel("made-up", "none", "made up", 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0)
-SHORT = ["--set", "window.length_s=8", "--set", "window.stride_s=1", "-q", "p=Who is there?"]
+SHORT = ["--set", "window.length_s=8", "--set", "window.stride_s=1", "-q", "p=Is anyone there?"]
 
 
 class Rules:

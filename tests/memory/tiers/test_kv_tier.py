@@ -124,7 +124,7 @@ def test_blocks_of_another_fingerprint_are_misses_and_counted(tier: RemoteTier, 
 
 
 def raw(node: Node) -> tuple[grpc.Channel, kv_pb2_grpc.KVStub]:
-    channel = grpc.insecure_channel(node.address, channel_options(node.address, 64 * 2**20, internal=True))
+    channel = grpc.insecure_channel(node.address, channel_options(node.address, internal=True))
     return channel, kv_pb2_grpc.KVStub(channel)
 
 
