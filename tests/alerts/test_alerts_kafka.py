@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -101,6 +102,8 @@ async def test_a_frozen_broker_costs_its_timeout_and_no_more(broker, make):
     sink = KafkaSink(broker.address, timeout_s=1.0)
     await delivered(sink, make.event(0))
     broker.process.send_signal(signal.SIGSTOP)
+    # Returns once all its threads have stopped; until then it may still answer.
+    os.waitpid(broker.process.pid, os.WUNTRACED)
     try:
         async with asyncio.timeout(5):
             with pytest.raises(DeliveryError) as failure:
