@@ -103,7 +103,7 @@ async def test_a_frozen_broker_costs_its_timeout_and_no_more(broker, make):
     await delivered(sink, make.event(0))
     broker.process.send_signal(signal.SIGSTOP)
     # Returns once all its threads have stopped; until then it may still answer.
-    os.waitpid(broker.process.pid, os.WUNTRACED)
+    await asyncio.to_thread(os.waitpid, broker.process.pid, os.WUNTRACED)
     try:
         async with asyncio.timeout(5):
             with pytest.raises(DeliveryError) as failure:
