@@ -146,7 +146,7 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
 def test_serve_ends_when_its_cluster_does(cli, wait_for, victim):
     (cli.folder / "c.yaml").write_text(CONFIG.split("cameras:")[0])
     process, log = cli.start("serve", "-c", "c.yaml", "--json", "addresses.json")
-    wait_for(lambda: read_json(cli.folder / "addresses.json") or process.poll() is not None)
+    wait_for(lambda: "Stop it with Ctrl-C." in log.read_text() or process.poll() is not None)
     said = log.read_text()
     below = psutil.Process(process.pid).children(recursive=True)
     next(each for each in below if each.name() == victim).kill()
