@@ -246,8 +246,9 @@ class Qwen25VL(VisionLanguageModel):
     @cached_property
     def _block_kinds(self) -> tuple[int, int]:
         """Blocks of the tower with windowed and with full attention."""
-        blocks, full = len(self._visual.blocks), set(self._visual.fullatt_block_indexes)
-        return blocks - sum(index in full for index in range(blocks)), sum(index in full for index in range(blocks))
+        blocks = len(self._visual.blocks)
+        full = len(set(self._visual.fullatt_block_indexes) & set(range(blocks)))
+        return blocks - full, full
 
     def _windowed_pairs(self, frame: PatchBatch | int) -> int:
         side = self._visual.window_size // self._visual.patch_size

@@ -133,8 +133,8 @@ class AskContext:
 
 
 class MemoryAttention:
-    """Attention called by every decoder layer for a question's rows : over the local
-    context, the retrieved KV, and the earlier rows.
+    """Attention called by every decoder layer for a question's rows: over the local context, the
+    retrieved KV, and the earlier rows.
 
     The first pass retrieves each layer's KV; later passes, for the answer's tokens, reuse it. Between attention and MLP
     of a layer, the next layer's query is predicted and its blocks are prefetched.
@@ -160,8 +160,7 @@ class MemoryAttention:
         self._keep, self._weighs = keep, weigh
         self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
-        # The last row's attention per frame (numbers as in `LocalKV`), over all layers and heads.
-        # Frame and mass of each slot, per layer.
+        # The last row's attention: frame (numbers as in `LocalKV`) and mass of each slot, per layer, over all heads.
         self._masses: list[tuple[Tensor, Tensor]] = []
         self._cos = self._sin = torch.zeros(0)
 
