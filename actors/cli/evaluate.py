@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cluster.lab.evaluation.datasets import Dataset, SkippedVideo
-    from cluster.lab.evaluation.results import Results
+    from cluster.lab.evaluation.results import Results, Thresholds
     from cluster.lab.evaluation.settings import Setting, WindowShape
     from cluster.lab.evaluation.worker_pool import ModelSpec
     from cluster.lab.report.page import Page, Table
@@ -79,7 +79,9 @@ def accuracy(
     count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="How many scenes to make.")] = None,
     seed: Annotated[int, typer.Option(metavar="S", help="Which scenes to make.")] = 0,
     model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")] = "demo",
-    settings: Annotated[str | None, typer.Option(help="quick, standard, full or ladder: what is compared.")] = None,
+    settings: Annotated[
+        str | None, typer.Option(help="quick, systems, standard, full or ladder: what is compared.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few scenes, quick settings: under five minutes.")] = False,
     window: Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")] = None,
     stride: Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")] = None,
@@ -138,7 +140,7 @@ def accuracy(
         held = _dataset(validation, layout if dataset else "scenes", shape, consecutive)
         chosen_on = _evaluated("validation", held, spec, loaded, compared, workers, work, consecutive)
     results = _evaluated("evaluating", found, spec, loaded, compared, workers, work, consecutive)
-    thresholds, origin = select_thresholds(loaded, results.kinds, chosen_on)
+    thresholds, origin = select_thresholds(loaded, results, chosen_on)
     facts = _facts(model, found, results, shape, thresholds, origin, workers, chosen_on)
     report = make_report("Accuracy", results, thresholds, validation=chosen_on, skipped=found.skipped, facts=facts)
     written = _write(make_page(report), report.to_json(), out, "accuracy", json_file)
@@ -287,20 +289,21 @@ def _facts(
     found: Dataset,
     results: Results,
     shape: WindowShape,
-    thresholds: dict[str, float],
+    thresholds: Thresholds,
     origin: str,
     jobs: int,
     validation: Results | None,
 ) -> dict[str, str]:
-    values = sorted(set(thresholds.values()))
-    told = f"{values[0]:.3f}" if len(values) == 1 else ", ".join(f"{k} {v:.3f}" for k, v in thresholds.items())
+    full = thresholds.of(results.full)
+    values = sorted(set(full.values()))
+    told = f"{values[0]:.3f}" if len(values) == 1 else ", ".join(f"{k} {v:.3f}" for k, v in full.items())
     events = int((results.truth & results.judged).sum())
     return {
         "model": model,
         "videos": f"{len(results.videos)} of layout {found.layout}, {events} events of {len(results.kinds)} kinds",
         "window": _window_text(shape),
         "decision": f"a video is positive after {results.consecutive} positive windows in a row",
-        "threshold": f"{told} ({origin})",
+        "threshold": f"{told} for full computation ({origin})",
         "chosen on": "these videos" if validation is None else f"{len(validation.videos)} validation videos",
         "latency": _latency_text(jobs),
     }

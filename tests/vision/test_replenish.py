@@ -91,6 +91,30 @@ def test_auto_exposure_is_not_change_but_an_object_under_it_is(make_frame, textu
     assert groups_of(pruner.prune(make_frame(back, index=4)).mask) == {(0, 0)}
 
 
+def test_without_exposure_every_cell_of_a_brighter_picture_changed(make_frame, texture):
+    pruner = make_pruner("replenish", {"exposure": 0})
+    pruner.prune(make_frame(texture))
+    brighter = np.clip(texture.astype(np.int16) + 40, 0, 255).astype(np.uint8)
+    assert pruner.prune(make_frame(brighter, index=1)).mask.all()
+
+
+def test_without_dilation_a_suspicious_neighbour_is_left(make_frame):
+    """Noise-free, so a cell changes above 5 grey levels and is suspicious above 2.75, half the margin less."""
+    masks = {}
+    for dilation in (0, 1):
+        pruner = make_pruner("replenish", {"dilation": dilation, "calibrated_after": 1})
+        flat = np.full((SHAPE[0] * PATCH, SHAPE[1] * PATCH), 100, np.uint8)
+        for index in range(3):
+            pruner.prune(make_frame(flat, index=index))
+        changed = flat.copy()
+        changed[cell(0, 0, 2, 2)] = 160
+        # A pattern that no shift of brightness explains, beside it.
+        changed[cell(0, 2, 2, 2)][::2] = 104
+        changed[cell(0, 2, 2, 2)][1::2] = 96
+        masks[dilation] = groups_of(pruner.prune(make_frame(changed, index=3)).mask)
+    assert masks == {0: {(0, 0)}, 1: {(0, 0), (0, 1)}}
+
+
 def test_soft_shadow_is_light_and_a_hard_one_is_content(make_frame, texture):
     pruner = make_pruner("replenish", {"shade": 0.08})
     pruner.prune(make_frame(texture))

@@ -67,7 +67,8 @@ def replenish(
     whole, first = (torch.tensor(flags, device=device)[:, None, None] for flags in (anchor, begin))
     plain = cell_means(luma, grid)
     gain, offset = fit_exposure(plain.flatten(1), stored_means.flatten(1), seen.flatten(1))
-    exposed = apply_exposure(luma, gain, offset)
+    follows = settings.exposure.flatten() > 0
+    exposed = apply_exposure(luma, torch.where(follows, gain, 1.0), torch.where(follows, offset, 0.0))
     means = cell_means(exposed, grid)
     difference = _difference(exposed, stored_luma, means, stored_means, settings.shade, grid)
 
@@ -77,7 +78,7 @@ def replenish(
     changed = (difference > thresholds) & seen
     suspicious = difference > thresholds - settings.credit
     changed_groups = _any_in_group(changed, grid)
-    mask = changed | (_dilate(changed) & suspicious)
+    mask = changed | (_dilate(changed) & suspicious & (settings.dilation > 0))
     mask = _expand(_any_in_group(mask, grid), grid)
 
     noise = stored_noise + torch.minimum(
@@ -117,6 +118,8 @@ class _Settings:
     credit: torch.Tensor
     shade: torch.Tensor
     patience: torch.Tensor
+    dilation: torch.Tensor
+    exposure: torch.Tensor
 
     @classmethod
     def of(
@@ -139,17 +142,19 @@ class _Settings:
                 (1.0 - policy.weak) * policy.margin if levels >= policy.calibrated_after else 0.0,
                 policy.shade,
                 policy.patience,
+                policy.dilation,
+                policy.exposure,
                 float(levels >= policy.calibrated_after),
                 levels // 4,
             )
             for policy, levels in zip(policies, known, strict=True)
         ]
         table = torch.tensor(rows, dtype=torch.float32).to(device, non_blocking=True)
-        margin, lowest, highest, tolerance, credit, shade, patience, calibrated, quarter = table.unbind(1)
+        margin, lowest, highest, tolerance, credit, shade, patience, *switches, calibrated, quarter = table.unbind(1)
         ordered = torch.stack([memory.levels for memory in memories]).sort(dim=1).values
         noise = ordered.gather(1, quarter.to(torch.int64)[:, None]).squeeze(1)
         camera = torch.where(calibrated > 0, torch.minimum(torch.maximum(noise + margin, lowest), highest), lowest)
-        columns = (each[:, None, None] for each in (camera, margin, tolerance, credit, shade, patience))
+        columns = (each[:, None, None] for each in (camera, margin, tolerance, credit, shade, patience, *switches))
         return cls(*columns)
 
 

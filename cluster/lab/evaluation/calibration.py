@@ -55,15 +55,26 @@ def fit_calibration(results: Results, settings: ModelSettings) -> CalibrationFit
     videos = results.scores(results.full)
     known = np.isfinite(videos)
     videos[known] = sigmoid((logit(videos[known]) - old_bias) * old_temperature * slope + bias)
-    threshold, f1 = choose_threshold(videos, results.truth, results.judged)
+    threshold, f1, kinds = fit_thresholds(results, videos)
+    return CalibrationFit(1 / slope, bias, threshold, f1, kinds)
+
+
+def fit_thresholds(results: Results, scores: Floats) -> tuple[float, float, dict[str, float]]:
+    """Common threshold, its mean F1 over kinds, and the threshold of each kind with enough positive videos.
+
+    Args:
+        results: of the validation videos.
+        scores: of those videos under one setting, ``[v, k]``.
+    """
+    threshold, f1 = choose_threshold(scores, results.truth, results.judged)
     often = (results.truth & results.judged).sum(0) >= _FEWEST
-    own = choose_thresholds(results.kinds, videos, results.truth, results.judged)
+    own = choose_thresholds(results.kinds, scores, results.truth, results.judged)
     kinds = {
         kind: mean_in_logits(threshold, own[kind][0])
         for kind, enough in zip(results.kinds, often, strict=True)
         if enough
     }
-    return CalibrationFit(1 / slope, bias, threshold, f1, kinds)
+    return threshold, f1, kinds
 
 
 def mean_in_logits(common: float, own: float) -> float:

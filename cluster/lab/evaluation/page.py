@@ -190,7 +190,7 @@ def _swept(lines: Sequence[SettingRow], curve: str, *, cost: bool = False) -> li
 def _by_motion(report: EvaluationReport) -> Figure:
     levels = [name for name in report.groups if name.endswith("motion")]
     # Ours is chosen once per FLOPs limit.
-    ours = iter((0, 3))
+    ours = iter((0, 3, 4))
     series = []
     for line in report.compared:
         name = line.setting.name

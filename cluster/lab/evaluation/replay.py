@@ -5,21 +5,30 @@ Samples go to one patch sampler per pruning policy, and from there to one engine
 
 from __future__ import annotations
 
+import math
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-import torch
+import av
+from av.video.frame import VideoFrame
 
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
+from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windows import opening_index, window_time
+from cluster.errors import SourceError
 from cluster.lab.evaluation.datasets import LabelledVideo
 from cluster.lab.evaluation.results import VideoRun, WindowResult
 from cluster.lab.evaluation.settings import Setting
 from cluster.lab.report.compare import video_samples
-from cluster.models.base import PatchBatch, VisionLanguageModel
-from cluster.types import MICROSECONDS, FrameSample, PatchGrid, Question, SampledPicture, StreamSpec, WindowRequest
+from cluster.lab.scenes.encode import VideoEncoding, write_video
+from cluster.models.base import PatchBatch
+from cluster.types import MICROSECONDS, FrameSample, Question, SampledPicture, StreamSpec, WindowRequest
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -30,31 +39,31 @@ def replay(
     """Answer every window of a video under each setting; setting's key -> run.
 
     Only whole windows are recorded: shorter ones at the start say little about full computation. The engine still steps
-    through them, so that the first whole window finds the live state; full computation, which reuses nothing, skips
-    them.
+    through them, so that the first whole window finds the live state; settings that reuse nothing skip them.
 
     Args:
         engine: its model answers; streams are removed afterwards.
         video: read once.
-        settings: of one sampling rate and anchor interval.
+        settings: of one sampling rate, anchor interval and source.
         questions: kind of event -> text; those of ``video.kinds`` are asked in each window.
 
     Raises:
         SourceError: the video cannot be read to its end.
     """
-    shapes = {(setting.shape.fps, setting.shape.anchor_interval_s) for setting in settings}
-    if len(shapes) != 1:
-        raise ValueError(f"one pass has one rate and one anchor interval, not {sorted(shapes)}")
-    ((fps, interval),) = shapes
+    inputs = {setting.input for setting in settings}
+    if len(inputs) != 1:
+        raise ValueError(f"one pass has one rate, one anchor interval and one source, not {sorted(inputs)}")
+    ((fps, interval, source),) = inputs
     asked = tuple(Question(kind, questions[kind]) for kind in video.kinds)
     processor = CodecProcessor(engine.geometry, CodecOptions(fps=fps, anchor_interval_s=interval))
     branches = _pruner_streams(engine, settings, asked, fps)
     motion = _MotionSum()
     try:
-        for frame in video_samples(video.path, processor):
-            motion.add(frame)
-            for branch in branches:
-                branch.feed(frame)
+        with _source(video.path, source, fps, interval) as path:
+            for frame in video_samples(path, processor):
+                motion.add(frame)
+                for branch in branches:
+                    branch.feed(frame)
         for branch in branches:
             branch.finish()
     finally:
@@ -69,6 +78,43 @@ def replay(
         for branch in branches
         for stream in branch.streams
     }
+
+
+@contextmanager
+def _source(path: Path, source: str, fps: float, interval: float) -> Iterator[Path]:
+    """The video, or a temporary copy encoded as CodecSight's paper has it (section 6.1): ``fps`` pictures a second, the
+    last before each instant, as H.264 with a GOP of ``interval`` seconds and P frames only.
+
+    Raises:
+        SourceError: the video cannot be read.
+    """
+    if source == "camera":
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.with_suffix(".mp4").name
+        try:
+            with av.open(str(path)) as video:
+                picture = video.streams.video[0]
+                gop = max(1, round(fps * interval))
+                options = {"preset": "medium", "crf": "23", "sc_threshold": "0"}
+                encoding = VideoEncoding("libx264", options, picture.width, picture.height, fps, gop, 0)
+                write_video(copy, encoding, _sampled(video.decode(picture), fps))
+        except av.FFmpegError as error:
+            raise SourceError(f"{path} cannot be encoded again: {error}", retryable=False) from None
+        yield copy
+
+
+def _sampled(pictures: Iterable[VideoFrame], fps: float) -> Iterator[VideoFrame]:
+    """Pictures at ``fps`` a second, from the first on."""
+    first: float | None = None
+    taken = 0
+    for picture in pictures:
+        seconds = picture.time or 0.0
+        first = seconds if first is None else first
+        while seconds - first >= taken / fps - 1e-6:
+            taken += 1
+            yield picture.reformat(format="yuv420p")
 
 
 def _pruner_streams(
@@ -138,13 +184,13 @@ class _PrunerStreams:
 
 
 @dataclass(frozen=True, slots=True)
-class _FrameInfo:
-    """A frame without its patches."""
+class _WindowFrame:
+    """A frame of the windows to come, and its input to the tower."""
 
     pts: int
     duration: int
     complete: bool
-    grid: PatchGrid
+    batch: PatchBatch
 
 
 class _SettingStream:
@@ -158,8 +204,7 @@ class _SettingStream:
         # Start of the video, and of the stream since its last restart; microseconds.
         self._begin: int | None = None
         self._origin = 0
-        self._frames: list[_FrameInfo] = []
-        self._tower: dict[PatchGrid, int] = {}
+        self._frames: list[_WindowFrame] = []
 
     def push(self, sample: FrameSample) -> None:
         """Push a frame and answer the windows it completes."""
@@ -168,8 +213,9 @@ class _SettingStream:
         if sample.fresh:
             self._origin = sample.pts
             self._frames.clear()
-        if self.setting.recompute:
-            self._frames.append(_FrameInfo(sample.pts, sample.duration, sample.complete, sample.grid))
+        if self.setting.tower == "every window":
+            batch = patch_batch(StreamFrame.of(sample))
+            self._frames.append(_WindowFrame(sample.pts, sample.duration, sample.complete, batch))
         self._answer(self.engine.push(replace(sample, stream=self.spec.stream)))
 
     def finish(self) -> None:
@@ -181,7 +227,7 @@ class _SettingStream:
         length = round(self.spec.window_s * MICROSECONDS)
         for request in requests:
             whole = request.end - self._origin >= length
-            if whole or not self.setting.recompute:
+            if whole or self.setting.tower == "once" or self.setting.refresh != "all":
                 result = self._step(request)
                 if whole and result is not None:
                     self.windows.append(result)
@@ -194,10 +240,9 @@ class _SettingStream:
             return None
         (stats,) = self.engine.stats.windows
         tokens, tower_flops = stats.tokens, stats.tower_flops
-        if self.setting.recompute:
-            tower_flops, visual = self._full_tower_cost(request)
-            # Scale the tower's time from the new frames to all frames.
-            latency_s += stats.timing.vision_s * (visual / tokens.encoded - 1) if tokens.encoded else 0.0
+        if self.setting.tower == "every window":
+            tower_flops, tower_s = self._tower_cost(request, timed=not self.windows)
+            latency_s += tower_s - stats.timing.vision_s
         return WindowResult(
             start_s=(request.start - self._begin) / MICROSECONDS,
             end_s=(request.end - self._begin) / MICROSECONDS,
@@ -212,23 +257,18 @@ class _SettingStream:
             latency_s=latency_s,
         )
 
-    def _full_tower_cost(self, request: WindowRequest) -> tuple[int, int]:
-        """FLOPs and visual tokens of the vision tower for every frame of the window.
+    def _tower_cost(self, request: WindowRequest, *, timed: bool) -> tuple[int, float]:
+        """FLOPs and seconds of the tower for every frame of the window; seconds are ``nan`` unless ``timed``.
 
-        Full computation encodes each frame again in every window. The results are identical, so the engine's cached
-        tokens are used and only the cost is counted.
+        The results are those that the engine has kept, so they are used; the tower runs again only to be timed, in one
+        window of a video.
         """
         # Later windows open no earlier.
         self._frames = self._frames[opening_index(self._frames, request.start) :]
-        frames = [frame for frame in self._frames if window_time(frame) < request.end]
-        for grid in {frame.grid for frame in frames} - self._tower.keys():
-            self._tower[grid] = complete_frame_flops(self.engine.model, grid)
-        return sum(self._tower[frame.grid] for frame in frames), sum(frame.grid.tokens for frame in frames)
-
-
-def complete_frame_flops(model: VisionLanguageModel, grid: PatchGrid) -> int:
-    """Tower FLOPs of one unpruned frame."""
-    cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
-    # tower_flops counts cells and reads no pixels.
-    pixels = torch.empty(grid.rows * grid.cols, 0, dtype=torch.uint8)
-    return model.tower_flops([PatchBatch(pixels, cells, grid)])
+        batches = [frame.batch for frame in self._frames if window_time(frame) < request.end]
+        seconds = math.nan
+        if timed:
+            began = time.perf_counter()
+            self.engine.model.encode(batches)
+            seconds = time.perf_counter() - began
+        return self.engine.model.tower_flops([batch for batch in batches if len(batch.cells)]), seconds

@@ -26,7 +26,8 @@ from cluster.lab.evaluation.settings import Setting
 @dataclass(frozen=True, slots=True)
 class WindowResult:
     """One window. Times in seconds from the video's first picture; ``scores`` in the order of the run's kinds; tokens
-    as in ``TokenCount``; prefill FLOPs with questions; ``latency_s`` from last frame to answer."""
+    as in ``TokenCount``; prefill FLOPs with questions; ``latency_s`` from last frame to answer, ``nan`` where not
+    measured."""
 
     start_s: float
     end_s: float
@@ -79,7 +80,15 @@ class VideoRun:
         return [window.scores[column] for window in self.windows]
 
 
-Thresholds = Mapping[str, float]
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Threshold of each kind for every setting; ``own``: setting's key -> those of settings that have their own."""
+
+    common: Mapping[str, float]
+    own: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def of(self, setting: Setting) -> Mapping[str, float]:
+        return self.own.get(setting.key, self.common)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +150,8 @@ class Results:
 
     def decisions(self, setting: Setting, thresholds: Thresholds) -> Decisions:
         """Decisions of the setting on every video."""
-        limits = np.array([thresholds[kind] for kind in self.kinds])
+        chosen = thresholds.of(setting)
+        limits = np.array([chosen[kind] for kind in self.kinds])
         return Decisions(self.kinds, self.truth, self.scores(setting) >= limits, self.judged)
 
     def window_scores(self, setting: Setting) -> tuple[Floats, Bools]:
@@ -180,9 +190,12 @@ class Results:
         return float(np.mean(shares)) if shares else float("nan")
 
     def mean(self, setting: Setting, name: str) -> float:
-        """Mean over all windows of a ``WindowResult`` field."""
-        values = [getattr(window, name) for video in self.videos for window in self.run(video, setting).windows]
-        return float(np.mean(values)) if values else float("nan")
+        """Mean over all windows of a ``WindowResult`` field, without those that were not measured (``nan``)."""
+        values = np.array(
+            [getattr(window, name) for video in self.videos for window in self.run(video, setting).windows], float
+        )
+        known = values[~np.isnan(values)]
+        return float(known.mean()) if len(known) else float("nan")
 
     def stratum(self, *names: str) -> Bools:
         """Videos in any of these strata, ``[v]``."""

@@ -99,7 +99,7 @@ def _passes(
     runs: dict[tuple[str, str], VideoRun],
     failed: dict[str, SkippedVideo],
 ) -> list[_Pass]:
-    """Remaining work: per video one pass for each sampling rate and anchor interval; ``runs`` gets cached results."""
+    """Remaining work: per video one pass for each input; ``runs`` gets cached results."""
     found: list[_Pass] = []
     for video in videos:
         try:
@@ -107,14 +107,13 @@ def _passes(
         except OSError as error:
             failed[video.name] = SkippedVideo(video.path, f"cannot be read: {error.strerror or error}")
             continue
-        passes: dict[tuple[float, float], dict[str, Setting]] = {}
+        passes: dict[tuple[float, float, str], dict[str, Setting]] = {}
         for setting in settings:
             run = file.get((digest, model, setting.key), VideoRun.from_json)
             if run is not None and run.kinds == video.kinds:
                 runs[video.name, setting.key] = run
             else:
-                shape = setting.shape
-                passes.setdefault((shape.fps, shape.anchor_interval_s), {}).setdefault(setting.key, setting)
+                passes.setdefault(setting.input, {}).setdefault(setting.key, setting)
         found += [_Pass(video, digest, tuple(each.values())) for each in passes.values()]
     return found
 

@@ -18,6 +18,8 @@ STRIDES = (0.1, 0.2, 0.3, 0.5, 1.0)
 TAUS = (0.25, 0.5, 1.0, 2.0, 5.0)
 MARGINS = (2.0, 3.0, 4.5, 7.0, 10.0, 14.0)
 ANCHOR_INTERVALS = (2.0, 4.0, 8.0, 16.0)
+# Above every share and every movement: switches a cue off.
+NEVER = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ class Setting:
 
     * ``budget``: share of the overlap's tokens to recompute, ``None`` for the refresh policy's default
     * ``role``: part in the figures; ``sweep``: curve and position of a sweep's point
-    * ``recompute``: full computation: every frame of every window through tower and language model
+    * ``tower``: a frame's kept patches go through the tower once, or again in every window that shows it
+    * ``source``: the camera's own stream, or what CodecSight's paper feeds its rule: the same video encoded again as
+      H.264 at the sampling rate, with a GOP of the anchor interval
     """
 
     name: str
@@ -55,7 +59,8 @@ class Setting:
     shape: WindowShape = WindowShape()
     role: Role = "other"
     sweep: tuple[str, float] | None = None
-    recompute: bool = False
+    tower: Literal["once", "every window"] = "once"
+    source: Literal["camera", "encoded again"] = "camera"
 
     @property
     def key(self) -> str:
@@ -66,9 +71,15 @@ class Setting:
             "refresh": self.refresh,
             "budget": self.budget,
             **asdict(self.shape),
-            "recompute": self.recompute,
+            "tower": self.tower,
+            "source": self.source,
         }
         return json.dumps(identity, separators=(",", ":"))
+
+    @property
+    def input(self) -> tuple[float, float, str]:
+        """What a pass over a video has one of: samples per second, seconds between anchors, source."""
+        return self.shape.fps, self.shape.anchor_interval_s, self.source
 
     def check(self) -> None:
         """Raises ``ConfigError`` for an invalid pruner, option or shape; the engine checks refresh."""
@@ -78,7 +89,7 @@ class Setting:
 
 def full_computation(shape: WindowShape) -> Setting:
     """Nothing pruned, nothing reused."""
-    return Setting("full", "none", "all", shape=shape, role="full", recompute=True)
+    return Setting("full", "none", "all", shape=shape, role="full", tower="every window")
 
 
 def codecsight(shape: WindowShape) -> Setting:
@@ -104,6 +115,28 @@ def quick_grid(shape: WindowShape) -> list[Setting]:
         Setting("codecsight refresh alone", "none", "anchors", shape=shape),
         *(ours(shape, budget) for budget in (0.0, 0.1, 0.4)),
         *(_with_anchor_interval(ours(cut, 0.1), cut.anchor_interval_s) for cut in often),
+    ]
+
+
+def systems_grid(shape: WindowShape) -> list[Setting]:
+    """``quick_grid`` and other systems: caches of embeddings alone, CodecSight on what its paper feeds it, CacheBlend,
+    VLCache (with a linear profile of layers), and what each part of ours brings."""
+    published, cut = codecsight(shape), replace(shape, anchor_interval_s=shape.anchor_interval_s / 4)
+    uncached = Setting("codecsight pruning, no cache", "codecsight", "all", shape=shape, tower="every window")
+    parts: dict[str, dict[str, float]] = {
+        "without vectors": {"net_motion": NEVER, "intra": NEVER},
+        "without dilation": {"dilation": 0},
+        "without exposure": {"exposure": 0},
+    }
+    return [
+        *quick_grid(shape),
+        Setting("full, cached embeddings", "none", "all", shape=shape),
+        uncached,
+        replace(published, name="codecsight encoded again", source="encoded again"),
+        Setting("cacheblend", "none", "topk_deviation", shape=shape),
+        Setting("vlcache", "none", "first_percent", shape=shape),
+        *(replace(ours(cut, 0.1, options), name=f"ours {name}", role="other") for name, options in parts.items()),
+        Setting("ours without anchors' refresh", "replenish", "none", shape=cut),
     ]
 
 
@@ -194,7 +227,13 @@ def ladder_grid(shape: WindowShape) -> list[Setting]:
     return found
 
 
-GRIDS = {"quick": quick_grid, "standard": standard_grid, "full": full_grid, "ladder": ladder_grid}
+GRIDS = {
+    "quick": quick_grid,
+    "systems": systems_grid,
+    "standard": standard_grid,
+    "full": full_grid,
+    "ladder": ladder_grid,
+}
 
 
 def make_grid(name: str, shape: WindowShape) -> list[Setting]:

@@ -76,6 +76,12 @@ class Replenish(Pruner):
     tolerance: float = 2.0
     """Bound of a cell's own threshold, in multiples of the camera's."""
 
+    dilation: int = 1
+    """1 keeps suspicious neighbours of changed cells, 0 does not."""
+
+    exposure: int = 1
+    """1 maps the camera's global exposure to that of the last anchor, 0 takes pictures as they are."""
+
     _memory: _Memory | None = field(default=None, init=False, repr=False)
 
     def prune(self, frame: SampledPicture) -> PruneDecision:
@@ -87,7 +93,8 @@ class Replenish(Pruner):
         memory = self._memory
         seen = np.ones(means.shape, np.bool_) if frame.hidden is None else ~frame.hidden
         # What is black by a mask follows no exposure.
-        exposure = fit_exposure(means[seen], memory.means[seen]) if seen.any() else Exposure()
+        fitted = self.exposure and seen.any()
+        exposure = fit_exposure(means[seen], memory.means[seen]) if fitted else Exposure()
         luma = exposure.apply(frame.luma)
         means = cell_means(luma, grid) if luma is not frame.luma else means
         difference = memory.difference(luma, means, self.shade)
@@ -101,7 +108,8 @@ class Replenish(Pruner):
         if frame.anchor:
             memory.replace(frame, cell_means(frame.luma, grid))
             return PruneDecision(keep_everything(frame), activity)
-        mask = complete_groups(changed | (dilate(changed) & suspicious), grid.merge)
+        spread = changed | (dilate(changed) & suspicious) if self.dilation else changed
+        mask = complete_groups(spread, grid.merge)
         memory.update(mask, luma, means)
         return PruneDecision(mask, activity)
 

@@ -23,6 +23,7 @@ from cluster.lab.evaluation.report import (
     select_thresholds,
     within_bound,
 )
+from cluster.lab.evaluation.results import Thresholds
 from cluster.lab.evaluation.settings import WindowShape, codecsight, full_computation, ours
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_page
@@ -34,7 +35,7 @@ FULL, PUBLISHED = full_computation(SHAPE), codecsight(SHAPE)
 CHEAP, MIDDLE, DEAR = ours(SHAPE, 0.0), ours(SHAPE, 0.1), ours(SHAPE, 0.4)
 # Four videos with a fall and four without.
 TRUTH = [True] * 4 + [False] * 4
-HALF = {"fall": 0.5}
+HALF = Thresholds({"fall": 0.5})
 STRATA = {
     0: frozenset({"night"}),
     2: frozenset({"noisy"}),
@@ -62,6 +63,7 @@ def f1(count, alarms=0):
 def test_figures_by_hand(results):
     found = compute_figures(results, HALF)
     values = found.values
+    assert values["videos"] == 8
     assert values["f1_full"] == values["f1_full_min"] == 1
     assert (found.chosen["15"], found.chosen["8"]) == (DEAR, MIDDLE)
     assert values["f1_drop_at_15"] == 0
@@ -158,13 +160,40 @@ def model():
     return load_model("tiny-qwen2_5_vl")
 
 
-def test_thresholds_are_the_models_then_validations_then_a_half(model, results):
-    assert select_thresholds(model, ("fall",)) == ({"fall": 0.5}, "the default")
-    chosen, origin = select_thresholds(model, ("fall",), results)
-    assert 0.2 < chosen["fall"] < 0.9
-    assert "validation" in origin
+def test_without_validation_thresholds_are_the_models_or_a_half(model, results):
+    assert select_thresholds(model, results) == (Thresholds({"fall": 0.5}), "the default")
     model.settings = ModelSettings(threshold=0.4, thresholds={"fight": 0.3})
-    assert select_thresholds(model, ("fall", "fight"), results)[0] == {"fall": 0.4, "fight": 0.3}
+    assert select_thresholds(model, results) == (Thresholds({"fall": 0.4}), "the model's own")
+
+
+def test_every_setting_has_the_threshold_that_validation_gives_it(model, make_results):
+    """Two settings that rank alike, one scored 0.3 lower: a common threshold would cost it two falls."""
+    high, low = [0.9, 0.9, 0.8, 0.8, 0.2, 0.2, 0.2, 0.2], [0.6, 0.6, 0.5, 0.5, 0.1, 0.1, 0.1, 0.1]
+    table, cost = {FULL: high, MIDDLE: low}, {FULL: 1000, MIDDLE: 100}
+    results = make_results(TRUTH, table, cost)
+    model.settings = ModelSettings(threshold=0.55)
+    chosen, origin = select_thresholds(model, results, results)
+    assert "validation" in origin
+    # In the middle, in logits, of what separates the videos: with four events the common one is each kind's.
+    assert chosen.of(FULL)["fall"] == pytest.approx(1 / (1 + math.exp(0)), abs=1e-3)
+    assert chosen.of(MIDDLE)["fall"] == pytest.approx(0.25, abs=1e-3)
+    found = compute_figures(results, chosen, results)
+    assert found.values["f1_drop_at_15"] == 0
+    (row,) = [line.row for line in make_report("x", results, chosen).lines if line.setting == MIDDLE]
+    assert row["f1"] == 1
+    assert row["f1_model_thresholds"] == pytest.approx(f1(2), abs=1e-5)
+
+
+def test_the_gain_over_the_published_rule_is_paired(make_results):
+    """At its price: MIDDLE, which finds one more fall than the published rule. DEAR finds all and costs more."""
+    table = {FULL: hits(4), PUBLISHED: hits(2), MIDDLE: hits(3), DEAR: hits(4)}
+    cost = {FULL: 1000, PUBLISHED: 100, MIDDLE: 90, DEAR: 140}
+    found = compute_figures(make_results(TRUTH, table, cost), HALF)
+    assert found.chosen["codecsight"] == MIDDLE
+    assert found.values["f1_gain_over_codecsight"] == pytest.approx(f1(3) - f1(2))
+    # What both find and both miss is the same in every resampling: it is never worse.
+    assert found.values["f1_gain_over_codecsight_low"] == 0
+    assert found.values["f1_drop_at_15_high"] == 0
 
 
 def test_a_checkpoint_of_other_questions_is_refused(model):
@@ -206,7 +235,7 @@ def test_json_is_as_every_bench_writes_it(report):
     assert (row["tokens_full"], row["kept"], row["computed"], row["questions"]) == (100, 60, 35, 5)
     assert body["groups"]["night"][FULL.name]["events"] == 2
     assert {"low motion", "medium motion", "high motion"} <= body["groups"].keys()
-    assert body["chosen"] == {"15": DEAR.name, "8": MIDDLE.name}
+    assert body["chosen"] == {"15": DEAR.name, "8": MIDDLE.name, "codecsight": DEAR.name}
     assert sum(each["windows"] for each in body["calibration"]["bins"]) == 24
     assert body["skipped"][0]["reason"] == "holds no | picture"
 

@@ -17,7 +17,8 @@ def test_every_grid_of_comparisons_has_full_the_published_rule_and_ours(name):
     settings = make_grid(name, SHAPE)
     assert settings[0] == full_computation(SHAPE)
     roles = [setting.role for setting in settings if setting.sweep is None]
-    assert roles.count("full") == roles.count("codecsight") == 1
+    assert roles.count("full") == 1
+    assert roles.count("codecsight") == (2 if name == "systems" else 1)
     assert roles.count("ours") >= 3
     names = [setting.name for setting in settings]
     assert len(set(names)) == len(names)
@@ -64,7 +65,8 @@ def test_a_key_is_what_results_depend_on_and_not_the_name():
         replace(setting, refresh="random"),
         replace(setting, shape=replace(SHAPE, fps=1.0)),
         replace(setting, shape=replace(SHAPE, anchor_interval_s=4.0)),
-        replace(setting, recompute=True),
+        replace(setting, tower="every window"),
+        replace(setting, source="encoded again"),
     ]
     assert len({each.key for each in changed} | {setting.key}) == len(changed) + 1
 
@@ -83,7 +85,17 @@ def test_shapes_that_cannot_be_are_refused(shape, reason):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ConfigError, match="unknown settings 'slow'; there are: quick, standard, full"):
+    with pytest.raises(ConfigError, match="unknown settings 'slow'; there are: quick, systems, standard, full"):
         make_grid("slow", SHAPE)
     with pytest.raises(ConfigError, match="no parameter 'taw'"):
         Setting("x", "codecsight", "anchors", options=(("taw", 1.0),)).check()
+
+
+def test_other_systems_are_in_the_table():
+    found = {setting.name: setting for setting in make_grid("systems", SHAPE)}
+    assert found["full, cached embeddings"].tower == found["codecsight pruning alone"].tower == "once"
+    assert found["full"].tower == found["codecsight pruning, no cache"].tower == "every window"
+    assert found["codecsight encoded again"].source == "encoded again"
+    assert {found[name].refresh for name in ("cacheblend", "vlcache")} == {"topk_deviation", "first_percent"}
+    parts = {"without vectors", "without dilation", "without exposure", "without anchors' refresh"}
+    assert {f"ours {part}" for part in parts} <= found.keys()

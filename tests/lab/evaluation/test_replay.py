@@ -1,13 +1,16 @@
 """One pass over a video answers what the live path answers, window by window, and full computation is full."""
 
+import math
 from dataclasses import replace
 
+import av
 import pytest
+from av.video.frame import PictureType
 from evaluation_cases import QUESTIONS, SHAPE
 
 from cluster.codec.processor import CodecOptions
 from cluster.errors import SourceError
-from cluster.lab.evaluation.replay import replay
+from cluster.lab.evaluation.replay import _source, replay
 from cluster.lab.evaluation.settings import codecsight, full_computation, ours
 from cluster.lab.report.compare import answer_in_full, prune, sample_clip
 from cluster.types import MICROSECONDS, Question, StreamSpec
@@ -102,7 +105,7 @@ def test_the_engine_keeps_nothing_of_a_video(tiny_engine, runs):
 
 
 def test_settings_of_two_anchor_intervals_take_two_passes(tiny_engine, street):
-    with pytest.raises(ValueError, match="one pass has one rate"):
+    with pytest.raises(ValueError, match="one pass has one rate, one anchor interval and one source"):
         replay(
             tiny_engine,
             street,
@@ -118,3 +121,35 @@ def test_a_truncated_video_says_so_and_leaves_nothing_behind(tiny_engine, street
     with pytest.raises(SourceError):
         replay(tiny_engine, replace(street, path=path), SETTINGS, QUESTIONS)
     assert tiny_engine.memory_bytes() == 0
+
+
+def test_embeddings_that_are_kept_change_the_cost_and_nothing_else(tiny_engine, street):
+    """With the tower once per frame: its FLOPs are those of frames that are new to a window, by hand."""
+    full = full_computation(SHAPE)
+    cached = replace(full, tower="once", role="other")
+    runs = replay(tiny_engine, street, [full, cached], QUESTIONS)
+    whole, kept = runs[full.key].windows, runs[cached.key].windows
+    assert [w.scores for w in whole] == [pytest.approx(w.scores, abs=1e-6) for w in kept]
+    assert [w.llm_flops for w in whole] == [w.llm_flops for w in kept]
+    # 12 frames a window of 6 s at 2 a second, of which the stride of 2 s brings 4.
+    assert [w.tower_flops * 3 for w in kept[1:]] == [w.tower_flops for w in whole[1:]]
+    assert not math.isnan(whole[0].latency_s)
+    assert all(math.isnan(w.latency_s) for w in whole[1:])
+
+
+def test_the_published_input_is_h264_at_the_sampling_rate(street, tmp_path):
+    with _source(street.path, "encoded again", 2.0, 4.0) as path, av.open(str(path)) as video:
+        stream = video.streams.video[0]
+        assert (stream.codec_context.name, stream.average_rate) == ("h264", 2)
+        kinds = [PictureType(picture.pict_type).name for picture in video.decode(stream)]
+    assert len(kinds) == 24
+    assert [place for place, kind in enumerate(kinds) if kind == "I"] == [0, 8, 16]
+    assert set(kinds) == {"I", "P"}
+    assert not path.exists()
+
+
+def test_the_published_input_is_answered_window_by_window(tiny_engine, street):
+    setting = replace(codecsight(SHAPE), source="encoded again")
+    run = replay(tiny_engine, street, [setting], QUESTIONS)[setting.key]
+    assert [(w.start_s, w.end_s) for w in run.windows] == [(0, 6), (2, 8), (4, 10), (6, 12)]
+    assert all(0 < w.kept < w.full for w in run.windows)

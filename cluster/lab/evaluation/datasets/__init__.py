@@ -235,6 +235,6 @@ def _labelled(path: Path, min_seconds: float) -> LabelledVideo:
         name=truth.name,
         events=tuple((event.kind, event.start_s, event.end_s) for event in truth.events),
         kinds=EVENT_KINDS,
-        strata=frozenset(truth.strata),
+        strata=frozenset((*truth.strata, truth.camera.codec)),
         motion=truth.mean_motion,
     )
