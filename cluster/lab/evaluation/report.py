@@ -81,8 +81,8 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """``values``: figure -> number. ``measured``: figures with an interval. ``chosen``: FLOPs limit or "codecsight" (its
-    price) -> setting of ours. ``notes``: how figures were obtained, or why one is missing."""
+    """``values``: figure -> number. ``measured``: figures with an interval. ``chosen``: FLOPs limit, or "codecsight", ->
+    setting of ours. ``notes``: how figures were obtained, or why one is missing."""
 
     values: dict[str, float]
     measured: dict[str, Estimate]
