@@ -81,7 +81,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """``values``: figure -> number. ``measured``: figures with an interval. ``chosen``: FLOPs limit, or "codecsight", ->
+    """``values``: figure -> number. ``measured``: figures with an interval. ``chosen``: FLOPs limit, or "codecsight" ->
     setting of ours. ``notes``: how figures were obtained, or why one is missing."""
 
     values: dict[str, float]
