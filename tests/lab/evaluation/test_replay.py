@@ -1,6 +1,7 @@
 """One pass over a video answers what the live path answers, window by window, and full computation is full."""
 
 import math
+import time
 from dataclasses import replace
 
 import av
@@ -153,3 +154,29 @@ def test_the_published_input_is_answered_window_by_window(tiny_engine, street):
     run = replay(tiny_engine, street, [setting], QUESTIONS)[setting.key]
     assert [(w.start_s, w.end_s) for w in run.windows] == [(0, 6), (2, 8), (4, 10), (6, 12)]
     assert all(0 < w.kept < w.full for w in run.windows)
+
+
+def test_settings_share_the_tower_and_each_pays_for_it(tiny_engine, street):
+    """Three budgets of one pruner: the tower runs for one of them, all count its operations and its time."""
+    settings = [ours(SHAPE, budget) for budget in (0.0, 0.2, 0.4)]
+    calls = []
+    tower = tiny_engine.model.encode
+
+    def counted(frames):
+        calls.append(sum(len(frame.patches) for frame in frames))
+        time.sleep(0.02 * bool(frames))
+        return tower(frames)
+
+    tiny_engine.model.encode = counted
+    try:
+        alone = replay(tiny_engine, street, settings[:1], QUESTIONS)[settings[0].key]
+        once = sum(calls)
+        calls.clear()
+        runs = replay(tiny_engine, street, settings, QUESTIONS)
+    finally:
+        del tiny_engine.model.encode
+    assert sum(calls) == once > 0
+    for setting in settings:
+        assert [w.tower_flops for w in runs[setting.key].windows] == [w.tower_flops for w in alone.windows]
+        assert all(w.latency_s > 0.02 for w in runs[setting.key].windows)
+    assert [w.scores for w in runs[settings[0].key].windows] == [w.scores for w in alone.windows]
