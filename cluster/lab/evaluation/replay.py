@@ -9,7 +9,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from cluster.errors import SourceError
 from cluster.lab.evaluation.datasets import LabelledVideo
 from cluster.lab.evaluation.results import VideoRun, WindowResult
 from cluster.lab.evaluation.settings import Setting
-from cluster.lab.evaluation.tower_cache import TowerCache
+from cluster.lab.evaluation.towers import SimilarityReuse, TowerCache
 from cluster.lab.report.compare import video_samples
 from cluster.lab.scenes.encode import VideoEncoding, write_video
 from cluster.models.base import PatchBatch
@@ -204,6 +204,7 @@ class _SettingStream:
         self.setting = setting
         self.spec = spec
         self.windows: list[WindowResult] = []
+        self._reuse = None if setting.similarity is None else SimilarityReuse(engine.model, setting.similarity)
         # Start of the video, and of the stream since its last restart; microseconds.
         self._begin: int | None = None
         self._origin = 0
@@ -238,7 +239,8 @@ class _SettingStream:
     def _step(self, request: WindowRequest) -> WindowResult | None:
         self.tower.saved_s = 0.0
         began = time.perf_counter()
-        answers = self.engine.step([request])
+        with self._reuse(self.tower) if self._reuse else nullcontext():
+            answers = self.engine.step([request])
         latency_s = time.perf_counter() - began
         if not answers or self._begin is None:
             return None
@@ -247,6 +249,8 @@ class _SettingStream:
         if self.setting.tower == "every window":
             tower_flops, tower_s = self._tower_cost(request, timed=not self.windows)
             latency_s += tower_s - stats.timing.vision_s
+        elif self._reuse:
+            tower_flops, self._reuse.flops = self._reuse.flops, 0
         else:
             latency_s += self.tower.saved_s
         return WindowResult(

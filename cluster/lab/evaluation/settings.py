@@ -18,6 +18,7 @@ STRIDES = (0.1, 0.2, 0.3, 0.5, 1.0)
 TAUS = (0.25, 0.5, 1.0, 2.0, 5.0)
 MARGINS = (2.0, 3.0, 4.5, 7.0, 10.0, 14.0)
 ANCHOR_INTERVALS = (2.0, 4.0, 8.0, 16.0)
+SIMILARITIES = (0.9, 0.97)
 # Above every share and every movement: switches a cue off.
 NEVER = 1e9
 
@@ -47,6 +48,7 @@ class Setting:
     * ``budget``: share of the overlap's tokens to recompute, ``None`` for the refresh policy's default
     * ``role``: part in the figures; ``sweep``: curve and position of a sweep's point
     * ``tower``: a frame's kept patches go through the tower once, or again in every window that shows it
+    * ``similarity``: of patches whose token is reused from an earlier frame instead (see ``SimilarityReuse``)
     * ``source``: the camera's own stream, or what CodecSight's paper feeds its rule: the same video encoded again as
       H.264 at the sampling rate, with a GOP of the anchor interval
     """
@@ -60,6 +62,7 @@ class Setting:
     role: Role = "other"
     sweep: tuple[str, float] | None = None
     tower: Literal["once", "every window"] = "once"
+    similarity: float | None = None
     source: Literal["camera", "encoded again"] = "camera"
 
     @property
@@ -72,6 +75,7 @@ class Setting:
             "budget": self.budget,
             **asdict(self.shape),
             "tower": self.tower,
+            "similarity": self.similarity,
             "source": self.source,
         }
         return json.dumps(identity, separators=(",", ":"))
@@ -120,7 +124,7 @@ def quick_grid(shape: WindowShape) -> list[Setting]:
 
 def systems_grid(shape: WindowShape) -> list[Setting]:
     """``quick_grid`` and other systems: caches of embeddings alone, CodecSight on what its paper feeds it, CacheBlend,
-    VLCache (with a linear profile of layers), and what each part of ours brings."""
+    VLCache (with a linear profile of layers), Déjà Vu's reuse in the tower, and what each part of ours brings."""
     published, cut = codecsight(shape), replace(shape, anchor_interval_s=shape.anchor_interval_s / 4)
     uncached = Setting("codecsight pruning, no cache", "codecsight", "all", shape=shape, tower="every window")
     parts: dict[str, dict[str, float]] = {
@@ -133,6 +137,7 @@ def systems_grid(shape: WindowShape) -> list[Setting]:
         Setting("full, cached embeddings", "none", "all", shape=shape),
         uncached,
         replace(published, name="codecsight encoded again", source="encoded again"),
+        *(Setting(f"déjà vu {share:g}", "none", "all", shape=shape, similarity=share) for share in SIMILARITIES),
         Setting("cacheblend", "none", "topk_deviation", shape=shape),
         Setting("vlcache", "none", "first_percent", shape=shape),
         *(replace(ours(cut, 0.1, options), name=f"ours {name}", role="other") for name, options in parts.items()),

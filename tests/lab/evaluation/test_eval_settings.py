@@ -67,6 +67,7 @@ def test_a_key_is_what_results_depend_on_and_not_the_name():
         replace(setting, shape=replace(SHAPE, anchor_interval_s=4.0)),
         replace(setting, tower="every window"),
         replace(setting, source="encoded again"),
+        replace(setting, similarity=0.9),
     ]
     assert len({each.key for each in changed} | {setting.key}) == len(changed) + 1
 
@@ -97,5 +98,6 @@ def test_other_systems_are_in_the_table():
     assert found["full"].tower == found["codecsight pruning, no cache"].tower == "every window"
     assert found["codecsight encoded again"].source == "encoded again"
     assert {found[name].refresh for name in ("cacheblend", "vlcache")} == {"topk_deviation", "first_percent"}
+    assert found["déjà vu 0.9"].similarity == 0.9
     parts = {"without vectors", "without dilation", "without exposure", "without anchors' refresh"}
     assert {f"ours {part}" for part in parts} <= found.keys()

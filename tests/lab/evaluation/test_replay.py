@@ -5,15 +5,21 @@ import time
 from dataclasses import replace
 
 import av
+import numpy as np
 import pytest
+import torch
 from av.video.frame import PictureType
 from evaluation_cases import QUESTIONS, SHAPE
 
 from cluster.codec.processor import CodecOptions
+from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.stream import StreamFrame
 from cluster.errors import SourceError
 from cluster.lab.evaluation.replay import _source, replay
 from cluster.lab.evaluation.settings import codecsight, full_computation, ours
+from cluster.lab.evaluation.towers import SimilarityReuse, TowerCache
 from cluster.lab.report.compare import answer_in_full, prune, sample_clip
+from cluster.models.base import PatchBatch
 from cluster.types import MICROSECONDS, Question, StreamSpec
 from cluster.vision import make_pruner
 
@@ -180,3 +186,54 @@ def test_settings_share_the_tower_and_each_pays_for_it(tiny_engine, street):
         assert [w.tower_flops for w in runs[setting.key].windows] == [w.tower_flops for w in alone.windows]
         assert all(w.latency_s > 0.02 for w in runs[setting.key].windows)
     assert [w.scores for w in runs[settings[0].key].windows] == [w.scores for w in alone.windows]
+
+
+def test_similar_patches_are_reused_and_the_others_computed(tiny_engine, street):
+    """By brute force: tokens of frames whose changed groups alone were encoded, the rest as they last were."""
+    model = tiny_engine.model
+    frames = [patch_batch(StreamFrame.of(sample)) for sample in _whole(tiny_engine, street)[:6]]
+    reuse, cache = SimilarityReuse(model, 0.999), TowerCache(model)
+    with reuse(cache):
+        found = model.encode(frames[:3]) + model.encode(frames[3:])
+    mean, std = (np.array(each, np.float64)[:, None, None] for each in (model.mean, model.std))
+    shown, tokens, flops = None, None, 0
+    for frame, given in zip(frames, found, strict=True):
+        groups = (frame.patches.numpy().reshape(len(frame.cells), -1, *frame.patches.shape[2:]) / 255 - mean) / std
+        groups = groups.reshape(len(frame.cells), -1)
+        if shown is None:
+            changed = np.ones(len(groups), bool)
+            shown, tokens = groups.copy(), [None] * len(groups)
+        else:
+            dot = (groups * shown).sum(1)
+            changed = dot / np.linalg.norm(groups, axis=1) / np.linalg.norm(shown, axis=1) < 0.999
+        if changed.any():
+            rows = torch.from_numpy(changed)
+            patches = frame.patches.reshape(len(frame.cells), frame.grid.merge**2, *frame.patches.shape[1:])
+            part = PatchBatch(patches[rows].flatten(0, 1), frame.cells[rows], frame.grid)
+            (encoded,) = cache.tower([part])
+            flops += model.tower_flops([part])
+            for place, token in zip(np.flatnonzero(changed), encoded.embeds, strict=True):
+                shown[place], tokens[place] = groups[place], token
+        assert torch.equal(given.embeds, torch.stack(tokens))
+        assert torch.equal(given.cells, frame.cells)
+    assert reuse.flops == flops
+    assert model.tower_flops(frames[:1]) < flops < model.tower_flops(frames)
+
+
+def test_similarity_of_one_is_full_computation(tiny_engine, street):
+    """Nothing is as similar as itself: noise is encoded again, and scores are those of whole frames."""
+    full = replace(full_computation(SHAPE), tower="once", role="other")
+    setting = replace(full, similarity=1.1)
+    runs = replay(tiny_engine, street, [full, setting], QUESTIONS)
+    assert [w.scores for w in runs[setting.key].windows] == [
+        pytest.approx(w.scores, abs=1e-6) for w in runs[full.key].windows
+    ]
+    assert [w.flops for w in runs[setting.key].windows] == [w.flops for w in runs[full.key].windows]
+    reused = replay(tiny_engine, street, [replace(full, similarity=0.9)], QUESTIONS)
+    (run,) = reused.values()
+    assert 0 < sum(w.tower_flops for w in run.windows) < sum(w.tower_flops for w in runs[full.key].windows) / 2
+
+
+def _whole(engine, street):
+    found = sample_clip(street.path, engine.geometry, CodecOptions(anchor_interval_s=4), seconds=6)
+    return [sample for sample, _ in prune(found, "street", make_pruner("none"))]
