@@ -59,14 +59,14 @@ class FrameTokens:
     embeds: Tensor
     cells: Tensor
     grid: PatchGrid
-    # Asked for hundreds of times per window.
-    _count: int = field(init=False, repr=False)
+    # Its length, which is asked for hundreds of times per window.
+    count: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_count", int(self.embeds.shape[0]))
+        object.__setattr__(self, "count", int(self.embeds.shape[0]))
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,10 @@ class WindowPositions:
 
 
 @functools.cache
-def _text_cells(count: int) -> Tensor:
-    """Cells ``[count, 2]`` of a frame's text."""
-    return torch.stack((torch.full((count,), -1), torch.arange(count)), dim=1)
+def _text_cells(before: int, after: int) -> tuple[Tensor, Tensor]:
+    """Cells ``[n, 2]`` of the text before and behind a frame."""
+    head, tail = torch.split(torch.arange(before + after), [before, after])
+    return F.pad(head[:, None], (1, 0), value=-1), F.pad(tail[:, None], (1, 0), value=-1)
 
 
 class VisionLanguageModel(ABC):
@@ -180,40 +181,34 @@ class VisionLanguageModel(ABC):
         Frames never attend to each other. With every patch kept the result equals the transformers tower. A frame
         without patches gives a ``FrameTokens`` of length 0 (without text).
         """
-        kept = [frame for frame in frames if len(frame.cells)]
+        kept = [frame for frame in frames if frame.cells.shape[0]]
         visual = [tokens for part in self._parts(kept) for tokens in self._encode_kept(part)]
         texts = [self._frame_text(frame) for frame in kept]
         text = self.embed(torch.tensor([i for before, after in texts for i in (*before, *after)], dtype=torch.int64))
-        sources: list[Tensor] = []
-        targets: list[Tensor] = []
-        done = []
-        first = 0
-        for frame, seen, (before, after) in zip(kept, visual, texts, strict=True):
-            start, stop = len(before), len(before) + seen.shape[0]
-            embeds = torch.empty(stop + len(after), text.shape[1], dtype=text.dtype, device=text.device)
-            sources.append(seen)
-            targets.append(embeds[start:stop])
-            cells = frame.cells
-            if before or after:
-                between, first = first + start, first + start + len(after)
-                sources += (text[between - start : between], text[between:first])
-                targets += (embeds[:start], embeds[stop:])
-                around = _text_cells(start + len(after))
-                cells = torch.cat((around[:start], cells, around[start:]))
-            done.append(FrameTokens(embeds, cells, frame.grid))
-        # In one launch, to memory of each frame's own: a view would keep the whole call's alive.
-        if targets:
-            torch._foreach_copy_(targets, sources)
+        sources, cells = visual, [frame.cells for frame in kept]
+        if len(text):
+            around = iter(torch.split(text, [len(part) for both in texts for part in both]))
+            whole = torch.cat([part for seen in visual for part in (next(around), seen, next(around))])
+            heads, tails = zip(*(_text_cells(len(before), len(after)) for before, after in texts), strict=True)
+            counts = [sum(part.shape[0] for part in parts) for parts in zip(heads, cells, tails, strict=True)]
+            placed = torch.cat([part for parts in zip(heads, cells, tails, strict=True) for part in parts])
+            cells, sources = list(torch.split(placed, counts)), list(torch.split(whole, counts))
+        # Memory of each frame's own: a view would keep the whole call's alive, which matters little for cells.
+        own = [torch.empty(each.shape, dtype=text.dtype, device=text.device) for each in sources]
+        if own:
+            torch._foreach_copy_(own, sources)
+        done = (FrameTokens(a, b, frame.grid) for a, b, frame in zip(own, cells, kept, strict=True))
         nothing = text[:0].clone()
-        found = iter(done)
-        return [next(found) if len(frame.cells) else FrameTokens(nothing, frame.cells, frame.grid) for frame in frames]
+        return [
+            next(done) if frame.cells.shape[0] else FrameTokens(nothing, frame.cells, frame.grid) for frame in frames
+        ]
 
     def _parts(self, frames: Sequence[PatchBatch]) -> list[list[PatchBatch]]:
         limit = PATCHES_PER_PASS.get(self.device.type, PATCHES_PER_PASS["cuda"])
         parts: list[list[PatchBatch]] = []
         room = 0
         for frame in frames:
-            count = len(frame.patches)
+            count = frame.patches.shape[0]
             if count > room:
                 parts.append([])
                 room = limit

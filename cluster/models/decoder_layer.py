@@ -32,8 +32,8 @@ class DecoderLayer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._before, self._after = layer.input_layernorm, layer.post_attention_layernorm
-        self._project = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._expand = _joined([mlp.gate_proj, mlp.up_proj])
+        self._project = joined_linear([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._expand = joined_linear([mlp.gate_proj, mlp.up_proj])
         self._out, self._down, self._activation = attention.o_proj, mlp.down_proj, mlp.act_fn
         self._size, self._scale = int(attention.head_dim), float(attention.scaling)
         self._heads = attention.q_proj.out_features // self._size
@@ -87,7 +87,7 @@ def _added(hidden: Tensor, linear: Any, x: Tensor) -> Tensor:
     return added
 
 
-def _joined(linears: Sequence[Any]) -> Callable[[Tensor], Tensor]:
+def joined_linear(linears: Sequence[Any]) -> Callable[[Tensor], Tensor]:
     """Outputs of these layers side by side, of one product where they are not quantised."""
     if any(type(each) is not nn.Linear for each in linears):
         return lambda x: torch.cat([each(x) for each in linears], -1)

@@ -22,7 +22,8 @@ from cluster.models.checkpoint import (
     normalise,
     preset_tokenizer,
 )
-from cluster.models.packed_attention import PACKED, SequencePacking, prepend_token
+from cluster.models.decoder_layer import joined_linear
+from cluster.models.packed_attention import SequencePacking, attend, prepend_token
 from cluster.models.sequential import SequentialFrames
 from cluster.types import PatchGeometry
 
@@ -42,7 +43,6 @@ class InternVL(SequentialFrames):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         self._tower: Any = self.model.model.vision_tower
-        self._tower.config._attn_implementation = PACKED
 
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
         config, vision = checkpoint.model.config, checkpoint.model.config.vision_config
@@ -84,7 +84,8 @@ class InternVL(SequentialFrames):
         """See the base. Each frame is its class token and its kept patches, with the position embeddings of their
         cells; linear layers run over all frames at once."""
         embeddings, unit = self._tower.embeddings, self.geometry.merge**2
-        counts = [len(frame.cells) * unit for frame in frames]
+        cells = [frame.cells.shape[0] for frame in frames]
+        counts = [count * unit for count in cells]
         packing = SequencePacking.of([1 + count for count in counts], self.device, self.dtype)
         hidden = self._embed_patches(self._upload(frames))
         first = embeddings.cls_token[0, 0]
@@ -94,18 +95,15 @@ class InternVL(SequentialFrames):
             hidden, first = hidden + table[place.to(self.device)], first + table[0]
         hidden, rows = prepend_token(hidden, first, counts)
 
-        hidden = self._run_layers(hidden[None], packing)[0][rows]
+        hidden = self._run_layers(hidden, packing)[rows]
         # A group's patches are row-major, which is the channel order of InternVL's pixel shuffle.
         merged = self.model.model.multi_modal_projector(hidden.reshape(-1, unit * hidden.shape[-1]))
-        return list(torch.split(merged.to(self.dtype), [len(frame.cells) for frame in frames]))
+        return list(torch.split(merged.to(self.dtype), cells))
 
     def _run_layers(self, hidden: Tensor, packing: SequencePacking) -> Tensor:
-        """``hidden [1, n, D]`` through the tower, to the layer whose features the checkpoint uses."""
-        # transformers' layer passes nothing on to its attention, so its two residual lines stand here.
-        for layer in self._tower.encoder.layer[: self._depth]:
-            attended, _ = layer.attention(layer.layernorm_before(hidden), packing=packing)
-            hidden = hidden + layer.lambda_1 * attended
-            hidden = hidden + layer.lambda_2 * layer.mlp(layer.layernorm_after(hidden))
+        """``hidden [n, D]`` through the tower, to the layer whose features the checkpoint uses."""
+        for layer in self._tower_layers:
+            hidden = layer(hidden, packing)
         normed: Tensor = self._tower.layernorm(hidden) if self._feature_layer == -1 else hidden
         return normed
 
@@ -113,7 +111,11 @@ class InternVL(SequentialFrames):
     def _feature_layer(self) -> int:
         return int(self.model.config.vision_feature_layer)
 
-    @property
+    @cached_property
+    def _tower_layers(self) -> list[_TowerLayer]:
+        return [_TowerLayer(layer) for layer in self._tower.encoder.layer[: self._depth]]
+
+    @cached_property
     def _depth(self) -> int:
         """Layers to run: feature 0 is the embedding, feature i the output of the i-th layer, -1 the last."""
         layer, layers = self._feature_layer, len(self._tower.encoder.layer)
@@ -143,18 +145,41 @@ class InternVL(SequentialFrames):
         """See the base: linear layers and attention products of kept patches and one class token per frame."""
         counts = [count for count in patch_counts(frames) if count]
         patches = sum(counts)
-        embedding, layers, projector = self._tower_weights
-        pairs = self._depth * sum((1 + count) ** 2 for count in counts)
+        embedding, layers, projector, width = self._tower_weights
+        pairs = sum((1 + count) ** 2 for count in counts)
         return int(
             2 * patches * embedding
             + 2 * (patches + len(counts)) * layers
             + 2 * patches // self.geometry.merge**2 * projector
-            + 4 * self._tower.config.hidden_size * pairs
+            + 4 * width * pairs
         )
 
     @cached_property
-    def _tower_weights(self) -> tuple[int, int, int]:
-        """Weights of patch embedding, layers and projector."""
+    def _tower_weights(self) -> tuple[int, int, int, int]:
+        """Weights of patch embedding, layers and projector; widths of all layers together."""
         embedding = self._tower.embeddings.patch_embeddings.projection.weight.numel()
         layers = sum(linear_weights(layer) for layer in self._tower.encoder.layer[: self._depth])
-        return embedding, layers, linear_weights(self.model.model.multi_modal_projector)
+        width = self._depth * self._tower.config.hidden_size
+        return embedding, layers, linear_weights(self.model.model.multi_modal_projector), width
+
+
+class _TowerLayer:
+    """A layer of the tower over its checkpoint's weights; transformers' own passes no packing to its attention."""
+
+    def __init__(self, layer: Any) -> None:
+        attention = layer.attention
+        self._layer, self._heads, self._scale = layer, int(attention.num_heads), float(attention.scale)
+        self._project = joined_linear([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._norms = (attention.q_norm, attention.k_norm) if attention.config.use_qk_norm else None
+        self._out = attention.projection_layer
+
+    def __call__(self, hidden: Tensor, packing: SequencePacking) -> Tensor:
+        """``hidden [n, D]`` after the layer."""
+        layer = self._layer
+        query, key, value = self._project(layer.layernorm_before(hidden)).chunk(3, 1)
+        if self._norms is not None:
+            query, key = self._norms[0](query), self._norms[1](key)
+        query, key, value = (part.view(len(hidden), self._heads, -1) for part in (query, key, value))
+        attended = self._out(attend(packing, query, key, value, self._scale).flatten(1))
+        hidden = torch.addcmul(hidden, layer.lambda_1, attended)
+        return torch.addcmul(hidden, layer.lambda_2, layer.mlp(layer.layernorm_after(hidden)))

@@ -66,18 +66,22 @@ def packed_attention(
     packing = packing or attention_mask
     assert packing is not None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return attend(packing, q, k, v, scaling)[None], None
+
+
+def attend(packing: SequencePacking, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+    """``[n, h, d]`` each -> ``[n, h, d]``."""
     if not packing.batches:
         ends, longest = packing.cu_seqlens, packing.longest
-        attended: Any = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling)
-        return attended[None], None
+        attended: Tensor = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling)  # type: ignore[assignment]
+        return attended
     if len(packing.batches) == 1:
         shape = (*packing.batches[0].shape, *q.shape[1:])
-        attended = _attend(q.reshape(shape), k.reshape(shape), v.reshape(shape), scaling)
-        return attended.reshape(1, *q.shape), None
-    output = torch.empty_like(q)
+        return _attend(q.reshape(shape), k.reshape(shape), v.reshape(shape), scaling).reshape(q.shape)
+    output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for index in packing.batches:
         output[index] = _attend(q[index], k[index], v[index], scaling)
-    return output[None], None
+    return output
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:

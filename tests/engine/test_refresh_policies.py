@@ -36,14 +36,10 @@ def context(
         frame=frame,
         offset=offset,
         frame_tokens=np.repeat(counts, counts),
-        cells=np.stack([offset, offset], axis=1),
         anchor=anchor,
-        complete=anchor,
-        activity=np.full(count, 0.5, np.float32),
         age=np.ones(count, np.int64),
         context=np.arange(count) + lost,
         lost=np.full(count, lost),
-        shift_s=np.full(count, 8.0, np.float32),
     )
 
 

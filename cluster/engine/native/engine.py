@@ -327,7 +327,6 @@ class NativeEngine(WindowedEngine):
                 each.stream.waiting_rows = 0
                 del self._ready[each.request.stream]
             each.frames = each.frames[:fitting]
-            each.encoded = sum(frame.size for frame in each.frames if frame.tokens is None)
             if each.frames:
                 work.append(each)
             if taken >= most:
@@ -349,7 +348,7 @@ class NativeEngine(WindowedEngine):
             return None
         frames = stream.window_frames(clock.start, clock.end)
         request = WindowRequest(stream.spec.stream, clock.number, clock.start, clock.end, 0.0)
-        return WindowWork(stream, request, frames, 0) if frames else None
+        return WindowWork(stream, request, frames) if frames else None
 
     def _rows(self, frame: StreamFrame) -> int:
         return 0 if frame.has_kv or not frame.size else frame.size + self._frame_text

@@ -22,7 +22,15 @@ from cluster.engine.window.planner import (
 )
 from cluster.engine.window.refresh.base import Selection
 from cluster.engine.window.refresh.context import choose_refreshed
-from cluster.engine.window.stream import Stream, StreamFrame, WindowProgress, encoded_tokens, per_frame, place_frames
+from cluster.engine.window.stream import (
+    Stream,
+    StreamFrame,
+    WindowProgress,
+    encoded_tokens,
+    per_frame,
+    place_frames,
+    token_counts,
+)
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Question, WindowRequest
 
@@ -131,9 +139,8 @@ def plan_window(
         CapacityError: the pool is full.
     """
     stream.drop_frames(stream.frames.index(frames[0]))
-    tokens = [encoded_tokens(frame) for frame in frames]
-    visual = sum(map(len, tokens))
-    cached = sum(len(held) for held, frame in zip(tokens, frames, strict=True) if frame.has_kv)
+    visual = sum(token_counts(frames))
+    cached = sum(token_counts([frame for frame in frames if frame.computed is not None]))
     tails = question_tails(len(system) + visual, [len(p) for p in prompts], [p.reserved for p in prompts])
     slots = tails[-1].stop if tails else len(system) + visual
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -141,13 +141,12 @@ class SimulatedEngine(WindowedEngine):
         self._streams[sample.stream].frames[-1].patches = None
         return closed
 
-    def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
+    def _encode_frames(self, frames: Sequence[StreamFrame]) -> list[int]:
         """Mark pending frames as encoded. Text around frames is not counted."""
         for frame in frames:
-            if frame.tokens is None:
-                cells = frame_cells(frame)
-                frame.tokens = FrameTokens(torch.zeros(len(cells), 0), cells, frame.grid)
-        return {}
+            cells = frame_cells(frame)
+            frame.tokens = FrameTokens(torch.zeros(len(cells), 0), cells, frame.grid)
+        return [0] * len(frames)
 
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         started = time.monotonic()

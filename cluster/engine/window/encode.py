@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,18 +20,17 @@ def patch_batch(frame: StreamFrame) -> PatchBatch:
 def frame_cells(frame: StreamFrame) -> Tensor:
     """Kept cells ``[t, 2]`` int64 of a frame on the merged grid, row-major."""
     merge = frame.grid.merge
-    return torch.from_numpy(np.argwhere(frame.mask[::merge, ::merge]))
+    return torch.from_numpy(frame.mask[::merge, ::merge]).nonzero()
 
 
-def encode_pending(model: VisionLanguageModel, frames: Iterable[StreamFrame]) -> dict[int, int]:
-    """Encode those of ``frames`` that still hold patches, and free the patches; in halves where memory runs out.
+def encode_pending(model: VisionLanguageModel, pending: Sequence[StreamFrame]) -> list[int]:
+    """Encode frames that still hold patches, and free the patches; in halves where memory runs out.
 
-    Returns the tower's FLOPs per frame, by ``id(frame)``.
+    Returns the tower's FLOPs of each frame.
 
     Raises:
         torch.OutOfMemoryError: not even one frame fits.
     """
-    pending = [frame for frame in frames if frame.tokens is None]
     batches = [patch_batch(frame) for frame in pending]
     try:
         encoded = model.encode(batches)
@@ -40,10 +38,8 @@ def encode_pending(model: VisionLanguageModel, frames: Iterable[StreamFrame]) ->
         half = len(pending) // 2
         if not half:
             raise
-        return encode_pending(model, pending[:half]) | encode_pending(model, pending[half:])
-    flops: dict[int, int] = {}
-    for frame, batch, tokens in zip(pending, batches, encoded, strict=True):
+        return [*encode_pending(model, pending[:half]), *encode_pending(model, pending[half:])]
+    for frame, tokens in zip(pending, encoded, strict=True):
         frame.tokens = tokens
         frame.patches = None
-        flops[id(frame)] = model.tower_flops([batch])
-    return flops
+    return [model.tower_flops([batch]) for batch in batches]

@@ -18,6 +18,7 @@ from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid
 
 INVALID = -1
 """Window of a token whose KV cannot be used."""
+_ZERO = np.zeros(1, np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -29,9 +30,10 @@ class StreamFrame:
     * ``patches``: uint8 as in ``FrameSample``, ``None`` once encoded
     * ``first``: number of its first token among all tokens of the stream that ever got KV
     * ``positions`` ``[3, t]`` int64 of its tokens in the stream's own time, once a window needs them
-    * ``computed`` ``[3, t]``, ``None`` without KV: per token the window it was last computed in, the number of that
-      window's first token, and that window's opening (pts)
+    * ``computed`` ``[2, t]``, ``None`` without KV: per token the window it was last computed in, and the number of that
+      window's first token
     * ``content``: digest of ``tokens``; "" until needed
+    * ``window_time``: see :func:`~cluster.engine.window.windows.window_time`
     """
 
     index: int
@@ -51,6 +53,7 @@ class StreamFrame:
     positions: torch.Tensor | None = None
     computed: IntArray | None = None
     content: str = ""
+    window_time: int = field(init=False)
 
     @classmethod
     def of(cls, sample: FrameSample, *, time_s: float = 0.0, slot: int = 0) -> StreamFrame:
@@ -69,9 +72,8 @@ class StreamFrame:
             slot=slot,
         )
 
-    @property
-    def window_time(self) -> int:
-        return window_time(self)
+    def __post_init__(self) -> None:
+        self.window_time = window_time(self)
 
     @property
     def moving(self) -> bool:
@@ -237,9 +239,9 @@ class Stream:
         for frame in frames:
             if frame.computed is None:
                 count = len(encoded_tokens(frame))
-                frame.first, frame.computed = self.next_token, np.zeros((3, count), np.int64)
+                frame.first, frame.computed = self.next_token, np.zeros((2, count), np.int64)
                 self.next_token += count
-        context = np.array([[window], [frames[0].first], [frames[0].pts]])
+        context = np.array([[window], [frames[0].first]])
         for frame, tokens in per_frame(frames, computed):
             assert frame.computed is not None
             frame.computed[:, tokens] = context
@@ -255,7 +257,7 @@ class Stream:
         """Drop the oldest ``count`` frames and their KV."""
         gone, self.frames = self.frames[:count], self.frames[count:]
         self._emit_kv(gone)
-        self.kv.drop_slots(sum(len(frame.tokens) for frame in gone if frame.has_kv and frame.tokens is not None))
+        self.kv.drop_slots(sum(token_counts([frame for frame in gone if frame.has_kv])))
         moving = [frame.window_time for frame in gone if frame.moving]
         if moving:
             self.last_motion_dropped = moving[-1]
@@ -310,7 +312,7 @@ class Stream:
     def discard_unfinished(self) -> None:
         """Give back the slots of a pass: scratch, and those of new tokens that it did not finish."""
         self.kv.release_scratch()
-        finished = sum(len(encoded_tokens(frame)) for frame in self.frames if frame.has_kv)
+        finished = sum(token_counts([frame for frame in self.frames if frame.computed is not None]))
         if len(self.kv) > finished:
             self.kv.resize(finished)
 
@@ -383,10 +385,15 @@ def encoded_tokens(frame: StreamFrame) -> FrameTokens:
 
 def per_frame(frames: Sequence[StreamFrame], tokens: BoolArray) -> Iterator[tuple[StreamFrame, BoolArray]]:
     """The frames that have any of ``tokens [t]``, with theirs."""
-    ends = np.cumsum([0, *(len(encoded_tokens(frame)) for frame in frames)])
-    counted = np.concatenate(([0], np.cumsum(tokens)))
-    for index in np.flatnonzero(np.diff(counted[ends])).tolist():
+    ends = [0, *np.cumsum(token_counts(frames)).tolist()]
+    counted = np.concatenate((_ZERO, np.cumsum(tokens)))[ends]
+    for index in np.flatnonzero(counted[1:] != counted[:-1]).tolist():
         yield frames[index], tokens[ends[index] : ends[index + 1]]
+
+
+def token_counts(frames: Sequence[StreamFrame]) -> list[int]:
+    """Tokens of each encoded frame."""
+    return [frame.tokens.count for frame in frames if frame.tokens is not None]
 
 
 def own_positions(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> torch.Tensor:

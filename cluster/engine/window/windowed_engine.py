@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -80,12 +81,12 @@ class StepStats:
 
 @dataclass(slots=True, eq=False)
 class WindowWork:
-    """A window within a step; ``encoded``: visual tokens still to be encoded."""
+    """A window within a step; ``encoded``: visual tokens that were encoded for it."""
 
     stream: Stream
     request: WindowRequest
     frames: list[StreamFrame]
-    encoded: int
+    encoded: int = 0
     tower_flops: int = 0
 
 
@@ -132,8 +133,8 @@ class WindowedEngine(ABC):
         """Compute a batch of windows, one per stream; returns results and the seconds of tower, planning and language
         model."""
 
-    def _encode_frames(self, frames: Sequence[StreamFrame]) -> Mapping[int, int]:
-        """Encode pending frames; FLOPs by the id of the frame."""
+    def _encode_frames(self, frames: Sequence[StreamFrame]) -> Sequence[int]:
+        """Encode pending frames; FLOPs of each."""
         return encode_pending(self.model, frames)
 
     def _stream_kv(self) -> StreamKV:
@@ -266,8 +267,7 @@ class WindowedEngine(ABC):
                 stream.counters.gated += 1
                 answers[request.stream] = self._repeat(last, request, frames, started)
             elif frames:
-                pending = sum(frame.size for frame in frames if frame.tokens is None)
-                work.append(WindowWork(stream, request, frames, pending))
+                work.append(WindowWork(stream, request, frames))
         try:
             computed, seconds = self._compute(work) if work else ([], (0.0, 0.0, 0.0))
         except BaseException:
@@ -285,13 +285,13 @@ class WindowedEngine(ABC):
         return [answer for request in requests for answer in answers.get(request.stream, [])]
 
     def _encode(self, work: Sequence[WindowWork]) -> None:
-        frames = [frame for each in work for frame in each.frames]
-        flops = self._encode_frames(frames)
-        for each in work:
-            each.tower_flops += sum(flops.get(id(frame), 0) for frame in each.frames)
-        text = [len(frame.tokens) - frame.size for frame in frames if frame.tokens is not None and frame.size]
-        if text:
-            self._frame_text = text[0]
+        pending = [[frame for frame in each.frames if frame.tokens is None] for each in work]
+        flops = iter(self._encode_frames([frame for frames in pending for frame in frames]))
+        for each, frames in zip(work, pending, strict=True):
+            each.tower_flops += sum(itertools.islice(flops, len(frames)))
+            each.encoded += sum(frame.size for frame in frames)
+            text = next((len(frame.tokens) - frame.size for frame in frames if frame.tokens and frame.size), None)
+            self._frame_text = self._frame_text if text is None else text
 
     def _answer(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> list[Answer]:
         """Create the answers of a computed window and record it as the stream's last one."""
@@ -320,7 +320,8 @@ class WindowedEngine(ABC):
 
     def _full(self, frames: Sequence[StreamFrame]) -> int:
         """Tokens of these frames without pruning."""
-        return sum(frame.grid.tokens + self._frame_text for frame in frames)
+        # Those of a window have one grid.
+        return len(frames) * (frames[0].grid.tokens + self._frame_text) if frames else 0
 
     def _repeat(
         self, last: LastWindow, request: WindowRequest, frames: Sequence[StreamFrame], started: float

@@ -61,13 +61,13 @@ class SlotsKernel(Kernel[SlotTables]):
 
 def visible_slots(runs: Sequence[Run]) -> IntArray:
     """``prefix, tail, stop`` of each row ``[n, 3]``; rows that see one stretch have an empty tail."""
-    parts = [np.zeros((0, 3), np.int64)]
-    for run in runs:
-        stop = np.arange(run.stop - run.count + 1, run.stop + 1)
-        joined = run.prefix == run.tail
-        part = (stop, 0, 0) if joined else (run.prefix, run.tail, stop)
-        parts.append(np.stack(np.broadcast_arrays(*part), axis=1))
-    return np.concatenate(parts)
+    counts = [run.count for run in runs]
+    # Of each run: whether it sees one stretch, its two constants, and its last row's stop less its rows.
+    of_run = [(run.prefix == run.tail, run.prefix, run.tail, run.stop - run.count) for run in runs]
+    joined, prefix, tail, before = np.array(of_run, np.int64).reshape(-1, 4).repeat(counts, axis=0).T
+    first = np.repeat(np.cumsum(counts, dtype=np.int64) - counts, counts)
+    stop = before + np.arange(1, len(first) + 1) - first
+    return np.stack((np.where(joined, stop, prefix), np.where(joined, 0, tail), np.where(joined, 0, stop)), axis=1)
 
 
 def _blocks(seen: IntArray, first: int, start: int) -> IntArray:

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from torch import Tensor
 
-from cluster.engine.window.planner import BoolArray, FloatArray, IntArray
+from cluster.engine.window.planner import BoolArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,11 +22,9 @@ class RefreshContext:
     """Features of the ``n`` overlap tokens, in time order; arrays are ``[n]`` unless stated.
 
     * ``frame``: the token's frame, counted from the window's first; ``offset``: its place among that frame's tokens
-    * ``frame_tokens``: how many tokens that frame has; ``cells`` ``[n, 2]``: (row, col), (-1, k) for text
-    * ``anchor``, ``complete``, ``activity``: of its frame (see ``FrameSample``)
+    * ``frame_tokens``: how many tokens that frame has; ``anchor``: whether it is one
     * ``age``: windows since its KV was computed, at least 1
     * ``context``: visual tokens before it when its KV was computed; ``lost``: how many of them have left the window
-    * ``shift_s``: seconds the window's opening has moved since its KV was computed
     * ``system``: tokens of the system prompt, which never leave; ``layers``: of the language model
     * ``budget``: tokens to compute, ``None`` for the policy's natural amount
     """
@@ -39,14 +37,10 @@ class RefreshContext:
     frame: IntArray
     offset: IntArray
     frame_tokens: IntArray
-    cells: IntArray
     anchor: BoolArray
-    complete: BoolArray
-    activity: FloatArray
     age: IntArray
     context: IntArray
     lost: IntArray
-    shift_s: FloatArray
 
     def __len__(self) -> int:
         return len(self.frame)
