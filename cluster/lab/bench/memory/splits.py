@@ -69,12 +69,10 @@ class _Run:
         table = self.organiser.table
         eager = not self.organiser.defer
 
-        def members(cluster: int) -> Tensor | None:
-            if eager or int(table.uid[cluster]) in self.resident:
-                return self.key[table.members(cluster)]
-            return None
+        def at_hand(clusters: Tensor) -> Tensor:
+            return torch.tensor([eager or uid in self.resident for uid in table.uid[clusters].tolist()])
 
-        self.organiser.add(tokens, members)
+        self.organiser.add(tokens, at_hand)
         self.key, self.value = torch.cat([self.key, tokens.key]), torch.cat([self.value, tokens.value])
         self.frame = torch.cat([self.frame, tokens.frame])
         self._split(None if eager else self.resident)
@@ -98,20 +96,24 @@ class _Run:
         self.tally.clusters += len(self.organiser.table)
 
     def _split(self, within: set[int] | None) -> None:
-        """Split what waits, among some clusters or all; parts of what is at hand are at hand."""
+        """Merge and split what waits, among some clusters or all; parts of what is at hand are at hand."""
         table = self.organiser.table
         while waiting := [
             number
             for number in self.organiser.pending.nonzero()[:, 0].tolist()
             if within is None or int(table.uid[number]) in within
         ]:
-            for number in waiting:
-                if int(table.uid[number]) not in self.resident:
-                    self.tally.fetched += 1
-                of = table.members(number)
-                new = self.organiser.split(number, self.key[of], self.value[of], self.frame[of])
-                if new is not None and within is not None:
-                    within.add(int(table.uid[new]))
+            # One at a time: merging changes the numbers of those behind.
+            number = waiting[0]
+            self.tally.fetched += int(table.uid[number]) not in self.resident
+            # New tokens stay at hand until they are merged.
+            founded = self.organiser.founded_for(number)
+            if len(founded):
+                self.organiser.merge(number, founded)
+            of = table.members(number)
+            new = self.organiser.split(number, self.key[of], self.value[of], self.frame[of])
+            if new is not None and within is not None:
+                within.add(int(table.uid[new]))
 
 
 def measure_splits(
