@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cluster.memory.compress import Compressor
 from cluster.memory.eviction import evict
-from cluster.memory.head_memory import BlocksUnavailableError, HeadChange, HeadMemory, KVChunk, LayerKV
+from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV
 from cluster.memory.manifest import (
     FrameLog,
 )

@@ -103,7 +103,8 @@ def test_a_token_is_scored_once_while_its_background_is_there() -> None:
     (weight,) = compressor.weigh([layer], chosen)
     assert chosen[0].tolist() == [[2]]
     # Unlike all others, in one of nine cells.
-    assert weight is not None and weight[0].tolist() == pytest.approx([2 + 1 / 9])
+    assert weight is not None
+    assert weight[0].tolist() == pytest.approx([2 + 1 / 9])
     # By then the cell shows the object for good: what comes is compared with it, its own score stays.
     later = torch.cat([layer.select(chosen[0]).key, other.expand(1, 4, 4)], dim=1)
     ones = torch.ones(1, 4)
@@ -111,7 +112,8 @@ def test_a_token_is_scored_once_while_its_background_is_there() -> None:
     chosen = compressor.select([again], 2)
     (weight,) = compressor.weigh([again], chosen)
     assert chosen[0][0, 0] == 0
-    assert weight is not None and weight[0].tolist() == pytest.approx([2 + 1 / 9, 2.0])
+    assert weight is not None
+    assert weight[0].tolist() == pytest.approx([2 + 1 / 9, 2.0])
 
 
 def test_a_passage_among_hours_of_background_is_kept() -> None:

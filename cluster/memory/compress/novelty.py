@@ -127,8 +127,8 @@ def novelty(keys: Sequence[Tensor], cell: Tensor, familiar: float, fresh: Tensor
 
 
 def pooled(scores: Tensor, frame: Tensor, cell: Tensor, columns: int) -> Tensor:
-    """Mean ``[n]`` of the ``scores [n]`` of the 3 x 3 cells around each token in its ``frame [n]``, in a grid of so many
-    ``columns``; where there is no token, 0."""
+    """Mean ``[n]`` of the ``scores [n]`` of the 3 x 3 cells around each token in its ``frame [n]``; 0 where there is no
+    token. ``columns``: of the grid."""
     slot = frame_slots(frame[None])[0]
     rows = int(cell.max()) // columns + 1
     grid = scores.new_zeros(int(slot[-1]) + 1, rows, columns)

@@ -49,6 +49,7 @@ class _Tally:
     founded: int = 0
     groupings: int = 0
     deferred: int = 0
+    merged: int = 0
     recalls: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
 
@@ -93,6 +94,7 @@ class _Run:
         self.tally.founded += self.organiser.founded
         self.tally.groupings += self.organiser.groupings
         self.tally.deferred += self.organiser.deferred
+        self.tally.merged += self.organiser.merged
         self.tally.clusters += len(self.organiser.table)
 
     def _split(self, within: set[int] | None) -> None:
@@ -140,8 +142,8 @@ def measure_splits(
     Returns:
         ``saving``: share of eager's splits that deferring does without; ``saving_divisions``: the same with divisions
         of new tokens among themselves counted too; for each of ``eager`` and ``deferred``: ``splits_``, ``divisions_``,
-        ``fetched_`` (offloaded clusters that were fetched to be split), ``founded_``, ``clusters_``, ``recall_`` and
-        ``loaded_`` (means over questions, layers and heads); and ``put_off``, times a split was.
+        ``fetched_`` (offloaded clusters that were fetched to be split), ``founded_``, ``merged_``, ``clusters_``,
+        ``recall_`` and ``loaded_`` (means over questions, layers and heads); and ``put_off``, times a split was.
     """
     partition = _partitions(chunks, similarity)
     figures: dict[str, float] = {}
@@ -170,6 +172,7 @@ def measure_splits(
             f"splits_{name}": float(tally.splits),
             f"fetched_{name}": float(tally.fetched),
             f"founded_{name}": float(tally.founded),
+            f"merged_{name}": float(tally.merged),
             f"divisions_{name}": float(tally.splits + tally.groupings),
             f"clusters_{name}": float(tally.clusters),
             f"recall_{name}": _mean(tally.recalls),
