@@ -50,7 +50,7 @@ class LayerKV:
     * ``key``, ``value`` ``[H, n, D]``; keys before rotary, so that tokens of one cell are comparable across time
     * ``frame`` ``[H, n]`` int64: frame number, ascending
     * ``cell`` ``[H, n]`` int64: row-major cell in the frame's grid
-    * ``weight`` ``[H, n]`` float32: tokens that each stands for (:meth:`Compressor.weigh`); None: itself alone
+    * ``weight`` ``[H, n]`` float32: what the compressor keeps about each (:meth:`Compressor.weigh`); None: 1
 
     Raises:
         ValueError: shapes do not fit, or frames do not ascend.
@@ -123,8 +123,8 @@ class HeadChange:
 
 class HeadMemory:
     """Tokens of one head in time order, assigned to clusters. ``frame``, ``cell`` ``[n]`` int32; the table names one
-    block per cluster. ``settled``: all earlier frames are stored. ``weight`` ``[n]`` float32: tokens that each stands
-    for, empty while that is itself alone.
+    block per cluster. ``settled``: all earlier frames are stored. ``weight`` ``[n]`` float32 of the compressor, empty
+    while all are 1.
 
     Copy-on-write: a head that others may read is never changed; :meth:`copy` it, change the copy and swap it in.
     """
@@ -225,19 +225,16 @@ class HeadMemory:
         Raises:
             BlocksLostError, BlocksUnavailableError: see :meth:`load_blocks`; this copy is then unusable.
         """
-        before = self.copy()
-        table, known = self.table, len(self.table)
+        before, known = self.copy(), len(self.table)
+        old: dict[int, Block] = {}
 
-        def members(cluster: int) -> Tensor | None:
-            # Tokens added within this call are in no block yet.
-            if cluster >= known or int(table.count[cluster]) != int(before.table.count[cluster]):
-                return None
-            (loaded,) = resident([int(table.block[cluster])])
-            return (
-                loaded.block.key if loaded.block is not None and before.matches_cluster(cluster, loaded.block) else None
-            )
+        def at_hand(clusters: Tensor) -> Tensor:
+            loaded = [one.block for one in resident(before.table.block[clusters].tolist())]
+            found = before.matching_blocks(clusters, loaded)
+            old.update({n: block for n, block in zip(clusters.tolist(), found, strict=True) if block is not None})
+            return torch.tensor([block is not None for block in found], dtype=torch.bool)
 
-        numbers = self.organiser.add(tokens, members).cpu()
+        numbers = self.organiser.add(tokens, at_hand).cpu()
         frame, cell = tokens.frame.to(torch.int32), cell.to(torch.int32)
         if len(self.weight) or bool((weight != 1).any()):
             held = self.weight if len(self.weight) else torch.ones(len(self.frame))
@@ -247,18 +244,34 @@ class HeadMemory:
         there = order.to(tokens.key.device)
         found, counts = torch.unique_consecutive(numbers[order], return_counts=True)
         clusters, sizes = found.tolist(), counts.tolist()
-        old = before.load_blocks([cluster for cluster in clusters if cluster < known], load)
+        old |= before.load_blocks([cluster for cluster in clusters if cluster < known and cluster not in old], load)
         parts = (tokens.key[there], tokens.value[there], frame[order], cell[order])
         new = [Block(*each) for each in zip(*(torch.split(part, sizes) for part in parts), strict=True)]
-        return HeadChange(clusters, [_joined(old.get(n), block) for n, block in zip(clusters, new, strict=True)])
+        return HeadChange(
+            clusters,
+            [_concatenated([old[n], block]) if n in old else block for n, block in zip(clusters, new, strict=True)],
+        )
 
-    def split_cluster(self, cluster: int, block: Block) -> HeadChange:
-        """Split a cluster whose split was deferred; ``block`` holds its members."""
-        at = self.table.members(cluster)
+    def split_cluster(self, cluster: int, resident: Load) -> HeadChange:
+        """Merge what was founded for a cluster into it, as far as it is at hand, and split it if it must be.
+
+        Raises:
+            BlocksUnavailableError: its own members are not at hand.
+        """
+        numbers = torch.cat([torch.tensor([cluster]), self.organiser.founded_for(cluster).cpu()])
+        loaded = [one.block for one in resident(self.table.block[numbers].tolist())]
+        found = self.matching_blocks(numbers, loaded)
+        if found[0] is None:
+            raise BlocksUnavailableError
+        parts = [(number, block) for number, block in zip(numbers.tolist(), found, strict=True) if block is not None]
+        at, order = torch.cat([self.table.members(number).cpu() for number, _ in parts]).sort()
+        block = _concatenated([block for _, block in parts]).select(order)
+        if len(parts) > 1:
+            self.organiser.merge(cluster, torch.tensor([number for number, _ in parts[1:]]))
         new = self.organiser.split(cluster, block.key, block.value, block.frame.to(torch.int64))
         if new is None:
-            return HeadChange([], [])
-        leaves = self.table.of_token[at] == new
+            return HeadChange([cluster], [block]) if len(parts) > 1 else HeadChange([], [])
+        leaves = self.table.of_token[at].cpu() == new
         return HeadChange([cluster, new], [block.select(rows.nonzero()[:, 0]) for rows in (~leaves, leaves)])
 
     # -- tokens out -------------------------------------------------------------------------------
@@ -348,16 +361,14 @@ def _hold(blocks: Sequence[Block | None], members: Tensor) -> bool:
     return torch.equal(frame.cpu(), members[0]) and torch.equal(cell.cpu(), members[1])
 
 
-def _joined(first: Block | None, then: Block) -> Block:
-    """Concatenate two blocks on the device of the second."""
-    if first is None:
-        return then
-    device = then.key.device
+def _concatenated(blocks: Sequence[Block]) -> Block:
+    """Blocks one after the other, on the device of the last."""
+    device = blocks[-1].key.device
     return Block(
-        torch.cat([first.key.to(device), then.key]),
-        torch.cat([first.value.to(device), then.value]),
-        torch.cat([first.frame, then.frame]),
-        torch.cat([first.cell, then.cell]),
+        torch.cat([block.key.to(device) for block in blocks]),
+        torch.cat([block.value.to(device) for block in blocks]),
+        torch.cat([block.frame for block in blocks]),
+        torch.cat([block.cell for block in blocks]),
     )
 
 

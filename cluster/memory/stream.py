@@ -17,13 +17,13 @@ from torch import Tensor
 
 from cluster.memory.compress import Compressor
 from cluster.memory.eviction import evict
-from cluster.memory.head_memory import BlocksUnavailableError, HeadChange, HeadMemory, KVChunk, LayerKV
+from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV
 from cluster.memory.manifest import (
     FrameLog,
 )
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
-from cluster.memory.tiered_heads import WAITING, MemoryShape, TieredHeads
+from cluster.memory.tiered_heads import MemoryShape, TieredHeads
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers
@@ -199,7 +199,7 @@ class StreamMemory(TieredHeads):
     @property
     def settle_due(self) -> bool:
         """Whether enough frames wait for :meth:`settle`."""
-        return len(self.recent) >= self.spec.block_frames or self.waiting_bytes >= self.spec.cap_bytes // WAITING
+        return len(self.recent) >= self.spec.block_frames or self.waiting_bytes >= self.max_waiting_bytes
 
     def observe_queries(self, queries: Sequence[Tensor]) -> None:
         """Record the latest question rows per layer ``[Hkv, r, D]``, before rotary, for compressors that use them."""
@@ -333,17 +333,18 @@ class StreamMemory(TieredHeads):
             self._seen, self._skipped = (saved.times[-1] - saved.shift if saved.times else None), None
 
     def _split_pending(self) -> None:
-        """Split marked clusters whose members are resident; others wait until they are loaded."""
+        """Merge and split marked clusters whose members are resident; others wait until they are loaded."""
         for number, h, head in list(self.iter_heads()):
             for uid in head.table.uid[head.organiser.pending].tolist():
                 self._change(number, h, partial(self._split, number, h, uid))
 
     def _split(self, number: int, h: int, uid: int, head: HeadMemory) -> HeadChange:
-        (cluster,) = head.cluster_numbers([uid])
-        (loaded,) = self.block_loader(number, h, top=True)([int(head.table.block[cluster])])
-        if loaded.block is None or not head.matches_cluster(cluster, loaded.block):
-            raise BlocksUnavailableError
-        return head.split_cluster(cluster, loaded.block)
+        found = head.cluster_numbers([uid])
+        if not found:
+            # Merged into another one.
+            return HeadChange([], [])
+        (cluster,) = found
+        return head.split_cluster(cluster, self.block_loader(number, h, top=True))
 
     # -- deletion ---------------------------------------------------------------------------------
     @torch.inference_mode()

@@ -244,9 +244,10 @@ def test_a_restored_window_goes_on_after_the_gap(gap: int, survives: bool) -> No
 
 def test_moments_are_stretches_above_the_mean() -> None:
     second = MICROSECONDS
-    masses = [(0, 0.1), (second, 0.4), (2 * second, 0.3), (9 * second, 0.0), (10 * second, 0.2)]
-    assert merge_moments(masses, 1.0, second) == (
+    time = torch.tensor([10, 0, 1, 2, 9]) * second
+    mass = torch.tensor([0.2, 0.1, 0.4, 0.3, 0.0], dtype=torch.float64)
+    assert merge_moments(time, mass, second) == (
         Moment(second, 3 * second, pytest.approx(0.7)),
         Moment(10 * second, 11 * second, pytest.approx(0.2)),
     )
-    assert merge_moments([], 1.0, second) == ()
+    assert merge_moments(torch.zeros(0, dtype=torch.int64), torch.zeros(0), second) == ()

@@ -387,6 +387,19 @@ def test_tokens_are_chosen_as_by_greedy_search_over_all_cells(seed: int, count: 
             there = [i for i, each in enumerate(cells) if each == cell]
             middle = np.average(points[there], axis=0, weights=weight[head][there])
             factor[there] = ((points[there] - middle) ** 2).sum(-1)
+        frames, places = layer.frame[head].tolist(), [divmod(each, COLUMNS) for each in cells]
+        factor = np.array(
+            [
+                np.mean(
+                    [
+                        factor[j]
+                        for j, (r, c) in enumerate(places)
+                        if frames[j] == frames[i] and abs(r - places[i][0]) <= 1 and abs(c - places[i][1]) <= 1
+                    ]
+                )
+                for i in range(layer.tokens)
+            ]
+        )
         tail = set(range(layer.tokens - newest, layer.tokens))
         taken = set(tail)
         while len(taken) < count:

@@ -26,22 +26,44 @@ def made(seed: int, frames: int, heads: int = 2, cells: int = 6) -> LayerKV:
     return LayerKV(key, value, frame.expand(heads, -1), cell.expand(heads, -1))
 
 
-def plain_novelty(key: Tensor, cell: list[int], recent: int) -> list[float]:
-    """One minus the largest cosine with the newest others of the cell, token by token."""
+def plain_novelty(keys: list[Tensor], cell: list[int], familiar: float) -> list[float]:
+    """One minus the mean cosine (over heads) that a share of the cell's other tokens reach, token by token."""
     found = []
     for number, here in enumerate(cell):
-        same = [other for other, there in enumerate(cell) if there == here][-recent:]
-        cosines = [float(torch.cosine_similarity(key[number], key[o], dim=0)) for o in same if o != number]
-        found.append(1 - max(cosines, default=-1.0))
+        others = [other for other, there in enumerate(cell) if there == here and other != number]
+        cosines = sorted(
+            (
+                math.fsum(float(torch.cosine_similarity(key[number], key[o], dim=0)) for key in keys) / len(keys)
+                for o in others
+            ),
+            reverse=True,
+        )
+        found.append(1 - cosines[math.ceil(round(familiar * len(others), 9)) - 1] if others else 1.0)
     return found
 
 
-@given(seed=st.integers(0, 1000), frames=st.integers(1, 12), recent=st.integers(1, 4))
-def test_novelty_is_what_the_newest_of_the_cell_do_not_show(seed: int, frames: int, recent: int) -> None:
+def plain_scores(keys: list[Tensor], frame: list[int], cell: list[int], columns: int, familiar: float) -> list[float]:
+    """Novelty in the mean of nine cells of the frame, absent ones 0."""
+    alone = plain_novelty(keys, cell, familiar)
+    places = [(number, *divmod(here, columns)) for number, here in zip(frame, cell, strict=True)]
+    return [
+        math.fsum(
+            score
+            for (other, r, c), score in zip(places, alone, strict=True)
+            if other == number and abs(r - row) <= 1 and abs(c - column) <= 1
+        )
+        / 9
+        for number, row, column in places
+    ]
+
+
+@given(seed=st.integers(0, 1000), frames=st.integers(1, 12), familiar=st.sampled_from([0.1, 0.25, 0.5, 1.0]))
+def test_novelty_is_what_few_of_the_cell_show(seed: int, frames: int, familiar: float) -> None:
     layer = made(seed, frames)
-    found = novelty(layer, recent)
-    for h in range(layer.heads):
-        assert found[h].tolist() == pytest.approx(plain_novelty(layer.key[h], layer.cell[h].tolist(), recent), abs=1e-5)
+    everything = torch.ones(layer.tokens, dtype=torch.bool)
+    found = novelty(list(layer.key), layer.cell[0], familiar, everything)
+    wanted = plain_novelty(list(layer.key), layer.cell[0].tolist(), familiar)
+    assert found.tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 @given(seed=st.integers(0, 1000), frames=st.integers(1, 80), share=st.floats(0.05, 0.9))
@@ -52,8 +74,7 @@ def test_the_choice_is_that_of_the_rule_token_by_token(seed: int, frames: int, s
     frame, cell = layers[0].frame[0].tolist(), layers[0].cell[0].tolist()
     budget = max(1, int(share * len(frame)))
     # Two of five layers are the first quarter, rounded up.
-    each = [plain_novelty(layer.key[h], cell, 2) for layer in layers[:2] for h in range(2)]
-    score = [math.fsum(values) / 4 for values in zip(*each, strict=True)]
+    score = plain_scores([key for layer in layers[:2] for key in layer.key], frame, cell, 3, 0.1)
     for length in (4, 32):
         ranked = sorted(range(len(score)), key=lambda token: (-score[token], token))
         seen: dict[int, int] = {}
@@ -71,6 +92,30 @@ def test_the_choice_is_that_of_the_rule_token_by_token(seed: int, frames: int, s
             assert sorted((score[token] for token in row), reverse=True) == pytest.approx(ordered[: len(row)], abs=1e-5)
 
 
+def test_a_token_is_scored_once_while_its_background_is_there() -> None:
+    """An object among background; compressed to the object alone, it is still as new as it was."""
+    background, other = torch.eye(4)[0], torch.eye(4)[1]
+    key = torch.stack([background, background, other, background, background])[None]
+    frame, cell = torch.arange(5)[None], torch.zeros(1, 5, dtype=torch.int64)
+    compressor = Novelty(1)
+    layer = LayerKV(key, key, frame, cell)
+    chosen = compressor.select([layer], 1)
+    (weight,) = compressor.weigh([layer], chosen)
+    assert chosen[0].tolist() == [[2]]
+    # Unlike all others, in one of nine cells.
+    assert weight is not None
+    assert weight[0].tolist() == pytest.approx([2 + 1 / 9])
+    # By then the cell shows the object for good: what comes is compared with it, its own score stays.
+    later = torch.cat([layer.select(chosen[0]).key, other.expand(1, 4, 4)], dim=1)
+    ones = torch.ones(1, 4)
+    again = LayerKV(later, later, torch.tensor([[2, 9, 10, 11, 12]]), cell, torch.cat([weight, ones], dim=1))
+    chosen = compressor.select([again], 2)
+    (weight,) = compressor.weigh([again], chosen)
+    assert chosen[0][0, 0] == 0
+    assert weight is not None
+    assert weight[0].tolist() == pytest.approx([2 + 1 / 9, 2.0])
+
+
 def test_a_passage_among_hours_of_background_is_kept() -> None:
     """One cell changes a little in every frame; in frames 200 to 202 something else is there."""
     rng = torch.Generator().manual_seed(1)
@@ -84,6 +129,7 @@ def test_a_passage_among_hours_of_background_is_kept() -> None:
     assert len({frame // 32 for frame in kept[0].tolist()}) > 4
 
 
-def test_a_comparison_with_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one of their cell"):
-        Novelty(3, recent=0)
+@pytest.mark.parametrize("familiar", [0.0, -0.1, 1.5])
+def test_a_share_that_is_none_is_refused(familiar: float) -> None:
+    with pytest.raises(ValueError, match="familiar is a share"):
+        Novelty(3, familiar=familiar)

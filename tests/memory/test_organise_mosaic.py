@@ -36,7 +36,7 @@ def test_the_first_tokens_are_divided_until_their_clusters_are_valid() -> None:
 
 
 def test_a_token_joins_the_cluster_most_like_it_by_direction() -> None:
-    everything = made(tau_small=0.45, tau_large=0.45)
+    everything = Everything(Mosaic(2, tau_small=0.45, tau_large=0.45))
     far, near = everything.add(tokens(torch.tensor([[5.0, 0.0], [0.0, 1.0]]))).tolist()
     assert far != near
     # At 30 degrees: nearer to the second as points go, more like the first.
@@ -44,43 +44,59 @@ def test_a_token_joins_the_cluster_most_like_it_by_direction() -> None:
 
 
 def test_clusters_do_not_cross_partitions() -> None:
-    everything = made()
+    everything = Everything(Mosaic(2, **FLAT))
     everything.add(tokens(directions(0)))
     assert everything.add(tokens(directions(0), 1, partition=1)).tolist() == [1]
     assert everything.add(tokens(directions(0), 2)).tolist() == [0]
 
 
-def test_an_offloaded_cluster_that_would_be_invalid_is_marked_and_the_new_entry_stands_beside_it() -> None:
+def test_an_offloaded_cluster_is_marked_and_new_entries_stand_beside_it() -> None:
     everything = made()
     organiser = everything.organiser
     everything.add(tokens(directions(0, 2, 4)))
     # 5 degrees fits, 70 does not: variance over squared norm is then far above a tenth.
-    assert everything.add(tokens(directions(70, 5), 1)).tolist() == [1, 0]
-    assert organiser.pending.tolist() == [True, False]
-    assert (organiser.deferred, organiser.splits, organiser.founded) == (1, 0, 2)
-    # The newcomer is a cluster like any other.
-    assert everything.add(tokens(directions(71), 2)).tolist() == [1]
+    assert everything.add(tokens(directions(70, 5), 1)).tolist() == [1, 2]
+    assert organiser.pending.tolist() == [True, False, False]
+    assert organiser.founded_for(0).tolist() == [1, 2]
+    assert (organiser.deferred, organiser.splits, organiser.founded) == (1, 0, 3)
     everything.check()
 
 
-def test_a_split_that_would_move_nobody_is_not_needed() -> None:
+def test_a_join_that_leaves_an_offloaded_cluster_valid_defers_no_split() -> None:
     everything = made()
     everything.add(tokens(directions(0, 2, 4)))
-    everything.add(tokens(directions(70), 1))
+    assert everything.add(tokens(directions(5), 1)).tolist() == [1]
+    assert everything.organiser.deferred == 0
+    # Merged when it is loaded; nothing needs a split then.
     assert everything.split(0) is None
-    assert everything.organiser.pending.tolist() == [False, False]
-    assert everything.organiser.splits == 0
+    assert everything.organiser.table.of_token.tolist() == [0, 0, 0, 0]
+    assert everything.organiser.merged == 1
+    assert not bool(everything.organiser.pending.any())
+    everything.check()
 
 
-def test_members_that_are_more_like_what_was_founded_beside_them_leave() -> None:
+def test_what_was_founded_beside_a_cluster_is_merged_before_it_is_divided() -> None:
     everything = made()
     everything.add(tokens(directions(-10, -8, -6, 25)))
     assert len(everything.organiser.table) == 1
     everything.add(tokens(directions(60), 1))
-    assert everything.split(0) == 2
-    assert everything.organiser.table.of_token.tolist() == [0, 0, 0, 2, 1]
-    assert everything.organiser.table.uid.tolist() == [0, 1, 2]
+    # 25 degrees is more like 60 than like the others, which only a division of all five sees.
+    assert everything.split(0) == 1
+    assert everything.organiser.table.of_token.tolist() == [0, 0, 0, 1, 1]
+    assert everything.organiser.table.uid.tolist() == [0, 2]
     assert everything.organiser.splits == 1
+    everything.check()
+
+
+def test_what_was_founded_for_one_that_is_merged_belongs_to_where_it_went() -> None:
+    everything = made()
+    everything.add(tokens(directions(0, 2)))
+    everything.add(tokens(directions(60), 1))
+    everything.add(tokens(directions(64), 2))
+    organiser = everything.organiser
+    assert organiser.founded_for(1).tolist() == [2]
+    organiser.merge(0, torch.tensor([1]))
+    assert organiser.founded_for(0).tolist() == [1]
     everything.check()
 
 
@@ -121,7 +137,8 @@ def test_a_mark_outlives_compression_and_whom_a_cluster_was_founded_for_is_not_m
     everything.add(tokens(directions(70), 2, partition=1))
     everything.keep(torch.tensor([1, 3]))
     assert everything.organiser.pending.tolist() == [True, False]
-    assert everything.split(0) is None
+    # Merged and divided again.
+    assert everything.split(0) == 1
     assert everything.organiser.pending.tolist() == [False, False]
 
 

@@ -27,13 +27,16 @@ class Everything:
         self.frame = torch.zeros(0, dtype=torch.int64)
 
     def add(self, new: NewTokens) -> torch.Tensor:
-        table = self.organiser.table
-        joined = self.organiser.add(new, lambda c: self.key[table.members(c)] if self.at_hand else None)
+        joined = self.organiser.add(new, lambda clusters: torch.full((len(clusters),), self.at_hand))
         for name in ("key", "value", "frame"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(new, name)]))
         return joined
 
     def split(self, cluster: int) -> int | None:
+        """Merge what was founded for a cluster into it and split it."""
+        around = self.organiser.founded_for(cluster)
+        if len(around):
+            self.organiser.merge(cluster, around)
         of = self.organiser.table.members(cluster)
         return self.organiser.split(cluster, self.key[of], self.value[of], self.frame[of])
 

@@ -215,28 +215,24 @@ class NativeAskRun:
             time[remembered] = self._retrieval.view.log.frame_times(number[remembered])
         window = torch.tensor([self._memory.memory_time(frame.pts) for frame in self._frames], dtype=torch.int64)
         time[~remembered] = window[-2 - number[~remembered]]
-        order = time.argsort(stable=True)
-        at = list(zip(time[order].tolist(), mass[order].tolist(), strict=True))
-        total = float(mass.sum()) or 1.0
-        frame_us = round(MICROSECONDS * (self._model.geometry.temporal / 2.0))
-        return merge_moments(at, total, frame_us)
+        return merge_moments(time, mass, round(MICROSECONDS * (self._model.geometry.temporal / 2.0)))
 
 
-def merge_moments(masses: Sequence[tuple[int, float]], total: float, frame_us: int) -> tuple[Moment, ...]:
-    """Merge (time, mass) pairs in time order into the heaviest time spans. A frame above the mean starts or extends
-    one."""
-    if not masses:
+def merge_moments(time: Tensor, mass: Tensor, frame_us: int) -> tuple[Moment, ...]:
+    """Merge frames at ``time [n]`` int64 with ``mass [n]`` into the heaviest time spans. A frame above the mean starts
+    or extends one."""
+    if not len(time):
         return ()
-    mean = total / len(masses)
+    total = float(mass.sum()) or 1.0
+    heavy = mass >= total / len(mass)
+    order = time[heavy].argsort(stable=True)
     found: list[Moment] = []
-    for pts, mass in masses:
-        if mass < mean:
-            continue
+    for pts, share in zip(time[heavy][order].tolist(), (mass[heavy][order] / total).tolist(), strict=True):
         last = found[-1] if found else None
         if last is not None and pts - last.end <= 2 * frame_us:
-            found[-1] = Moment(last.start, pts + frame_us, last.weight + mass / total)
+            found[-1] = Moment(last.start, pts + frame_us, last.weight + share)
         else:
-            found.append(Moment(pts, pts + frame_us, mass / total))
+            found.append(Moment(pts, pts + frame_us, share))
     return tuple(sorted(found, key=lambda moment: -moment.weight)[:_MOMENTS])
 
 

@@ -40,8 +40,8 @@ class Compressor(ABC):
         """
 
     def weigh(self, layers: Sequence[LayerKV], chosen: Sequence[Tensor]) -> list[Tensor | None]:
-        """New weights ``[H, m]`` float32 of the tokens that ``select`` chose, per layer; None leaves them as they
-        are."""
+        """New weights ``[H, m]`` float32 of the tokens that ``select`` has just chosen, per layer: what a compressor
+        keeps about each of them. None leaves them as they are; a new token weighs 1."""
         del chosen
         return [None] * len(layers)
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from cluster.memory.organise.table import ClusterTable, NewTokens
 
-__all__ = ["ClusterTable", "Members", "NewTokens", "Organiser"]
+__all__ = ["AtHand", "ClusterTable", "NewTokens", "Organiser"]
 
-Members = Callable[[int], Tensor | None]
-"""Keys ``[n, D]`` of a cluster's members before the tokens that come, in time order; None where they are offloaded."""
+AtHand = Callable[[Tensor], Tensor]
+"""Numbers of clusters ``[m]`` -> ``[m]`` bool: whether their members are at hand, or offloaded."""
 
 
 class Organiser(ABC):
@@ -44,10 +44,14 @@ class Organiser(ABC):
         return other
 
     @abstractmethod
-    def add(self, tokens: NewTokens, members: Members) -> Tensor:
+    def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
         """Assign tokens to clusters, in time order.
 
-        Never moves existing tokens: a cluster to be split is marked in ``pending``.
+        Never moves existing tokens: a cluster to be split or merged with others is marked in ``pending``.
+
+        Args:
+            tokens: new ones.
+            at_hand: a cluster that is offloaded cannot be joined without a transfer.
 
         Returns:
             ``[t]`` int64: the cluster of each token.
@@ -55,8 +59,18 @@ class Organiser(ABC):
 
     @property
     def pending(self) -> Tensor:
-        """``[c]`` bool: clusters to ``split`` as soon as their members are loaded."""
+        """``[c]`` bool: clusters to ``merge`` and ``split`` as soon as their members are loaded."""
         return torch.zeros(len(self.table), dtype=torch.bool, device=self.table.device)
+
+    def founded_for(self, cluster: int) -> Tensor:
+        """Numbers of the clusters that hold what a cluster should have taken while it was offloaded, ascending and
+        above its own."""
+        del cluster
+        return torch.zeros(0, dtype=torch.int64, device=self.table.device)
+
+    def merge(self, cluster: int, others: Tensor) -> None:
+        """Merge ``others [m]``, founded for a cluster, into it; its number stays, and so do the tokens'."""
+        self.table.merge_clusters(cluster, others)
 
     def split(self, cluster: int, key: Tensor, value: Tensor, frame: Tensor) -> int | None:
         """Split a cluster in two and clear its mark; parts that still need a split are marked again.

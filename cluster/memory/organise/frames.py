@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cluster.memory.organise import Members, NewTokens, Organiser
+from cluster.memory.organise import AtHand, NewTokens, Organiser
 
 
 class Frames(Organiser):
     """A frame's tokens are one block; its representative is their mean key."""
 
-    def add(self, tokens: NewTokens, members: Members) -> Tensor:
-        del members
+    def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
+        del at_hand
         numbers, index = torch.unique_consecutive(tokens.frame.to(self.table.device), return_inverse=True)
         # Frames arrive in order: only the newest cluster can be of the same frame.
         goes_on = len(numbers) > 0 and len(self.table) > 0 and int(self.table.latest[-1]) == int(numbers[0])

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cluster.errors import ConfigError
-from cluster.memory.organise import Members, NewTokens, Organiser
+from cluster.memory.organise import AtHand, NewTokens, Organiser
 
 
 class VisualPartitions:
@@ -134,7 +134,7 @@ def _first_least(values: Tensor, group: Tensor, groups: int) -> Tensor:
 _PENDING, _OWNER = "pending", "owner"
 # No owner.
 _NOBODY = 0
-_COUNTERS = ("splits", "deferred", "founded", "groupings")
+_COUNTERS = ("splits", "deferred", "founded", "groupings", "merged")
 
 
 class Mosaic(Organiser):
@@ -144,15 +144,14 @@ class Mosaic(Organiser):
     ``tau(n) = tau_large - (tau_large - tau_small) * exp(-n / kappa)``. The tokens of one call that prefer the same
     cluster are tested together:
 
-    * it stays valid: all of them join;
-    * invalid, members loaded: all join, and it is marked for an immediate split;
-    * invalid, members offloaded: the nearest ones join while it stays valid. The others found clusters of their own
-      (retrieved like any other), each cluster valid, and the split is deferred: the cluster is marked, and the new ones
-      record which cluster they were founded for.
+    * members loaded: all of them join, and a cluster that becomes invalid is marked for an immediate split;
+    * members offloaded: they found clusters of their own (retrieved like any other), each valid, and record which
+      cluster they were founded for; that one is marked. If it would have become invalid, its split is deferred.
 
-    ``split`` divides a marked cluster by two-means over its members and the clusters founded for it. The latter stay
-    separate, as a block holds one cluster; if they turn out to be the whole second part, no member moves and no split
-    was needed. The paper merges them first.
+    When the members of a marked cluster are loaded, the clusters founded for it are merged into it, and it is divided
+    by two-means if it is then invalid (algorithm 1). The paper keeps apart only what makes a cluster invalid and lets
+    the rest join at once. Here a cluster is one block, and joining an offloaded one would fetch and rewrite that; so
+    nothing does.
 
     The paper names a stricter threshold for small clusters, yet wants them split less readily. On keys of real clips
     the latter works better: more of the true top keys are found with as many clusters.
@@ -165,7 +164,7 @@ class Mosaic(Organiser):
 
     Attributes:
         splits: clusters split. deferred: splits deferred. founded: clusters founded by new tokens. groupings: splits
-            among new tokens only, which move nothing.
+            among new tokens only, which move nothing. merged: clusters merged into those they were founded for.
 
     Raises:
         ConfigError: thresholds that are no shares, or a ``kappa`` that is not positive.
@@ -190,7 +189,7 @@ class Mosaic(Organiser):
                 f"not {tau_small:g}, {tau_large:g} and {kappa:g}"
             )
         self.tau_small, self.tau_large, self.kappa, self.defer = tau_small, tau_large, kappa, defer
-        self.splits = self.deferred = self.founded = self.groupings = 0
+        self.splits = self.deferred = self.founded = self.groupings = self.merged = 0
         self.table.columns[_PENDING] = torch.zeros(0, dtype=torch.bool)
         # Uid + 1 of the cluster it was founded for; 0: none.
         self.table.columns[_OWNER] = torch.zeros(0, dtype=torch.int64)
@@ -206,11 +205,11 @@ class Mosaic(Organiser):
         for name in _COUNTERS:
             setattr(self, name, int(state[name]))
 
-    def add(self, tokens: NewTokens, members: Members) -> Tensor:
+    def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
         """Assign tokens to clusters, see the class.
 
         Raises:
-            ValueError: members are not loaded though ``defer`` is off.
+            ValueError: the members of a cluster to be split are not loaded though ``defer`` is off.
         """
         tokens = tokens.to(self.table.device)
         key, table = tokens.key.float(), self.table
@@ -227,16 +226,17 @@ class Mosaic(Organiser):
             likeness = normalize(key[which], dim=1) @ normalize(table.mean[there], dim=1).mT
             wanted = there[likeness.argmax(1)]
             cluster[which] = wanted
-            for number in self._invalidated(key[which], wanted):
-                marked.append(number)
-                if members(number) is not None:
-                    continue
-                if not self.defer:
-                    raise ValueError(f"cluster {number} must be split, but its members are not loaded")
-                self.deferred += 1
-                these = which[wanted == number]
-                these = these[(key[these] - table.mean[number]).square().sum(1).argsort(stable=True)]
-                outside.append((these[self._fitting(number, key[these]) :].sort().values, int(table.uid[number]) + 1))
+            invalid = self._invalidated(key[which], wanted)
+            joined = torch.unique(wanted)
+            absent = joined[~at_hand(joined).to(joined.device)].tolist()
+            deferred = [number for number in absent if number in invalid]
+            if deferred and not self.defer:
+                raise ValueError(f"cluster {deferred[0]} must be split, but its members are not loaded")
+            self.deferred += len(deferred)
+            marked += invalid
+            if self.defer:
+                marked += absent
+                outside += [(which[wanted == number], int(table.uid[number]) + 1) for number in absent]
         known = len(table)
         owner = self._found(key, cluster, outside)
         table.add(tokens, cluster)
@@ -245,38 +245,29 @@ class Mosaic(Organiser):
         self.founded += len(owner)
         return cluster
 
+    def founded_for(self, cluster: int) -> Tensor:
+        return (self.table.columns[_OWNER] == self.table.uid[cluster] + 1).nonzero()[:, 0]
+
+    def merge(self, cluster: int, others: Tensor) -> None:
+        owner, uid = self.table.columns[_OWNER], self.table.uid
+        # What was founded for those that end belongs to it, too.
+        owner[torch.isin(owner, uid[others] + 1)] = uid[cluster] + 1
+        super().merge(cluster, others)
+        self.merged += len(others)
+
     def split(self, cluster: int, key: Tensor, value: Tensor, frame: Tensor) -> int | None:
-        table, owner = self.table, self.table.columns[_OWNER]
-        wide = key.to(table.device).float()
-        around = (owner == table.uid[cluster] + 1).nonzero()[:, 0]
+        table, wide = self.table, key.to(self.table.device).float()
         self.pending[cluster] = False
-        owner[around] = 0
-        leave = self._division(cluster, wide, around)
-        if leave is None:
+        if not bool(self._invalid(table.variance[cluster], table.mean[cluster], table.count[cluster])):
+            return None
+        leave = two_means(wide, wide.new_ones(len(wide)), torch.zeros_like(wide[:, 0], dtype=torch.int64), 1)
+        if not bool(leave.any()):
             return None
         new = table.split_cluster(cluster, leave, key, value, frame)
         self.splits += 1
         for part in (cluster, new):
             self.pending[part] = self._invalid(table.variance[part], table.mean[part], table.count[part])
         return new
-
-    def _division(self, cluster: int, key: Tensor, around: Tensor) -> Tensor | None:
-        """Mask of the members that leave a cluster, considering the clusters founded for it; None for no split."""
-        table, n = self.table, len(key)
-        points = torch.cat([key, table.mean[around]])
-        weight = torch.cat([key.new_ones(n), table.count[around].float()])
-        total = weight.sum()
-        mean = (points * weight[:, None]).sum(0) / total
-        apart = (points - mean).square().sum(1)
-        apart[n:] += table.variance[around]
-        if not bool(self._invalid((apart * weight).sum() / total, mean, total)):
-            return None
-        side = _divide(points, weight)[:n]
-        if bool(side.any()):
-            return side
-        if bool(self._invalid(table.variance[cluster], table.mean[cluster], table.count[cluster])):
-            side = _divide(key, weight[:n])
-        return side if bool(side.any()) else None
 
     def _tau(self, count: Tensor) -> Tensor:
         return self.tau_large - (self.tau_large - self.tau_small) * torch.exp(-count / self.kappa)
@@ -293,16 +284,6 @@ class Mosaic(Organiser):
         squares = apart.new_zeros(len(joined)).index_add_(0, group, apart.square().sum(1))
         invalid: list[int] = joined[self._after(joined, torch.bincount(group), summed, squares)].tolist()
         return invalid
-
-    def _fitting(self, number: int, key: Tensor) -> int:
-        """Number of the first of ``key [t, D]`` that may join a cluster."""
-        apart = key - self.table.mean[number]
-        joining = torch.arange(1, len(key) + 1, device=key.device)
-        invalid = self._after(
-            torch.full_like(joining, number), joining, apart.cumsum(0), apart.square().sum(1).cumsum(0)
-        )
-        valid = (~invalid).nonzero()
-        return int(valid[-1]) + 1 if len(valid) else 0
 
     def _after(self, clusters: Tensor, joining: Tensor, summed: Tensor, squares: Tensor) -> Tensor:
         """Whether ``clusters [m]`` would be invalid after ``joining [m]`` tokens joined, given the sums of their
@@ -345,7 +326,3 @@ class Mosaic(Organiser):
         mean = key.new_zeros(groups, key.shape[1]).index_add_(0, group, key) / count[:, None]
         squares = (key - mean[group]).square().sum(1)
         return self._invalid(key.new_zeros(groups).index_add_(0, group, squares) / count, mean, count)
-
-
-def _divide(points: Tensor, weight: Tensor) -> Tensor:
-    return two_means(points, weight, torch.zeros(len(points), dtype=torch.int64, device=points.device), 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.errors import ConfigError
-from cluster.memory.organise import Members, NewTokens, Organiser
+from cluster.memory.organise import AtHand, NewTokens, Organiser
 
 _BITS = "bits"
 
@@ -18,6 +18,8 @@ class ReSV(Organiser):
 
     Hashes are taken of raw keys, before rotary: the same thing at the same place hashes alike whenever it is seen. The
     paper hashes rotated keys, which drift apart with time. A founder's bits stay its cluster's as long as that lives.
+    Clusters are made within the recent KV (section V, KVMU): one whose members are offloaded takes no more tokens, so
+    that its block is never read or written again for those that come.
 
     Args:
         width: of a key.
@@ -43,10 +45,9 @@ class ReSV(Organiser):
         self._planes = self._planes.to(key.device)
         return torch.where(key.float() @ self._planes >= 0, 1.0, -1.0)
 
-    def add(self, tokens: NewTokens, members: Members) -> Tensor:
-        del members
+    def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
         signs, known = self.hash(tokens.key).to(self.table.device), len(self.table)
-        apart = _hamming(signs, self._signs(self.table.columns[_BITS]))
+        apart = self._from_those_at_hand(_hamming(signs, self._signs(self.table.columns[_BITS])), at_hand)
         # Only tokens that no existing cluster accepts can found one.
         alone = (apart > self.threshold).all(1).nonzero()[:, 0]
         founders = alone[self._founders(signs[alone])]
@@ -55,12 +56,23 @@ class ReSV(Organiser):
         later = founders > torch.arange(len(signs), device=signs.device)[:, None]
         among[later] = signs.shape[1] + 1
         distance = torch.cat([apart, among], dim=1)
-        # Ties go to the older cluster; min() does not specify the index.
-        rank = distance.to(torch.int64) * distance.shape[1] + torch.arange(distance.shape[1], device=signs.device)
-        cluster = rank.amin(1) % distance.shape[1] if len(signs) else rank.new_zeros(0)
+        cluster = _nearest(distance)
         self.table.add(tokens, cluster)
         self.table.columns[_BITS][known:] = _packed(signs[founders])
         return cluster
+
+    def _from_those_at_hand(self, apart: Tensor, at_hand: AtHand) -> Tensor:
+        """Distances ``[t, c]``, too large for any token where the cluster is offloaded."""
+        asked = torch.zeros(apart.shape[1], dtype=torch.bool, device=apart.device)
+        # Only of clusters that tokens would join: each of them is loaded anyway.
+        while apart.shape[1]:
+            wanted = torch.unique(_nearest(apart)[apart.amin(1) <= self.threshold])
+            wanted = wanted[~asked[wanted]]
+            if not len(wanted):
+                break
+            asked[wanted] = True
+            apart[:, wanted[~at_hand(wanted).to(wanted.device)]] = self._planes.shape[1] + 1
+        return apart
 
     def _signs(self, packed: Tensor) -> Tensor:
         """The inverse of :func:`_packed`."""
@@ -76,6 +88,16 @@ class ReSV(Organiser):
             founders.append(int(left.argmax()))
             left &= far[founders[-1]]
         return torch.tensor(founders, dtype=torch.int64, device=signs.device)
+
+
+def _nearest(distance: Tensor) -> Tensor:
+    """Number of the least of each row of ``distance [t, c]``; ties go to the older cluster (min() does not specify the
+    index)."""
+    clusters = distance.shape[1]
+    if not clusters:
+        return torch.zeros(len(distance), dtype=torch.int64, device=distance.device)
+    rank = distance.to(torch.int64) * clusters + torch.arange(clusters, device=distance.device)
+    return rank.amin(1) % clusters
 
 
 def _packed(signs: Tensor) -> Tensor:

@@ -231,6 +231,33 @@ class ClusterTable:
         )
         return new
 
+    def merge_clusters(self, cluster: int, others: Tensor) -> None:
+        """The tokens of ``others`` ``[m]`` join a cluster, whose number and statistics follow as in :meth:`add`; the
+        others end, and numbers close up.
+
+        Raises:
+            ValueError: a cluster older than the one it is merged into.
+        """
+        others = others.to(self.device)
+        if bool((others <= cluster).any()):
+            raise ValueError("a cluster is merged into an older one")
+        parts = torch.cat([others.new_tensor([cluster]), others])
+        count = self.count[parts].float()
+        share = (count / count.sum())[:, None]
+        mean = (self.mean[parts] * share).sum(0)
+        apart = (self.mean[parts] - mean).square().sum(1)
+        self.variance[cluster] = ((self.variance[parts] + apart) * share[:, 0]).sum()
+        self.mean[cluster] = mean
+        self.value_mean[cluster] = (self.value_mean[parts] * share).sum(0)
+        self.count[cluster] = self.count[parts].sum()
+        self.latest[cluster] = self.latest[parts].max()
+        stays = torch.ones(len(self), dtype=torch.bool, device=self.device)
+        stays[others] = False
+        number = stays.cumsum(0) - 1
+        number[others] = cluster
+        self.of_token = number[self.of_token]
+        self._take(stays.nonzero()[:, 0])
+
     def to(self, device: torch.device | str) -> None:
         for name in _STORED:
             setattr(self, name, getattr(self, name).to(device))

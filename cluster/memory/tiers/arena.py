@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Self
 
 import torch
@@ -68,6 +69,8 @@ class _Stream:
 
 
 _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
+# Bytes: of the widest dtype.
+_ALIGNED = 8
 
 
 class Arena(CappedTier):
@@ -176,9 +179,17 @@ class Arena(CappedTier):
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         with self._lock:
-            loaded = [self._copy_out(key) for key in keys]
+            found = [self._find(key) for key in keys]
+            there = [held for held in found if held is not None]
+            blocks = iter(self._copy_out(there))
             self._settle()
-            return loaded
+            for key, held in zip(keys, found, strict=True):
+                if held is not None and not held.pinned:
+                    self._touch(key)
+            self._count("hits", len(there))
+            self._count("misses", len(found) - len(there))
+            self._count("bytes_out", sum(held.used for held in there))
+            return [Loaded(Outcome.MISS) if held is None else Loaded(Outcome.HIT, next(blocks)) for held in found]
 
     def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
         with self._lock:
@@ -297,17 +308,18 @@ class Arena(CappedTier):
         self._count("bytes_in", used)
         return Outcome.HIT
 
-    def _copy_out(self, key: BlockKey) -> Loaded:
-        held = self._find(key)
-        if held is None:
-            self._count("misses", 1)
-            return Loaded(Outcome.MISS)
-        if not held.pinned:
-            self._touch(key)
-        self._count("hits", 1)
-        self._count("bytes_out", held.used)
-        copied = held.cell.memory[: held.used].to(self._to, non_blocking=True, copy=True)
-        return Loaded(Outcome.HIT, _parts(copied, held))
+    def _copy_out(self, there: Sequence[_Held]) -> list[Block]:
+        """Copies of blocks, all in one piece of memory: a question loads hundreds of small ones."""
+        if not there:
+            return []
+        # A dtype's places begin at multiples of its size.
+        begins = list(accumulate((-(-held.used // _ALIGNED) * _ALIGNED for held in there), initial=0))
+        copied = torch.empty(begins[-1], dtype=torch.uint8, device=self._to)
+        for held, begin in zip(there, begins, strict=False):
+            copied[begin : begin + held.used].copy_(held.cell.memory[: held.used], non_blocking=True)
+        whole = {dtype: copied.view(dtype) for dtype in {held.dtype for held in there}}
+        numbers = copied.view(torch.int32)
+        return [_block(whole[held.dtype], numbers, begin, held) for held, begin in zip(there, begins, strict=False)]
 
     def _empty_slabs(self, nbytes: int) -> bool:
         """Empty slabs of ``nbytes`` in total, least recently used first; False, and none is emptied, if too few have no
@@ -404,8 +416,22 @@ def _manifest_of(there: _Stream) -> bytes | None:
 
 
 def _parts(memory: torch.Tensor, held: _Held) -> Block:
-    """The block in these bytes. Keys and values take a multiple of 4 bytes, so the numbers after them are aligned."""
-    places = 8 * held.count
-    kv = memory[: held.used - places].view(held.dtype).view(2, held.count, held.width)
-    frame, cell = memory[held.used - places :].view(torch.int32).view(2, held.count)
-    return Block(kv[0], kv[1], frame, cell)
+    """The block in these bytes, as many as it uses."""
+    kv = memory[: held.used - 8 * held.count].view(held.dtype)
+    numbers = memory[held.used - 8 * held.count :].view(torch.int32).view(2, held.count)
+    shape, half = (held.count, held.width), held.count * held.width
+    return Block(kv[:half].view(shape), kv[half:].view(shape), numbers[0], numbers[1])
+
+
+def _block(kv: torch.Tensor, numbers: torch.Tensor, begin: int, held: _Held) -> Block:
+    """The block that begins at this byte of memory that is seen as ``kv`` and, the same, as ``numbers``. Keys and
+    values take a multiple of 4 bytes, so the numbers after them are aligned. One operation for each part."""
+    count, width = held.count, held.width
+    first = begin // kv.itemsize
+    places = (begin + held.used) // 4 - 2 * count
+    return Block(
+        kv.as_strided((count, width), (width, 1), first),
+        kv.as_strided((count, width), (width, 1), first + count * width),
+        numbers.as_strided((count,), (1,), places),
+        numbers.as_strided((count,), (1,), places + count),
+    )

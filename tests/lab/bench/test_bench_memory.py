@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from cluster.memory.organise.table import ClusterTable, NewTokens
 from cluster.memory.retrieve import Retriever
 from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.retrieve.top_k import TopK
-from cluster.registry import compressors
+from cluster.registry import compressors, organisers, retrievers
 from cluster.types import MemorySpec
 
 OPTIONS = ["--model", "demo-qwen2_5_vl", "--bench-model", "demo-qwen2_5_vl", "--window", "4", "--stride", "2"]
@@ -108,8 +109,12 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
     monkeypatch.setattr(evidence, "SHARES", (8,))
     options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "90")
     found = measured(clip, tmp_path, *options)
-    rows = {row["compressor"]: row for row in found["rows"]}
+    rows = {row["compressor"]: row for row in found["rows"] if "retriever" not in row}
     assert rows.keys() == set(compressors.names()) - {"none"}
+    read = {(row["organiser"], row["retriever"]): row for row in found["rows"] if "retriever" in row}
+    assert read.keys() == set(product(organisers.names(), retrievers.names()))
+    assert all(0 < row["read"] <= 1 and 0 <= row["recall"] <= 1 for row in read.values())
+    assert read[MemorySpec().organiser, MemorySpec().retriever]["ours_more"] == 0
     assert all(0 <= row["recall_4"] <= row["recall"] <= 1 and 0 < row["held"] <= 1 / 8 for row in rows.values())
     own = rows.pop(MemorySpec().compressor)["recall"]
     assert found["figures"] == {

@@ -49,6 +49,12 @@ class Timed(Compressor):
         self.seconds += time.perf_counter() - began
         return chosen
 
+    def weigh(self, layers: Sequence[LayerKV], chosen: Sequence[Tensor]) -> list[Tensor | None]:
+        began = time.perf_counter()
+        weights = self._compressor.weigh(layers, chosen)
+        self.seconds += time.perf_counter() - began
+        return weights
+
     def observe(self, queries: Sequence[Tensor]) -> None:
         self._compressor.observe(queries)
 

@@ -5,6 +5,9 @@ object is one piece of evidence; a head that holds one of its tokens has found i
 ``evidence_recall`` is the share found, over passages, layers and heads: a fact about the memory, whatever a model could
 say about it; ``recall_4`` asks for four tokens. Frames come from production's decoder, pruner and engine, and go into
 production's memory.
+
+Every organiser and retriever is asked for each passage with the mean key of its tokens, the query of a model that
+knows what it looks for: recall is then the share of passages, layers and heads of which a token is read.
 """
 
 from __future__ import annotations
@@ -32,9 +35,10 @@ from cluster.lab.scenes.encode import encode_missing_clips
 from cluster.lab.scenes.render import SceneRenderer
 from cluster.lab.scenes.scene import CameraSettings
 from cluster.memory.head_memory import KVChunk
+from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import VisionLanguageModel
-from cluster.registry import compressors
+from cluster.registry import compressors, organisers, retrievers
 from cluster.types import MICROSECONDS
 
 NEEDED = (1, 4)
@@ -94,6 +98,7 @@ def measure(footage: Footage) -> Part:
             row = {"compressor": setting.compressor, "organiser": setting.organiser, "cap": f"1/{share}", "held": held}
             row |= {**estimate(_mean(recall), *weights).row("recall"), "recall_4": float(stricter.mean())}
             rows.append(row | estimate(_mean(own - recall), *weights).row("ours_more"))
+        rows += _read_rows(watched, share)
         print(f"evidence: 1/{share}", file=sys.stderr)
         if name := _NAMES.get(share):
             others = [recall for setting, (recall, *_) in found.items() if setting.compressor != ours(1.0).compressor]
@@ -102,7 +107,8 @@ def measure(footage: Footage) -> Part:
     note = (
         f"model {args.model}, {len(scenes)} drawn cameras of {args.scene_seconds:g} s, {sum(map(_objects, watched))} "
         f"objects, {sum(each.tokens for each in watched)} tokens of a layer and head; caps are shares of their bytes, "
-        "index included; held: share of the tokens"
+        "index included; held, read: shares of the tokens; rows with a retriever: found by a query that is the mean "
+        "key of a passage"
     )
     return Part(figures, rows, [note])
 
@@ -175,16 +181,68 @@ def _recall(watched: Sequence[Watched], setting: ShareSetting) -> tuple[Floats, 
     """(recall of every passage, the same of four tokens, share of the tokens that are held)."""
     found, held, total = [], 0, 0
     for each in watched:
-        _, memory = open_memory(each.chunks, setting)
-        for chunk in each.chunks:
-            memory.add_chunk(chunk)
-        memory.settle()
+        memory = _filled(each, setting)
         found.append(found_passages(memory, each))
         held += memory.tokens
         total += each.tokens * sum(map(len, memory.heads))
         memory.tiers.close()
     recall, stricter = np.concatenate(found, axis=1)
     return recall, stricter, held / total
+
+
+def _filled(watched: Watched, setting: ShareSetting) -> StreamMemory:
+    _, memory = open_memory(watched.chunks, setting)
+    for chunk in watched.chunks:
+        memory.add_chunk(chunk)
+    memory.settle()
+    return memory
+
+
+def _read_rows(watched: Sequence[Watched], share: int) -> list[dict[str, Any]]:
+    """Our compressor with every organiser and retriever, against ours."""
+    own = ours(1 / share)
+    found: dict[tuple[str, str], list[tuple[Floats, float]]] = {}
+    for organiser in organisers.names():
+        for each in watched:
+            memory = _filled(each, ShareSetting(own.compressor, organiser, own.retriever, share=1 / share))
+            for name in retrievers.names():
+                found.setdefault((organiser, name), []).append(read_passages(memory, each, retrievers.get(name)()))
+            memory.tiers.close()
+    ours_found = np.concatenate([recall for recall, _ in found[own.organiser, own.retriever]])
+    weights = np.ones((1, len(ours_found))), bootstrap_weights(len(ours_found))
+    rows = []
+    for (organiser, name), parts in found.items():
+        recall = np.concatenate([each for each, _ in parts])
+        row = {"compressor": own.compressor, "organiser": organiser, "retriever": name, "cap": f"1/{share}"}
+        row |= {"read": sum(read for _, read in parts) / len(parts)}
+        row |= estimate(_mean(recall), *weights).row("recall")
+        rows.append(row | estimate(_mean(ours_found - recall), *weights).row("ours_more"))
+    return rows
+
+
+def read_passages(memory: StreamMemory, watched: Watched, retriever: Retriever) -> tuple[Floats, float]:
+    """Share of layers and heads ``[passages]`` that read a token of each passage for the mean key of its tokens, and
+    the share of the held tokens that they read."""
+    number_at = {chunk.pts: number for number, chunk in enumerate(watched.chunks)}
+    token = torch.cat([torch.tensor(token_number(n, chunk.cell.tolist())) for n, chunk in enumerate(watched.chunks)])
+    at = [torch.searchsorted(token, passage) for passage in watched.passages]
+    found, read, held = np.zeros(len(watched.passages)), 0, 0
+    for layer, row in enumerate(memory.heads):
+        key = torch.cat([chunk.key[layer].float() for chunk in watched.chunks], dim=1)
+        numbers = [
+            torch.tensor([number_at[memory.frame_time(frame)] for frame in head.frame.tolist()], dtype=torch.int64)
+            * 2**20
+            + head.cell
+            for head in row
+        ]
+        tables = [head.table for head in row]
+        for index, (passage, rows) in enumerate(zip(watched.passages, at, strict=True)):
+            chosen = retriever.select_layer(key[:, rows].mean(dim=1, keepdim=True), tables)
+            for own, table, each in zip(numbers, tables, chosen, strict=True):
+                taken = torch.isin(table.of_token, each.clusters)
+                found[index] += bool(torch.isin(own[taken], passage).any())
+                read, held = read + int(taken.sum()), held + len(own)
+    return found / max(1, sum(map(len, memory.heads))), read / max(1, held)
 
 
 def _mean(values: Floats) -> Any:

@@ -49,6 +49,7 @@ class _Tally:
     founded: int = 0
     groupings: int = 0
     deferred: int = 0
+    merged: int = 0
     recalls: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
 
@@ -69,12 +70,10 @@ class _Run:
         table = self.organiser.table
         eager = not self.organiser.defer
 
-        def members(cluster: int) -> Tensor | None:
-            if eager or int(table.uid[cluster]) in self.resident:
-                return self.key[table.members(cluster)]
-            return None
+        def at_hand(clusters: Tensor) -> Tensor:
+            return torch.tensor([eager or uid in self.resident for uid in table.uid[clusters].tolist()])
 
-        self.organiser.add(tokens, members)
+        self.organiser.add(tokens, at_hand)
         self.key, self.value = torch.cat([self.key, tokens.key]), torch.cat([self.value, tokens.value])
         self.frame = torch.cat([self.frame, tokens.frame])
         self._split(None if eager else self.resident)
@@ -95,23 +94,28 @@ class _Run:
         self.tally.founded += self.organiser.founded
         self.tally.groupings += self.organiser.groupings
         self.tally.deferred += self.organiser.deferred
+        self.tally.merged += self.organiser.merged
         self.tally.clusters += len(self.organiser.table)
 
     def _split(self, within: set[int] | None) -> None:
-        """Split what waits, among some clusters or all; parts of what is at hand are at hand."""
+        """Merge and split what waits, among some clusters or all; parts of what is at hand are at hand."""
         table = self.organiser.table
         while waiting := [
             number
             for number in self.organiser.pending.nonzero()[:, 0].tolist()
             if within is None or int(table.uid[number]) in within
         ]:
-            for number in waiting:
-                if int(table.uid[number]) not in self.resident:
-                    self.tally.fetched += 1
-                of = table.members(number)
-                new = self.organiser.split(number, self.key[of], self.value[of], self.frame[of])
-                if new is not None and within is not None:
-                    within.add(int(table.uid[new]))
+            # One at a time: merging changes the numbers of those behind.
+            number = waiting[0]
+            self.tally.fetched += int(table.uid[number]) not in self.resident
+            # New tokens stay at hand until they are merged.
+            founded = self.organiser.founded_for(number)
+            if len(founded):
+                self.organiser.merge(number, founded)
+            of = table.members(number)
+            new = self.organiser.split(number, self.key[of], self.value[of], self.frame[of])
+            if new is not None and within is not None:
+                within.add(int(table.uid[new]))
 
 
 def measure_splits(
@@ -138,8 +142,8 @@ def measure_splits(
     Returns:
         ``saving``: share of eager's splits that deferring does without; ``saving_divisions``: the same with divisions
         of new tokens among themselves counted too; for each of ``eager`` and ``deferred``: ``splits_``, ``divisions_``,
-        ``fetched_`` (offloaded clusters that were fetched to be split), ``founded_``, ``clusters_``, ``recall_`` and
-        ``loaded_`` (means over questions, layers and heads); and ``put_off``, times a split was.
+        ``fetched_`` (offloaded clusters that were fetched to be split), ``founded_``, ``merged_``, ``clusters_``,
+        ``recall_`` and ``loaded_`` (means over questions, layers and heads); and ``put_off``, times a split was.
     """
     partition = _partitions(chunks, similarity)
     figures: dict[str, float] = {}
@@ -168,6 +172,7 @@ def measure_splits(
             f"splits_{name}": float(tally.splits),
             f"fetched_{name}": float(tally.fetched),
             f"founded_{name}": float(tally.founded),
+            f"merged_{name}": float(tally.merged),
             f"divisions_{name}": float(tally.splits + tally.groupings),
             f"clusters_{name}": float(tally.clusters),
             f"recall_{name}": _mean(tally.recalls),
