@@ -1,6 +1,9 @@
-"""One street clip of every kind."""
+"""One street clip of every kind, and a clip's samples."""
 
+from cluster.codec import FileSource
+from cluster.codec.processor import CodecProcessor
 from cluster.lab.scenes.street_clips import CLIP_KINDS, make_clip
+from cluster.types import PatchGeometry
 
 
 def make_all_clips(folder, **settings):
@@ -9,3 +12,11 @@ def make_all_clips(folder, **settings):
     for seed, (kind, path) in enumerate(paths.items()):
         make_clip(kind, path, seed=seed, **settings)
     return paths
+
+
+def sample_file(path):
+    """A clip's samples at 2 per second, on Qwen's geometry of 448 x 448 pixels."""
+    source, processor = FileSource(path), CodecProcessor(PatchGeometry(patch=14, merge=2, temporal=2))
+    processor.open(source.open())
+    frames = [frame for packet in source.packets() for frame in processor.feed(packet)]
+    return frames + processor.drain()

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 from street_footage import make_all_clips
 
-from cluster.codec import FileSource
-from cluster.codec.processor import CodecProcessor
-from cluster.types import ChangeGrid, PatchGeometry, PatchGrid, SampledPicture, UInt8Array
-
-QWEN = PatchGeometry(patch=14, merge=2, temporal=2)
+from cluster.types import ChangeGrid, PatchGrid, SampledPicture, UInt8Array
 
 FrameMaker = Callable[..., SampledPicture]
 
@@ -48,16 +44,3 @@ def make_frame(grid: PatchGrid) -> FrameMaker:
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return make_all_clips(tmp_path_factory.mktemp("clips"))
-
-
-@pytest.fixture(scope="session")
-def sampled(clips: dict[str, Path]) -> dict[str, list[SampledPicture]]:
-    """Each clip's samples at 2 per second, on Qwen's geometry of 448 x 448 pixels."""
-    return {kind: sample_file(path) for kind, path in clips.items()}
-
-
-def sample_file(path: Path) -> list[SampledPicture]:
-    source, processor = FileSource(path), CodecProcessor(QWEN)
-    processor.open(source.open())
-    frames = [frame for packet in source.packets() for frame in processor.feed(packet)]
-    return frames + processor.drain()

@@ -2,11 +2,23 @@
 
 import numpy as np
 import pytest
+from street_footage import make_all_clips, sample_file
 
-from cluster.lab.scenes.street_clips import ClipTruth
-from cluster.lab.scenes.truth import truth_path
+from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """At 12 frames per second samples fall on the instants of the truth, twice a second."""
+    return make_all_clips(tmp_path_factory.mktemp("clips"), fps=12.0)
+
+
+@pytest.fixture(scope="module")
+def sampled(clips):
+    return {kind: sample_file(path) for kind, path in clips.items()}
+
 
 MOVERS = ["street", "noisy", "hevc"]
 
@@ -48,14 +60,14 @@ def recall(pruned, truth):
 @pytest.mark.parametrize("kind", MOVERS)
 def test_replenish_keeps_the_movers_at_a_fraction_of_the_tokens(kind, sampled, clips):
     pruned, kept = prune_clip(sampled[kind], "replenish")
-    assert recall(pruned, ClipTruth.load(truth_path(clips[kind]))) >= 0.95
+    assert recall(pruned, SceneTruth.load(truth_path(clips[kind]))) >= 0.95
     assert kept < 0.24
     assert np.mean([mask.mean() for _, mask in pruned]) < 0.10
 
 
 def test_codecsight_keeps_the_movers_too_where_there_are_vectors(sampled, clips):
     pruned, _ = prune_clip(sampled["street"], "codecsight")
-    assert recall(pruned, ClipTruth.load(truth_path(clips["street"]))) >= 0.95
+    assert recall(pruned, SceneTruth.load(truth_path(clips["street"]))) >= 0.95
 
 
 def test_noise_defeats_any_vector_and_not_replenishment(sampled):
@@ -81,7 +93,7 @@ def test_a_still_night_is_inactive(sampled):
 
 def test_standing_people_are_not_paid_for_again(sampled, clips):
     """Who stopped two seconds ago, with nobody near, has been seen."""
-    truth = ClipTruth.load(truth_path(clips["street"]))
+    truth = SceneTruth.load(truth_path(clips["street"]))
     pruned, _ = prune_clip(sampled["street"], "replenish")
     kept = []
     for frame, mask in pruned:

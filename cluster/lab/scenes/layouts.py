@@ -92,7 +92,7 @@ _TRAIN_TEXTURES: _Pools = (
 )
 _TEST_TEXTURES: _Pools = (("worn", "cobble"), ("tiles", "cobble"), ("panel", "hedge"))
 _ZONE_COLORS: tuple[Color, ...] = ((214, 180, 40), (200, 60, 48), (222, 130, 40))
-_NO_ZONE = Zone(0, 0, 0, 0, _ZONE_COLORS[0], False)
+NO_ZONE = Zone(0, 0, 0, 0, _ZONE_COLORS[0], False)
 # Geometry of test views that training never draws, with a margin.
 HELD_OUT_ROAD = (0.735, 0.805)
 HELD_OUT_SLOPE = (-0.105, -0.07)
@@ -126,7 +126,7 @@ def make_layout(split: Split, rng: np.random.Generator) -> Layout:
         lane, median = rng.uniform(0.105, 0.16), float(rng.choice([0.0, 0.0, rng.uniform(0.012, 0.022)]))
         pools = _TRAIN_TEXTURES
     textures = (str(rng.choice(pools[0])), str(rng.choice(pools[1])), str(rng.choice(pools[2])))
-    plain = Layout(name, float(horizon), float(road), float(slope), float(lane), float(median), body, _NO_ZONE,
+    plain = Layout(name, float(horizon), float(road), float(slope), float(lane), float(median), body, NO_ZONE,
                    textures, int(rng.integers(2**31)))  # fmt: skip
     return replace(plain, zone=_place_zone(plain, rng))
 
@@ -154,7 +154,7 @@ def _random_layout(rng: np.random.Generator) -> Layout:
             lane=float(rng.uniform(0.095, 0.17)),
             median=float(rng.uniform(0.01, 0.05) if rng.random() < 0.4 else 0.0),
             body=float(rng.uniform(0.29, 0.48)),
-            zone=_NO_ZONE,
+            zone=NO_ZONE,
             textures=(_surface(_TRAIN_TEXTURES[0], rng), _surface(_TRAIN_TEXTURES[1], rng),
                       _surface(_TRAIN_TEXTURES[2], rng)),
             seed=int(rng.integers(2**31)),

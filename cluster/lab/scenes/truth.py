@@ -15,6 +15,9 @@ from cluster.lab.scenes.vocabulary import EVENT_KINDS, SceneEvent
 VERSION = 1
 SAMPLES_PER_S = 2
 
+MOVING = frozenset({"walking", "running", "climbing", "fighting", "driving"})
+"""States of an object that moves."""
+
 Box = tuple[int, int, int, int]
 
 
@@ -34,6 +37,11 @@ class TrueObject:
     state: str
     colour: str
     box: Box
+
+    @property
+    def moving(self) -> bool:
+        """Whether it moves or changes its pose."""
+        return self.state in MOVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,10 @@ class SceneTruth:
     def scene_events(self) -> tuple[SceneEvent, ...]:
         """The events without boxes, as ``window_label`` takes them."""
         return tuple(SceneEvent(each.kind, each.start_s, each.end_s, each.actors) for each in self.events)
+
+    def at(self, second: float) -> tuple[TrueObject, ...]:
+        """Objects of the sample nearest to ``second``."""
+        return min(self.samples, key=lambda sample: abs(sample.second - second)).objects
 
     def save(self, path: Path) -> None:
         """Write JSON atomically."""

@@ -1,7 +1,8 @@
 """Attention of the training forward: packed rows in blocks, each over a few ranges of keys.
 
 A live window is not one causal sequence: reused tokens saw other windows, and questions do not see each other. This is
-an additive mask per block of rows, at a third of the cost of one dense mask.
+an additive mask per block of rows, at a third of the cost of one dense mask. transformers' own decoder layers call it
+under the name :data:`BLOCKED`.
 """
 
 from __future__ import annotations
@@ -11,103 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb
 
-ROWS = 512
-
-
-def rms_norm(x: Tensor, norm: Any) -> Tensor:
-    """``x [n, D]`` through a checkpoint's RMS norm."""
-    return F.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.variance_epsilon).to(x.dtype)
-
-
-def pad_rows(x: Tensor, rows: int) -> Tensor:
-    """``x [n, D]`` with zeros after it, ``[rows, D]``."""
-    return F.pad(x, (0, 0, 0, rows - len(x))) if rows > len(x) else x
-
-
-def round_up_rows(count: int) -> int:
-    """``count`` rounded up, so that shapes recur: each new shape compiles a kernel."""
-    return -(-count // ROWS) * ROWS
-
-
-def linear(x: Tensor, layer: Any) -> Tensor:
-    """Linear layer in ``x``'s type."""
-    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
-
-
-def fused_linear(x: Tensor, layers: Sequence[Any]) -> Tensor:
-    """Several linear layers of one input as one product, outputs concatenated."""
-    weight = torch.cat([layer.weight for layer in layers]).to(x.dtype)
-    biases = [layer.bias for layer in layers if layer.bias is not None]
-    return F.linear(x, weight, torch.cat(biases).to(x.dtype) if biases else None)
-
-
-def gated_mlp(x: Tensor, mlp: Any) -> Tensor:
-    """``down(silu(gate(x)) * up(x))``."""
-    gate, up = fused_linear(x, (mlp.gate_proj, mlp.up_proj)).chunk(2, dim=-1)
-    return linear(F.silu(gate) * up, mlp.down_proj)
-
-
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in halves; ``x [..., d]``, ``cos`` and ``sin [..., d]``."""
-    low, high = x.chunk(2, dim=-1)
-    return torch.addcmul(x * cos, torch.cat([-high, low], dim=-1), sin)
-
-
-def tower_block(
-    hidden: Tensor,
-    rows: int,
-    block: Any,
-    cos: Tensor,
-    sin: Tensor,
-    packing: PackedSequences | Sequence[tuple[int, int]],
-) -> Tensor:
-    """One block of the tower on packed patches ``[n, D]``, the first ``rows`` of them real; ``cos, sin [n, 1, 1, d]``.
-
-    ``packing``: which rows attend to each other; only the runs if the rows are already in order.
-    """
-    attention = block.attn
-    heads = attention.num_heads
-    qkv = linear(rms_norm(hidden, block.norm1), attention.qkv).view(len(hidden), 3, heads, -1)
-    turned = torch.cat([apply_rotary(qkv[:, :2], cos, sin), qkv[:, 2:]], dim=1)[:rows]
-    if isinstance(packing, PackedSequences):
-        attended = packed_attention(turned[packing.order], packing.runs, attention.scaling)[packing.back]
-    else:
-        attended = packed_attention(turned, packing, attention.scaling)
-    hidden = hidden + linear(pad_rows(attended, len(hidden)), attention.proj)
-    return hidden + gated_mlp(rms_norm(hidden, block.norm2), block.mlp)
-
-
-def probe_attention(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries of rows ``asking [a]`` and keys of all rows in a decoder layer: ``query [H, a, d]`` (scaled) and ``key
-    [Hkv, n, d]`` in float32. ``hidden [n, D]``: the layer's input."""
-    attention = layer.self_attn
-    size = attention.head_dim
-    x = rms_norm(hidden, layer.input_layernorm)
-    query = linear(x[asking], attention.q_proj).view(len(asking), -1, size)
-    key = linear(x, attention.k_proj).view(len(x), -1, size)
-    query = apply_rotary(query, cos[asking][:, None], sin[asking][:, None]) * attention.scaling
-    return query.transpose(0, 1).float(), apply_rotary(key, cos[:, None], sin[:, None]).transpose(0, 1).float()
-
-
-def decoder_layer(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, blocks: Sequence[Block]) -> Tensor:
-    """One decoder layer on packed rows ``[n, D]``, of which ``blocks`` cover the real ones; ``cos, sin [n, d]``."""
-    rows = blocks[-1].stop
-    attention = layer.self_attn
-    size = attention.head_dim
-    heads = attention.q_proj.out_features // size
-    kv_heads = attention.k_proj.out_features // size
-    x = rms_norm(hidden, layer.input_layernorm)
-    qkv = fused_linear(x, (attention.q_proj, attention.k_proj, attention.v_proj)).view(len(x), -1, size)
-    turned = apply_rotary(qkv[:, : heads + kv_heads], cos[:, None], sin[:, None])[:rows].transpose(0, 1)
-    value = qkv[:rows, heads + kv_heads :].transpose(0, 1)
-    attended = blocked_attention(turned[:heads], turned[heads:], value, blocks, attention.scaling)
-    attended = attended.transpose(0, 1).reshape(rows, heads * size)
-    hidden = hidden + linear(pad_rows(attended, len(x)), attention.o_proj)
-    return hidden + gated_mlp(rms_norm(hidden, layer.post_attention_layernorm), layer.mlp)
-
+BLOCKED = "sightline_blocked"
 
 # Rows of a full block.
 BLOCK_ROWS = 192
@@ -124,32 +34,16 @@ class Block:
     bias: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedSequences:
-    """Packed sequences with attention within each, sorted by length.
-
-    * ``order`` ``[n]``: permutation of the rows; ``back``: its inverse
-    * ``runs``: (number of sequences, length)
-    """
-
-    order: Tensor
-    back: Tensor
-    runs: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, lengths: Tensor) -> PackedSequences:
-        """Sequences of these ``lengths`` int64, packed one after the other."""
-        starts = lengths.cumsum(0) - lengths
-        runs, order = [], []
-        for length in torch.unique(lengths).tolist():
-            begin = starts[lengths == length]
-            runs.append((len(begin), int(length)))
-            order.append((begin[:, None] + torch.arange(length, device=lengths.device)).flatten())
-        ordered = torch.cat(order)
-        return cls(ordered, torch.argsort(ordered), tuple(runs))
-
-    def to(self, device: torch.device) -> PackedSequences:
-        return PackedSequences(self.order.to(device), self.back.to(device), self.runs)
+def probe_attention(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries of rows ``asking [a]`` and keys of all rows in a decoder layer: ``query [H, a, d]`` (scaled) and ``key
+    [Hkv, n, d]`` in float32. ``hidden [n, D]``: the layer's input."""
+    attention = layer.self_attn
+    x = layer.input_layernorm(hidden)
+    query = attention.q_proj(x[asking]).view(len(asking), -1, attention.head_dim).transpose(0, 1)[None]
+    key = attention.k_proj(x).view(len(x), -1, attention.head_dim).transpose(0, 1)[None]
+    query, _ = apply_rotary_pos_emb(query, query, cos[None, asking], sin[None, asking])
+    _, key = apply_rotary_pos_emb(key, key, cos[None], sin[None])
+    return (query[0] * attention.scaling).float(), key[0].float()
 
 
 def blocked_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block], scale: float) -> Tensor:
@@ -174,12 +68,24 @@ def blocked_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequenc
     )
 
 
-def packed_attention(qkv: Tensor, runs: Sequence[tuple[int, int]], scale: float) -> Tensor:
-    """``qkv [n, 3, h, d]``, packed in ``runs`` (number of sequences, length) -> ``[n, h * d]``."""
-    attended = []
-    parts = torch.split(qkv, [count * length for count, length in runs])
-    for part, (count, length) in zip(parts, runs, strict=True):
-        q, k, v = part.view(count, length, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
-        heads = F.scaled_dot_product_attention(q, k, v, scale=scale)
-        attended.append(heads.transpose(1, 2).reshape(count * length, -1))
-    return torch.cat(attended)
+def _attend(
+    module: nn.Module,  # noqa: ARG001 the signature is transformers'
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,  # noqa: ARG001
+    *,
+    blocks: Sequence[Block],
+    scaling: float,
+    **kwargs: Any,  # noqa: ARG001
+) -> tuple[Tensor, None]:
+    """``query, key, value [1, h, n, d]`` -> ``[1, n, h, d]``; rows after the last block's attend to nothing."""
+    rows = blocks[-1].stop
+    kind = value.dtype
+    attended = blocked_attention(
+        query[0, :, :rows].to(kind), key[0, :, :rows].to(kind), value[0, :, :rows], blocks, scaling
+    )
+    return F.pad(attended.transpose(0, 1), (0, 0, 0, 0, 0, query.shape[2] - rows))[None], None
+
+
+AttentionInterface.register(BLOCKED, _attend)

@@ -14,23 +14,12 @@ from torch.nn import functional as F
 from cluster.lab.scenes.actors import COLORS
 from cluster.lab.scenes.questions import NUMBERS, phrasings
 from cluster.lab.scenes.vocabulary import EVENT_KINDS
-from cluster.lab.training.attention import (
-    Block,
-    PackedSequences,
-    decoder_layer,
-    linear,
-    pad_rows,
-    probe_attention,
-    rms_norm,
-    round_up_rows,
-    tower_block,
-)
+from cluster.lab.training.attention import BLOCKED, Block, probe_attention
 from cluster.lab.training.config import Shape
 from cluster.lab.training.examples import Example
 from cluster.lab.training.sequence_layout import SequenceLayout
 from cluster.models.base import PatchBatch
 from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, preset_tokenizer
-from cluster.models.packed_attention import row_numbers
 from cluster.models.presets import initialise
 from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL
 from cluster.types import PatchGrid
@@ -106,8 +95,8 @@ def patch_batches(example: Example, grid: PatchGrid) -> list[PatchBatch]:
     return [PatchBatch(torch.from_numpy(f.patches), torch.from_numpy(f.cells), grid) for f in example.frames]
 
 
-# Patches per tower pass: on a CPU activations should fit into the caches.
-PATCHES_PER_PASS = {"cpu": 4224, "cuda": 1 << 30}
+# Rows of a pass are rounded up to a multiple of it, so that shapes recur: each new shape compiles a kernel.
+ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,68 +136,18 @@ class TrainableModel(Qwen25VL):
                 max_pixels=shape.max_pixels,
             )
         )
+        trainable._text_model.config._attn_implementation = BLOCKED
         trainable.compute = compute or (torch.bfloat16 if _fast_bfloat16(device) else torch.float32)
         return trainable
 
     def encode_frames(self, frames: Sequence[PatchBatch]) -> Tensor:
         """Visual tokens ``[t, D]`` of frames, in order of frames and cells: :meth:`encode` with gradients."""
-        limit = PATCHES_PER_PASS[self.device.type]
-        parts: list[list[PatchBatch]] = []
-        room = 0
-        for frame in frames:
-            if not len(frame.cells):
-                continue
-            if len(frame.patches) > room:
-                parts.append([])
-                room = limit
-            parts[-1].append(frame)
-            room -= len(frame.patches)
-        return torch.cat([self._encode_pass(part) for part in parts])
+        with self._precision():
+            parts = self._parts([frame for frame in frames if len(frame.cells)])
+            return torch.cat([tokens for part in parts for tokens in self._encode_kept(part)]).float()
 
-    def _encode_pass(self, kept: Sequence[PatchBatch]) -> Tensor:
-        """One pass. Windows of equal length are adjacent, so that windowed layers need no reordering."""
-        merge, unit = self.geometry.merge, self.geometry.merge**2
-        counts = torch.tensor([len(frame.cells) for frame in kept])
-        cells = torch.cat([frame.cells for frame in kept])
-        frame_of = torch.repeat_interleave(torch.arange(len(kept)), counts)
-        side = self._visual.window_size // merge // self._visual.patch_size
-        grouped = torch.cat([frame_of[:, None], cells // side], dim=1)
-        _, window_of, lengths = torch.unique(grouped, dim=0, return_inverse=True, return_counts=True)
-        order = torch.argsort(row_numbers(torch.stack([lengths[window_of], window_of], dim=1)), stable=True)
-        windowed = PackedSequences.of(lengths.sort().values * unit).runs
-        full = _pack_by_frame(frame_of[order], counts, unit).to(self.device)
-        positions = self._patch_positions(cells[order].to(self.device))
-        cos, sin = (
-            x[:, None, None].to(self.compute)
-            for x in self._visual.rotary_pos_emb(torch.empty(0, device=self.device), positions)
-        )
-        order = order.to(self.device)
-        back = torch.argsort(order)
-
-        patches = torch.cat([frame.patches for frame in kept]).to(self.device)
-        patches = patches.view(len(cells), -1).index_select(0, order).view(len(patches), -1)
-        rows = len(patches)
-        filled = round_up_rows(rows)
-        hidden = self._embed(pad_rows(patches, filled))
-        cos, sin = (F.pad(x, (0, 0, 0, 0, 0, 0, 0, filled - rows)) for x in (cos, sin))
-        for index, block in enumerate(self._visual.blocks):
-            among = full if index in self._visual.fullatt_block_indexes else windowed
-            hidden = tower_block(hidden, rows, block, cos, sin, among)
-        merger = self._visual.merger
-        merged = rms_norm(hidden, merger.ln_q).view(filled // unit, -1)
-        merged = linear(F.gelu(linear(merged, merger.mlp[0])), merger.mlp[2])
-        return merged[: len(cells)][back].float()
-
-    def _embed(self, patches: Tensor) -> Tensor:
-        """``[n, T * C * p * p]`` uint8 -> ``[n, D]``; normalisation is folded into the weights."""
-        projection = self._visual.patch_embed.proj.weight
-        scale = torch.tensor([1 / (255 * std) for std in self.std], device=self.device).view(1, 3, 1, 1, 1)
-        # Centred on grey, as bfloat16 is most precise near zero.
-        shift = torch.tensor([128 / 255 - mean for mean in self.mean], device=self.device) * 255
-        weight = projection * scale
-        bias = (weight * shift.view(1, 3, 1, 1, 1)).flatten(1).sum(1)
-        weight = weight.transpose(1, 2).flatten(1).to(self.compute)
-        return F.linear(patches.to(self.compute).sub_(128), weight, bias.to(self.compute))
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32)
 
     def forward_sequences(
         self, visual: Sequence[Tensor], layouts: Sequence[SequenceLayout], asking: Tensor | None = None
@@ -230,19 +169,21 @@ class TrainableModel(Qwen25VL):
             blocks += [_shift_block(block, row, self.device, self.compute) for block in layout.blocks]
             starts.append(row)
             row += len(layout)
-        filled = round_up_rows(row)
-        hidden = pad_rows(torch.cat(parts), filled).to(self.compute)
+        filled = -(-row // ROWS) * ROWS
+        hidden = F.pad(torch.cat(parts), (0, 0, 0, filled - row)).to(self.compute)
         positions = torch.cat([layout.positions for layout in layouts], dim=1)
         cos, sin = (x.to(self.compute) for x in self.rotary(F.pad(positions, (0, filled - row))))
         middle = hidden
         probed = []
-        for index, layer in enumerate(self.layers):
-            if asking is not None and index >= len(self.layers) // 2:
-                probed.append(probe_attention(hidden, layer, cos, sin, asking))
-            hidden = decoder_layer(hidden, layer, cos, sin, blocks)
-            if index + 1 == len(self.layers) // 2:
-                middle = hidden
-        return SequenceOutput(middle, rms_norm(hidden, text.norm), tuple(starts), tuple(probed))
+        with self._precision():
+            for index, layer in enumerate(self.layers):
+                if asking is not None and index >= len(self.layers) // 2:
+                    probed.append(probe_attention(hidden, layer, cos, sin, asking))
+                hidden = layer(hidden[None], position_embeddings=(cos[None], sin[None]), blocks=blocks)[0]
+                if index + 1 == len(self.layers) // 2:
+                    middle = hidden
+            last = text.norm(hidden)
+        return SequenceOutput(middle, last, tuple(starts), tuple(probed))
 
     def answer_logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[n, vocab]`` of normed hidden states ``[n, D]``."""
@@ -258,14 +199,6 @@ def _fast_bfloat16(device: str) -> bool:
     if device.startswith("cuda"):
         return bool(torch.cuda.is_bf16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()
-
-
-def _pack_by_frame(frame_of: Tensor, counts: Tensor, unit: int) -> PackedSequences:
-    """Groups of frames ``[groups]`` (frame ``f`` has ``counts[f]``) -> their patches, packed by frame."""
-    lengths = counts[frame_of]
-    groups = torch.argsort(row_numbers(torch.stack([lengths, frame_of], dim=1)), stable=True)
-    order = (groups[:, None] * unit + torch.arange(unit)).flatten()
-    return PackedSequences(order, torch.argsort(order), PackedSequences.of(counts.sort().values * unit).runs)
 
 
 def _shift_block(block: Block, rows: int, device: torch.device, dtype: torch.dtype) -> Block:

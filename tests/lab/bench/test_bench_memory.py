@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,8 @@ from cluster.lab.bench.memory import GOALS, PARTS, evidence
 from cluster.lab.bench.memory.footage import Listener, made_chunks
 from cluster.lab.bench.memory.objects import COMPARED, object_cells
 from cluster.lab.bench.memory.rekv import published_frames
-from cluster.lab.scenes.street_clips import ClipTruth, StreetObject, make_clip
+from cluster.lab.scenes.street_clips import make_clip
+from cluster.lab.scenes.truth import TrueObject, TrueSample
 from cluster.memory.organise.table import ClusterTable, NewTokens
 from cluster.memory.retrieve import Retriever
 from cluster.memory.retrieve.rekv import ReKV
@@ -66,15 +68,16 @@ def test_every_compressor_is_held_to_the_cap_and_timed(clip: Path, tmp_path: Pat
             assert row["compressor"] != "infinipot_v" or row[f"cosine_lead_{space}"] == 0
 
 
-def test_cells_of_moving_objects_by_hand() -> None:
+def test_cells_of_moving_objects_by_hand(tmp_path: Path) -> None:
     """Cells of 10 x 10 pixels: a moving box over one cell, half of the next and less of the third; one that stands."""
-    truth = ClipTruth("street", 0, 40, 20, 1.0)
-    moving, still = StreetObject(0, "car", (0, 0, 15, 10), True), StreetObject(1, "person", (20, 10, 40, 20), False)
-    truth.frames.extend([[], [moving, still]])
+    drawn = make_clip("night", tmp_path / "night.mp4", seconds=1, fps=2, size=(64, 64))
+    moving = TrueObject(0, "vehicle", "driving", "red", (0, 0, 15, 10))
+    still = TrueObject(1, "person", "sitting", "red", (20, 10, 40, 20))
+    truth = replace(drawn, width=40, height=20, samples=(TrueSample(0.0, ()), TrueSample(1.0, (moving, still))))
     assert object_cells(truth, 0.0, 2, 4) == set()
     assert object_cells(truth, 1.0, 2, 4) == {0, 1}
-    truth.frames[1][0] = StreetObject(0, "car", (1, 0, 14, 10), True)
-    assert object_cells(truth, 1.0, 2, 4) == {0}
+    smaller = replace(moving, box=(1, 0, 14, 10))
+    assert object_cells(replace(truth, samples=(TrueSample(1.0, (smaller,)),)), 1.0, 2, 4) == {0}
 
 
 def test_what_is_kept_of_objects_is_counted(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

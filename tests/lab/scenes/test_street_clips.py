@@ -1,5 +1,3 @@
-import json
-
 import av
 import numpy as np
 import pytest
@@ -7,8 +5,10 @@ from av.video.frame import PictureType
 from street_footage import make_all_clips
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes.street_clips import CLIP_KINDS, ClipTruth, draw_frames, make_clip
-from cluster.lab.scenes.truth import truth_path
+from cluster.lab.scenes import SceneRenderer
+from cluster.lab.scenes.scene import CameraSettings
+from cluster.lab.scenes.street_clips import CLIP_KINDS, make_clip, street_scene
+from cluster.lab.scenes.truth import SceneTruth, truth_path
 
 SMALL = {"seconds": 2.0, "size": (320, 180)}
 
@@ -33,12 +33,9 @@ def test_all_four_play(clips):
 
 def test_the_truth_lies_beside_the_clip(clips):
     for path in clips.values():
-        truth = ClipTruth.load(truth_path(path))
-        assert (truth.width, truth.height, truth.fps, len(truth.frames)) == (320, 180, 12.5, 25)
-        again = path.parent / "again.json"
-        truth.save(again)
-        assert json.loads(again.read_text()) == json.loads(truth_path(path).read_text())
-        assert ClipTruth.load(again) == truth
+        truth = SceneTruth.load(truth_path(path))
+        assert (truth.width, truth.height, truth.fps, len(truth.samples)) == (320, 180, 12.5, 4)
+        assert [truth.at(second) for second in (0.0, 0.3, 9.0)] == [truth.samples[at].objects for at in (0, 1, 3)]
 
 
 def test_the_same_seed_draws_the_same_and_another_does_not(tmp_path):
@@ -51,59 +48,71 @@ def test_the_same_seed_draws_the_same_and_another_does_not(tmp_path):
     assert one.read_bytes() != other.read_bytes()
 
 
-def drawn(kind, seconds, seed=0):
-    truth = ClipTruth(kind, seed, 640, 360, 12.5)
-    return truth, [picture.copy() for picture in draw_frames(kind, truth, round(seconds * 12.5))]
+def renderer(kind, seconds, seed=0):
+    camera = CameraSettings(640, 360, 12.5, "h264", 4.0, 0, 23)
+    return SceneRenderer(street_scene(CLIP_KINDS[kind], camera, seconds, seed), 640, 360)
 
 
-def test_pixels_change_exactly_where_the_truth_says():
+def pixel_boxes(drawn, second):
+    return [
+        (round(640 * left), round(360 * top), round(640 * right), round(360 * bottom))
+        for left, top, right, bottom in (each.box for each in drawn.objects(second))
+    ]
+
+
+def test_pixels_change_exactly_where_the_objects_are():
     """Nothing changes but inside the boxes of movers (and their shadows below), and there something does."""
-    truth, pictures = drawn("street", 24)
-    for number in range(1, len(pictures)):
-        changed = (pictures[number] != pictures[number - 1]).any(axis=2)
+    drawn = renderer("street", 24)
+    before = drawn.picture(0.0, 0).astype(int)
+    seen = 0
+    for number in range(1, 300):
+        second = number / 12.5
+        picture = drawn.picture(second, number).astype(int)
+        # One grey level is rounding.
+        changed = (abs(picture - before) > 1).any(axis=2)
         explained = np.zeros_like(changed)
         # A shadow may be in the picture before who casts it is.
-        explained[:, :20] = explained[:, -20:] = explained[-20:] = True
-        for frame in (number - 1, number):
-            for thing in truth.frames[frame]:
-                left, top, right, bottom = thing.box
-                explained[max(0, top - 4) : bottom + 6, max(0, left - 30) : right + 30] = True
-                if frame == number and thing.moving:
-                    assert changed[top:bottom, left:right].any()
+        explained[:, :30] = explained[:, -30:] = explained[-30:] = True
+        for left, top, right, bottom in pixel_boxes(drawn, second - 0.08) + pixel_boxes(drawn, second):
+            explained[max(0, top - 4) : bottom + 24, max(0, left - 30) : right + 30] = True
+        for each, (left, top, right, bottom) in zip(drawn.objects(second), pixel_boxes(drawn, second), strict=True):
+            if each.state in ("walking", "driving") and right - left > 8:
+                assert changed[top:bottom, left:right].any()
+                seen += 1
         assert not (changed & ~explained).any()
+        before = picture
+    assert seen > 200
 
 
-def test_the_street_has_a_story():
-    truth, _ = drawn("street", 24)
-    kinds = {thing.id: thing.kind for frame in truth.frames for thing in frame}
-    assert sorted(kinds.values()) == ["car", "car", "person", "person", "person"]
-    waits = [frame for frame in truth.frames if any(not thing.moving for thing in frame)]
-    assert len(waits) > 3 * 12.5
-    empty = [frame for frame in truth.frames if not frame]
-    assert empty
-    for frame in truth.frames:
-        for thing in frame:
+def test_the_street_has_a_story(tmp_path):
+    truth = make_clip("street", tmp_path / "street.mp4", seconds=24, fps=2, size=(64, 64))
+    kinds = {thing.id: thing.kind for sample in truth.samples for thing in sample.objects}
+    assert sorted(kinds.values()) == ["person", "person", "person", "vehicle", "vehicle"]
+    waits = [sample for sample in truth.samples if any(not thing.moving for thing in sample.objects)]
+    assert len(waits) > 3 * 2
+    assert any(not sample.objects for sample in truth.samples)
+    for sample in truth.samples:
+        for thing in sample.objects:
             left, top, right, bottom = thing.box
-            assert 0 <= left < right <= 640
-            assert 0 <= top < bottom <= 360
+            assert 0 <= left <= right <= 64
+            assert 0 <= top <= bottom <= 64
 
 
-def test_long_clips_go_on_happening():
-    truth = ClipTruth("street", 0, 128, 72, 2.0)
-    for _ in draw_frames("street", truth, 240):
-        pass
-    last_cycle = {thing.id for frame in truth.frames[200:] for thing in frame}
-    assert len({thing.id for frame in truth.frames for thing in frame}) == 25
+def test_long_clips_go_on_happening(tmp_path):
+    truth = make_clip("street", tmp_path / "long.mp4", seconds=120, fps=1, size=(64, 64))
+    last_cycle = {thing.id for sample in truth.samples[200:] for thing in sample.objects}
+    assert len({thing.id for sample in truth.samples for thing in sample.objects}) == 25
     assert len(last_cycle) >= 3
 
 
-def test_night_is_dark_and_still():
-    truth, pictures = drawn("night", 4)
-    assert all(np.array_equal(picture, pictures[0]) for picture in pictures)
-    assert not any(truth.frames)
-    assert pictures[0].mean() < 40
-    day, _ = drawn("street", 0.08)
-    assert day.frames
+def test_night_is_dark_and_still(tmp_path):
+    truth = make_clip("night", tmp_path / "night.mp4", seconds=4, fps=2, size=(64, 64))
+    assert not any(sample.objects for sample in truth.samples)
+    drawn = renderer("night", 4)
+    pictures = np.stack([drawn.picture(second, round(second * 12.5)) for second in (0.0, 0.4, 1.6, 3.2)]).astype(int)
+    assert pictures.mean() < 40
+    assert np.ptp(pictures, axis=0).mean() < 5.0, "noise alone"
+    assert renderer("street", 4).picture(0.0, 0).mean() > 80
 
 
 def test_noise_and_flicker_are_there(clips):

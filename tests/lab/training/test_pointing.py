@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from cluster.lab.training.attention import Block, decoder_layer, probe_attention
+from cluster.lab.training.attention import Block, probe_attention
 from cluster.lab.training.examples import Example
 from cluster.lab.training.loss import DenseHeads, PointingTargets, pointing_loss, window_loss
 
@@ -73,4 +73,5 @@ def test_queries_and_keys_are_those_of_the_layer(trainable) -> None:
     attended = torch.bmm(scores.softmax(-1), value.repeat_interleave(groups, 0)).transpose(0, 1).flatten(1)
     after = hidden[asking] + layer.self_attn.o_proj(attended)
     after = after + layer.mlp(layer.post_attention_layernorm(after))
-    torch.testing.assert_close(after, decoder_layer(hidden, layer, cos, sin, [block])[asking], atol=1e-4, rtol=1e-4)
+    whole = layer(hidden[None], position_embeddings=(cos[None], sin[None]), blocks=[block])[0]
+    torch.testing.assert_close(after, whole[asking], atol=1e-4, rtol=1e-4)

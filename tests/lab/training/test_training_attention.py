@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.lab.training.attention import PackedSequences, blocked_attention, packed_attention
+from cluster.lab.training.attention import blocked_attention
 from cluster.lab.training.examples import Example
 from cluster.lab.training.loss import example_layout
 from cluster.lab.training.trainable_model import TrainableModel, patch_batches
@@ -36,23 +36,6 @@ def test_blocks_are_dense_attention_under_their_mask(
     got = torch.autograd.grad((blocked * weights).sum(), (q, k, v))
     for mine, right in zip(got, wanted, strict=True):
         assert torch.allclose(mine, right, atol=1e-12)
-
-
-def test_pieces_attend_to_themselves_alone() -> None:
-    lengths = torch.tensor([3, 7, 3, 1, 7, 5])
-    pieces = PackedSequences.of(lengths)
-    assert sorted(pieces.runs) == [(1, 1), (1, 5), (2, 3), (2, 7)]
-    qkv = random(26, 3, 2, 4, seed=5)
-    got = packed_attention(qkv[pieces.order], pieces.runs, 0.5)[pieces.back]
-    piece = torch.repeat_interleave(torch.arange(6), lengths)
-    mask = torch.zeros(26, 26, dtype=torch.double).masked_fill_(piece[:, None] != piece, float("-inf"))
-    q, k, v = qkv.permute(1, 2, 0, 3)
-    dense = _dense(q * 0.5, k, v, mask).transpose(0, 1).flatten(1)
-    assert torch.allclose(got, dense, atol=1e-12)
-    weights = random(26, 8, seed=6)
-    (mine,) = torch.autograd.grad((got * weights).sum(), qkv)
-    (right,) = torch.autograd.grad((dense * weights).sum(), qkv)
-    assert torch.allclose(mine, right, atol=1e-12)
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

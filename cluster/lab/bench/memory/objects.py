@@ -15,7 +15,8 @@ from typing import Any
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import CAMERA, Footage
-from cluster.lab.scenes.street_clips import ClipTruth, make_clip
+from cluster.lab.scenes.street_clips import make_clip
+from cluster.lab.scenes.truth import SceneTruth
 from cluster.memory.eviction import compress
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.stream import StreamMemory
@@ -80,7 +81,7 @@ def _watch(footage: Footage, kind: str, seed: int) -> tuple[list[KVChunk], list[
     ]
 
 
-def object_cells(truth: ClipTruth, second: float, rows: int, columns: int) -> set[int]:
+def object_cells(truth: SceneTruth, second: float, rows: int, columns: int) -> set[int]:
     """Cells of a grid of which at least half is in the box of one object that moves at ``second``."""
     width, height = truth.width / columns, truth.height / rows
     found: set[int] = set()
