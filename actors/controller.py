@@ -20,7 +20,7 @@ from actors.remote import RayTable, own_host
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import CameraStates
-from cluster.config import SightlineConfig
+from cluster.config import CameraEntry, SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, DeletionTracker, Route
 from cluster.control.cameras.changes import merge_configuration
@@ -125,6 +125,12 @@ class Controller:
         ``ManagedElsewhereError``."""
         await self._until_settled()
         return await self._keep(self._table.update(managed, time.monotonic(), takeover=takeover))
+
+    async def tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
+        """Where to test a camera's source, ``host:port`` of a decoder, and the camera with its secrets. Raises
+        ``ConfigError`` and ``UnavailableError``."""
+        await self._until_settled()
+        return self._directory.decoder_for(entry.name), self._table.check_test(entry)
 
     async def managed_cameras(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
         """Declared cameras, passwords included, sorted by name; all of them without ``names``. Raises
@@ -387,7 +393,7 @@ class Controller:
         if self._directory.version != self._shown:
             # Changes with every step, camera and member; counting iterates over all cameras.
             self._shown = self._directory.version
-            self._fleet_metrics.set_expected_cameras(self._directory.cameras)
+            self._fleet_metrics.set_expected_cameras(self._directory.expected_cameras)
             for rung, cameras in self._directory.rungs().items():
                 metrics.ladder_cameras.labels(rung).set(cameras)
         if steps:

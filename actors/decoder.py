@@ -31,8 +31,10 @@ from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.footage.service import DecoderRecorder, Recorder
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
+from cluster.decoder.packet_sink import PushedCameraSink
 from cluster.decoder.pipeline import sender_queue
-from cluster.decoder.running_camera import PushedCameraSink, RunningCamera
+from cluster.decoder.running_camera import RunningCamera
+from cluster.decoder.source_test import SourceTester
 from cluster.errors import ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.redaction import redact
 from cluster.tracing import make_spans
@@ -141,6 +143,7 @@ class Decoder:
         metrics.ring_bytes.set_function(lambda: self._rings.held)
         metrics.rings_short.set_function(lambda: self._rings.short)
         self._recorder = Recorder(config.clips, self._footage)
+        self._tester = SourceTester(config)
         self._background: set[asyncio.Task[None]] = set()
         self._main = asyncio.create_task(self._run())
 
@@ -170,7 +173,7 @@ class Decoder:
         self._server.add(
             recorder.SERVICE,
             pictures_pb2_grpc.add_RecorderServicer_to_server,
-            recorder.RecorderServicer(self._recorder),
+            recorder.RecorderServicer(self._recorder, self._tester),
         )
         port = self._server.bind(self._host, 0)
         await self._server.start()
@@ -200,6 +203,8 @@ class Decoder:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             self._apply_decode_pressure()
+            for camera in self._cameras.values():
+                camera.follow_schedule(time.time())
             last_words = self._last_words
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
@@ -243,6 +248,7 @@ class Decoder:
 
     async def _apply(self, assignment: Assignment) -> None:
         wanted = {assigned.settings.name: assigned for assigned in assignment.cameras}
+        self._tester.geometry = assignment.geometry or self._tester.geometry
         self._replicas = {a.replica_address: a.replica for a in wanted.values() if a.replica_address and a.replica}
         gone = [
             name

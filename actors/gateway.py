@@ -29,7 +29,8 @@ from sightline.v1 import (
 from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, ask_controller, await_reply
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
-from cluster.config import SightlineConfig, parse_camera
+from cluster.alerts.health import default_rule
+from cluster.config import CameraEntry, SightlineConfig, parse_camera
 from cluster.config.secrets import peer_tls, tls_files
 from cluster.control.cameras.managed import ManagedCamera, manager_from_outside
 from cluster.errors import UnavailableError
@@ -153,7 +154,10 @@ class Gateway:
         self._hub = results.AnswerHub(limit=config.cluster.answer_queue)
         self._merger = ResultsMerger(self._hub, tls=self._peers)
         self._pictures = pictures.PicturesProxy(
-            self._decoder_of, self._alerting if config.alerts.enabled else None, self._channels
+            self._decoder_of,
+            self._alerting if config.alerts.enabled else None,
+            self._channels,
+            tested=self._controller.tested_source,
         )
         self._missed = 0
         self._guard = make_guard(config.security)
@@ -231,6 +235,7 @@ class Gateway:
             guard=self._guard,
             host=host,
             longest_answer=self._config.asking.max_new_tokens,
+            rule=default_rule(self._config.alerts),
         )
         self._http = HttpServer(application, max_connections=self._config.gateway.max_connections, tls=self._tls)
         pages = await self._http.start(host, self._config.gateway.metrics_port)
@@ -339,6 +344,11 @@ class ControllerDirectory:
 
     async def get(self, name: str) -> CameraStatus:
         return await ask_controller("get_camera", name)
+
+    async def tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
+        """See the controller."""
+        found: tuple[str, CameraEntry] = await ask_controller("tested_source", entry)
+        return found
 
     async def where(self, name: str) -> Any:
         """A :class:`~cluster.control.directory.Route`."""

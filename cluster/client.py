@@ -60,6 +60,7 @@ from cluster.wire.tls import ClientCredentials
 
 T = TypeVar("T")
 FILE_S = 300.0
+TEST_S = 35.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +329,17 @@ class GatewayClient:
         except StopIteration:
             raise UnavailableError(f"{self.address} sent nothing") from None
         return About(about.camera, about.media_type, about.size, about.etag, about.note), self._data(call)
+
+    def test_source(
+        self, name: str, source: str | SourceAddress, settings: dict[str, Any] | None = None
+    ) -> pictures_pb2.TestReply:
+        """Open a source for some seconds as the camera ``name`` would; see the proto."""
+        request = pictures_pb2.TestRequest(
+            camera=check_camera(name),
+            source=SourceAddress(source).reveal(),
+            settings_json=json.dumps(settings) if settings else "",
+        )
+        return self._call(self._pictures.Test, request, TEST_S)
 
     def forget_footage(self, camera: str) -> Deleted:
         """Delete all snapshots and clips of a camera."""

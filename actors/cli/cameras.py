@@ -149,6 +149,63 @@ def update(
         print(expectation(status))
 
 
+@app.command("pause")
+def pause(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
+    """Stop a camera without forgetting it: neither connected nor decoded nor asked until `cameras resume`.
+
+    $ sightline cameras pause gate
+    """
+    _set_paused(name, True, takeover, gateway)
+    print(f"{name}: paused")
+
+
+@app.command("resume")
+def resume(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
+    """Start a paused camera again.
+
+    $ sightline cameras resume gate
+    """
+    _set_paused(name, False, takeover, gateway)
+    print(f"{name}: resumed")
+
+
+def _set_paused(name: str, paused: bool, takeover: bool, gateway: str) -> None:
+    from cluster.control.cameras.managed import settings_of
+
+    with connect(gateway) as client:
+        [camera] = client.cameras_export([name])
+        settings = {**settings_of(camera.entry), "paused": paused}
+        # The source as it is shown: the cluster keeps its secrets.
+        client.camera_update(name, str(camera.entry.source), settings, takeover=takeover)
+
+
+@app.command("test")
+def try_source(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Address, or a file the cluster can read.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="The camera that has it or would get it.")] = "test",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Save a picture, as the model would see it.")
+    ] = None,
+    settings: Settings = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+) -> None:
+    """Open a source for some seconds as a camera would and say what it sends, without adding a camera.
+
+    $ sightline cameras test rtsp://10.0.0.11/stream1 -o gate.jpg
+    """
+    from actors.cli.options import parse_settings
+    from actors.cli.output import save
+
+    with connect(gateway) as client:
+        found = client.test_source(name, source, parse_settings(settings))
+    gop = f"a keyframe every {found.gop_pictures} ({found.gop_s:.1f} s)" if found.gop_pictures else "one keyframe"
+    print(f"{found.codec} {found.width}x{found.height}, {found.fps:.1f} pictures/s, {found.kbit_s:.0f} kbit/s, {gop}")
+    print(f"cue {found.cue}, keeps {found.kept:.0%} of the picture; decoded on {found.decode}")
+    print(f"first picture after {found.first_picture_s:.1f} s")
+    if output is not None:
+        save(output, [found.jpeg], len(found.jpeg), str(output))
+
+
 @app.command("list")
 def list_cameras(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the table up to date until Ctrl-C.")] = False,

@@ -29,6 +29,7 @@ STATE_STYLE = {
     "backoff": "yellow",
     "error": "bold red",
     "ended": "dim",
+    "paused": "dim",
 }
 
 

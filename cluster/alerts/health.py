@@ -123,6 +123,7 @@ class HealthMonitor:
         now_s: float,
         *,
         patient: bool = False,
+        asked: bool = True,
         stride_s: float = 0.0,
     ) -> None:
         """Check one camera; each picture is evaluated once.
@@ -132,13 +133,14 @@ class HealthMonitor:
             picture: its newest picture statistics, if any.
             now_s: seconds since 1970.
             patient: a file source, whose frames may be held back.
+            asked: any of its questions is asked now.
             stride_s: between two of its answers at full quality.
         """
         camera = self._cameras.setdefault(status.name, _Camera())
         offline = _Finding(False) if patient and status.state == "running" else self._offline(camera, status, now_s)
         self._settle(camera, status, picture, OFFLINE, offline, now_s)
         fresh = status.state == "running" and status.last_frame_age_s <= STALL_S
-        unanswered = self._unanswered(camera, status, now_s, stride_s, expected=fresh and not patient)
+        unanswered = self._unanswered(camera, status, now_s, stride_s, expected=fresh and asked and not patient)
         self._settle(camera, status, picture, UNANSWERED, unanswered, now_s)
         if picture is not None and fresh and picture.pts != camera.pts:
             elapsed_s = 0.0 if camera.looked_s is None else min(now_s - camera.looked_s, STALL_S)
@@ -165,7 +167,7 @@ class HealthMonitor:
     def _offline(self, camera: _Camera, status: CameraStatus, now_s: float) -> _Finding:
         age_s = status.last_frame_age_s
         camera.delivered |= status.frames_decoded > 0
-        if status.state == "ended":
+        if status.state in ("ended", "paused"):
             return _Finding(False)
         if status.state == "running":
             if status.frames_decoded and age_s <= STALL_S:

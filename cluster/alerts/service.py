@@ -32,12 +32,12 @@ from cluster.alerts.journal import Journal
 from cluster.alerts.open_incidents import OpenIncidents
 from cluster.alerts.store import AlertStore, StoredState
 from cluster.alerts.tracker import IncidentTracker, Rule
-from cluster.config import SightlineConfig, camera_settings
+from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.registry import sinks
 from cluster.security.roles import EVERY, in_scope
-from cluster.types import Answer, StreamSpec
+from cluster.types import Answer
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class AlertService:
             self._rules[entry.name] = question_rules(camera_settings(config, entry), config.alerts)
         self._default = default_rule(config.alerts)
         self._informed = False
-        self._specs: dict[str, StreamSpec] = {}
+        self._cameras: dict[str, CameraConfig] = {}
         self._lives: dict[str, str] = {}
         self._over: set[str] = set()
         self.version = -1
@@ -150,7 +150,7 @@ class AlertService:
         if watched.settings is not None:
             self._informed = True
             self._rules = {camera.name: question_rules(camera, self._config) for camera in watched.settings}
-            self._specs = {each.name: each.stream_spec() for each in watched.settings}
+            self._cameras = {each.name: each for each in watched.settings}
         lives = {status.name: status.life for status in watched.statuses}
         gone = {name for name, life in self._lives.items() if lives.get(name) != life}
         for name in gone:
@@ -160,9 +160,10 @@ class AlertService:
         self._tracker.retain_cameras(lives, now_s)
         self._health.retain_cameras(lives.keys() - gone, now_s)
         for status in watched.statuses:
-            picture, spec = watched.pictures.get(status.name), self._specs.get(status.name)
-            patient, stride_s = (spec.patient, spec.stride_s) if spec is not None else (False, 0.0)
-            self._health.update(status, picture, now_s, patient=patient, stride_s=stride_s)
+            picture, camera = watched.pictures.get(status.name), self._cameras.get(status.name)
+            patient, stride_s = (camera.is_patient, camera.window.stride_s) if camera is not None else (False, 0.0)
+            asked = camera is None or camera.asks_at(now_s)
+            self._health.update(status, picture, now_s, patient=patient, asked=asked, stride_s=stride_s)
         self._changed.set()
 
     # -- operations -----------------------------------------------------------------------------

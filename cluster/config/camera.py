@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator
 from cluster.config.memory import MemoryConfig
 from cluster.config.privacy import MAX_MASKS, MaskPolygon
 from cluster.config.problems import Duration, OneOf, Section
+from cluster.config.schedule import ScheduleConfig
 from cluster.config.sources import check_address
 from cluster.redaction import SourceAddress
 from cluster.registry import pruners, refresh_policies
@@ -123,6 +124,9 @@ class QuestionConfig(Section):
     severity: Literal["info", "warning", "critical"] | None = Field(
         default=None, description="Severity of its incidents; null: as in alerts."
     )
+    when: ScheduleConfig | None = Field(
+        default=None, description="Days and hours in which it is asked; null: always. Not asked, it costs nothing."
+    )
 
     @field_validator("id")
     @classmethod
@@ -143,6 +147,10 @@ class QuestionConfig(Section):
                 f"{text!r} asks for more than yes or no; word it like 'Is …?', or ask it with `sightline ask`"
             )
         return text
+
+    def is_asked(self, at_s: float) -> bool:
+        """Whether it is asked at ``at_s``, seconds since 1970."""
+        return self.when is None or self.when.holds(at_s)
 
     def question(self) -> Question:
         """Convert to the engine's type."""
@@ -167,6 +175,7 @@ class CameraEntry(Section):
         description="rtsp(s)://, http(s):// (HLS, MPEG-TS, MJPEG) or rtmp(s):// address, path of a video file, "
         "v4l2:///dev/video0 for a USB camera that sends MJPEG, or empty for a camera that pushes over gRPC.",
     )
+    paused: bool = Field(default=False, description="Neither connected nor decoded nor asked; what it remembers stays.")
     priority: PriorityName = Field(
         default="normal",
         description="critical: kept on time at the others' expense; background: shed first.",
@@ -199,6 +208,7 @@ class CameraConfig(Section):
 
     name: str = Field(description="Unique name of the camera.")
     source: SourceAddress = Field(description="Address or path; empty for a camera that pushes.")
+    paused: bool = Field(default=False, description="Neither connected nor decoded nor asked.")
     priority: PriorityName = Field(default="normal", description="critical, normal or background.")
     sampling: SamplingConfig = Field(description="Resolved sampling section.")
     pruning: PruningConfig = Field(description="Resolved pruning section.")
@@ -211,18 +221,24 @@ class CameraConfig(Section):
         default_factory=list, description="Parts of the picture that are blacked out."
     )
 
-    def stream_spec(self) -> StreamSpec:
-        """Stream specification for the engine."""
+    def asks_at(self, at_s: float) -> bool:
+        """Whether any question is asked at ``at_s``, seconds since 1970."""
+        return not self.questions or any(each.is_asked(at_s) for each in self.questions)
+
+    def stream_spec(self, at_s: float | None = None) -> StreamSpec:
+        """Stream specification for the engine, with the questions that are asked at ``at_s`` (seconds since 1970); all
+        of them with None, and where none is."""
+        asked = [each for each in self.questions if at_s is None or each.is_asked(at_s)] or self.questions
         return StreamSpec(
             stream=self.name,
-            questions=tuple(question.question() for question in self.questions),
+            questions=tuple(question.question() for question in asked),
             window_s=self.window.length_s,
             stride_s=self.window.stride_s,
             refresh=self.window.refresh,
             refresh_budget=self.window.refresh_budget,
             static_gate=self.window.static_gate,
             max_idle_s=self.window.max_idle_s,
-            patient=self.is_file and not self.source_options.realtime,
+            patient=self.is_patient,
             memory=self.memory.spec(),
             priority=self.priority,
         )
@@ -231,6 +247,11 @@ class CameraConfig(Section):
     def is_file(self) -> bool:
         """Whether the source is a video file."""
         return bool(self.source) and self.source.scheme in ("", "file", "demo")
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether it is a file read as fast as possible, whose frames may be held back."""
+        return self.is_file and not self.source_options.realtime
 
     @property
     def is_pushed(self) -> bool:

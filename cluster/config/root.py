@@ -205,6 +205,7 @@ def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
     return CameraConfig(
         name=entry.name,
         source=entry.source,
+        paused=entry.paused,
         priority=entry.priority,
         sampling=overlay(config.sampling, entry.sampling),
         pruning=overlay(config.pruning, entry.pruning),

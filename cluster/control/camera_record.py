@@ -73,11 +73,13 @@ class CameraAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """All cameras of one decoder at one ``version`` of the table; ``alive``: addresses of all live replicas."""
+    """All cameras of one decoder at one ``version`` of the table; ``alive``: addresses of all live replicas;
+    ``geometry``: of the model, None before a replica was ready."""
 
     version: int
     cameras: tuple[CameraAssignment, ...]
     alive: frozenset[str] = frozenset()
+    geometry: PatchGeometry | None = None
 
 
 Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
@@ -146,7 +148,9 @@ class CameraRecord:
         """Status of the camera; arguments come from the scheduler."""
         name = self.settings.name
         report, stream = self.report, self.stream or StreamReport(name)
-        if report is None:
+        if self.settings.paused:
+            report = CameraReport(name, "paused")
+        elif report is None:
             reason = "no decoder is ready for it yet" if route.decoder is None else f"{route.decoder} is starting it"
             report = CameraReport(name, "waiting", reason)
         return CameraStatus(

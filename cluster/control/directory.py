@@ -19,7 +19,14 @@ from cluster.control.demand import windows_per_s
 from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of
 from cluster.control.ladder import Step
 from cluster.control.placement import Placement
-from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
+from cluster.errors import (
+    CameraExistsError,
+    CapacityError,
+    ConfigError,
+    NotReadyError,
+    UnavailableError,
+    UnknownCameraError,
+)
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 from cluster.types.reports import (
     CameraReport,
@@ -132,6 +139,8 @@ class Directory:
         check_manager(settings.name, camera.manager, manager, takeover=takeover)
         camera.manager = manager
         if camera.settings != settings:
+            if settings.paused:
+                camera.report = None
             camera.settings, camera.counted = settings, None
             report = camera.report
             size = (report.width, report.height) if report is not None and report.width else None
@@ -158,6 +167,11 @@ class Directory:
     @property
     def cameras(self) -> list[str]:
         return sorted(self._cameras)
+
+    @property
+    def expected_cameras(self) -> list[str]:
+        """Those that are not paused, sorted."""
+        return [name for name in self.cameras if not self._cameras[name].settings.paused]
 
     def export_counts(self) -> dict[str, dict[str, dict[str, int]]]:
         """Counts of each camera's runs, by its life, for a later controller."""
@@ -224,7 +238,7 @@ class Directory:
                     self._observe_codec(camera, report)
                 if report.counts.get("frames_decoded"):
                     self._fleet.set_connected(report.camera)
-                camera.report = report
+                camera.report = None if camera.settings.paused else report
         return True
 
     def _observe_codec(self, camera: CameraRecord, report: CameraReport) -> None:
@@ -379,16 +393,31 @@ class Directory:
             self._replicas[replica].info.address if replica in self._replicas else None,
         )
 
+    def decoder_for(self, name: str) -> str:
+        """Address of the decoder of a camera, or of the least loaded one for a name that no camera has.
+
+        Raises:
+            UnavailableError: none is ready.
+        """
+        owner = self._on_decoder.owner(name)
+        if owner in self._decoders:
+            return self._decoders[owner].info.address
+        if not self._decoders:
+            raise UnavailableError("no decoder is ready yet; try again in a moment")
+        return self._decoders[min(self._decoders, key=lambda each: len(self._on_decoder.keys(each)))].info.address
+
     def assignment(self, decoder: str) -> Assignment:
         """What a decoder must run now."""
         cameras = []
         for name in sorted(self._on_decoder.keys(decoder)):
+            if self._cameras[name].settings.paused:
+                continue
             route = self.route(name)
             camera, rung = self._cameras[name], self._rungs[self._fleet.plan(name).rung]
             where = route.replica, route.replica_address
             cameras.append(CameraAssignment(camera.settings, self.geometry, *where, rung, camera.life))
         alive = frozenset(member.info.address for member in self._replicas.values())
-        return Assignment(self.version, tuple(cameras), alive)
+        return Assignment(self.version, tuple(cameras), alive, self.geometry)
 
     def status(self, name: str) -> CameraStatus:
         """Full status of one camera.

@@ -88,6 +88,7 @@ def demand_of(settings: CameraConfig, geometry: PatchGeometry | None, size: tupl
         questions=len(settings.questions),
         anchor_interval_s=sampling.anchor_interval_s,
         refresh_budget=window.refresh_budget,
+        rate=0.0 if settings.paused else 1.0,
     )
 
 

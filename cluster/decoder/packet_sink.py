@@ -1,8 +1,9 @@
-"""Decoder-side receiver of pushed packets (``QueueSink``)."""
+"""Decoder-side receivers of pushed packets (``QueueSink``, ``PushedCameraSink``)."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 from sightline.v1 import ingest_pb2
 
@@ -11,6 +12,9 @@ from cluster.codec.source import StreamHeader
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.wire.convert import packet_from_proto
 from cluster.wire.ingest import PushProgress
+
+if TYPE_CHECKING:
+    from cluster.decoder.running_camera import RunningCamera
 
 
 class QueueSink:
@@ -95,3 +99,23 @@ class QueueSink:
         # A little more credit is worth a message only if the pusher may be waiting for it.
         worth = 1 if told.credit == 0 else max(1, self._max_credit // 8)
         return now.credit - told.credit >= worth
+
+
+class PushedCameraSink:
+    """:class:`~cluster.wire.ingest.PacketSink` of one connection to a pushing camera."""
+
+    def __init__(self, camera: RunningCamera) -> None:
+        self._camera = camera
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._camera.sink, name)
+
+    async def open(self, header: StreamHeader, session: str) -> Any:
+        """Open a session, restarting a camera whose last one has ended."""
+        camera = self._camera
+        assert camera.sink is not None
+        if camera.ended:
+            if session == camera.session:
+                raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
+            camera.restart()
+        return await camera.sink.open(header, session)

@@ -8,11 +8,9 @@ import threading
 import time
 import uuid
 from dataclasses import replace
-from typing import Any
 
 from cluster import metrics
 from cluster.codec import CameraState, NetworkSource, PushSource
-from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.decode_gate import DecodeGate
@@ -31,7 +29,7 @@ from cluster.decoder.pipeline import (
     stream_spec_at,
 )
 from cluster.decoder.windows_in_flight import UnsentWindows, WindowsInFlight
-from cluster.errors import CapacityError, NotReadyError
+from cluster.errors import CapacityError
 from cluster.tracing import Spans
 from cluster.tracing.spans import CameraTrace, FrameTimes
 from cluster.types import CameraStateName, FrameSample, PatchGeometry, StreamSpec
@@ -45,6 +43,8 @@ ASKED = frozenset({"name", "priority", "window", "memory", "questions"})
 """Settings that change at runtime because they do not affect the pictures."""
 RING_IDLE_S = 600.0
 """Seconds without packets after which the ring is cleared: no clip could use them."""
+NOT_ASKED = "no question is asked now (when)"
+"""Reason of a running camera whose questions are all outside their schedules."""
 PATIENT_FRAMES = 8
 """In-flight frames of a patient camera; a file would fill any queue, and what is in flight is lost with a replica."""
 
@@ -75,6 +75,7 @@ class RunningCamera:
         self.life = life
         self._run = uuid.uuid4().hex[:16]
         self.rung = FULL
+        self.idle = not settings.asks_at(time.time())
         self.spec = self._spec_at(FULL)
         self.address: str | None = None
         self.refusal = ""
@@ -124,7 +125,7 @@ class RunningCamera:
         self._totals.update("pipeline", _counts(self._pipeline.status()))
         self._totals.end("pipeline")
         self._begin()
-        if self.address is not None:
+        if self.address is not None and not self.idle:
             self._sender.assign(self.spec, self.address)
 
     @property
@@ -162,7 +163,7 @@ class RunningCamera:
             self._read_acknowledged()
         if address is None:
             self._sender.drop_queue(self.settings.name)
-        handed = address is not None and self._sender.assign(self.spec, address, hand_over=hand_over)
+        handed = not self.idle and address is not None and self._sender.assign(self.spec, address, hand_over=hand_over)
         with self._lock:
             self._count_cut()
             if self.address is not None and not handed:
@@ -185,7 +186,7 @@ class RunningCamera:
             self._update_lookback()
             if not rung.shed:
                 self._in_flight.set_stride(self.spec.stride_s)
-        if self.address is not None and not rung.shed:
+        if self.address is not None and not rung.shed and not self.idle:
             self._sender.assign(self.spec, self.address)
 
     def set_behind(self, behind: bool) -> None:
@@ -197,7 +198,8 @@ class RunningCamera:
 
     def _update_keyframes_only(self) -> None:
         """Decode only keyframes while nothing is sent, for people to see. A patient file decodes everything."""
-        self._pipeline.set_keyframes_only((self._behind or self.rung.shed) and not self.spec.patient)
+        unsent = self._behind or self.rung.shed or self.idle
+        self._pipeline.set_keyframes_only(unsent and not self.spec.patient)
 
     @property
     def decode_backlog(self) -> DecodeBacklog | None:
@@ -224,12 +226,33 @@ class RunningCamera:
             self._update_lookback()
             if not self.rung.shed:
                 self._in_flight.set_stride(self.spec.stride_s)
-        if self.address is not None:
+        if self.address is not None and not self.idle:
             self._sender.assign(self.spec, self.address)
+        self.follow_schedule(time.time())
         return True
 
-    def _spec_at(self, rung: Rung) -> StreamSpec:
-        return stream_spec_at(replace(self.settings.stream_spec(), life=self.life), rung)
+    def follow_schedule(self, now_s: float) -> None:
+        """Ask what is to be asked at ``now_s`` (seconds since 1970). With nothing, the camera is idle: closed at its
+        replica, decoded in keyframes for people to see, and no window of it counts as dropped."""
+        idle = not self.settings.asks_at(now_s)
+        if idle != self.idle:
+            log.info("camera %s: %s", self.settings.name, "no question is asked now" if idle else "asked again")
+            self.idle = idle
+            self._update_keyframes_only()
+            if idle:
+                self._sender.close(self.settings.name, flush=True)
+                return
+            self._pipeline.force_anchor()
+        elif idle or self._spec_at(self.rung, now_s) == self.spec:
+            return
+        with self._lock:
+            self.spec = self._spec_at(self.rung, now_s)
+        if self.address is not None and not self.rung.shed:
+            self._sender.assign(self.spec, self.address)
+
+    def _spec_at(self, rung: Rung, now_s: float | None = None) -> StreamSpec:
+        spec = self.settings.stream_spec(time.time() if now_s is None else now_s)
+        return stream_spec_at(replace(spec, life=self.life), rung)
 
     def _update_lookback(self) -> None:
         """Adapt the ring: with another stride incidents open at another delay."""
@@ -271,6 +294,9 @@ class RunningCamera:
 
     def _send(self, sample: FrameSample) -> None:
         """Sink of the pipeline. Raises ``CapacityError`` when the frame was dropped: the next one follows a gap."""
+        if self.idle:
+            metrics.frames_dropped.labels("not_asked").inc()
+            raise CapacityError(f"camera {self.settings.name!r} is not asked anything now")
         if self.spec.patient:
             self._wait_for_room()
         unwanted = "shed" if self.rung.shed else "decoder_slow" if self._behind and not self.spec.patient else ""
@@ -347,6 +373,8 @@ class RunningCamera:
         reason = status.reason
         if self.refusal:
             state, reason = "error", self.refusal
+        elif self.idle and status.state is CameraState.RUNNING:
+            reason = NOT_ASKED
         elif self.address is None and status.state is CameraState.RUNNING:
             reason = "no replica is ready for it"
         elif lane is not None and lane.refused and status.state is CameraState.RUNNING:
@@ -410,26 +438,6 @@ class RunningCamera:
     def _counter_increase(self, name: str, value: int) -> int:
         before, self._counted[name] = self._counted[name], value
         return value - before if value >= before else value
-
-
-class PushedCameraSink:
-    """:class:`~cluster.wire.ingest.PacketSink` of one connection to a pushing camera."""
-
-    def __init__(self, camera: RunningCamera) -> None:
-        self._camera = camera
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._camera.sink, name)
-
-    async def open(self, header: StreamHeader, session: str) -> Any:
-        """Open a session, restarting a camera whose last one has ended."""
-        camera = self._camera
-        assert camera.sink is not None
-        if camera.ended:
-            if session == camera.session:
-                raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
-            camera.restart()
-        return await camera.sink.open(header, session)
 
 
 def _counts(status: PipelineStatus) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from cluster.gateway.forwarding import in_time
 from cluster.redaction import SourceAddress
 from cluster.security.roles import current_principal
 from cluster.types import CameraStatus, Question
-from cluster.wire.convert import question_from_proto, status_to_proto
+from cluster.wire.convert import question_from_proto, settings_from_json, status_to_proto
 from cluster.wire.status import explained
 
 SERVICE = "sightline.v1.Cameras"
@@ -72,7 +71,7 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
         async with explained(context):
             if not request.name:
                 raise ConfigError("a camera needs a name")
-            settings = _settings(request.settings_json)
+            settings = settings_from_json(request.settings_json)
             questions = [question_from_proto(question) for question in request.questions]
             adding = self._directory.add(
                 request.name,
@@ -89,7 +88,7 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
         self, request: cameras_pb2.UpdateCameraRequest, context: grpc.aio.ServicerContext
     ) -> cameras_pb2.CameraStatus:
         async with explained(context):
-            settings = _settings(request.settings_json)
+            settings = settings_from_json(request.settings_json)
             questions = [question_from_proto(question) for question in request.questions]
             updating = self._directory.update(
                 request.name, SourceAddress(request.source), questions, settings, request.manager, request.takeover
@@ -136,17 +135,3 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
     ) -> cameras_pb2.CameraStatus:
         async with explained(context):
             return status_to_proto(await in_time(self._directory.get(request.name), self._deadline_s))
-
-
-def _settings(text: str) -> dict[str, Any]:
-    if not text:
-        return {}
-    try:
-        settings = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"the camera's settings are not JSON: {error}") from None
-    except RecursionError:
-        raise ConfigError("the camera's settings are nested too deeply") from None
-    if not isinstance(settings, dict):
-        raise ConfigError(f"the camera's settings must be a JSON object, not {type(settings).__name__}")
-    return settings

@@ -59,6 +59,16 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
             finally:
                 call.cancel()
 
+    async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:  # noqa: N802
+        """See protos/sightline/v1/memory.proto."""
+        async with self._forwarding(request.camera, context, self._ask_s) as (replica, limit_s):
+            call = replica.Replay(request, timeout=limit_s)
+            try:
+                async for window in call:
+                    await context.write(window)
+            finally:
+                call.cancel()
+
     async def Forget(  # noqa: N802
         self, request: memory_pb2.ForgetRequest, context: Context
     ) -> memory_pb2.ForgetResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeAlias
 
@@ -14,15 +15,20 @@ from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.clips.footage_store import KINDS, READ_BYTES, Deleted, Kind, StoredFile
 from cluster.alerts.incident import Erased, unknown_incident
+from cluster.config import CameraEntry, parse_camera
+from cluster.control.cameras.managed import settings_of
 from cluster.errors import ConfigError, NotReadyError, UnavailableError
 from cluster.gateway.forwarding import Forwarding
 from cluster.security.roles import current_principal
 from cluster.wire.channel import ChannelPool
+from cluster.wire.convert import settings_from_json
 from cluster.wire.memory_wire import check_camera, check_seconds
 from cluster.wire.status import as_refused, as_told, explained
 
 SERVICE = "sightline.v1.Pictures"
 CALL_S = 10.0
+TEST_S = 30.0
+"""Longest test of a source: the time to connect, some seconds of watching, and closing it."""
 FILE_S = 300.0
 LONGEST_ID = 64
 CAMERA = "sightline-camera-bin"
@@ -31,6 +37,9 @@ CAMERA = "sightline-camera-bin"
 Context: TypeAlias = grpc.aio.ServicerContext
 AboutIncident: TypeAlias = Callable[[str], Awaitable[tuple[str, str]]]
 """Incident -> its camera, and what is missing of its footage; raises ``UnknownIncidentError``."""
+TestedSource: TypeAlias = Callable[[CameraEntry], Awaitable[tuple[str, CameraEntry]]]
+"""Camera -> ``host:port`` of the decoder that tests its source, and the camera with its secrets; raises ``ConfigError``
+and ``UnavailableError``."""
 EraseRecords: TypeAlias = Callable[[str, float], Awaitable[Erased]]
 """Camera, and how many seconds ago what may stay was recorded (0: nothing may); raises ``UnavailableError``."""
 
@@ -109,6 +118,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         decoder: camera -> ``host:port`` of its decoder.
         alerting: ``host:port`` of the alerting process; both raise ``UnavailableError`` while there is none. None in a
             cluster that makes no incidents.
+        tested: where a source is tested; None: nowhere.
         max_calls: calls at once; one more is refused with ``CapacityError``.
     """
 
@@ -118,8 +128,10 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         alerting: Callable[[], Awaitable[str]] | None,
         channels: ChannelPool,
         *,
+        tested: TestedSource | None = None,
         max_calls: int = 256,
     ) -> None:
+        self._tested = tested
         self._decoder = decoder
         self._alerting = alerting
         self._forwarding = Forwarding(channels, "calls about pictures and clips", max_calls=max_calls)
@@ -132,6 +144,25 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         async with self._forwarding.to(context, who, lambda: self._find(request.camera), CALL_S) as channel:
             recorder = pictures_pb2_grpc.RecorderStub(channel)
             reply: pictures_pb2.PictureReply = await recorder.Picture(request, timeout=CALL_S)
+            return reply
+
+    async def Test(  # noqa: N802
+        self, request: pictures_pb2.TestRequest, context: Context
+    ) -> pictures_pb2.TestReply:
+        """See the proto."""
+        async with explained(context):
+            if self._tested is None:
+                raise UnavailableError("this gateway tests no sources")
+            address, entry = await self._tested(tested_entry(request))
+        asked = pictures_pb2.TestRequest(
+            camera=entry.name, source=entry.source.reveal(), settings_json=json.dumps(settings_of(entry))
+        )
+
+        async def there() -> str:
+            return address
+
+        async with self._forwarding.to(context, "the decoder that tests it", there, TEST_S) as channel:
+            reply: pictures_pb2.TestReply = await pictures_pb2_grpc.RecorderStub(channel).Test(asked, timeout=TEST_S)
             return reply
 
     async def Footage(self, request: pictures_pb2.FootageRequest, context: Context) -> None:  # noqa: N802
@@ -193,6 +224,16 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         if self._alerting is None:
             raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
         return await self._alerting()
+
+
+def tested_entry(request: pictures_pb2.TestRequest) -> CameraEntry:
+    """The camera whose source is to be tested, which needs no question.
+
+    Raises:
+        ConfigError: no name, or a key or value is wrong.
+    """
+    settings = {"questions": [{"id": "test", "text": "Is anyone there?"}], **settings_from_json(request.settings_json)}
+    return parse_camera(check_camera(request.camera), request.source, settings=settings)
 
 
 def _kind(text: str) -> Kind:

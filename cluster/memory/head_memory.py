@@ -180,6 +180,12 @@ class HeadMemory:
         """Whether a loaded block holds exactly the members of a cluster."""
         return self.matching_blocks(torch.tensor([cluster]), [block])[0] is not None
 
+    def clusters_between(self, first: int, last: int) -> Tensor:
+        """Clusters ``[m]`` with a token of the frames ``first`` to ``last``, ascending."""
+        there = ((self.frame >= first) & (self.frame <= last)).to(self.table.device)
+        found: Tensor = torch.unique(self.table.of_token[there])
+        return found
+
     def matching_blocks(self, clusters: Tensor, blocks: Sequence[Block | None]) -> list[Block | None]:
         """Of the loaded blocks of ``clusters`` ``[m]``, those that hold exactly their members; None for others."""
         clusters = clusters.cpu()

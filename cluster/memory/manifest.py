@@ -70,6 +70,10 @@ class FrameLog:
         place = bisect.bisect_left(self.numbers, number)
         del self.numbers[:place], self.times[:place]
 
+    def delete_after(self, number: int) -> None:
+        place = bisect.bisect_right(self.numbers, number)
+        del self.numbers[place:], self.times[place:]
+
     def keep_frames(self, numbers: Collection[int]) -> None:
         """Drop all other frames."""
         kept = [place for place, number in enumerate(self.numbers) if number in numbers]

@@ -68,7 +68,8 @@ class RetrievalSession:
     Args:
         memory: of the camera that is asked about.
         retriever: selects the clusters for a query.
-        first_frame: older frames are left out.
+        first_frame: older frames are left out; last_frame: and those after it, if given. Between the two all tokens
+            are read, whatever a query selects.
         prefetch: whether :meth:`prefetch` loads anything.
         device, dtype: of the returned tensors.
     """
@@ -79,6 +80,7 @@ class RetrievalSession:
         retriever: Retriever,
         *,
         first_frame: int = 0,
+        last_frame: int | None = None,
         prefetch: bool = True,
         deadline_s: float = 2.0,
         device: torch.device | str = "cpu",
@@ -86,7 +88,7 @@ class RetrievalSession:
     ) -> None:
         self.memory, self.retriever, self._predictor = memory, retriever, retriever.for_prediction()
         self.view = memory.open_view()
-        self.first_frame = max(first_frame, self.view.first_frame)
+        self.first_frame, self.last_frame = max(first_frame, self.view.first_frame), last_frame
         self.device, self.dtype = device, dtype
         # Blocks come to the host and are put together there; so are frames that wait.
         self._recent = [
@@ -150,6 +152,8 @@ class RetrievalSession:
         """Per head, the clusters that its query rows select, ascending; no heads where nothing is clustered."""
         if not self.view.heads:
             return []
+        if self.last_frame is not None:
+            return [head.clusters_between(self.first_frame, self.last_frame) for head in self.view.heads[layer]]
         tables = [head.table for head in self.view.heads[layer]]
         found = retriever.select_layer(query.to(tables[0].device), tables)
         return [
@@ -180,8 +184,8 @@ class RetrievalSession:
         blocks = [block for block in found if block is not None]
         stats.clusters += len(blocks)
         stats.bytes += sum(block.nbytes for block in blocks)
-        if self.first_frame:
-            blocks = [block.select((block.frame >= self.first_frame).nonzero()[:, 0]) for block in blocks]
+        if self.first_frame or self.last_frame is not None:
+            blocks = [block.select(self._wanted(block)) for block in blocks]
         stats.fetched_tokens += sum(map(len, blocks))
         stats.frames += [block.frame for block in blocks]
         return blocks
@@ -194,7 +198,14 @@ class RetrievalSession:
         other = torch.ones(len(head.table), dtype=torch.bool, device=chosen.device)
         other[chosen] = False
         block = head.representatives(other.nonzero()[:, 0])
-        return [block.select((block.frame >= self.first_frame).nonzero()[:, 0])]
+        return [block.select(self._wanted(block))]
+
+    def _wanted(self, block: Block) -> Tensor:
+        """Places of a block's tokens of the frames that are asked about."""
+        wanted = block.frame >= self.first_frame
+        if self.last_frame is not None:
+            wanted &= block.frame <= self.last_frame
+        return wanted.nonzero()[:, 0]
 
     def _waiting(self, layer: int, h: int) -> list[Block]:
         """Tokens of frames that are not clustered in this head yet."""
@@ -207,7 +218,7 @@ class RetrievalSession:
                 chunk.cell.to(torch.int32),
             )
             for chunk in self._recent
-            if chunk.index >= first
+            if chunk.index >= first and (self.last_frame is None or chunk.index <= self.last_frame)
         ]
 
     def _side_by_side(self, parts: Sequence[Block]) -> RetrievedKV:

@@ -52,7 +52,7 @@ def create_zero_series(role: Role, sinks: Sequence[str] = ()) -> None:
             windows.labels("dropped", reason)
         windows.labels("lost", "")
     if role == "decoder":
-        for reason in DECODER_DROPS:
+        for reason in (*DECODER_DROPS, "not_asked"):
             frames_dropped.labels(reason)
         ingest_dropped.labels("queue_full")
     elif role == "replica":

@@ -14,9 +14,10 @@ from prometheus_client.registry import Collector
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret
-from cluster.errors import CapacityError, SightlineError
+from cluster.errors import CapacityError, NotReadyError, SightlineError
 from cluster.registry import tiers
 from cluster.replica.ask_queue import Conversations
+from cluster.replica.memory_service import ReplayRange
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, FrameSample, MemoryStatus, Moment, StreamSpec
@@ -64,10 +65,12 @@ class WorkerMemory:
     def __init__(self, worker: EngineWorker, album: ThumbnailStore, *, timeout_s: float) -> None:
         self._worker, self._album, self._timeout_s = worker, album, timeout_s
         self._keep: dict[str, int] = {}
+        self._windows: dict[str, tuple[float, float]] = {}
 
     def register_camera(self, spec: StreamSpec) -> None:
         """Register an opened or changed camera: its thumbnails are kept as long as its memory."""
         memory = spec.memory
+        self._windows[spec.stream] = spec.window_s, spec.stride_s
         if memory is None or memory.retention_s is None:
             self._keep.pop(spec.stream, None)
         else:
@@ -115,6 +118,16 @@ class WorkerMemory:
             self._worker.call_on_engine_thread(lambda engine: engine.memory_status(camera))
         )
 
+    async def replay_range(self, camera: str) -> ReplayRange:
+        """See ``MemoryHandler``."""
+        status = await self.describe(camera)
+        newest = max(status.newest, self._album.newest_pts(camera) or 0)
+        if newest <= 0 or camera not in self._windows:
+            raise NotReadyError(f"camera {camera!r} has seen nothing yet; replay after its first window")
+        length_s, stride_s = self._windows[camera]
+        oldest = status.oldest if status.frames else max(0, newest - round(length_s * MICROSECONDS))
+        return ReplayRange(oldest, newest, length_s, stride_s)
+
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
         """See ``MemoryHandler``; the thumbnail nearest to the middle of each moment."""
         return [self._album.nearest(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
@@ -130,6 +143,7 @@ class WorkerMemory:
         """Close a removed camera and delete its memory and thumbnails."""
         await asyncio.wrap_future(self._worker.remove_camera(camera))
         self._keep.pop(camera, None)
+        self._windows.pop(camera, None)
         self._album.delete(camera)
 
 

@@ -6,18 +6,20 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import grpc.aio
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
-from cluster.errors import CapacityError, SightlineError
+from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError
 from cluster.replica.ask_queue import Conversations
-from cluster.types import AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
+from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
 from cluster.wire.memory_wire import (
     Told,
     ask_from_proto,
     check_camera,
+    check_question,
     check_seconds,
     forgotten_to_proto,
     status_to_proto,
@@ -29,8 +31,37 @@ from cluster.wire.status import abort
 log = logging.getLogger(__name__)
 
 SERVICE = "sightline.v1.Memory"
+USUAL_REPLAYED, MOST_REPLAYED = 240, 480
+"""Windows of a replay."""
 
 Context: TypeAlias = grpc.aio.ServicerContext
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRange:
+    """``oldest``, ``newest``: the camera's microseconds of which something is held, in the window or remembered;
+    ``length_s``, ``stride_s``: of its windows."""
+
+    oldest: int
+    newest: int
+    length_s: float
+    stride_s: float
+
+    def spans(self, since_s: float | None, most: int) -> list[tuple[int, int]]:
+        """Windows to replay, ``(start, end)`` on the camera's clock, oldest first, ending whole strides before the
+        newest frame; at most ``most``: where there are more, every second, third … is left out.
+
+        Args:
+            since_s: seconds before the newest frame in which they end; None: all that is held.
+            most: of them.
+        """
+        length, stride = round(self.length_s * MICROSECONDS), round(self.stride_s * MICROSECONDS)
+        held = self.newest - self.oldest
+        wanted = held if since_s is None else min(held, round(since_s * MICROSECONDS))
+        count = max(1, wanted // stride)
+        step = -(-count // most)
+        ends = [self.newest - number * stride for number in reversed(range(0, count, step))]
+        return [(max(self.oldest, end - length), end + 1) for end in ends]
 
 
 class MemoryHandler(Protocol):
@@ -47,6 +78,10 @@ class MemoryHandler(Protocol):
         ...
 
     async def describe(self, camera: str) -> MemoryStatus: ...
+
+    async def replay_range(self, camera: str) -> ReplayRange:
+        """What can be replayed."""
+        ...
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
         """A small JPEG per moment, ``b""`` where there is none."""
@@ -100,6 +135,32 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 result = await self._relay(ask, context)
                 self._conversations.add_turn(conversation, ask.text, result.text)
                 await self._tell(request, context, result, conversation.id)
+
+    async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:  # noqa: N802
+        """See protos/sightline/v1/memory.proto."""
+        async with self._answering(context, self._ask_s), self._place():
+            camera, text = check_camera(request.camera), check_question(request.text)
+            since_s = check_seconds(request.since_s, "since_s")
+            if request.windows > MOST_REPLAYED:
+                raise ConfigError(f"windows is {request.windows}; at most {MOST_REPLAYED} are replayed at once")
+            there = await self._handler.replay_range(camera)
+            spans = there.spans(since_s, request.windows or USUAL_REPLAYED)
+            for number, span in enumerate(spans, 1):
+                ask = AskSpec(camera, text, max_new_tokens=1, span=span, standing=True)
+                try:
+                    score = (await self._relay(ask, context)).score
+                except NotReadyError:
+                    # Nothing of this window is left; that it was asked for is still progress.
+                    score = None
+                replayed = memory_pb2.ReplayedWindow(
+                    start=span[0],
+                    end=span[1],
+                    ago_s=(there.newest - span[1]) / MICROSECONDS,
+                    score=score,
+                    done=number,
+                    total=len(spans),
+                )
+                await context.write(replayed)
 
     async def Forget(  # noqa: N802
         self, request: memory_pb2.ForgetRequest, context: Context

@@ -58,6 +58,8 @@ EVENTS = "GET /v1/events"
 HISTORY = "GET /v1/cameras/{name}/history"
 FLEET = "GET /v1/fleet"
 MODELS = "GET /v1/models"
+REHEARSE = "POST /v1/rehearse"
+IMPORT = "POST /v1/cameras/import"
 
 RULES: Mapping[str, Rule] = {
     PUSH: Rule(Role.INGEST),
@@ -66,6 +68,8 @@ RULES: Mapping[str, Rule] = {
     HISTORY: Rule(Role.VIEW, "name", audited=False),
     FLEET: Rule(Role.VIEW, audited=False),
     MODELS: Rule(Role.VIEW, audited=False),
+    REHEARSE: Rule(Role.VIEW, audited=False),
+    IMPORT: Rule(Role.ADMIN),
     "/sightline.v1.Cameras/List": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Cameras/Get": Rule(Role.VIEW, "name", audited=False),
     "/sightline.v1.Cameras/Add": Rule(Role.ADMIN, "name"),
@@ -76,6 +80,7 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Replicas/Drain": Rule(Role.ADMIN),
     "/sightline.v1.Results/Watch": Rule(Role.VIEW, "cameras"),
     "/sightline.v1.Memory/Ask": Rule(Role.ASK, "camera"),
+    "/sightline.v1.Memory/Replay": Rule(Role.ASK, "camera"),
     "/sightline.v1.Memory/Describe": Rule(Role.VIEW, "camera", audited=False),
     "/sightline.v1.Memory/Forget": Rule(Role.ADMIN, "camera"),
     "/sightline.v1.Incidents/List": Rule(Role.VIEW, audited=False),
@@ -88,6 +93,7 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Incidents/Outbox": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Resend": Rule(Role.ADMIN),
     "/sightline.v1.Pictures/Picture": Rule(Role.VIEW, "camera", audited=False, cost=0.1),
+    "/sightline.v1.Pictures/Test": Rule(Role.ADMIN, "camera"),
     "/sightline.v1.Pictures/Footage": Rule(Role.VIEW),
     "/sightline.v1.Pictures/Forget": Rule(Role.ADMIN, "camera"),
 }

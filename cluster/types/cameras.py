@@ -95,7 +95,7 @@ class StreamSpec:
     life: str = ""
 
 
-CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error", "ended"]
+CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error", "ended", "paused"]
 
 
 @dataclass(frozen=True, slots=True)

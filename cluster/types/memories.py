@@ -13,6 +13,8 @@ class AskSpec:
     * ``turns``: (question, answer) pairs of the conversation so far
     * ``since_s``: seconds before the newest frame; older ones are left out; ``None`` asks about everything
     * ``max_new_tokens``: longest answer
+    * ``span``: only frames with ``start <= pts < end`` on the camera's clock, and all of them
+    * ``standing``: asked as the standing yes/no questions are; the result has a score and no text
     """
 
     stream: str
@@ -20,6 +22,8 @@ class AskSpec:
     turns: tuple[tuple[str, str], ...] = ()
     since_s: float | None = None
     max_new_tokens: int = 48
+    span: tuple[int, int] | None = None
+    standing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class AskResult:
     * ``moments``: heaviest first; ``newest``: the newest frame the answer may know of, ``oldest`` the oldest
     * ``tokens_held``, ``tokens_read``: of the memory, all layers and heads; ``bytes_read`` from the tiers
     * ``first_token_s``: from the start of the computation; ``degraded``: part of the memory was out of reach
+    * ``score``: P(yes) of a standing question
     * ``prompt_tokens``, ``answer_tokens``: of the text asked, what was said before included, and of the answer
     """
 
@@ -55,6 +60,7 @@ class AskResult:
     degraded: bool = False
     prompt_tokens: int = 0
     answer_tokens: int = 0
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, replicas_pb2, results_pb2
 
+from cluster.errors import ConfigError
 from cluster.types import (
     Answer,
     BoolGrid,
@@ -245,3 +246,22 @@ def replica_to_proto(status: ReplicaStatus) -> replicas_pb2.ReplicaStatus:
 def replica_from_proto(message: replicas_pb2.ReplicaStatus) -> ReplicaStatus:
     """The inverse of :func:`replica_to_proto`."""
     return from_message(ReplicaStatus, message)
+
+
+def settings_from_json(text: str) -> dict[str, Any]:
+    """Settings of a camera as requests have them; none where the text is empty.
+
+    Raises:
+        ConfigError: not a JSON object.
+    """
+    if not text:
+        return {}
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"the camera's settings are not JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError("the camera's settings are nested too deeply") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"the camera's settings must be a JSON object, not {type(settings).__name__}")
+    return settings

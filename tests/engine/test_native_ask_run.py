@@ -21,7 +21,7 @@ from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import INSTRUCTION
 from cluster.models.presets import PRESETS
 from cluster.registry import organisers
-from cluster.types import MICROSECONDS, AskSpec, MemorySpec, Moment, Question, StreamSpec
+from cluster.types import MICROSECONDS, Answer, AskSpec, MemorySpec, Moment, Question, StreamSpec
 
 TEXT = "Is anyone climbing the fence?"
 EVERYTHING = {"retriever": "top_k", "retriever_options": {"share": 1.0}}
@@ -43,8 +43,10 @@ def remembering(model: VisionLanguageModel, **spec: Any) -> tuple[NativeEngine, 
     return engine, bank, StreamSpec("cam", (Question("q", TEXT),), 16.0, 4.0, static_gate=False, memory=memory)
 
 
-def watch(engine: NativeEngine, spec: StreamSpec, frames: int, **camera: Any) -> float:
-    """Drive a camera; the score of its last window."""
+def watch(
+    engine: NativeEngine, spec: StreamSpec, frames: int, *, answers: list[Answer] | None = None, **camera: Any
+) -> float:
+    """Drive a camera; the score of its last window. ``answers``: gets all of them."""
     size = 112 if engine.geometry.square is None else engine.geometry.square
     source = SyntheticCamera("cam", engine.geometry, width=size, height=size, anchor_every=4, **camera)
     engine.admit(spec)
@@ -53,6 +55,8 @@ def watch(engine: NativeEngine, spec: StreamSpec, frames: int, **camera: Any) ->
         for request in engine.push(source.sample(number)):
             for answer in engine.step([request]):
                 score = answer.score
+                if answers is not None:
+                    answers.append(answer)
         # Frames come as fast as they can be made: on a busy machine a memory would drop what it has no time for.
         assert engine.memories is None or engine.memories.wait_written()
     return score
@@ -101,6 +105,39 @@ def test_a_camera_whose_source_ended_is_asked_about_its_memory_alone(family: Vis
     engine.evict("cam")
     assert engine.memory_bytes() == 0
     assert score_of(engine, engine.ask(AskSpec("cam", TEXT))) == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("organiser", organisers.names())
+@pytest.mark.parametrize("gone", [0, 3, 8])
+def test_a_replayed_window_has_the_score_that_it_had(family: VisionLanguageModel, organiser: str, gone: int) -> None:
+    # The window in which a camera began is the whole of its past: nothing before it was seen, then or now.
+    engine, _, spec = remembering(family, organiser=organiser)
+    answers: list[Answer] = []
+    watch(engine, spec, 12 if family.geometry.temporal == 2 else 24, answers=answers)
+    begun = [answer for answer in answers if answer.start == 0]
+    assert len(begun) >= 3
+    stream = engine._streams["cam"]
+    stream.drop_frames(min(gone, sum(frame.has_kv for frame in stream.frames)))
+    for answer in begun:
+        run = engine.ask(AskSpec("cam", TEXT, span=(answer.start, answer.end), standing=True))
+        while run.step() is not None:
+            pass
+        assert run.result.text == ""
+        assert run.result.score == pytest.approx(answer.score, abs=1e-4)
+
+
+def test_a_span_reads_its_own_frames_alone(family: VisionLanguageModel) -> None:
+    engine, bank, spec = remembering(family)
+    watch(engine, spec, 40)
+    memory, _ = bank.get_memory("cam")
+    memory.settle()
+    assert memory.frames > 6
+    begin, end = memory.log.times[2], memory.log.times[5]
+    run = engine.ask(AskSpec("cam", TEXT, span=(begin, end), standing=True))
+    run.step()
+    assert set(run.retrieval.stats.tokens_by_frame()) == set(memory.log.numbers[2:5])
+    with pytest.raises(NotReadyError, match="nothing of that time"):
+        engine.ask(AskSpec("cam", TEXT, span=(-9 * MICROSECONDS, -5 * MICROSECONDS), standing=True)).step()
 
 
 def test_prefetch_changes_when_blocks_come_and_not_which() -> None:

@@ -25,11 +25,15 @@ from prometheus_client import CollectorRegistry
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
 from cluster.alerts.grpc_service import IncidentsServicer
+from cluster.alerts.health import default_rule
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig, load_config
+from cluster.control.cameras.managed import settings_of
+from cluster.decoder.source_test import SourceTester
 from cluster.errors import NotReadyError, SightlineError
 from cluster.gateway import cameras, replicas
 from cluster.gateway import incidents_proxy as incidents
+from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
@@ -40,6 +44,7 @@ from cluster.security.tokens import TokenFile
 from cluster.types import Answer
 from cluster.wire.answers import AnswerHub
 from cluster.wire.channel import EventLoopThread
+from cluster.wire.mapping import to_message
 from cluster.wire.status import abort
 
 PICTURES = "sightline.v1.Pictures"
@@ -54,6 +59,7 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         self._city = city
         self._alerts = alerts
         self._clips: dict[int, bytes] = {}
+        self._tester = SourceTester(load_config(None, {}))
 
     async def Picture(self, request: pictures_pb2.PictureRequest, context: Any) -> pictures_pb2.PictureReply:  # noqa: N802
         try:
@@ -68,6 +74,15 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
             return pictures_pb2.PictureReply(jpeg=jpeg, etag=tag, pts=self._city.second, age_s=0.4)
         except SightlineError as error:
             await abort(context, error)
+
+    async def Test(self, request: pictures_pb2.TestRequest, context: Any) -> pictures_pb2.TestReply:  # noqa: N802
+        """The decoder's own test, of this process."""
+        try:
+            entry = self._city.table.check_test(pictures.tested_entry(request))
+            found = await self._tester.test(entry.name, entry.source.reveal(), settings_of(entry))
+        except (SightlineError, ValueError) as error:
+            await abort(context, error)
+        return to_message(pictures_pb2.TestReply, found)
 
     async def Footage(self, request: pictures_pb2.FootageRequest, context: Any) -> None:  # noqa: N802
         try:
@@ -193,7 +208,12 @@ class ConsoleGateway:
         self._hub = AnswerHub(limit=10_000)
         self._live = Live(self.city, self._hub, Calls(services), poll_s=self._poll_s)
         application = make_application(
-            services, self._live, CollectorRegistry(), guard=self._guard, ping_s=self._ping_s
+            services,
+            self._live,
+            CollectorRegistry(),
+            guard=self._guard,
+            rule=default_rule(self.config.alerts),
+            ping_s=self._ping_s,
         )
         self._server = HttpServer(application)
         address = await self._server.start("127.0.0.1", self._port)

@@ -29,6 +29,7 @@ from cluster.decoder.footage import service as recorder
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.footage.service import DecoderRecorder, Recorder, RecorderServicer
+from cluster.decoder.source_test import SourceTester
 from cluster.errors import UnavailableError
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.guard import Guard
@@ -187,7 +188,9 @@ class Site:
         self.recorder = Recorder(self.config.clips, self._footage)
         self.decoder = RpcServer()
         self.decoder.add(
-            recorder.SERVICE, pictures_pb2_grpc.add_RecorderServicer_to_server, RecorderServicer(self.recorder)
+            recorder.SERVICE,
+            pictures_pb2_grpc.add_RecorderServicer_to_server,
+            RecorderServicer(self.recorder, SourceTester(self.config)),
         )
         self.decoder_address = f"127.0.0.1:{self.decoder.bind('127.0.0.1', 0)}"
         await self.decoder.start()

@@ -23,7 +23,7 @@ from cluster.alerts.service import AlertService
 from cluster.config import load_config
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.gateway import incidents_proxy as incidents
-from cluster.replica.memory_service import SERVICE, MemoryServicer
+from cluster.replica.memory_service import SERVICE, MemoryServicer, ReplayRange
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 from cluster.types import (
@@ -160,6 +160,12 @@ class World:
         self._check(name)
         del self.cameras[name]
 
+    async def tested_source(self, entry):
+        self._check()
+        if self.decoder_address is None:
+            raise UnavailableError("no decoder is ready yet; try again in a moment")
+        return self.decoder_address, entry
+
     async def export(self, names=()):
         self._check()
         return []
@@ -220,6 +226,10 @@ class Replica:
         self.under_way += 1
         try:
             words = self.words[: ask.max_new_tokens]
+            if ask.span is not None:
+                await asyncio.sleep(self.pause_s)
+                yield AskResult(ask.stream, "", (), *ask.span, 0, 0, 0, 0.0, 0.0, score=ask.span[1] / 100_000_000)
+                return
             for number, word in enumerate(words):
                 if self.error is not None and number == self.error_at:
                     raise self.error
@@ -240,6 +250,10 @@ class Replica:
     async def describe(self, camera):
         self._check(camera)
         return MemoryStatus(camera, 600, 4000, 0, 60_000_000, 2**26, {"recent": 2**10, "zone": 2**20}, "a", "b", "c")
+
+    async def replay_range(self, camera):
+        self._check(camera)
+        return ReplayRange(0, 60_000_000, 40.0, 8.0)
 
     async def pictures(self, camera, moments):
         return [b"\xff\xd8\xff\xd9" for _ in moments]

@@ -7,10 +7,12 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from cluster.config import SightlineConfig, camera_settings
+from cluster.config.camera import CameraEntry
 from cluster.config.sources import check_files
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.directory import Directory
 from cluster.errors import ConfigError
+from cluster.redaction.address import HIDDEN
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class CameraTable:
         known = self._managed.get(name)
         if takeover and known is not None and known.manager != managed.manager:
             return self.update(managed, now_s, takeover=True)
+        _refuse_hidden(managed.entry)
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
         managed = _alive(managed, known)
@@ -63,13 +66,15 @@ class CameraTable:
         return managed
 
     def update(self, managed: ManagedCamera, now_s: float, *, takeover: bool = False) -> ManagedCamera:
-        """Replace all settings of a camera, keeping its life; see :meth:`Directory.update`.
+        """Replace all settings of a camera, keeping its life; see :meth:`Directory.update`. A source as it is shown,
+        with its secrets hidden, stays as it is.
 
         Raises:
             UnknownCameraError: there is none.
             ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
             ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
         """
+        managed = managed.model_copy(update={"entry": self.restore_secrets(managed.entry)})
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
         self._directory.update(settings, now_s, manager=managed.manager, takeover=takeover)
@@ -82,6 +87,34 @@ class CameraTable:
         self._directory.remove(name, manager=manager, takeover=takeover)
         self._managed.pop(name, None)
 
+    def restore_secrets(self, entry: CameraEntry) -> CameraEntry:
+        """The entry with the source of the camera of its name, if it has exactly that with its secrets hidden.
+
+        Raises:
+            ConfigError: another source with hidden secrets.
+        """
+        known = self._managed.get(entry.name)
+        if known is not None and HIDDEN in entry.source.reveal() and entry.source.reveal() == str(known.entry.source):
+            return entry.model_copy(update={"source": known.entry.source})
+        _refuse_hidden(entry)
+        return entry
+
+    def check_test(self, entry: CameraEntry) -> CameraEntry:
+        """A camera whose source is to be tested, with its secrets.
+
+        Raises:
+            ConfigError: settings that contradict each other, or a source that may not be opened.
+        """
+        entry = self.restore_secrets(entry)
+        check_files(self._config, entry)
+        camera_settings(self._config, entry)
+        return entry
+
+    @property
+    def names(self) -> list[str]:
+        """Of all cameras, sorted."""
+        return sorted(self._managed)
+
     def managed(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
         """Sorted by name; all of them without ``names``.
 
@@ -91,6 +124,11 @@ class CameraTable:
         for name in names:
             self._directory.settings(name)
         return [self._managed[name] for name in sorted(names or self._managed)]
+
+
+def _refuse_hidden(entry: CameraEntry) -> None:
+    if HIDDEN in entry.source.reveal():
+        raise ConfigError(f"the source {entry.source} has {HIDDEN} in place of a secret; write the secret in its place")
 
 
 def _alive(managed: ManagedCamera, known: ManagedCamera | None) -> ManagedCamera:

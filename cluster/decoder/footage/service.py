@@ -21,8 +21,10 @@ from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.clip import PLAYED, ClipWriter, clip_writer
 from cluster.decoder.footage.pictures import Picture, still
 from cluster.decoder.footage.ring import Recording
+from cluster.decoder.source_test import SourceTester
 from cluster.errors import CapacityError, NotReadyError, SightlineError, SourceError
 from cluster.wire.channel import ChannelPool
+from cluster.wire.convert import settings_from_json
 from cluster.wire.mapping import from_message, to_message
 from cluster.wire.status import abort, as_told, is_ours, to_error
 
@@ -229,8 +231,19 @@ Context: TypeAlias = grpc.aio.ServicerContext
 class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
     """The decoder's servicer. See protos/sightline/v1/pictures.proto."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, tester: SourceTester) -> None:
+        self._recorder, self._tester = recorder, tester
+
+    async def Test(  # noqa: N802
+        self, request: pictures_pb2.TestRequest, context: Context
+    ) -> pictures_pb2.TestReply:
+        """See the proto."""
+        try:
+            settings = settings_from_json(request.settings_json)
+            found = await self._tester.test(request.camera, request.source, settings)
+        except (SightlineError, ValueError) as error:
+            await abort(context, error)
+        return to_message(pictures_pb2.TestReply, found)
 
     async def Picture(  # noqa: N802
         self, request: pictures_pb2.PictureRequest, context: Context

@@ -13,7 +13,9 @@ from torch import Tensor
 from cluster.engine.native.memory_attention import MemoryAttention, ask_context
 from cluster.engine.native.plan import SystemPrompt
 from cluster.engine.window.kv import StreamKV
-from cluster.engine.window.stream import StreamFrame
+from cluster.engine.window.score import YesNoScore
+from cluster.engine.window.stream import StreamFrame, encoded_tokens
+from cluster.errors import NotReadyError
 from cluster.memory.manifest import FrameLog
 from cluster.memory.retrieval_session import RetrievalSession, RetrievalStats
 from cluster.memory.retrieve import Retriever
@@ -43,6 +45,7 @@ class NativeAskRun:
         ask: the question.
         ends: tokens that end an answer.
         prefetch: see :class:`RetrievalSession`.
+        score: of a standing question.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class NativeAskRun:
         ends: frozenset[int],
         *,
         prefetch: bool = True,
+        score: YesNoScore | None = None,
     ) -> None:
+        self._score = score if ask.standing else None
         self._model, self._system, self._ask, self._ends = model, system, ask, ends
         self._memory, self._retriever, self._prefetch = memory, retriever, prefetch
         self._began = time.perf_counter()
@@ -97,7 +102,7 @@ class NativeAskRun:
         if self._result is not None:
             return None
         token = self._prompt() if self._attention is None else self._next()
-        if token in self._ends:
+        if self._score is not None or token in self._ends:
             self._finish()
             return None
         self._tokens.append(token)
@@ -114,10 +119,13 @@ class NativeAskRun:
         # Current frames: windows may have passed since the question arrived.
         held = self._window.frames if self._window is not None else []
         self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
-        since = self._oldest_wanted()
-        self._frames = [frame for frame in self._frames if self._memory.memory_time(frame.pts) >= since]
+        since, until = self._wanted_times()
+        newer = [frame for frame in self._frames if self._memory.memory_time(frame.pts) >= until]
+        self._frames = [frame for frame in self._frames if since <= self._memory.memory_time(frame.pts) < until]
         kv = self._window.kv if self._window is not None else None
-        with self._reading(since) as self._retrieval:
+        with self._reading(since, until) as self._retrieval:
+            if self._ask.span is not None and not self._frames and not self._held().numbers:
+                raise NotReadyError(f"camera {self._ask.stream!r} remembers nothing of that time")
             around = ask_context(
                 self._model,
                 self._system,
@@ -126,6 +134,7 @@ class NativeAskRun:
                 kv,
                 held=self._held(),
                 text=len(self._prompt_ids) + self._ask.max_new_tokens,
+                newer=sum(len(encoded_tokens(frame)) for frame in newer),
             )
             self._attention = MemoryAttention(self._model, around, self._retrieval, weigh=True)
             self._position = around.next_position
@@ -138,13 +147,15 @@ class NativeAskRun:
         self._first_token_s = time.perf_counter() - self._began
         return int(logits.argmax())
 
-    def _reading(self, since: int) -> AbstractContextManager[RetrievalSession | None]:
+    def _reading(self, since: int, until: int) -> AbstractContextManager[RetrievalSession | None]:
         if self._retriever is None:
             return nullcontext()
+        everything = self._ask.since_s is None and self._ask.span is None
         return RetrievalSession(
             self._memory,
             self._retriever,
-            first_frame=0 if self._ask.since_s is None else self._memory.frames_since(since),
+            first_frame=0 if everything else self._memory.frames_since(since),
+            last_frame=None if self._ask.span is None else self._memory.frames_since(until) - 1,
             prefetch=self._prefetch,
             device=self._model.device,
             dtype=self._model.dtype,
@@ -157,6 +168,8 @@ class NativeAskRun:
             log = self._retrieval.view.log
             held = FrameLog(list(log.numbers), list(log.times))
             held.delete_before(self._retrieval.first_frame)
+            if self._retrieval.last_frame is not None:
+                held.delete_after(self._retrieval.last_frame)
         return held
 
     def _next(self) -> int:
@@ -178,10 +191,13 @@ class NativeAskRun:
             known.append(self._memory.newest)
         return max(known, default=0)
 
-    def _oldest_wanted(self) -> int:
+    def _wanted_times(self) -> tuple[int, int]:
+        """Begin and end on the memory's clock."""
+        if self._ask.span is not None:
+            return self._ask.span
         if self._ask.since_s is None:
-            return -(2**62)
-        return self._newest() - round(self._ask.since_s * MICROSECONDS)
+            return -(2**62), 2**62
+        return self._newest() - round(self._ask.since_s * MICROSECONDS), 2**62
 
     # -- result -----------------------------------------------------------------------------------
     def _finish(self) -> None:
@@ -201,6 +217,7 @@ class NativeAskRun:
             degraded=stats.unavailable > 0 or stats.lost > 0,
             prompt_tokens=len(self._prompt_ids),
             answer_tokens=len(self._tokens),
+            score=None if self._score is None else float(self._score(self._logits[None])[0]),
         )
         # Free the context of all layers.
         self._attention = None
@@ -237,7 +254,9 @@ def merge_moments(time: Tensor, mass: Tensor, frame_us: int) -> tuple[Moment, ..
 
 
 def _prompt_tokens(model: VisionLanguageModel, ask: AskSpec) -> list[int]:
-    """Tokens of all turns and the question, after the last frame."""
+    """Tokens of all turns and the question, after the last frame; of a standing question as after a window."""
+    if ask.standing:
+        return model.question_ids(ask.text)
     ids: list[int] = []
     for number, (text, answer) in enumerate(ask.turns):
         ids += model.ask_ids(text, follow_up=number > 0)

@@ -30,6 +30,7 @@ def ask_context(
     *,
     held: FrameLog,
     text: int,
+    newer: int = 0,
 ) -> AskContext:
     """Build the local attention context (system prompt and window) of a question.
 
@@ -38,6 +39,7 @@ def ask_context(
         kv: of those that have some, and perhaps of frames before them; None where none has.
         held: frames of the memory that may be retrieved.
         text: tokens of the question and its answer.
+        newer: tokens of ``kv`` after those of ``frames``.
     """
     timeline, grid = _timeline(model, memory, frames, held, len(system), text)
     spans = frame_spans(frames, after_s=timeline.length_s, after_slots=timeline.slots) or [_last_span(timeline, grid)]
@@ -49,7 +51,7 @@ def ask_context(
     known = [encoded_tokens(frame) for frame in frames if frame.has_kv]
     count = len(system) + sum(map(len, known))
     cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, :count]))
-    held_k, held_v = _raw(model, kv, [frame for frame in frames if frame.has_kv], system)
+    held_k, held_v = _raw(model, kv, [frame for frame in frames if frame.has_kv], system, newer)
     key = torch.cat([system.k, held_k], dim=2)
     number = [torch.full((len(each),), -2 - i, device=device) for i, each in enumerate(known)]
     local = LocalKV(
@@ -94,13 +96,14 @@ def _last_span(timeline: Timeline, grid: PatchGrid) -> FrameSpan:
 
 
 def _raw(
-    model: VisionLanguageModel, kv: StreamKV | None, frames: Sequence[StreamFrame], system: SystemPrompt
+    model: VisionLanguageModel, kv: StreamKV | None, frames: Sequence[StreamFrame], system: SystemPrompt, newer: int
 ) -> tuple[Tensor, Tensor]:
-    """KV of these newest frames, keys before rotary; empty with none."""
+    """KV of these newest frames but for the last ``newer`` tokens, keys before rotary; empty with none."""
     if kv is None or not frames:
         return system.k[:, :, :0], system.v[:, :, :0]
     at = own_positions(model, frames)
-    return kv.raw(at, len(kv) - at.shape[1])
+    stop = len(kv) - newer
+    return kv.raw(at, stop - at.shape[1], stop)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -72,6 +72,8 @@ def result_body(told: Told) -> dict[str, Any]:
     """A result as JSON; pictures in base64."""
     body: dict[str, Any] = plain(told.result)
     body["camera"] = body.pop("stream")
+    # Of standing questions alone, which are replayed.
+    del body["score"]
     body["conversation"] = told.conversation
     for moment, entry, picture in zip(told.result.moments, body["moments"], told.pictures, strict=True):
         entry["ago_s"] = ago_s(told.result, moment)

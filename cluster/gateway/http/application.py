@@ -13,9 +13,10 @@ from fastapi.openapi.utils import get_openapi
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
+from cluster.alerts.tracker import Rule
 from cluster.gateway.console.files import STATIC, Files
 from cluster.gateway.guard import Guard
-from cluster.gateway.http import cameras, fleet, incidents, memory, openai, pages, pictures
+from cluster.gateway.http import cameras, fleet, incidents, memory, openai, pages, pictures, questions
 from cluster.gateway.http.answering import Answering
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.door import COOKIE, Door, DoorMiddleware
@@ -23,7 +24,7 @@ from cluster.gateway.http.live import Live
 from cluster.gateway.http.routes import PING_S, STALL_S, Backend, Route, no_route, wrong_form
 
 NO_LIMIT = 2**20
-TOPICS = (pages, cameras, fleet, incidents, pictures, memory, openai)
+TOPICS = (pages, cameras, fleet, incidents, pictures, memory, questions, openai)
 _MOST = 80
 
 
@@ -37,6 +38,7 @@ def make_application(
     static: Path = STATIC,
     max_asks: int = 32,
     longest_answer: int = NO_LIMIT,
+    rule: Rule = Rule(),  # frozen
     ping_s: float = PING_S,
     stall_s: float = STALL_S,
 ) -> FastAPI:
@@ -51,6 +53,7 @@ def make_application(
         static: the console's files.
         max_asks: free questions that are answered at once.
         longest_answer: most tokens that the cluster gives an answer.
+        rule: of incidents, where a question says nothing.
         ping_s, stall_s: between signs of life to browsers; longest that a body may take.
     """
     # FastAPI's own pages load scripts from another server: a gateway may have no way there.
@@ -63,7 +66,7 @@ def make_application(
     door, calls = Door(guard, host), Calls(services, guard)
     application.add_middleware(DoorMiddleware, door=door)
     application.state.backend = Backend(
-        door, calls, live, Answering(calls, max_asks), Files(static), registry, longest_answer, ping_s, stall_s
+        door, calls, live, Answering(calls, max_asks), Files(static), registry, longest_answer, rule, ping_s, stall_s
     )
     application.openapi = document  # type: ignore[method-assign]
     return application
@@ -94,6 +97,7 @@ def document() -> dict[str, Any]:
                 "description": text,
             }
             done["content"] = {operation.pop("x-media"): done["content"]["application/json"]}
+            del operation["x-body-bytes"]
     session = {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "Made by POST /v1/session."}
     found["components"]["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer", "description": "An API token."},

@@ -1,22 +1,28 @@
-"""Cameras over HTTP: list, look at, add, remove; the scores and rungs of late."""
+"""Cameras over HTTP: list, look at, test, add, change, remove; the scores and rungs of late."""
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import Field
-from sightline.v1 import cameras_pb2
+from sightline.v1 import cameras_pb2, pictures_pb2
 
-from cluster.gateway.http.forms import CameraHistory, Cameras, Nothing
+from cluster.config.camera_list import parse_camera_list
+from cluster.control.cameras.managed import settings_of
+from cluster.errors import SightlineError, UnknownCameraError
+from cluster.gateway.http.forms import CameraHistory, Cameras, CameraSettings, ImportedCameras, Nothing, SourceTest
 from cluster.gateway.http.replies import Reply
 from cluster.gateway.http.routes import Body, Flag, Gateway, Routes, Text
-from cluster.security.roles import HISTORY, current_principal
+from cluster.security.roles import HISTORY, IMPORT, current_principal
 from cluster.types import CameraStatus
 from cluster.wire.convert import status_from_proto
 
 SERVICE = "/sightline.v1.Cameras/"
+TEST = "/sightline.v1.Pictures/Test"
+LIST_BYTES = 2 * 2**20
 router = Routes()
 
 
@@ -68,6 +74,82 @@ async def add_camera(body: NewCamera, gateway: Gateway) -> Reply:
     """Add a camera."""
     asked = cameras_pb2.AddCameraRequest(name=body.name, force=body.force, **body.request())
     return await _changed(gateway, "Add", asked)
+
+
+class TestedSource(Body):
+    """A source to test; ``name``: the camera that has it or would get it."""
+
+    name: Text
+    source: Text
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+@router.on("POST /v1/cameras/test", TEST, SourceTest, errors=(409, 504))
+async def test_source(body: TestedSource, gateway: Gateway) -> Reply:
+    """Open a source for some seconds, and say what it sends; nothing is added. Pictures: JPEG in base64."""
+    asked = pictures_pb2.TestRequest(
+        camera=body.name, source=body.source, settings_json=json.dumps(body.settings) if body.settings else ""
+    )
+    found = await gateway.calls.unary(TEST, asked)
+    named = {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields}
+    pictures = {key: base64.b64encode(named[key]).decode() for key in ("jpeg", "kept_jpeg")}
+    return Reply({**named, **pictures})
+
+
+class CameraList(Body):
+    """Cameras as CSV (columns name, source, priority, question, paused), YAML or JSON."""
+
+    text: Text
+    apply: bool = Field(default=False, description="Add them; without it they are only checked.")
+    force: bool = Field(default=False, description="Also those for which there is no room.")
+
+
+@router.on("POST /v1/cameras/import", IMPORT, ImportedCameras, errors=(409,), body_bytes=LIST_BYTES)
+async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
+    """Check a list of cameras line by line, and with ``apply`` add them. With anything wrong in it, none is added."""
+    listed = parse_camera_list(body.text)
+    known = {each.name for each in await gateway.live.list()}
+    sees = current_principal().sees
+    lines = []
+    for each in listed:
+        error = each.error
+        if not error and not sees(each.name):
+            error = f"camera {each.name!r} is not among those that this token may touch"
+        elif not error and each.name in known:
+            error = f"there is a camera {each.name!r} already"
+        source = "" if each.entry is None else str(each.entry.source)
+        lines.append({"line": each.line, "name": each.name, "source": source, "error": error, "added": False})
+    if not body.apply or any(line["error"] for line in lines):
+        return Reply({"cameras": lines})
+    for each, line in zip(listed, lines, strict=True):
+        assert each.entry is not None
+        asked = cameras_pb2.AddCameraRequest(
+            name=each.name,
+            source=each.entry.source.reveal(),
+            settings_json=json.dumps(settings_of(each.entry)),
+            force=body.force,
+        )
+        try:
+            await gateway.calls.unary(f"{SERVICE}Add", asked)
+            line["added"] = True
+        except SightlineError as error:
+            # Those before it stay; this one and its reason are told.
+            line["error"] = str(error)
+    gateway.live.look()
+    return Reply({"cameras": lines})
+
+
+@router.on("GET /v1/cameras/{name}/settings", f"{SERVICE}Export", CameraSettings, errors=(404,))
+async def camera_settings(name: str, gateway: Gateway) -> Reply:
+    """The settings that were written for a camera; *** is in place of the secrets of its source. Sent back as it is,
+    the source keeps them."""
+    found = await gateway.calls.unary(f"{SERVICE}Export", cameras_pb2.ExportCamerasRequest(names=[name]))
+    if not found.cameras:
+        raise UnknownCameraError(f"there is no camera {name!r}")
+    [camera] = found.cameras
+    written = json.loads(camera.entry_json)
+    source = written.pop("source", "")
+    return Reply({"name": written.pop("name"), "source": source, "manager": camera.manager, "settings": written})
 
 
 @router.on("GET /v1/cameras/{name}", f"{SERVICE}Get", CameraStatus, errors=(404,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -21,11 +21,91 @@ class Cameras(TypedDict):
     cameras: list[CameraStatus]
 
 
-class CameraHistory(TypedDict):
-    """``scores``: per question, rows of Unix time of the window's end, score, positive, gated; ``rungs``: rows of Unix
-    time, rung, reason. Oldest first."""
+class CameraSettings(TypedDict):
+    """What was written for a camera: ``settings`` has the keys of its section of the configuration but for name and
+    source."""
 
-    scores: dict[str, list[tuple[float, float, bool, bool]]]
+    name: str
+    source: str
+    manager: str
+    settings: dict[str, Any]
+
+
+class ImportedCamera(TypedDict):
+    """One camera of a list, by its line: what is wrong with it, and whether it was added."""
+
+    line: int
+    name: str
+    source: str
+    error: str
+    added: bool
+
+
+class ImportedCameras(TypedDict):
+    """``POST /v1/cameras/import``."""
+
+    cameras: list[ImportedCamera]
+
+
+class SourceTest(TypedDict):
+    """What a source sends; see ``TestReply`` in protos/sightline/v1/pictures.proto."""
+
+    codec: str
+    width: int
+    height: int
+    fps: float
+    gop_pictures: int
+    gop_s: float
+    kbit_s: float
+    cue: str
+    decode: str
+    first_picture_s: float
+    decode_errors: int
+    kept: float
+    jpeg: str
+    kept_jpeg: str
+
+
+class ReplayedWindow(TypedDict):
+    """A past window: Unix times of its begin and end, P(yes) (null: nothing of it is remembered), and how many windows
+    of how many are done."""
+
+    start_s: float
+    end_s: float
+    score: float | None
+    done: int
+    total: int
+
+
+class ReplayLine(TypedDict, total=False):
+    """One line of a replay: a window, or what went wrong."""
+
+    window: ReplayedWindow
+    error: str
+
+
+class RehearsedIncident(TypedDict):
+    """An incident that a rule would have made; ``end_s``: null while it goes on."""
+
+    start_s: float
+    end_s: float | None
+    score: float
+    windows: int
+    severity: str
+
+
+class Rehearsal(TypedDict):
+    """``POST /v1/rehearse``, oldest first; the rule with what the cluster's alerts section adds."""
+
+    incidents: list[RehearsedIncident]
+    rule: dict[str, Any]
+
+
+class CameraHistory(TypedDict):
+    """``scores``: per question, rows of Unix time of the window's end, score, positive, gated, seconds of video in the
+    window; ``rungs``: rows of Unix time, rung, reason. Oldest first."""
+
+    scores: dict[str, list[tuple[float, float, bool, bool, float]]]
     rungs: list[tuple[float, str, str]]
 
 

@@ -20,7 +20,7 @@ from cluster.alerts.grpc_service import event_from_proto
 from cluster.errors import CapacityError, SightlineError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import encoded, plain
-from cluster.types import Answer, CameraStatus
+from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.answers import AnswerHub
 
@@ -29,18 +29,18 @@ KEPT = 120
 MOST_QUESTIONS = 64
 MOST_CAMERAS = 20_000
 
-_WIDTH = 3
+_WIDTH = 4
 
 
 class Ring:
-    """The last ``kept`` scores: (Unix time of the window's end, score, flags), 24 bytes each."""
+    """The last ``kept`` scores: (Unix time of the window's end, score, flags, seconds of video), 32 bytes each."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._data = array("d")
 
-    def add(self, at_s: float, score: float, positive: bool, gated: bool) -> None:
-        self._data.extend((at_s, score, positive + 2.0 * gated))
+    def add(self, at_s: float, score: float, positive: bool, gated: bool, length_s: float) -> None:
+        self._data.extend((at_s, score, positive + 2.0 * gated, length_s))
         del self._data[: -_WIDTH * self._kept]
 
     def since(self, at_s: float) -> Ring:
@@ -52,11 +52,11 @@ class Ring:
         return kept
 
     def rows(self) -> list[list[Any]]:
-        """Oldest first: ``[end_unix_s, score, positive, gated]``."""
+        """Oldest first: ``[end_unix_s, score, positive, gated, length_s]``."""
         columns = (self._data[column::_WIDTH] for column in range(_WIDTH))
         return [
-            [round(at_s, 3), round(score, 4), flags % 2 == 1, flags >= 2]
-            for at_s, score, flags in zip(*columns, strict=True)
+            [round(at_s, 3), round(score, 4), flags % 2 == 1, flags >= 2, round(length_s, 3)]
+            for at_s, score, flags, length_s in zip(*columns, strict=True)
         ]
 
 
@@ -89,7 +89,7 @@ class History:
             if len(camera.scores) >= MOST_QUESTIONS:
                 del camera.scores[next(iter(camera.scores))]
             ring = camera.scores[answer.question] = Ring()
-        ring.add(at_s, answer.score, answer.positive, answer.gated)
+        ring.add(at_s, answer.score, answer.positive, answer.gated, (answer.end - answer.start) / MICROSECONDS)
         return at_s
 
     def status(self, status: CameraStatus, now_s: float | None = None) -> None:

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Wit
 from starlette.exceptions import HTTPException
 from starlette.types import Message
 
+from cluster.alerts.tracker import Rule
 from cluster.errors import ConfigError
 from cluster.gateway.console.files import Files
 from cluster.gateway.http.answering import Answering
@@ -40,6 +41,7 @@ class Backend:
     * ``calls``, ``live``: the gateway's services, and what was seen of cameras, replicas and answers
     * ``files``, ``registry``: of the console; of ``/metrics``
     * ``longest_answer``: most tokens that the cluster gives an answer
+    * ``rule``: of incidents, where a question says nothing
     * ``ping_s``: between signs of life to browsers; ``stall_s``: longest that a body may take
     """
 
@@ -50,6 +52,7 @@ class Backend:
     files: Files
     registry: CollectorRegistry
     longest_answer: int
+    rule: Rule
     ping_s: float
     stall_s: float
 
@@ -71,6 +74,11 @@ class Route(APIRoute):
         return str((self.openapi_extra or {})["x-rule"])
 
     @property
+    def body_bytes(self) -> int:
+        """Most bytes of a body."""
+        return int((self.openapi_extra or {})["x-body-bytes"])
+
+    @property
     def method(self) -> str:
         """The one that it is for."""
         return "".join(self.methods or ())
@@ -83,7 +91,7 @@ class Route(APIRoute):
             backend: Backend = request.app.state.backend
             backend.door.admit(request, self.rule)
             if self.body_field is not None:
-                request = await _read(request, backend.stall_s)
+                request = await _read(request, backend.stall_s, self.body_bytes)
             try:
                 response = await handle(request)
             except RecursionError:
@@ -123,6 +131,7 @@ class Routes(APIRouter):
         media: str = "application/json",
         errors: tuple[int, ...] = (),
         openai: bool = False,
+        body_bytes: int = MAX_BODY_BYTES,
     ) -> Callable[[Handler], Handler]:
         """The decorated function answers ``route``, as in ``GET /v1/cameras/{name}``; its docstring is published.
 
@@ -133,6 +142,7 @@ class Routes(APIRouter):
             media: type of the reply's body.
             errors: statuses that it may have besides 400, 401, 403, 429 and 503.
             openai: errors have OpenAI's form.
+            body_bytes: most that its body may have.
         """
         method, _, path = route.partition(" ")
         failure = OpenAiFailure if openai else Failure
@@ -149,6 +159,7 @@ class Routes(APIRouter):
             openapi_extra={
                 "x-rule": rule,
                 "x-media": media,
+                "x-body-bytes": body_bytes,
                 "security": [] if rule == OPEN else [{"token": []}, {"session": []}],
             },
         )
@@ -182,23 +193,23 @@ Number = Annotated[float, Query(ge=0, le=100 * MAX_NUMBER, allow_inf_nan=False)]
 Count = Annotated[int, Query(ge=0)]
 
 
-async def _read(request: Request, stall_s: float) -> Request:
+async def _read(request: Request, stall_s: float, most: int) -> Request:
     """The same request with all of its body."""
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(415, "the request must have Content-Type: application/json")
     data = bytearray()
-    too_large = int(request.headers.get("Content-Length", 0)) > MAX_BODY_BYTES
+    too_large = int(request.headers.get("Content-Length", 0)) > most
     try:
         async with asyncio.timeout(stall_s):
             while not too_large and (message := await request.receive())["type"] == "http.request":
                 data += message.get("body", b"")
-                too_large = len(data) > MAX_BODY_BYTES
+                too_large = len(data) > most
                 if not message.get("more_body"):
                     break
     except TimeoutError:
         raise HttpError(408, "the request ended before its Content-Length", Connection="close") from None
     if too_large:
-        raise HttpError(413, f"the request is larger than {MAX_BODY_BYTES} bytes")
+        raise HttpError(413, f"the request is larger than {most} bytes")
 
     async def receive() -> Message:
         return {"type": "http.request", "body": bytes(data)}

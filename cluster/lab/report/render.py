@@ -181,7 +181,7 @@ def _chips(camera: CameraRecord) -> list[Chip]:
         (True, Chip(f"**{camera.windows_dropped}** dropped, **{camera.windows_lost}** lost", "bad" if lost else "")),
         (camera.packets_dropped or camera.decode_errors or camera.gaps, Chip(broken, "bad")),
         (
-            camera.state not in ("running", "ended"),
+            camera.state not in ("running", "ended", "paused"),
             Chip(camera.state + (f": {camera.reason}" if camera.reason else ""), "bad"),
         ),
         (

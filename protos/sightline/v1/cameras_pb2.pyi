@@ -16,6 +16,7 @@ class CameraState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAMERA_STATE_BACKOFF: _ClassVar[CameraState]
     CAMERA_STATE_ERROR: _ClassVar[CameraState]
     CAMERA_STATE_ENDED: _ClassVar[CameraState]
+    CAMERA_STATE_PAUSED: _ClassVar[CameraState]
 CAMERA_STATE_UNSPECIFIED: CameraState
 CAMERA_STATE_WAITING: CameraState
 CAMERA_STATE_CONNECTING: CameraState
@@ -23,6 +24,7 @@ CAMERA_STATE_RUNNING: CameraState
 CAMERA_STATE_BACKOFF: CameraState
 CAMERA_STATE_ERROR: CameraState
 CAMERA_STATE_ENDED: CameraState
+CAMERA_STATE_PAUSED: CameraState
 
 class Question(_message.Message):
     __slots__ = ("id", "text", "threshold", "explain")

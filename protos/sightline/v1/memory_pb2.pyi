@@ -90,6 +90,34 @@ class Moment(_message.Message):
     picture: bytes
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., weight: _Optional[float] = ..., ago_s: _Optional[float] = ..., picture: _Optional[bytes] = ...) -> None: ...
 
+class ReplayRequest(_message.Message):
+    __slots__ = ("camera", "text", "since_s", "windows")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    text: str
+    since_s: float
+    windows: int
+    def __init__(self, camera: _Optional[str] = ..., text: _Optional[str] = ..., since_s: _Optional[float] = ..., windows: _Optional[int] = ...) -> None: ...
+
+class ReplayedWindow(_message.Message):
+    __slots__ = ("start", "end", "ago_s", "score", "done", "total")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    AGO_S_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    ago_s: float
+    score: float
+    done: int
+    total: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., ago_s: _Optional[float] = ..., score: _Optional[float] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
 class ForgetRequest(_message.Message):
     __slots__ = ("camera", "before_s")
     CAMERA_FIELD_NUMBER: _ClassVar[int]

@@ -31,6 +31,48 @@ class PictureReply(_message.Message):
     height: int
     def __init__(self, jpeg: _Optional[bytes] = ..., etag: _Optional[str] = ..., pts: _Optional[int] = ..., age_s: _Optional[float] = ..., width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
 
+class TestRequest(_message.Message):
+    __slots__ = ("camera", "source", "settings_json")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    source: str
+    settings_json: str
+    def __init__(self, camera: _Optional[str] = ..., source: _Optional[str] = ..., settings_json: _Optional[str] = ...) -> None: ...
+
+class TestReply(_message.Message):
+    __slots__ = ("codec", "width", "height", "fps", "gop_pictures", "gop_s", "kbit_s", "cue", "decode", "first_picture_s", "decode_errors", "kept", "jpeg", "kept_jpeg")
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    FPS_FIELD_NUMBER: _ClassVar[int]
+    GOP_PICTURES_FIELD_NUMBER: _ClassVar[int]
+    GOP_S_FIELD_NUMBER: _ClassVar[int]
+    KBIT_S_FIELD_NUMBER: _ClassVar[int]
+    CUE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PICTURE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    JPEG_FIELD_NUMBER: _ClassVar[int]
+    KEPT_JPEG_FIELD_NUMBER: _ClassVar[int]
+    codec: str
+    width: int
+    height: int
+    fps: float
+    gop_pictures: int
+    gop_s: float
+    kbit_s: float
+    cue: str
+    decode: str
+    first_picture_s: float
+    decode_errors: int
+    kept: float
+    jpeg: bytes
+    kept_jpeg: bytes
+    def __init__(self, codec: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., fps: _Optional[float] = ..., gop_pictures: _Optional[int] = ..., gop_s: _Optional[float] = ..., kbit_s: _Optional[float] = ..., cue: _Optional[str] = ..., decode: _Optional[str] = ..., first_picture_s: _Optional[float] = ..., decode_errors: _Optional[int] = ..., kept: _Optional[float] = ..., jpeg: _Optional[bytes] = ..., kept_jpeg: _Optional[bytes] = ...) -> None: ...
+
 class FootageRequest(_message.Message):
     __slots__ = ("incident", "kind", "offset", "length", "only_about")
     INCIDENT_FIELD_NUMBER: _ClassVar[int]

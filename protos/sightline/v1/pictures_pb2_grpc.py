@@ -45,6 +45,11 @@ class PicturesStub:
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.FootageRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_pictures__pb2.FootagePart.FromString,
                 _registered_method=True)
+        self.Test = channel.unary_unary(
+                '/sightline.v1.Pictures/Test',
+                request_serializer=sightline_dot_v1_dot_pictures__pb2.TestRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_pictures__pb2.TestReply.FromString,
+                _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/sightline.v1.Pictures/Forget',
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.ForgetFootageRequest.SerializeToString,
@@ -71,6 +76,14 @@ class PicturesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Test(self, request, context):
+        """Open a source for some seconds as a camera would, and say what it sends; nothing is added. FAILED_PRECONDITION: the
+        source cannot be read, the sentence says why. RESOURCE_EXHAUSTED: too many are being tested.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Forget(self, request, context):
         """Delete what is kept of a camera's incidents: snapshots and clips, the records with their texts, alerts that no
         sink has taken yet, and the packets that its decoder holds. UNAVAILABLE: something may still be there.
@@ -91,6 +104,11 @@ def add_PicturesServicer_to_server(servicer, server):
                     servicer.Footage,
                     request_deserializer=sightline_dot_v1_dot_pictures__pb2.FootageRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_pictures__pb2.FootagePart.SerializeToString,
+            ),
+            'Test': grpc.unary_unary_rpc_method_handler(
+                    servicer.Test,
+                    request_deserializer=sightline_dot_v1_dot_pictures__pb2.TestRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_pictures__pb2.TestReply.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -164,6 +182,33 @@ class Pictures:
             _registered_method=True)
 
     @staticmethod
+    def Test(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sightline.v1.Pictures/Test',
+            sightline_dot_v1_dot_pictures__pb2.TestRequest.SerializeToString,
+            sightline_dot_v1_dot_pictures__pb2.TestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Forget(request,
             target,
             options=(),
@@ -211,6 +256,11 @@ class RecorderStub:
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.RecordRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_pictures__pb2.RecordPart.FromString,
                 _registered_method=True)
+        self.Test = channel.unary_unary(
+                '/sightline.v1.Recorder/Test',
+                request_serializer=sightline_dot_v1_dot_pictures__pb2.TestRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_pictures__pb2.TestReply.FromString,
+                _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/sightline.v1.Recorder/Forget',
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.ForgetFootageRequest.SerializeToString,
@@ -235,6 +285,12 @@ class RecorderServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Test(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Forget(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -253,6 +309,11 @@ def add_RecorderServicer_to_server(servicer, server):
                     servicer.Record,
                     request_deserializer=sightline_dot_v1_dot_pictures__pb2.RecordRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_pictures__pb2.RecordPart.SerializeToString,
+            ),
+            'Test': grpc.unary_unary_rpc_method_handler(
+                    servicer.Test,
+                    request_deserializer=sightline_dot_v1_dot_pictures__pb2.TestRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_pictures__pb2.TestReply.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -315,6 +376,33 @@ class Recorder:
             '/sightline.v1.Recorder/Record',
             sightline_dot_v1_dot_pictures__pb2.RecordRequest.SerializeToString,
             sightline_dot_v1_dot_pictures__pb2.RecordPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Test(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sightline.v1.Recorder/Test',
+            sightline_dot_v1_dot_pictures__pb2.TestRequest.SerializeToString,
+            sightline_dot_v1_dot_pictures__pb2.TestReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,6 +23,10 @@ def pages(gateway):
         f"camera/{running(gateway)}": ".plot svg",
         "incidents": ".incident-row, .empty",
         f"ask/{running(gateway)}": "textarea",
+        "cameras": ".camera-row",
+        "add-camera": "form",
+        "import-cameras": "textarea",
+        f"settings/{running(gateway)}": ".mask-frame .picture.there",
         "fleet": "tbody tr",
         "nowhere": ".empty",
     }

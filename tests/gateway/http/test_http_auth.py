@@ -38,6 +38,11 @@ MAY = {
     "PUT /v1/cameras/{name}": ADMIN,
     "DELETE /v1/cameras/{name}": ADMIN,
     "GET /v1/cameras/{name}/history": VIEW,
+    "GET /v1/cameras/{name}/settings": ADMIN,
+    "POST /v1/cameras/test": ADMIN,
+    "POST /v1/cameras/import": ADMIN,
+    "POST /v1/replay": ASK,
+    "POST /v1/rehearse": VIEW,
     "GET /v1/cameras/{name}/picture.jpg": VIEW,
     "GET /v1/replicas": VIEW,
     "POST /v1/replicas/{name}/drain": ADMIN,
@@ -80,6 +85,8 @@ UNSCOPED = {
     "GET /v1/outbox",
     "GET /v1/models",
     "GET /v1/me",
+    "POST /v1/cameras/import",
+    "POST /v1/rehearse",
 }
 """They name no camera: their replies hold only what the token is for, see the test of that."""
 
@@ -98,6 +105,10 @@ def request_of(name, camera, incident, token):
         "POST /v1/session": {"token": token or ""},
         "POST /v1/cameras": {"name": camera, "source": "x"},
         "PUT /v1/cameras/{name}": {"source": "x"},
+        "POST /v1/cameras/test": {"name": camera, "source": "demo://gate"},
+        "POST /v1/cameras/import": {"text": f"name,source\n{camera},demo://gate", "apply": True},
+        "POST /v1/replay": {"camera": camera, "text": "Is anyone there?"},
+        "POST /v1/rehearse": {"windows": [[0, 8, 0.7], [8, 16, 0.8]]},
         "POST /v1/replicas/{name}/drain": {"undo": True},
         "POST /v1/incidents/{id}/acknowledge": {},
         "POST /v1/mutes": {"camera": camera, "subject": "person", "for_s": 60},

@@ -222,7 +222,9 @@ def test_an_event_is_one_line_whatever_is_in_it():
 
 
 # -- history -------------------------------------------------------------------------------------------
-rows = st.lists(st.tuples(st.floats(0, 2e9), st.floats(0, 1), st.booleans(), st.booleans()), max_size=20)
+rows = st.lists(
+    st.tuples(st.floats(0, 2e9), st.floats(0, 1), st.booleans(), st.booleans(), st.floats(0, 3600)), max_size=20
+)
 
 
 @settings(max_examples=40)
@@ -231,7 +233,10 @@ def test_a_ring_holds_the_newest_in_their_order(given_rows, kept):
     ring = Ring(kept)
     for row in given_rows:
         ring.add(*row)
-    wanted = [[round(at, 3), round(score, 4), positive, gated] for at, score, positive, gated in given_rows[-kept:]]
+    wanted = [
+        [round(at, 3), round(score, 4), positive, gated, round(length, 3)]
+        for at, score, positive, gated, length in given_rows[-kept:]
+    ]
     assert ring.rows() == wanted
 
 
@@ -255,7 +260,7 @@ def test_a_history_is_bounded_whatever_comes(monkeypatch):
 def test_a_score_is_noted_when_its_window_ended():
     history = History()
     assert history.answer(make_answer("gate", "q", 0.5, 1), 100.0) == 99.6
-    assert history.body("gate")["scores"] == {"q": [[99.6, 0.5, True, False]]}
+    assert history.body("gate")["scores"] == {"q": [[99.6, 0.5, True, False, 40.0]]}
 
 
 def test_scores_of_before_are_forgotten():

@@ -141,6 +141,7 @@ CALLS = {
     "Replicas/Drain": lambda camera, incident: replicas_pb2.DrainReplicaRequest(name="replica-0", undo=True),
     "Results/Watch": lambda camera, incident: results_pb2.WatchRequest(recent=True),
     "Memory/Ask": lambda camera, incident: memory_pb2.AskRequest(camera=camera, text="Who?"),
+    "Memory/Replay": lambda camera, incident: memory_pb2.ReplayRequest(camera=camera, text="Is anyone there?"),
     "Memory/Describe": lambda camera, incident: memory_pb2.DescribeRequest(camera=camera),
     "Memory/Forget": lambda camera, incident: memory_pb2.ForgetRequest(camera=camera, before_s=3600.0),
     "Incidents/List": lambda camera, incident: incidents_pb2.ListIncidentsRequest(),
@@ -153,6 +154,7 @@ CALLS = {
     "Incidents/Outbox": lambda camera, incident: incidents_pb2.OutboxRequest(dead=100),
     "Incidents/Resend": lambda camera, incident: incidents_pb2.ResendRequest(),
     "Pictures/Picture": lambda camera, incident: pictures_pb2.PictureRequest(camera=camera),
+    "Pictures/Test": lambda camera, incident: pictures_pb2.TestRequest(camera=camera, source="demo://gate"),
     "Pictures/Footage": lambda camera, incident: pictures_pb2.FootageRequest(incident=incident, kind="clip"),
     "Pictures/Forget": lambda camera, incident: pictures_pb2.ForgetFootageRequest(camera=camera, before_s=3600.0),
     "Ingest/Push": lambda camera, incident: ingest_pb2.PushRequest(

@@ -170,6 +170,10 @@ class Remembering:
         """See ``MemoryHandler``."""
         return MemoryStatus(camera, 600, 4000, 0, 60_000_000, 2**26, {"recent": 2**10}, "a", "b", "c")
 
+    async def replay_range(self, camera: str) -> memory.ReplayRange:
+        """See ``MemoryHandler``."""
+        return memory.ReplayRange(0, 60_000_000 + len(camera), 40.0, 8.0)
+
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
         """See ``MemoryHandler``."""
         return [camera.encode()[:0] for _ in moments]

@@ -21,6 +21,7 @@ export const cameraPath = (name) => `/v1/cameras/${encodeURIComponent(name)}`;
 export const incidentPath = (id) => `/v1/incidents/${encodeURIComponent(id)}`;
 export const get = (path, signal) => request("GET", path, undefined, signal);
 export const post = (path, body, signal) => request("POST", path, body, signal);
+export const put = (path, body) => request("PUT", path, body);
 export const remove = (path) => request("DELETE", path);
 
 /** A response that is good, or an ApiError with the gateway's own sentence. */

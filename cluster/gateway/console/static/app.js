@@ -2,9 +2,11 @@
 import { get, onSignedOut, remove } from "./api.js";
 import { AskPage } from "./ask.js";
 import { CameraPage } from "./camera.js";
+import { AddCameraPage, CamerasPage, SettingsPage } from "./cameras.js";
 import { html, render, useEffect, useRef, useState } from "./dom.js";
 import { FleetPage } from "./fleet.js";
 import { now, plural, words } from "./format.js";
+import { ImportPage } from "./import_cameras.js";
 import { IncidentsPage } from "./incidents.js";
 import { Live } from "./live.js";
 import { Login } from "./login.js";
@@ -20,8 +22,12 @@ const PAGES = [
   { path: "", word: "Wall", icon: "wall" },
   { path: "incidents", word: "Incidents", icon: "incidents" },
   { path: "ask", word: "Ask", icon: "ask" },
+  { path: "cameras", word: "Cameras", icon: "cameras" },
   { path: "fleet", word: "Fleet", icon: "fleet" },
 ];
+
+/** Pages below that of the cameras. */
+const MANAGED = new Set(["add-camera", "settings", "import-cameras"]);
 
 async function sync() {
   const touched = store.track();
@@ -73,7 +79,7 @@ const HANDLERS = {
   removed: (body) => store.removed(body.name),
   answer(answer) {
     const end = answer.end_unix_s ?? now() - answer.timing.latency_s;
-    store.answer(answer.camera, answer.question, [end, answer.score, answer.positive, answer.gated]);
+    store.answer(answer.camera, answer.question, [end, answer.score, answer.positive, answer.gated, (answer.end - answer.start) / 1e6]);
     if (answer.missed) HANDLERS.missed();
   },
   incident({ incident, cause }) {
@@ -158,6 +164,10 @@ function Page({ route }) {
   if (route.page === "camera" && route.rest) return html`<${CameraPage} name=${route.rest} key=${route.rest} />`;
   if (route.page === "incidents") return html`<${IncidentsPage} id=${route.rest} />`;
   if (route.page === "ask") return html`<${AskPage} camera=${route.rest} />`;
+  if (route.page === "cameras") return html`<${CamerasPage} />`;
+  if (route.page === "add-camera") return html`<${AddCameraPage} />`;
+  if (route.page === "import-cameras") return html`<${ImportPage} />`;
+  if (route.page === "settings" && route.rest) return html`<${SettingsPage} name=${route.rest} key=${route.rest} />`;
   if (route.page === "fleet") return html`<${FleetPage} />`;
   return html`<h1>Not here</h1><${Empty} title="There is no such page"><a href="#/">Back to the wall</a><//>`;
 }
@@ -171,7 +181,7 @@ function Header({ route, onSignOut }) {
   return html`<header class="top">
     <a class="brand" href="#/"><span class="brand-mark" aria-hidden="true"></span>Sightline</a>
     <nav aria-label="Pages">${PAGES.map(({ path, word, icon }) => html`<a key=${path} href=${`#/${path}`}
-      aria-current=${route.page === path || (path === "" && route.page === "camera") ? "page" : undefined}>
+      aria-current=${route.page === path || (path === "" && route.page === "camera") || (path === "cameras" && MANAGED.has(route.page)) ? "page" : undefined}>
       <${Icon} name=${icon} /><span>${word}</span>${path === "incidents" && open > 0 && html`<span class="nav-count" title=${plural(open, "open incident")}>${open > 99 ? "99+" : open}<span class="unseen"> open</span></span>`}
     </a>`)}</nav>
     <div class="top-right">
@@ -220,6 +230,9 @@ function parse(hash) {
 
 function titleOf({ page, rest }) {
   if (page === "camera") return rest;
+  if (page === "settings") return `Settings of ${rest}`;
+  if (page === "add-camera") return "Add a camera";
+  if (page === "import-cameras") return "Import cameras";
   return PAGES.find(({ path }) => path === page)?.word ?? "Not here";
 }
 

@@ -2,7 +2,7 @@
 import { lines, open } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { bytes, count, duration, percent } from "./format.js";
-import { Badge, Empty, Skeleton } from "./parts.js";
+import { Badge, Empty, Skeleton, Thumbnail } from "./parts.js";
 import { may, store, useTopics } from "./store.js";
 
 const LONGEST = 2000;
@@ -132,25 +132,4 @@ function Grounds({ result }) {
 function cost({ first_token_s: first, total_s: total, tokens_read: read, tokens_held: held, bytes_read: fetched }) {
   const size = fetched ? ` (${bytes(fetched)})` : "";
   return `${duration(first)} to the first word, ${duration(total)} in all; ${count(read)} of ${count(held)} remembered tokens read${size}.`;
-}
-
-/** A JPEG in base64, drawn: the page's content policy allows pictures from the gateway's own addresses only. */
-function Thumbnail({ picture, label }) {
-  const canvas = useRef(null);
-  useEffect(() => {
-    if (!picture) return;
-    const data = Uint8Array.from(atob(picture), (letter) => letter.charCodeAt(0));
-    createImageBitmap(new Blob([data], { type: "image/jpeg" })).then(
-      (bitmap) => {
-        if (canvas.current) {
-          Object.assign(canvas.current, { width: bitmap.width, height: bitmap.height });
-          canvas.current.getContext("2d").drawImage(bitmap, 0, 0);
-        }
-        bitmap.close();
-      },
-      () => console.error("a moment's picture is no JPEG"),
-    );
-  }, [picture]);
-  if (!picture) return html`<span class="thumbnail none">no picture</span>`;
-  return html`<canvas class="thumbnail" ref=${canvas} role="img" aria-label=${label}></canvas>`;
 }

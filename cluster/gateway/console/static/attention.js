@@ -7,6 +7,7 @@ const STATE_WORDS = {
   backoff: "Trying again",
   error: "Not working",
   ended: "Ended",
+  paused: "Paused",
 };
 
 export const severityRank = (severity) => SEVERITIES.indexOf(severity);

@@ -13,6 +13,7 @@ const ICONS = {
   sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2.5M12 19.5V22M2 12h2.5M19.5 12H22M5 5l1.7 1.7M17.3 17.3 19 19M19 5l-1.7 1.7M6.7 17.3 5 19",
   moon: "M20 14.5A8.5 8.5 0 0 1 9.5 4a8.5 8.5 0 1 0 10.5 10.5z",
   search: "M10.5 4a6.5 6.5 0 1 0 0 13 6.5 6.5 0 0 0 0-13zM15.5 15.5 21 21",
+  cameras: "M3 8h11v8H3zM14 11l6-3v8l-6-3M7 16v4h4",
   out: "M14 4h5v16h-5M10 8l-4 4 4 4M6 12h9",
 };
 
@@ -25,7 +26,7 @@ export function Badge({ tone = "quiet", title, children }) {
   return html`<span class=${`badge ${tone}`} title=${title}>${children}</span>`;
 }
 
-const STATE_TONES = { running: "good", connecting: "quiet", waiting: "quiet", ended: "quiet", backoff: "warning", error: "critical" };
+const STATE_TONES = { running: "good", connecting: "quiet", waiting: "quiet", ended: "quiet", paused: "quiet", backoff: "warning", error: "critical" };
 
 export function StateBadge({ camera }) {
   const title = camera.reason + (camera.retry_in_s > 0 ? `; next try in ${duration(camera.retry_in_s)}` : "");
@@ -86,6 +87,27 @@ export function Picture({ camera, width = 320, label }) {
     <canvas ref=${canvas} role="img" aria-label=${label ?? `Newest picture of ${camera}`}></canvas>
     ${state.text && html`<span class="picture-note">${state.text}</span>`}
   </div>`;
+}
+
+/** A JPEG in base64, drawn: the page's content policy allows pictures from the gateway's own addresses only. */
+export function Thumbnail({ picture, label }) {
+  const canvas = useRef(null);
+  useEffect(() => {
+    if (!picture) return;
+    const data = Uint8Array.from(atob(picture), (letter) => letter.charCodeAt(0));
+    createImageBitmap(new Blob([data], { type: "image/jpeg" })).then(
+      (bitmap) => {
+        if (canvas.current) {
+          Object.assign(canvas.current, { width: bitmap.width, height: bitmap.height });
+          canvas.current.getContext("2d").drawImage(bitmap, 0, 0);
+        }
+        bitmap.close();
+      },
+      () => console.error("a picture is no JPEG"),
+    );
+  }, [picture]);
+  if (!picture) return html`<span class="thumbnail none">no picture</span>`;
+  return html`<canvas class="thumbnail" ref=${canvas} role="img" aria-label=${label}></canvas>`;
 }
 
 /** Draws anew every `periodS`, for what says how long ago something was. */

@@ -1,0 +1,226 @@
+"""Opens a source for some seconds as a camera would, and says what it sends (``SourceTester``)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from cluster.codec import CameraState, Source, StreamHeader
+from cluster.config import CameraConfig, SightlineConfig, camera_settings
+from cluster.config.load import parse_camera
+from cluster.decoder.footage.pictures import LatestPicture
+from cluster.decoder.pipeline import CameraPipeline, make_source, pipeline_settings
+from cluster.errors import CapacityError, ConfigError, NotReadyError
+from cluster.types import MICROSECONDS, BoolGrid, EncodedPacket, FrameSample, PatchGeometry, ShownPicture
+
+LONGEST_S = 8.0
+"""Seconds of watching, beyond the time to connect: two GOPs of most cameras."""
+SAMPLES = 4
+"""Samples after the first anchor from which the cue is judged."""
+POLL_S = 0.05
+STOP_S = 5.0
+MOST_AT_ONCE = 2
+MOST_TIMES = 4096
+
+USUAL_GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
+"""Where no replica has said yet how its model cuts pictures."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTest:
+    """What a source sent; see ``TestReply`` in protos/sightline/v1/pictures.proto."""
+
+    codec: str
+    width: int
+    height: int
+    fps: float
+    gop_pictures: int
+    gop_s: float
+    kbit_s: float
+    cue: str
+    decode: str
+    first_picture_s: float
+    decode_errors: int
+    kept: float
+    jpeg: bytes
+    kept_jpeg: bytes
+
+
+@dataclass(slots=True)
+class PacketTimes:
+    """Times, sizes and keyframes of the packets of a stream, at most :data:`MOST_TIMES`."""
+
+    times: list[int] = field(default_factory=list)
+    keyframes: list[int] = field(default_factory=list)
+    bytes: int = 0
+
+    def add(self, packet: EncodedPacket) -> None:
+        """Record one packet, in decoding order."""
+        if packet.pts is None or len(self.times) >= MOST_TIMES:
+            return
+        if packet.keyframe:
+            self.keyframes.append(len(self.times))
+        self.times.append(packet.pts)
+        self.bytes += len(packet.data)
+
+    @property
+    def seconds(self) -> float:
+        """From the first picture shown to the last."""
+        return (max(self.times) - min(self.times)) / MICROSECONDS if len(self.times) > 1 else 0.0
+
+    @property
+    def fps(self) -> float:
+        """Pictures per second by the median step, as the last ones may come in another order; 0 unless two came."""
+        shown = sorted(set(self.times))
+        return MICROSECONDS / median(after - before for before, after in pairwise(shown)) if len(shown) > 1 else 0.0
+
+    @property
+    def gop(self) -> tuple[int, float]:
+        """Pictures and seconds from a keyframe to the next, the mean; zeros unless two keyframes came."""
+        if len(self.keyframes) < 2:
+            return 0, 0.0
+        first, last, count = self.keyframes[0], self.keyframes[-1], len(self.keyframes) - 1
+        return round((last - first) / count), (self.times[last] - self.times[first]) / MICROSECONDS / count
+
+    @property
+    def kbit_s(self) -> float:
+        return self.bytes * 8 / 1000 / self.seconds if self.seconds else 0.0
+
+
+class _CountingSource:
+    """Source whose packets are counted on their way."""
+
+    def __init__(self, source: Source, times: PacketTimes) -> None:
+        self._source, self._times = source, times
+        self.live, self.pushed = source.live, source.pushed
+
+    @property
+    def ended(self) -> bool:
+        return self._source.ended
+
+    def open(self) -> StreamHeader:
+        return self._source.open()
+
+    def packets(self) -> Iterator[EncodedPacket]:
+        for packet in self._source.packets():
+            self._times.add(packet)
+            yield packet
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def watch_source(
+    camera: CameraConfig, config: SightlineConfig, geometry: PatchGeometry, *, longest_s: float = LONGEST_S
+) -> SourceTest:
+    """Run the camera's own pipeline on its source until two keyframes and enough samples have come; blocks.
+
+    Args:
+        camera: resolved settings.
+        config: of the process: which files may be opened, redirects.
+        geometry: of the model.
+        longest_s: beyond the time to connect.
+
+    Raises:
+        ConfigError: a camera that pushes, or another address that cannot be opened here.
+        NotReadyError: it sends no picture, with the reason.
+    """
+    if camera.is_pushed:
+        raise ConfigError(f"camera {camera.name!r} has no source to test: an agent pushes its packets")
+    times, samples, shown = PacketTimes(), [0, 0, 0], LatestPicture()
+    first = threading.Event()
+
+    def send(sample: FrameSample) -> None:
+        if not sample.anchor:
+            samples[0] += 1
+            samples[1] += sample.grid.tokens
+            samples[2] += sample.tokens
+
+    def show(frame: ShownPicture, mask: BoolGrid) -> None:
+        # Anchors keep every patch, and show nothing of the cue.
+        if not first.is_set() or not mask.all():
+            shown.show(frame, mask)
+        first.set()
+
+    pipeline = CameraPipeline(
+        camera.name,
+        _CountingSource(make_source(camera, config), times),
+        geometry,
+        pipeline_settings(camera),
+        send,
+        show=show,
+    )
+    began_s = time.monotonic()
+    connect_s = 0.0 if camera.is_file else camera.source_options.connect_timeout_s
+    first_s = 0.0
+    pipeline.start()
+    try:
+        while time.monotonic() - began_s < connect_s + longest_s:
+            ended = not pipeline.running
+            if first.is_set() and not first_s:
+                first_s = time.monotonic() - began_s
+            if pipeline.status().state is CameraState.BACKOFF or ended:
+                break
+            if samples[0] >= SAMPLES and len(times.keyframes) >= 2:
+                break
+            time.sleep(POLL_S)
+        status = pipeline.status()
+    finally:
+        pipeline.stop(STOP_S)
+    if not first.is_set():
+        reason = status.reason or f"no picture came within {connect_s + longest_s:g} s"
+        raise NotReadyError(f"{camera.source} gives no picture: {reason}")
+    plain, kept = shown.render(), shown.render(kept=True)
+    pictures, gop_s = times.gop
+    return SourceTest(
+        codec=status.codec,
+        width=status.width,
+        height=status.height,
+        fps=times.fps,
+        gop_pictures=pictures,
+        gop_s=gop_s,
+        kbit_s=times.kbit_s,
+        cue=status.cue,
+        decode=status.decode,
+        first_picture_s=first_s or time.monotonic() - began_s,
+        decode_errors=status.decode_errors,
+        kept=samples[2] / samples[1] if samples[1] else 0.0,
+        jpeg=plain.jpeg,
+        kept_jpeg=kept.jpeg,
+    )
+
+
+class SourceTester:
+    """Tests of one process, :data:`MOST_AT_ONCE` at once.
+
+    Args:
+        config: of the process.
+    """
+
+    def __init__(self, config: SightlineConfig) -> None:
+        self._config = config
+        self._running = 0
+        self.geometry: PatchGeometry | None = None
+        """Of the model; None while no replica has said it."""
+
+    async def test(self, name: str, source: str, settings: dict[str, object]) -> SourceTest:
+        """See :func:`watch_source`.
+
+        Raises:
+            ConfigError: settings that contradict each other, or no source.
+            NotReadyError: it sends no picture.
+            CapacityError: too many tests run.
+        """
+        camera = camera_settings(self._config, parse_camera(name, source, settings=settings))
+        if self._running >= MOST_AT_ONCE:
+            raise CapacityError(f"{self._running} sources are being tested already; try again in a moment")
+        self._running += 1
+        try:
+            return await asyncio.to_thread(watch_source, camera, self._config, self.geometry or USUAL_GEOMETRY)
+        finally:
+            self._running -= 1

@@ -1,0 +1,55 @@
+// The fields of a camera's source, and its test: what the source sends, without adding anything.
+import { post } from "./api.js";
+import { html, useState } from "./dom.js";
+import { duration, percent } from "./format.js";
+import { Thumbnail } from "./parts.js";
+
+const PRIORITIES = [["normal", "normal"], ["critical", "critical: on time at the others' expense"], ["background", "background: shed first"]];
+
+/** A draft as the gateway takes it: empty settings are left away, so that the cluster's own count. */
+export function entryOf({ source, priority, settings }) {
+  const kept = { ...settings };
+  delete kept.priority;
+  if (priority !== "normal") kept.priority = priority;
+  if (!kept.privacy_masks?.length) delete kept.privacy_masks;
+  return { source: source.trim(), settings: kept };
+}
+
+export function SourceFields({ draft, onChange }) {
+  const set = (change) => onChange({ ...draft, ...change });
+  return html`<label class="field column">Source
+      <input type="text" value=${draft.source} autocomplete="off" spellcheck=${false} placeholder="rtsp://user:password@10.0.0.11/stream1" onInput=${(event) => set({ source: event.target.value })} /></label>
+    <p class="soft">An address, a file the decoders can read, or nothing for a camera that pushes. ${draft.source.includes("***") && "*** stands for a password that stays as it is."}</p>
+    <label class="field column">Priority
+      <select value=${draft.priority} onChange=${(event) => set({ priority: event.target.value })}>${PRIORITIES.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>`;
+}
+
+/** A button, then a picture with codec, size, frame rate, GOP, and what the cue sees. */
+export function SourceTest({ name, draft }) {
+  const [state, setState] = useState({ busy: false, found: null, error: "" });
+  const test = async () => {
+    setState({ busy: true, found: null, error: "" });
+    try {
+      setState({ busy: false, found: await post("/v1/cameras/test", { name, ...entryOf(draft) }), error: "" });
+    } catch (failure) {
+      setState({ busy: false, found: null, error: failure.message });
+    }
+  };
+  const { busy, found, error } = state;
+  return html`<div class="source-test">
+    <button type="button" class="button" disabled=${busy || !draft.source.trim()} onClick=${test}>${busy ? "Testing…" : "Test the source"}</button>
+    <div role="status" aria-live="polite">
+      ${error && html`<p class="error">${error}</p>`}
+      ${found && html`<div class="two">
+        <figure><${Thumbnail} picture=${found.jpeg} label="What the source shows" /><figcaption class="soft">What it shows</figcaption></figure>
+        <figure><${Thumbnail} picture=${found.kept_jpeg} label="What the cue sees" /><figcaption class="soft">What the cue sees${found.kept ? `: ${percent(found.kept)} of the picture` : ""}</figcaption></figure>
+      </div>
+      <dl class="lines">
+        <div><dt>Stream</dt><dd>${found.codec} ${found.width} × ${found.height}, ${found.fps ? `${found.fps.toFixed(1)} pictures/s` : "one picture"}, ${Math.round(found.kbit_s)} kbit/s</dd></div>
+        <div><dt>Keyframes</dt><dd>${found.gop_pictures ? `every ${found.gop_pictures} pictures, ${duration(found.gop_s)}` : "only one came while it was watched"}</dd></div>
+        <div><dt>Cue</dt><dd>${found.cue}, decoded on ${found.decode}${found.decode_errors ? `, ${found.decode_errors} decoding errors` : ""}</dd></div>
+        <div><dt>First picture</dt><dd>after ${duration(found.first_picture_s)}</dd></div>
+      </dl>`}
+    </div>
+  </div>`;
+}

@@ -1,0 +1,203 @@
+// Managing cameras: the list, adding one, and the settings of one. The gateway checks what may be done; pages only hide
+// what would be refused.
+import { cameraPath, get, post, put, remove } from "./api.js";
+import { SourceFields, SourceTest, entryOf } from "./camera_form.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
+import { plural } from "./format.js";
+import { MaskEditor } from "./masks.js";
+import { Empty, Failure, Icon, Skeleton, StateBadge } from "./parts.js";
+import { idOf } from "./question_id.js";
+import { Questions } from "./questions.js";
+import { may, store, useTopics } from "./store.js";
+
+const MOST_SHOWN = 200;
+const NEEDS_ADMIN = "This needs a token with the role “admin”.";
+
+export function CamerasPage() {
+  useTopics("cameras", "me");
+  const [search, setSearch] = useState("");
+  const [error, setError] = useState("");
+  const [removing, setRemoving] = useState(null);
+  if (store.error && !store.loaded) return html`<${Failure} error=${store.error} />`;
+  if (!store.loaded) return html`<h1>Cameras</h1><${Skeleton} rows=${4} />`;
+  const needle = search.trim().toLocaleLowerCase();
+  const all = [...store.cameras.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+  const found = all.filter((camera) => `${camera.name} ${camera.source} ${camera.state}`.toLocaleLowerCase().includes(needle));
+  const admin = may("admin");
+  const pause = async (camera) => {
+    setError("");
+    try {
+      await pauseCamera(camera, camera.state !== "paused");
+    } catch (failure) {
+      setError(failure.message);
+    }
+  };
+  return html`<div class="cameras-page">
+    <header class="page-head"><h1>Cameras</h1><p class="soft">${plural(all.length, "camera")}</p>
+      ${admin && html`<div class="actions"><a class="button" href="#/import-cameras">Import a list</a>
+        <a class="button primary" href="#/add-camera">Add a camera</a></div>`}</header>
+    ${all.length > 0 && html`<div class="toolbar"><div class="search"><${Icon} name="search" />
+      <input type="search" aria-label="Search cameras" placeholder="Name, source or state" value=${search} onInput=${(event) => setSearch(event.target.value)} /></div></div>`}
+    ${error && html`<p class="error" role="alert">${error}</p>`}
+    ${all.length === 0 && html`<${Empty} title="There are no cameras yet">${admin ? html`<a href="#/add-camera">Add the first one</a>` : "Somebody with the role “admin” can add some."}<//>`}
+    ${all.length > 0 && !found.length && html`<${Empty} title="No camera is like that">Search for something else.<//>`}
+    <ul class="camera-rows">${found.slice(0, MOST_SHOWN).map((camera) => html`<li key=${camera.name} class="card camera-row">
+      <div class="camera-row-what"><a href=${`#/camera/${encodeURIComponent(camera.name)}`}>${camera.name}</a> <${StateBadge} camera=${camera} />
+        <p class="soft wrap">${camera.source || "pushed by an agent"}${camera.reason ? `: ${camera.reason}` : ""}</p></div>
+      ${admin && html`<div class="actions">
+        <a class="button small" href=${`#/settings/${encodeURIComponent(camera.name)}`} aria-label=${`Settings of ${camera.name}`}>Settings</a>
+        <button type="button" class="button small" aria-label=${`${camera.state === "paused" ? "Resume" : "Pause"} ${camera.name}`} onClick=${() => pause(camera)}>${camera.state === "paused" ? "Resume" : "Pause"}</button>
+        <button type="button" class="button small" aria-label=${`Remove ${camera.name}`} onClick=${() => setRemoving(camera)}>Remove…</button>
+      </div>`}
+    </li>`)}</ul>
+    ${found.length > MOST_SHOWN && html`<p class="soft">${plural(found.length - MOST_SHOWN, "more camera")}: search for one.</p>`}
+    ${removing && html`<${RemoveDialog} camera=${removing} onClose=${() => setRemoving(null)} />`}
+  </div>`;
+}
+
+async function pauseCamera(camera, paused) {
+  const { source, settings, manager } = await get(`${cameraPath(camera.name)}/settings`);
+  const takeover = manager !== "cluster" && confirm(`${camera.name} belongs to ${manager}. Take it over?`);
+  const changed = { ...settings, paused };
+  if (!paused) delete changed.paused;
+  await put(cameraPath(camera.name), { source, settings: changed, takeover });
+}
+
+function RemoveDialog({ camera, onClose }) {
+  const dialog = useRef(null);
+  const [error, setError] = useState("");
+  const [takeover, setTakeover] = useState(false);
+  const [busy, setBusy] = useState(false);
+  const foreign = camera.manager && camera.manager !== "cluster";
+  useEffect(() => {
+    const before = document.activeElement;
+    dialog.current.showModal();
+    return () => before?.focus?.();
+  }, []);
+  const go = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    try {
+      await remove(`${cameraPath(camera.name)}?takeover=${takeover ? 1 : 0}`);
+      onClose();
+    } catch (failure) {
+      setError(failure.message);
+      setBusy(false);
+    }
+  };
+  return html`<dialog ref=${dialog} class="dialog" aria-labelledby="remove-title" onClose=${onClose}>
+    <form onSubmit=${go}>
+      <h2 id="remove-title">Remove ${camera.name}?</h2>
+      <p>Its memory is deleted. Its incidents stay until their age deletes them. To stop it for a time, pause it.</p>
+      ${foreign && html`<label class="field"><input type="checkbox" checked=${takeover} onChange=${(event) => setTakeover(event.target.checked)} /> It belongs to ${camera.manager}: remove it all the same</label>`}
+      ${error && html`<p class="error" role="alert">${error}</p>`}
+      <div class="actions"><button type="button" class="button" onClick=${onClose}>Cancel</button>
+        <button class="button danger" disabled=${busy}>Remove</button></div>
+    </form>
+  </dialog>`;
+}
+
+export function AddCameraPage() {
+  useTopics("me");
+  const [draft, setDraft] = useState({ name: "", source: "", priority: "normal", settings: {} });
+  const [question, setQuestion] = useState("");
+  const [force, setForce] = useState(false);
+  const [error, setError] = useState("");
+  const [busy, setBusy] = useState(false);
+  if (!may("admin")) return html`<${BackToCameras} /><h1>Add a camera</h1><p class="soft">${NEEDS_ADMIN}</p>`;
+  const add = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    setError("");
+    try {
+      const { source, settings } = entryOf(draft);
+      const questions = question.trim() ? [{ id: idOf(question), text: question.trim() }] : [];
+      await post("/v1/cameras", { name: draft.name.trim(), source, questions, settings, force });
+      location.hash = `#/camera/${encodeURIComponent(draft.name.trim())}`;
+    } catch (failure) {
+      setError(failure.message);
+      setBusy(false);
+    }
+  };
+  return html`<div class="cameras-page">
+    <${BackToCameras} />
+    <header class="page-head"><h1>Add a camera</h1></header>
+    <form class="card" onSubmit=${add}>
+      <label class="field column">Name
+        <input type="text" required value=${draft.name} autocomplete="off" spellcheck=${false} placeholder="gate" onInput=${(event) => setDraft({ ...draft, name: event.target.value })} /></label>
+      <${SourceFields} draft=${draft} onChange=${setDraft} />
+      <label class="field column">First question
+        <input type="text" value=${question} placeholder="Is anyone climbing the fence?" onInput=${(event) => setQuestion(event.target.value)} /></label>
+      <p class="soft">A question that yes or no answers. Left empty, the cluster's own questions are asked. More can be written afterwards.</p>
+      <label class="field switch"><input type="checkbox" role="switch" checked=${force} onChange=${(event) => setForce(event.target.checked)} /> Also if there is no room for it</label>
+      <${SourceTest} name=${draft.name.trim() || "test"} draft=${draft} />
+      ${error && html`<p class="error" role="alert">${error}</p>`}
+      <div class="actions"><button class="button primary" disabled=${busy || !draft.name.trim()}>${busy ? "Adding…" : "Add camera"}</button></div>
+    </form>
+  </div>`;
+}
+
+export function SettingsPage({ name }) {
+  useTopics("me", `camera:${name}`);
+  const [written, setWritten] = useState(null);
+  const [draft, setDraft] = useState(null);
+  const [takeover, setTakeover] = useState(false);
+  const [error, setError] = useState(null);
+  const [said, setSaid] = useState("");
+  const [busy, setBusy] = useState(false);
+  const load = async () => {
+    try {
+      const found = await get(`${cameraPath(name)}/settings`);
+      setWritten(found);
+      setDraft({ name, source: found.source, priority: found.settings.priority ?? "normal", settings: found.settings });
+      setError(null);
+    } catch (failure) {
+      setError(failure);
+    }
+  };
+  useEffect(() => void (may("admin") && load()), [name, store.me?.name]);
+  if (store.me && !may("admin")) return html`<${BackToCameras} /><h1>${name}</h1><p class="soft">${NEEDS_ADMIN}</p>`;
+  if (!draft) return html`<${BackToCameras} /><h1>${name}</h1>${error ? html`<${Failure} error=${error} onRetry=${load} />` : html`<${Skeleton} rows=${5} />`}`;
+  const foreign = written.manager !== "cluster";
+  /** Saves the draft with `settings` over its own; throws what the gateway says. */
+  const save = async (settings = {}) => {
+    setBusy(true);
+    setSaid("");
+    const next = { ...draft, settings: { ...draft.settings, ...settings } };
+    try {
+      await put(cameraPath(name), { ...entryOf(next), takeover });
+      setDraft(next);
+      setSaid("Saved.");
+      setError(null);
+    } catch (failure) {
+      setError(failure);
+      throw failure;
+    } finally {
+      setBusy(false);
+    }
+  };
+  const quietly = (event) => (event.preventDefault(), save().catch(() => {}));
+  return html`<div class="cameras-page">
+    <${BackToCameras} />
+    <header class="page-head"><h1>${name}</h1><p class="soft">Settings</p>
+      <div class="actions"><a class="button" href=${`#/camera/${encodeURIComponent(name)}`}>Look at it</a></div></header>
+    ${foreign && html`<div class="notice"><p>This camera belongs to ${written.manager}, which may change it back.</p>
+      <label class="field"><input type="checkbox" checked=${takeover} onChange=${(event) => setTakeover(event.target.checked)} /> Take it over when saving</label></div>`}
+    <p class="unseen" role="status">${said}</p>
+    ${error && html`<p class="error" role="alert">${error.message}</p>`}
+    <section class="card" aria-labelledby="set-questions"><h2 id="set-questions">Questions</h2>
+      <${Questions} camera=${name} questions=${draft.settings.questions} onSave=${(questions) => save({ questions })} /></section>
+    <section class="card" aria-labelledby="set-masks"><h2 id="set-masks">Privacy masks</h2>
+      <${MaskEditor} camera=${name} masks=${draft.settings.privacy_masks ?? []} onSave=${(masks) => save({ privacy_masks: masks })} /></section>
+    <section class="card" aria-labelledby="set-source"><h2 id="set-source">Source</h2>
+      <form onSubmit=${quietly}>
+        <${SourceFields} draft=${draft} onChange=${setDraft} />
+        <${SourceTest} name=${name} draft=${draft} />
+        <div class="actions"><button class="button primary" disabled=${busy}>Save source</button></div>
+      </form></section>
+  </div>`;
+}
+
+export function BackToCameras() {
+  return html`<a class="back" href="#/cameras"><${Icon} name="back" />Cameras</a>`;
+}

@@ -1,0 +1,61 @@
+// Importing a list of cameras: checked line by line first, added only when nothing in it is wrong.
+import { post } from "./api.js";
+import { BackToCameras } from "./cameras.js";
+import { html, useState } from "./dom.js";
+import { plural } from "./format.js";
+import { Badge } from "./parts.js";
+import { may, useTopics } from "./store.js";
+
+const EXAMPLE = 'name,source,question\ngate,rtsp://user:password@10.0.0.11/stream1,Is anyone climbing the fence?';
+const MOST_SHOWN = 500;
+
+export function ImportPage() {
+  useTopics("me");
+  const [text, setText] = useState("");
+  const [force, setForce] = useState(false);
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState("");
+  const [busy, setBusy] = useState(false);
+  if (!may("admin")) return html`<${BackToCameras} /><h1>Import a list</h1><p class="soft">This needs a token with the role “admin”.</p>`;
+  const send = async (apply) => {
+    setBusy(true);
+    setError("");
+    try {
+      setFound((await post("/v1/cameras/import", { text, apply, force })).cameras);
+    } catch (failure) {
+      setFound(null);
+      setError(failure.message);
+    }
+    setBusy(false);
+  };
+  const change = (value) => {
+    setText(value);
+    setFound(null);
+  };
+  const wrong = (found ?? []).filter((each) => each.error);
+  const added = (found ?? []).filter((each) => each.added);
+  return html`<div class="cameras-page">
+    <${BackToCameras} />
+    <header class="page-head"><h1>Import a list</h1></header>
+    <div class="card">
+      <label class="field column">Cameras
+        <textarea rows="10" spellcheck=${false} value=${text} placeholder=${EXAMPLE} onInput=${(event) => change(event.target.value)}></textarea></label>
+      <p class="soft">CSV with the columns name, source, priority, question, paused; or YAML or JSON as in the configuration.</p>
+      <label class="field column">From a file
+        <input type="file" accept=".csv,.yaml,.yml,.json,.txt" onChange=${async (event) => event.target.files[0] && change(await event.target.files[0].text())} /></label>
+      <label class="field switch"><input type="checkbox" role="switch" checked=${force} onChange=${(event) => setForce(event.target.checked)} /> Also those for which there is no room</label>
+      <div class="actions"><button type="button" class="button" disabled=${busy || !text.trim()} onClick=${() => send(false)}>Check the list</button>
+        <button type="button" class="button primary" disabled=${busy || !found || wrong.length > 0 || added.length > 0} onClick=${() => send(true)}>Add ${found ? plural(found.length, "camera") : "them"}</button></div>
+      <div role="status">
+        ${error && html`<p class="error">${error}</p>`}
+        ${found && html`<p>${added.length ? `${plural(added.length, "camera")} added` : `${plural(found.length, "camera")} read`}${wrong.length ? `, ${plural(wrong.length, "line")} wrong${added.length ? "" : ": nothing is added"}` : ""}.</p>`}
+      </div>
+      ${found && html`<div class="scroll" tabindex="0" role="region" aria-label="Cameras of the list"><table>
+        <thead><tr><th scope="col">Line</th><th scope="col">Name</th><th scope="col">Source</th><th scope="col">Result</th></tr></thead>
+        <tbody>${[...wrong, ...found.filter((each) => !each.error)].slice(0, MOST_SHOWN).map((each) => html`<tr key=${each.line}>
+          <td>${each.line}</td><th scope="row">${each.name || "none"}</th><td>${each.source}</td>
+          <td>${each.error ? html`<${Badge} tone="critical">wrong<//> ${each.error}` : html`<${Badge} tone="good">${each.added ? "added" : "good"}<//>`}</td></tr>`)}</tbody>
+      </table></div>`}
+    </div>
+  </div>`;
+}

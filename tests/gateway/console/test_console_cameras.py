@@ -1,0 +1,211 @@
+"""Managing cameras and their questions in a real browser: with the pointer, with the keyboard, on a phone."""
+
+from __future__ import annotations
+
+import av
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browsing import running, until
+from playwright.sync_api import expect
+
+from cluster.codec import CLIPS
+
+CAMERAS = 12
+PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
+
+
+def settings_of(gateway, name):
+    """Keys that were written for a camera, as the controller has them."""
+    [managed] = gateway.city.table.managed([name])
+    return managed.entry
+
+
+def check_axe(page):
+    found = Axe().run(page).response["violations"]
+    assert not found, [(each["id"], [node["target"] for node in each["nodes"]][:4]) for each in found]
+
+
+@pytest.mark.parametrize("options", [{}, PHONE], ids=["desk", "phone"])
+def test_a_camera_is_tested_added_paused_and_removed(open_page, gateway, options):
+    name = f"new-{len(options)}"
+    page = open_page(f"{gateway.url}/#/cameras", ready=".camera-row", **options)
+    check_axe(page)
+    page.get_by_role("link", name="Add a camera").click()
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Source").fill("demo://gate")
+    page.get_by_label("First question").fill("Is anyone climbing the fence?")
+    page.get_by_role("button", name="Test the source").click()
+    test = page.locator(".source-test")
+    with av.open(str(CLIPS["gate"])) as clip:
+        stream = clip.streams.video[0]
+        told = (
+            f"{stream.codec_context.name} {stream.width} × {stream.height}, {float(stream.average_rate):.1f} pictures/s"
+        )
+    expect(test).to_contain_text(told, timeout=30_000)
+    expect(test.locator("canvas")).to_have_count(2)
+    until(lambda: test.locator("canvas").first.evaluate("canvas => canvas.width") > 300)
+    check_axe(page)
+    page.get_by_role("button", name="Add camera").click()
+    expect(page.get_by_role("heading", name=name)).to_be_visible()
+    [question] = settings_of(gateway, name).questions
+    assert (question.id, question.text) == ("anyone-climbing-the-fence", "Is anyone climbing the fence?")
+    page.goto(f"{gateway.url}/#/cameras")
+    page.get_by_role("button", name=f"Pause {name}").click()
+    expect(page.get_by_role("button", name=f"Resume {name}")).to_be_visible()
+    assert settings_of(gateway, name).paused
+    page.get_by_role("button", name=f"Resume {name}").click()
+    until(lambda: not settings_of(gateway, name).paused)
+    page.get_by_role("button", name=f"Remove {name}").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    assert name in gateway.city.cameras
+    page.get_by_role("button", name=f"Remove {name}").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
+    until(lambda: name not in gateway.city.cameras)
+    expect(page.get_by_role("button", name=f"Remove {name}")).to_have_count(0)
+    assert page.evaluate("document.documentElement.scrollWidth") == page.viewport_size["width"]
+
+
+def test_a_wrong_source_is_refused_in_one_sentence_and_nothing_is_lost(open_page, gateway):
+    page = open_page(f"{gateway.url}/#/add-camera", ready="form")
+    page.get_by_label("Name").fill("wrong")
+    page.get_by_label("Source").fill("rstp://10.0.0.1/stream")
+    page.get_by_role("button", name="Test the source").click()
+    expect(page.locator(".source-test .error")).to_contain_text("has an unknown scheme")
+    page.get_by_role("button", name="Add camera").click()
+    expect(page.locator("form > .error")).to_contain_text("did you mean")
+    assert page.get_by_label("Source").input_value() == "rstp://10.0.0.1/stream"
+    assert "wrong" not in gateway.city.cameras
+
+
+def test_a_password_is_never_sent_back_and_stays_when_the_rest_changes(open_page, gateway):
+    page = open_page(f"{gateway.url}/#/add-camera", ready="form")
+    replies = []
+    page.on("response", lambda reply: replies.append(reply))
+    page.get_by_label("Name").fill("secret")
+    page.get_by_label("Source").fill("rtsp://operator:hunter2horse@10.0.0.9/stream1")
+    page.get_by_label("First question").fill("Is the gate open?")
+    page.get_by_role("button", name="Add camera").click()
+    expect(page.get_by_role("heading", name="secret")).to_be_visible()
+    page.goto(f"{gateway.url}/#/settings/secret")
+    source = page.get_by_role("textbox", name="Source")
+    expect(source).to_have_value("rtsp://operator:***@10.0.0.9/stream1")
+    page.get_by_label("Priority").select_option("critical")
+    page.get_by_role("button", name="Save source").click()
+    until(lambda: settings_of(gateway, "secret").priority == "critical")
+    assert settings_of(gateway, "secret").source.reveal() == "rtsp://operator:hunter2horse@10.0.0.9/stream1"
+    # The password goes to no other host.
+    source.fill("rtsp://operator:***@10.6.6.6/stream1")
+    page.get_by_role("button", name="Save source").click()
+    expect(page.locator("main > div > .error")).to_contain_text("in place of a secret")
+    texts = [reply.text() for reply in replies if "/v1/" in reply.url and "events" not in reply.url]
+    assert texts
+    assert not [text for text in texts if "hunter2horse" in text]
+
+
+def test_masks_are_drawn_with_the_pointer_and_with_the_keyboard(open_page, gateway):
+    name = running(gateway, 1)
+    page = open_page(f"{gateway.url}/#/settings/{name}", ready=".mask-frame .picture.there")
+    canvas = page.get_by_role("application", name="Draw a privacy mask")
+    box = canvas.bounding_box()
+    for x, y in ((0.1, 0.1), (0.4, 0.1), (0.4, 0.5), (0.1, 0.1)):
+        canvas.click(position={"x": x * box["width"], "y": y * box["height"]})
+    expect(page.get_by_text("Mask 1, 3 corners")).to_be_visible()
+    # The second one without a pointer: from where the cross is.
+    canvas.focus()
+    for key in ["Enter", *["Shift+ArrowRight"] * 4, "Enter", *["Shift+ArrowDown"] * 4, "Enter", "c"]:
+        page.keyboard.press(key)
+    expect(page.get_by_text("Mask 2, 3 corners")).to_be_visible()
+    page.get_by_role("button", name="Corner 1 of mask 2").focus()
+    page.keyboard.press("ArrowUp")
+    check_axe(page)
+    page.get_by_role("button", name="Save masks").click()
+    until(lambda: len(settings_of(gateway, name).privacy_masks) == 2)
+    first, second = settings_of(gateway, name).privacy_masks
+    assert [pytest.approx(corner, abs=0.01) for corner in first] == [(0.1, 0.1), (0.4, 0.1), (0.4, 0.5)]
+    (x0, y0), (x1, y1), (x2, y2) = second
+    assert (x1 - x0, y1 - y0, x2 - x1) == pytest.approx((0.2, 0.01, 0.0), abs=0.002)
+    assert y2 - y1 == pytest.approx(0.2, abs=0.002)
+    page.get_by_role("button", name="Remove mask 1").click()
+    page.get_by_role("button", name="Save masks").click()
+    until(lambda: len(settings_of(gateway, name).privacy_masks) == 1)
+
+
+@pytest.mark.parametrize("options", [{}, PHONE], ids=["desk", "phone"])
+def test_a_question_is_written_replayed_and_its_threshold_makes_incidents(open_page, gateway, options):
+    name = running(gateway, 2)
+    page = open_page(f"{gateway.url}/#/settings/{name}", ready=".question-row", **options)
+    page.get_by_role("button", name="Write a question").click()
+    page.get_by_role("textbox", name="Question").fill("Is a red van parked here?")
+    page.get_by_role("button", name="Replay").click()
+    # An hour of windows, every eight seconds; at most sixty are asked.
+    replay = page.locator(".replay")
+    expect(replay).to_contain_text("windows replayed from its memory", timeout=20_000)
+    expect(replay.locator(".score-plot")).to_be_visible()
+    rehearsal = page.locator(".rehearsal")
+    expect(rehearsal).to_contain_text("incidents at this threshold")
+    below = rehearsal.inner_text()
+    page.get_by_label("Threshold").evaluate(
+        "slider => { slider.value = '0.9'; slider.dispatchEvent(new Event('input', { bubbles: true })); }"
+    )
+    expect(rehearsal).to_contain_text("0 incidents at this threshold")
+    assert below != rehearsal.inner_text()
+    page.get_by_label("Threshold").focus()
+    page.keyboard.press("ArrowLeft")
+    page.get_by_label("Severity").select_option("critical")
+    page.get_by_text("Only at certain times").click()
+    page.get_by_role("button", name="Sun").click()
+    page.get_by_role("textbox", name="Hours").fill("22:00-06:00")
+    page.get_by_label("Time zone").fill("Europe/Berlin")
+    check_axe(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == page.viewport_size["width"]
+    page.get_by_role("button", name="Save question").click()
+    until(lambda: any(each.id == "a-red-van-parked-here" for each in settings_of(gateway, name).questions))
+    question = next(each for each in settings_of(gateway, name).questions if each.id == "a-red-van-parked-here")
+    assert (question.threshold, question.severity) == (0.89, "critical")
+    assert question.when.days == ["mon", "tue", "wed", "thu", "fri", "sat"]
+    assert (question.when.hours, question.when.timezone) == (["22:00-06:00"], "Europe/Berlin")
+    # It goes to another camera, whose own questions stay.
+    other = running(gateway, 3)
+    page.get_by_role("button", name="Copy a red van parked here").click()
+    page.get_by_role("dialog").get_by_label(other).check()
+    page.get_by_role("dialog").get_by_role("button", name="Copy", exact=True).click()
+    expect(page.get_by_role("dialog")).to_contain_text("1 camera of 1 changed")
+    until(lambda: len(settings_of(gateway, other).questions) == 3)
+    gateway.city.table.remove(name)
+    gateway.city.table.remove(other)
+
+
+def test_a_replay_can_be_stopped_and_a_wrong_question_is_refused(open_page, gateway):
+    name = running(gateway, 4)
+    page = open_page(f"{gateway.url}/#/settings/{name}", ready=".question-row")
+    page.get_by_role("button", name="Write a question").click()
+    page.get_by_role("textbox", name="Question").fill("Describe the scene")
+    page.get_by_role("button", name="Save question").click()
+    expect(page.locator(".question-form > .error")).to_contain_text("asks for more than yes or no")
+    page.get_by_role("button", name="Replay").click()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".replay .error")).to_have_text("Stopped.")
+
+
+@pytest.mark.parametrize("options", [{}, PHONE], ids=["desk", "phone"])
+def test_a_list_is_checked_line_by_line_before_anything_is_added(open_page, gateway, options):
+    page = open_page(f"{gateway.url}/#/import-cameras", ready="textarea", **options)
+    names = [f"listed-{len(options)}-{number}" for number in range(2)]
+    lines = (f"{names[0]},rtsp://u:hunter2horse@10.0.0.1/s,Is the gate open?", f"{names[1]},rstp://x/y,Is it?")
+    page.get_by_role("textbox", name="Cameras").fill("\n".join(("name,source,question", *lines)))
+    page.get_by_role("button", name="Check the list").click()
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    # What is wrong stands first, with its line.
+    expect(rows.first).to_contain_text("3")
+    expect(rows.first).to_contain_text("unknown scheme")
+    expect(page.get_by_role("button", name="Add 2 cameras")).to_be_disabled()
+    assert "hunter2horse" not in page.locator("table").inner_text()
+    check_axe(page)
+    text = page.get_by_role("textbox", name="Cameras").input_value().replace("rstp", "rtsp")
+    page.get_by_role("textbox", name="Cameras").fill(text)
+    page.get_by_role("button", name="Check the list").click()
+    page.get_by_role("button", name="Add 2 cameras").click()
+    expect(page.get_by_role("status").filter(has_text="2 cameras added")).to_be_visible()
+    assert settings_of(gateway, names[0]).source.reveal() == "rtsp://u:hunter2horse@10.0.0.1/s"
+    assert page.evaluate("document.documentElement.scrollWidth") == page.viewport_size["width"]
