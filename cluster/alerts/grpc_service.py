@@ -10,8 +10,10 @@ import grpc
 import grpc.aio
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
-from cluster.alerts.dispatcher import SinkStatus
+from cluster.alerts.dispatcher import Outbox, SinkStatus
 from cluster.alerts.incident import (
+    UNREVIEWED,
+    VERDICTS,
     AlertEvent,
     Delivery,
     DeliveryState,
@@ -20,14 +22,15 @@ from cluster.alerts.incident import (
     Incident,
     IncidentDetail,
     Mute,
+    Verdict,
 )
-from cluster.alerts.service import AlertService, Outbox
+from cluster.alerts.service import AlertService
 from cluster.errors import ConfigError
 from cluster.security.roles import EVERY
 from cluster.wire.status import explained
 
 _FIELDS = list(incidents_pb2.Incident.DESCRIPTOR.fields_by_name)
-_OPTIONAL = ("ended_s", "acknowledged_s")
+_OPTIONAL = ("ended_s", "acknowledged_s", "reviewed_s")
 
 
 def incident_to_proto(incident: Incident) -> incidents_pb2.Incident:
@@ -159,6 +162,7 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
                 subject=request.subject,
                 only_open=request.only_open,
                 since_s=request.since_s,
+                verdict=_verdict(request.verdict, UNREVIEWED),
                 limit=min(request.limit or LISTED, MOST_LISTED),
                 scope=request.scope or EVERY,
             )
@@ -175,6 +179,11 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
     ) -> incidents_pb2.Incident:
         async with explained(context):
             return incident_to_proto(await self._service.acknowledge(request.id, _name(request.by, "by")))
+
+    async def Review(self, request: incidents_pb2.ReviewRequest, context: Context) -> incidents_pb2.Incident:  # noqa: N802
+        async with explained(context):
+            verdict = cast(Verdict, _verdict(request.verdict))
+            return incident_to_proto(await self._service.review(request.id, verdict, _name(request.by, "by")))
 
     async def Mute(  # noqa: N802
         self, request: incidents_pb2.MuteRequest, context: Context
@@ -237,7 +246,14 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
 
 def _is_told(event: AlertEvent, events: int) -> bool:
     """Whether an incident already reported with ``events`` events includes this event."""
-    return event.incident.events < events or (event.incident.events == events and event.cause != "clip")
+    return event.incident.events < events or (event.incident.events == events and event.cause not in ("clip", "review"))
+
+
+def _verdict(text: str, *more: str) -> str:
+    if text not in (*VERDICTS, *more):
+        allowed = ", ".join(each for each in (*VERDICTS, *more) if each)
+        raise ConfigError(f"verdict is {text[:LONGEST_NAME]!r}; it is one of {allowed}, or empty")
+    return text
 
 
 def _name(text: str, what: str) -> str:

@@ -17,8 +17,15 @@ Kind = Literal["question", "health"]
 """Source of an incident: answers to a standing question, or the state of the camera itself."""
 
 EventKind = Literal["new", "update", "end"]
-EventCause = Literal["", "acknowledged", "clip"]
-"""Cause of an update: acknowledged; clip finished or failed; empty: opened, ongoing or ended."""
+EventCause = Literal["", "acknowledged", "clip", "review"]
+"""Cause of an update: acknowledged; clip finished or failed; confirmed or rejected; empty: opened, ongoing or ended."""
+
+Verdict = Literal["", "confirmed", "rejected"]
+VERDICTS: tuple[Verdict, ...] = ("", "confirmed", "rejected")
+"""What a person says of an incident; empty: nothing (yet)."""
+
+UNREVIEWED = "unreviewed"
+"""In a filter: incidents without a verdict; an empty filter matches all."""
 
 ClipState = Literal["", "waiting", "whole", "part", "none"]
 """State of an incident's clip: none kept, in progress, complete, partial, missing."""
@@ -42,6 +49,7 @@ class Incident:
     * ``snapshot_url``, ``clip_url``: where they are served, empty where none are kept
     * ``clip``: its state; ``footage_note``: what is missing and why
     * ``question``: its text, empty for a camera's state
+    * ``verdict``: of the person ``reviewed_by``, at ``reviewed_s``; also set where it was taken back
     """
 
     id: str
@@ -68,6 +76,9 @@ class Incident:
     clip: ClipState = ""
     footage_note: str = ""
     question: str = ""
+    verdict: Verdict = ""
+    reviewed_by: str = ""
+    reviewed_s: float | None = None
 
     @property
     def open(self) -> bool:
@@ -79,7 +90,7 @@ class AlertEvent:
     """One event of an incident, with the incident's state at that time.
 
     ``key`` is the idempotency key: receivers drop events they have seen. ``quiet``: muted, recorded only. Events with
-    cause ``clip`` go to followers only, see :func:`clip_settled`.
+    causes ``clip`` and ``review`` go to followers only, see :func:`clip_settled`.
     """
 
     key: str
@@ -154,6 +165,17 @@ def clip_settled(incident: Incident, now_s: float) -> AlertEvent:
     its key needs no number.
     """
     return AlertEvent(f"{incident.id}-clip", "update", now_s, incident, incident.muted, "clip")
+
+
+def reviewed(incident: Incident, now_s: float) -> AlertEvent:
+    """Event for followers when a person has confirmed or rejected ``incident``, or taken that back; as above."""
+    key = f"{incident.id}-review-{round(1000 * (incident.reviewed_s or now_s))}"
+    return AlertEvent(key, "update", now_s, incident, incident.muted, "review")
+
+
+def matches_verdict(incident: Incident, wanted: str) -> bool:
+    """Whether its verdict is the one ``wanted``: a verdict, :data:`UNREVIEWED`, or empty for any."""
+    return wanted == "" or wanted == (incident.verdict or UNREVIEWED)
 
 
 def unknown_incident(incident: str) -> UnknownIncidentError:
@@ -247,6 +269,9 @@ def bare(incident: Incident) -> Incident:
         clip_url="",
         clip="",
         footage_note="",
+        verdict="",
+        reviewed_by="",
+        reviewed_s=None,
     )
 
 

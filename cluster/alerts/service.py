@@ -7,13 +7,14 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cluster import metrics
-from cluster.alerts.dispatcher import Dispatcher, SinkStatus
+from cluster.alerts.dispatcher import Dispatcher, Outbox
 from cluster.alerts.feed import EventFeed, Follower
+from cluster.alerts.gauges import AlertGauges
 from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, question_rules
 from cluster.alerts.incident import (
     AlertEvent,
@@ -25,7 +26,10 @@ from cluster.alerts.incident import (
     Incident,
     IncidentDetail,
     Mute,
+    Verdict,
     clip_settled,
+    matches_verdict,
+    reviewed,
     unknown_incident,
 )
 from cluster.alerts.journal import Journal
@@ -49,21 +53,11 @@ EXPIRE_S = 60.0
 PROBE_S = 5.0
 """Seconds between small writes that detect a failing disk when there are no alerts."""
 
+ToldAs = Callable[[Incident, float], AlertEvent]
+"""Makes the event of a change that only followers are told of."""
+
 MOST_WAITING = 1000
 """Most incidents that a restarted process searches for unfinished clips."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outbox:
-    """Status of sinks by name, and of the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
-
-    sinks: Mapping[str, tuple[str, SinkStatus]]
-    trouble: str
-    unwritten: int
-    trimmed: int
-    lost: int
-    answers_missed: int
-    dead: list[Delivery]
 
 
 class AlertService:
@@ -108,13 +102,13 @@ class AlertService:
         )
         self._feed = EventFeed()
         self._settled: dict[tuple[str, str], Delivery] = {}
-        self._clips: list[str] = []
+        self._revised: dict[str, ToldAs] = {}
         self._expired = 0
         self._expire_s = self._probe_s = 0.0
         self._changed = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self._counted = {"lost": 0, "trimmed": 0}
+        self._gauges = AlertGauges()
 
     async def start(self) -> None:
         """Restore stored state and start sending pending deliveries."""
@@ -173,6 +167,7 @@ class AlertService:
         subject: str = "",
         only_open: bool = False,
         since_s: float = 0.0,
+        verdict: str = "",
         limit: int = 100,
         scope: Sequence[str] = EVERY,
     ) -> list[Incident]:
@@ -180,14 +175,15 @@ class AlertService:
 
         def wanted(incident: Incident) -> bool:
             named = camera in ("", incident.camera) and subject in ("", incident.subject)
-            return named and incident.opened_s >= since_s and in_scope(incident.camera, scope)
+            fits = incident.opened_s >= since_s and matches_verdict(incident, verdict)
+            return named and fits and in_scope(incident.camera, scope)
 
         found = {incident.id: incident for incident in self._open_incidents.oldest_first if wanted(incident)}
         if not only_open:
             try:
                 kept = await self._journal.read(
                     lambda store: store.incidents(
-                        camera=camera, subject=subject, since_s=since_s, limit=limit, scope=scope
+                        camera=camera, subject=subject, since_s=since_s, verdict=verdict, limit=limit, scope=scope
                     )
                 )
             except UnavailableError as error:
@@ -223,20 +219,22 @@ class AlertService:
         Raises:
             UnavailableError: the record cannot be read.
         """
-        if self._open_incidents.set_clip_state(incident_id, clip, note):
-            self._clips.append(incident_id)
-            await self._flush()
-            return
-        # It has ended: write and publish its end first.
-        await self._flush()
-        async with self._flushing:
-            # No erasure may run between reading and writing: it would be undone.
-            ended = await self._ended(incident_id)
-            if ended is None:
-                return
-            ended = replace(ended, clip=clip, footage_note=note)
-            await self._journal.write(Changes(incidents={incident_id: ended}))
-            self._feed.publish([clip_settled(ended, time.time())])
+        await self._revise(incident_id, lambda incident: replace(incident, clip=clip, footage_note=note), clip_settled)
+
+    async def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
+        """Record what a person says of an incident, open or ended, and notify followers; empty takes it back.
+
+        Raises:
+            UnknownIncidentError: there is none of that id.
+            UnavailableError: the record cannot be read.
+        """
+        now_s = time.time()
+        incident = await self._revise(
+            incident_id, lambda each: replace(each, verdict=verdict, reviewed_by=by, reviewed_s=now_s), reviewed
+        )
+        if incident is None:
+            raise unknown_incident(incident_id)
+        return incident
 
     async def pending_clips(self, since_s: float) -> list[Incident]:
         """Incidents opened since ``since_s`` whose clip was in progress when this process started.
@@ -344,6 +342,26 @@ class AlertService:
         # Before the cameras are known, an answer of one added at run time must not be lost.
         return None if self._informed else self._default
 
+    async def _revise(
+        self, incident_id: str, change: Callable[[Incident], Incident], told_as: ToldAs
+    ) -> Incident | None:
+        """Change an incident that is open or ended, without an event for sinks. None for an unknown id."""
+        if (incident := self._open_incidents.revise(incident_id, change)) is not None:
+            self._revised[incident_id] = told_as
+            await self._flush()
+            return incident
+        # It has ended: write and publish its end first.
+        await self._flush()
+        async with self._flushing:
+            # No erasure may run between reading and writing: it would be undone.
+            ended = await self._ended(incident_id)
+            if ended is None:
+                return None
+            ended = change(ended)
+            await self._journal.write(Changes(incidents={incident_id: ended}))
+            self._feed.publish([told_as(ended, time.time())])
+            return ended
+
     async def _ended(self, incident_id: str) -> Incident | None:
         """An ended incident; unwritten state takes precedence over the disk."""
         found = self._journal.unwritten(incident_id)
@@ -380,7 +398,7 @@ class AlertService:
         async with self._flushing:
             changes = self._open_incidents.pop_changes()
             settled, self._settled = self._settled, {}
-            clips, self._clips = self._clips, []
+            revised, self._revised = self._revised, {}
             routed = [Delivery(e, name) for e in changes.events.values() for name in self._sinks_of(e)]
             changes.deliveries = settled | {(each.event.key, each.sink): each for each in routed}
             if not changes:
@@ -390,8 +408,8 @@ class AlertService:
             self._feed.publish(changes.events.values())
             # Last, and with the current state, so that nothing earlier in this batch is undone. An erased incident has
             # none.
-            settled_now = [changes.incidents[each] for each in clips if each in changes.incidents]
-            self._feed.publish(clip_settled(incident, time.time()) for incident in settled_now)
+            now_s, kept = time.time(), changes.incidents
+            self._feed.publish(told_as(kept[each], now_s) for each, told_as in revised.items() if each in kept)
             for event in changes.events.values():
                 metrics.incident_events.labels(event.incident.kind, event.kind).inc()
                 self._on_event(event)
@@ -411,7 +429,8 @@ class AlertService:
             if time.monotonic() >= self._expire_s:
                 self._expire_s = time.monotonic() + EXPIRE_S
                 await self._expire()
-            self._measure()
+            open_now = self._open_incidents.oldest_first
+            self._gauges.publish(self._dispatcher.status(), self._journal, open_now, self._lost)
 
     async def _expire(self) -> None:
         """Erase records past their retention, delivered or not."""
@@ -429,18 +448,3 @@ class AlertService:
     @property
     def _lost(self) -> int:
         return self._journal.lost + self._expired
-
-    def _measure(self) -> None:
-        for name, status in self._dispatcher.status().items():
-            metrics.alerts_waiting.labels(name).set(status.waiting)
-        metrics.alerts_unwritten.set(self._journal.pending_events)
-        for kind in ("question", "health"):
-            metrics.incidents_open.labels(kind).set(
-                sum(incident.kind == kind for incident in self._open_incidents.oldest_first)
-            )
-        for name, counter, value in (
-            ("lost", metrics.alerts_lost, self._lost),
-            ("trimmed", metrics.alerts_trimmed, self._journal.trimmed),
-        ):
-            counter.inc(max(0, value - self._counted[name]))
-            self._counted[name] = value

@@ -30,6 +30,7 @@ from cluster.alerts.incident import (
     Subject,
     incident_from_dict,
     incident_to_dict,
+    matches_verdict,
 )
 from cluster.errors import CapacityError
 from cluster.security.private_files import make_private_folder, open_private
@@ -385,6 +386,7 @@ class AlertStore:
         subject: str = "",
         only_open: bool = False,
         since_s: float = 0.0,
+        verdict: str = "",
         limit: int = 100,
         scope: Sequence[str] = EVERY,
     ) -> list[Incident]:
@@ -394,8 +396,8 @@ class AlertStore:
             "AND (NOT ? OR is_open) AND opened_s >= ? ORDER BY opened_s DESC, id",
             (camera, camera, subject, subject, only_open, since_s),
         )
-        seen = (body for body, name in rows if in_scope(name, scope))
-        return [incident_of(body) for body in islice(seen, limit)]
+        seen = (incident_of(body) for body, name in rows if in_scope(name, scope))
+        return list(islice((each for each in seen if matches_verdict(each, verdict)), limit))
 
     def incident(self, incident_id: str) -> IncidentDetail | None:
         """One incident; None for an unknown id."""

@@ -62,6 +62,14 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
             incident: incidents_pb2.Incident = await stub.Acknowledge(request, timeout=self._call_s)
             return incident
 
+    async def Review(self, request: incidents_pb2.ReviewRequest, context: Context) -> incidents_pb2.Incident:  # noqa: N802
+        async with self._forwarding(context) as stub:
+            await self._of_mine(stub, request.id, Role.ASK)
+            if current_principal() is not ANYBODY:
+                request.by = current_principal().name
+            incident: incidents_pb2.Incident = await stub.Review(request, timeout=self._call_s)
+            return incident
+
     async def Mute(  # noqa: N802
         self, request: incidents_pb2.MuteRequest, context: Context
     ) -> incidents_pb2.ListMutesResponse:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Incident(_message.Message):
-    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question")
+    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question", "verdict", "reviewed_by", "reviewed_s")
     ID_FIELD_NUMBER: _ClassVar[int]
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,9 @@ class Incident(_message.Message):
     CLIP_FIELD_NUMBER: _ClassVar[int]
     FOOTAGE_NOTE_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REVIEWED_BY_FIELD_NUMBER: _ClassVar[int]
+    REVIEWED_S_FIELD_NUMBER: _ClassVar[int]
     id: str
     camera: str
     kind: str
@@ -52,7 +55,10 @@ class Incident(_message.Message):
     clip: str
     footage_note: str
     question: str
-    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ...) -> None: ...
+    verdict: str
+    reviewed_by: str
+    reviewed_s: float
+    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ..., verdict: _Optional[str] = ..., reviewed_by: _Optional[str] = ..., reviewed_s: _Optional[float] = ...) -> None: ...
 
 class IncidentEvent(_message.Message):
     __slots__ = ("key", "event", "at_s", "incident", "missed", "quiet", "cause")
@@ -87,20 +93,22 @@ class Delivery(_message.Message):
     def __init__(self, event: _Optional[_Union[IncidentEvent, _Mapping]] = ..., sink: _Optional[str] = ..., state: _Optional[str] = ..., attempts: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ListIncidentsRequest(_message.Message):
-    __slots__ = ("camera", "subject", "only_open", "since_s", "limit", "scope")
+    __slots__ = ("camera", "subject", "only_open", "since_s", "limit", "scope", "verdict")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     ONLY_OPEN_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
     camera: str
     subject: str
     only_open: bool
     since_s: float
     limit: int
     scope: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ..., scope: _Optional[_Iterable[str]] = ...) -> None: ...
+    verdict: str
+    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ..., scope: _Optional[_Iterable[str]] = ..., verdict: _Optional[str] = ...) -> None: ...
 
 class ListIncidentsResponse(_message.Message):
     __slots__ = ("incidents",)
@@ -131,6 +139,16 @@ class AcknowledgeRequest(_message.Message):
     id: str
     by: str
     def __init__(self, id: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+
+class ReviewRequest(_message.Message):
+    __slots__ = ("id", "verdict", "by")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    verdict: str
+    by: str
+    def __init__(self, id: _Optional[str] = ..., verdict: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
 
 class Mute(_message.Message):
     __slots__ = ("camera", "subject", "until_s", "by")

@@ -47,6 +47,7 @@ MAY = {
     "GET /v1/incidents/{id}/snapshot.jpg": VIEW,
     "GET /v1/incidents/{id}/clip.mp4": VIEW,
     "POST /v1/incidents/{id}/acknowledge": ASK,
+    "POST /v1/incidents/{id}/review": ASK,
     "GET /v1/mutes": VIEW,
     "POST /v1/mutes": ASK,
     "DELETE /v1/mutes": ASK,
@@ -64,6 +65,7 @@ HIDDEN = {
     "GET /v1/incidents/{id}/snapshot.jpg",
     "GET /v1/incidents/{id}/clip.mp4",
     "POST /v1/incidents/{id}/acknowledge",
+    "POST /v1/incidents/{id}/review",
 }
 """Not even that there is such a thing is told to a token that is not for its camera."""
 
@@ -100,6 +102,7 @@ def request_of(name, camera, incident, token):
         "PUT /v1/cameras/{name}": {"source": "x"},
         "POST /v1/replicas/{name}/drain": {"undo": True},
         "POST /v1/incidents/{id}/acknowledge": {},
+        "POST /v1/incidents/{id}/review": {"verdict": "confirmed"},
         "POST /v1/mutes": {"camera": camera, "subject": "person", "for_s": 60},
         "POST /v1/ask": {"camera": camera, "text": "Who?"},
         "POST /v1/forget": {"camera": camera, "before_s": 0},
