@@ -32,8 +32,10 @@ from cluster.alerts.grpc_service import (
     incident_from_proto,
     mutes_from_proto,
     outbox_from_proto,
+    timeline_from_proto,
 )
 from cluster.alerts.incident import AlertEvent, Incident, IncidentDetail, Mute, Verdict
+from cluster.alerts.timeline_store import CameraTimeline
 from cluster.control.cameras.managed import ManagedCamera, entry_from_json
 from cluster.decoder.footage.pictures import Picture
 from cluster.errors import SightlineError, UnavailableError
@@ -286,6 +288,11 @@ class GatewayClient:
         """Confirm or reject an incident; an empty verdict takes back what was said."""
         request = incidents_pb2.ReviewRequest(id=incident_id, verdict=verdict, by=by)
         return incident_from_proto(self._call(self._incidents.Review, request))
+
+    def timeline(self, camera: str, since_s: float, until_s: float = 0.0) -> CameraTimeline:
+        """What a camera answered and was, by the minute; ``until_s`` 0: until now."""
+        request = incidents_pb2.TimelineRequest(camera=check_camera(camera), since_s=since_s, until_s=until_s)
+        return timeline_from_proto(self._call(self._incidents.Timeline, request, self._slow_s))
 
     def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
         """Empty names stand for all; returns the mutes that hold."""

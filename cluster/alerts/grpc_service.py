@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias, cast
@@ -21,10 +22,12 @@ from cluster.alerts.incident import (
     EventKind,
     Incident,
     IncidentDetail,
+    IncidentQuery,
     Mute,
     Verdict,
 )
 from cluster.alerts.service import AlertService
+from cluster.alerts.timeline_store import CameraTimeline, ScoreBin, StateChange
 from cluster.errors import ConfigError
 from cluster.security.roles import EVERY
 from cluster.wire.status import explained
@@ -139,6 +142,31 @@ def outbox_from_proto(message: incidents_pb2.OutboxStatus) -> Outbox:
     )
 
 
+_COLUMNS = ("at_s", "highest", "level", "windows", "positives")
+
+
+def timeline_to_proto(timeline: CameraTimeline) -> incidents_pb2.TimelineReply:
+    """Convert one camera's timeline."""
+    questions = [
+        incidents_pb2.QuestionScores(
+            question=question, **{name: [getattr(each, name) for each in bins] for name in _COLUMNS}
+        )
+        for question, bins in timeline.scores.items()
+    ]
+    return incidents_pb2.TimelineReply(
+        questions=questions, states=[incidents_pb2.CameraStateChange(**asdict(each)) for each in timeline.states]
+    )
+
+
+def timeline_from_proto(message: incidents_pb2.TimelineReply) -> CameraTimeline:
+    """The inverse of :func:`timeline_to_proto`; scores are floats of 32 bits on the way."""
+    scores = {
+        each.question: [ScoreBin(*row) for row in zip(*(getattr(each, name) for name in _COLUMNS), strict=True)]
+        for each in message.questions
+    }
+    return CameraTimeline(scores, [StateChange(each.at_s, each.state, each.rung, each.gaps) for each in message.states])
+
+
 MOST_LISTED = 1000
 LISTED = 100
 LONGEST_NAME = 256
@@ -157,7 +185,7 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
         self, request: incidents_pb2.ListIncidentsRequest, context: Context
     ) -> incidents_pb2.ListIncidentsResponse:
         async with explained(context):
-            found = await self._service.incidents(
+            query = IncidentQuery(
                 camera=request.camera,
                 subject=request.subject,
                 only_open=request.only_open,
@@ -166,6 +194,7 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
                 limit=min(request.limit or LISTED, MOST_LISTED),
                 scope=request.scope or EVERY,
             )
+            found = await self._service.incidents(query)
             return incidents_pb2.ListIncidentsResponse(incidents=[incident_to_proto(each) for each in found])
 
     async def Get(  # noqa: N802
@@ -184,6 +213,13 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
         async with explained(context):
             verdict = cast(Verdict, _verdict(request.verdict))
             return incident_to_proto(await self._service.review(request.id, verdict, _name(request.by, "by")))
+
+    async def Timeline(  # noqa: N802
+        self, request: incidents_pb2.TimelineRequest, context: Context
+    ) -> incidents_pb2.TimelineReply:
+        async with explained(context):
+            until_s = request.until_s or time.time() + 1
+            return timeline_to_proto(await self._service.timelines.read(request.camera, request.since_s, until_s))
 
     async def Mute(  # noqa: N802
         self, request: incidents_pb2.MuteRequest, context: Context

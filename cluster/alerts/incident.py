@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from cluster.errors import UnknownIncidentError
+from cluster.security.roles import EVERY, in_scope
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
@@ -43,6 +44,7 @@ class Incident:
     * ``subject``: the question's id, or one of :data:`HEALTH_SUBJECTS`
     * ``start``, ``end``: period on the camera's own clock, microseconds
     * ``score``: highest so far, 0..1; ``windows``: positive windows (0 for a camera's state)
+    * ``level``: highest threshold at which it would have opened, that is, the lowest score of a run that opens one
     * ``opened_s``, ``updated_s``, ``ended_s``: seconds since 1970; ``ended_s`` is None while it is open
     * ``text``: of the newest positive window, or what is wrong with the camera; ``reason``: why it ended
     * ``events``: number of its events; ``announced``: at least one of them was for the sinks
@@ -79,10 +81,37 @@ class Incident:
     verdict: Verdict = ""
     reviewed_by: str = ""
     reviewed_s: float | None = None
+    level: float = 0.0
 
     @property
     def open(self) -> bool:
         return self.ended_s is None
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentQuery:
+    """Which incidents are listed, newest first: of cameras that match ``scope``; empty strings match all.
+
+    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: opened at this Unix time or later.
+    """
+
+    camera: str = ""
+    subject: str = ""
+    only_open: bool = False
+    since_s: float = 0.0
+    verdict: str = ""
+    limit: int = 100
+    scope: Sequence[str] = EVERY
+
+    def matches(self, incident: Incident) -> bool:
+        """Whether it is one of them, were there no limit."""
+        named = self.camera in ("", incident.camera) and self.subject in ("", incident.subject)
+        said = self.verdict in ("", incident.verdict or UNREVIEWED)
+        recent = incident.opened_s >= self.since_s and (incident.open or not self.only_open)
+        return named and said and recent and in_scope(incident.camera, self.scope)
+
+
+EVERY_INCIDENT = IncidentQuery()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +202,6 @@ def reviewed(incident: Incident, now_s: float) -> AlertEvent:
     return AlertEvent(key, "update", now_s, incident, incident.muted, "review")
 
 
-def matches_verdict(incident: Incident, wanted: str) -> bool:
-    """Whether its verdict is the one ``wanted``: a verdict, :data:`UNREVIEWED`, or empty for any."""
-    return wanted == "" or wanted == (incident.verdict or UNREVIEWED)
-
-
 def unknown_incident(incident: str) -> UnknownIncidentError:
     """The same error for a missing incident and one the caller may not see, so that ids leak nothing."""
     return UnknownIncidentError(f"there is no incident {incident!r}, or it was deleted")
@@ -262,6 +286,7 @@ def bare(incident: Incident) -> Incident:
         incident,
         text=incident.text if incident.kind == "health" else "",
         score=0.0,
+        level=0.0,
         windows=0,
         acknowledged_by="",
         acknowledged_s=None,

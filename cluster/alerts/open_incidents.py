@@ -38,6 +38,7 @@ class Opening:
     start: int
     end: int
     score: float = 0.0
+    level: float = 0.0
     windows: int = 0
     text: str = ""
     question: str = ""
@@ -108,6 +109,7 @@ class OpenIncidents:
             start=opening.start,
             end=opening.end,
             score=opening.score,
+            level=opening.level,
             windows=opening.windows,
             opened_s=now_s,
             updated_s=now_s,

@@ -17,6 +17,7 @@ from cluster.alerts.feed import EventFeed, Follower
 from cluster.alerts.gauges import AlertGauges
 from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, question_rules
 from cluster.alerts.incident import (
+    EVERY_INCIDENT,
     AlertEvent,
     Changes,
     ClipState,
@@ -25,27 +26,29 @@ from cluster.alerts.incident import (
     ErasureScope,
     Incident,
     IncidentDetail,
+    IncidentQuery,
     Mute,
     Verdict,
     clip_settled,
-    matches_verdict,
     reviewed,
     unknown_incident,
 )
 from cluster.alerts.journal import Journal
 from cluster.alerts.open_incidents import OpenIncidents
 from cluster.alerts.store import AlertStore, StoredState
+from cluster.alerts.timeline_store import KEEP_S, TimelineStore
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.registry import sinks
-from cluster.security.roles import EVERY, in_scope
+from cluster.security.roles import EVERY
 from cluster.types import Answer, StreamSpec
 
 log = logging.getLogger(__name__)
 
 FILE = "alerts.sqlite"
+TIMELINES = "timelines.sqlite"
 TICK_S = 1.0
 SETTLE_S = 0.05
 """Delay of writing delivered states, in one batch: losing them only means a second delivery."""
@@ -93,6 +96,7 @@ class AlertService:
             lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
             on_late=self._load,
         )
+        self.timelines = TimelineStore(folder / TIMELINES, keep_s=min(KEEP_S, alerts.retention))
         self._routes = list(alerts.sinks)
         self._dispatcher = Dispatcher(
             {sink.name: sinks.get(sink.kind)(**sink.options) for sink in alerts.sinks},
@@ -114,10 +118,13 @@ class AlertService:
         """Restore stored state and start sending pending deliveries."""
         kept = await self._journal.start() or StoredState({}, {}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
-        self._tracker = IncidentTracker(self._open_incidents, self._rule, stale_s=self._config.stale_s)
+        self._tracker = IncidentTracker(
+            self._open_incidents, self._rule, stale_s=self._config.stale_s, on_window=self._add_window
+        )
         self._health = HealthMonitor(self._open_incidents, self._config.health, self._config.update_s)
         self._load(kept)
         self._dispatcher.start()
+        self.timelines.start()
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
 
     async def stop(self) -> None:
@@ -129,6 +136,7 @@ class AlertService:
         await self._dispatcher.stop()
         await self._flush()
         await self._journal.stop()
+        await self.timelines.stop()
 
     # -- inputs ---------------------------------------------------------------------------------
     def accept_answer(self, answer: Answer, missed: int = 0) -> None:
@@ -150,6 +158,7 @@ class AlertService:
         for name in gone:
             self._open_incidents.unmute_camera(name)
         self._lives = lives
+        self.timelines.add_statuses(watched.statuses, now_s, gone)
         self._over = {status.name for status in watched.statuses if status.state == "ended"}
         self._tracker.retain_cameras(lives, now_s)
         self._health.retain_cameras(lives.keys() - gone, now_s)
@@ -160,38 +169,18 @@ class AlertService:
         self._changed.set()
 
     # -- operations -----------------------------------------------------------------------------
-    async def incidents(
-        self,
-        *,
-        camera: str = "",
-        subject: str = "",
-        only_open: bool = False,
-        since_s: float = 0.0,
-        verdict: str = "",
-        limit: int = 100,
-        scope: Sequence[str] = EVERY,
-    ) -> list[Incident]:
-        """Incidents of cameras that match ``scope``, newest first; only open ones while the store cannot be read."""
-
-        def wanted(incident: Incident) -> bool:
-            named = camera in ("", incident.camera) and subject in ("", incident.subject)
-            fits = incident.opened_s >= since_s and matches_verdict(incident, verdict)
-            return named and fits and in_scope(incident.camera, scope)
-
-        found = {incident.id: incident for incident in self._open_incidents.oldest_first if wanted(incident)}
-        if not only_open:
+    async def incidents(self, query: IncidentQuery = EVERY_INCIDENT) -> list[Incident]:
+        """Incidents that match, newest first; only open ones while the store cannot be read."""
+        found = {incident.id: incident for incident in self._open_incidents.oldest_first if query.matches(incident)}
+        if not query.only_open:
             try:
-                kept = await self._journal.read(
-                    lambda store: store.incidents(
-                        camera=camera, subject=subject, since_s=since_s, verdict=verdict, limit=limit, scope=scope
-                    )
-                )
+                kept = await self._journal.read(lambda store: store.incidents(query))
             except UnavailableError as error:
                 log.warning("%s", error)
                 kept = []
             # Memory is newer than the disk for open incidents.
             found = {incident.id: incident for incident in kept if not incident.open} | found
-        return sorted(found.values(), key=lambda incident: -incident.opened_s)[:limit]
+        return sorted(found.values(), key=lambda incident: -incident.opened_s)[: query.limit]
 
     async def incident(self, incident_id: str) -> IncidentDetail:
         """One incident. Raises ``UnknownIncidentError``, or ``UnavailableError`` while the store cannot be read."""
@@ -242,7 +231,7 @@ class AlertService:
         The clips of older ones are recorded as missing: their packets are gone.
         """
         try:
-            recent = await self._journal.read(lambda store: store.incidents(limit=MOST_WAITING))
+            recent = await self._journal.read(lambda store: store.incidents(IncidentQuery(limit=MOST_WAITING)))
             waiting = [incident for incident in recent if incident.clip == "waiting"]
             for incident in waiting:
                 if incident.opened_s < since_s:
@@ -331,10 +320,15 @@ class AlertService:
                 raise UnavailableError(
                     f"{left.incidents} incidents and {left.alerts} alerts of camera {camera!r} could not be erased"
                 )
+        await self.timelines.delete(camera, scope.before_s)
         log.info("camera %s: erased %d incidents and %d alerts", camera, found.incidents, found.alerts)
         return found
 
     # -- inside ---------------------------------------------------------------------------------
+    def _add_window(self, answer: Answer, level: float, now_s: float) -> None:
+        at_s = now_s - answer.timing.latency_s
+        self.timelines.add_window(answer.stream, answer.question, at_s, answer.score, level, answer.positive)
+
     def _rule(self, camera: str, question: str) -> Rule | None:
         rules = self._rules.get(camera)
         if rules is not None:

@@ -83,6 +83,7 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Incidents/Follow": Rule(Role.VIEW, "cameras"),
     "/sightline.v1.Incidents/Acknowledge": Rule(Role.ASK),
     "/sightline.v1.Incidents/Review": Rule(Role.ASK),
+    "/sightline.v1.Incidents/Timeline": Rule(Role.VIEW, "camera", audited=False),
     "/sightline.v1.Incidents/Mute": Rule(Role.ASK),
     "/sightline.v1.Incidents/Unmute": Rule(Role.ASK),
     "/sightline.v1.Incidents/ListMutes": Rule(Role.VIEW, audited=False),

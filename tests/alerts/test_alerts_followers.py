@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from sink_parts import Receiver
 
+from cluster.alerts.incident import IncidentQuery
 from cluster.alerts.service import FILE, AlertService
 from cluster.config import load_config
 from cluster.errors import NotReadyError, UnknownIncidentError
@@ -203,8 +204,8 @@ async def test_a_verdict_is_kept_with_who_and_when_and_told_to_followers_alone(t
         with pytest.raises(UnknownIncidentError):
             await service.review("nothing", "confirmed", "ann")
     async with running(tmp_path) as service:
-        assert [each.id for each in await service.incidents(verdict="confirmed")] == [found.id]
-        assert await service.incidents(verdict="rejected") == []
-        assert await service.incidents(verdict="unreviewed") == []
+        assert [each.id for each in await service.incidents(IncidentQuery(verdict="confirmed"))] == [found.id]
+        assert await service.incidents(IncidentQuery(verdict="rejected")) == []
+        assert await service.incidents(IncidentQuery(verdict="unreviewed")) == []
         assert (await service.review(found.id, "", "ann")).verdict == ""
-        assert [each.id for each in await service.incidents(verdict="unreviewed")] == [found.id]
+        assert [each.id for each in await service.incidents(IncidentQuery(verdict="unreviewed"))] == [found.id]

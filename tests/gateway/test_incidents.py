@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
-from cluster.alerts.grpc_service import IncidentsServicer
+from cluster.alerts.grpc_service import IncidentsServicer, timeline_from_proto
 from cluster.alerts.service import AlertService
 from cluster.client import GatewayClient
 from cluster.config import load_config
@@ -257,6 +257,7 @@ MATRIX = {
         GUARDS,
         HIDDEN,
     ),
+    "Timeline": (lambda camera, _: incidents_pb2.TimelineRequest(camera=camera), VIEWERS, REFUSED),
     "Mute": (lambda camera, _: incidents_pb2.MuteRequest(camera=camera, for_s=60), GUARDS, REFUSED),
     "Unmute": (lambda camera, _: incidents_pb2.UnmuteRequest(camera=camera), GUARDS, REFUSED),
     "ListMutes": (lambda *_: incidents_pb2.ListMutesRequest(), VIEWERS, None),
@@ -359,3 +360,15 @@ async def test_what_a_token_is_not_for_is_not_shown(tmp_path, make):
         assert (await stub.Acknowledge(mine, **calls("guard"))).acknowledged_by == "guard"
         assert (await follow.read()).incident.acknowledged_by == "guard"
         follow.cancel()
+
+
+async def test_a_timeline_is_for_those_who_see_the_camera(tmp_path, make):
+    async with gateway(tmp_path, Guard(verify)) as (service, address), open_channel(address) as channel:
+        open_both(service, make)
+        stub = incidents_pb2_grpc.IncidentsStub(channel)
+        found = await stub.Timeline(incidents_pb2.TimelineRequest(camera="gate"), **calls("viewer"))
+        [scores] = timeline_from_proto(found).scores.values()
+        assert sum(each.windows for each in scores) >= 1
+        other = incidents_pb2.TimelineRequest(camera="yard")
+        assert await outcome(stub, "Timeline", other, "viewer") is grpc.StatusCode.PERMISSION_DENIED
+        assert await outcome(stub, "Timeline", other, "boss") is grpc.StatusCode.OK

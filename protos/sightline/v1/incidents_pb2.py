@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csightline/v1/incidents.proto\x12\x0csightline.v1\"\xfc\x03\n\x08Incident\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61mera\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\x10\n\x08severity\x18\x05 \x01(\t\x12\r\n\x05start\x18\x06 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x07 \x01(\x03\x12\r\n\x05score\x18\x08 \x01(\x01\x12\x0f\n\x07windows\x18\t \x01(\r\x12\x10\n\x08opened_s\x18\n \x01(\x01\x12\x11\n\tupdated_s\x18\x0b \x01(\x01\x12\x14\n\x07\x65nded_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04text\x18\r \x01(\t\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x17\n\x0f\x61\x63knowledged_by\x18\x0f \x01(\t\x12\x1b\n\x0e\x61\x63knowledged_s\x18\x10 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05muted\x18\x11 \x01(\x08\x12\x14\n\x0csnapshot_url\x18\x12 \x01(\t\x12\x10\n\x08\x63lip_url\x18\x13 \x01(\t\x12\x0c\n\x04\x63lip\x18\x14 \x01(\t\x12\x14\n\x0c\x66ootage_note\x18\x15 \x01(\t\x12\x10\n\x08question\x18\x16 \x01(\t\x12\x0f\n\x07verdict\x18\x17 \x01(\t\x12\x13\n\x0breviewed_by\x18\x18 \x01(\t\x12\x17\n\nreviewed_s\x18\x19 \x01(\x01H\x02\x88\x01\x01\x42\n\n\x08_ended_sB\x11\n\x0f_acknowledged_sB\r\n\x0b_reviewed_s\"\x91\x01\n\rIncidentEvent\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x03 \x01(\x01\x12(\n\x08incident\x18\x04 \x01(\x0b\x32\x16.sightline.v1.Incident\x12\x0e\n\x06missed\x18\x05 \x01(\x04\x12\r\n\x05quiet\x18\x06 \x01(\x08\x12\r\n\x05\x63\x61use\x18\x07 \x01(\t\"t\n\x08\x44\x65livery\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.sightline.v1.IncidentEvent\x12\x0c\n\x04sink\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\x8a\x01\n\x14ListIncidentsRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x11\n\tonly_open\x18\x03 \x01(\x08\x12\x0f\n\x07since_s\x18\x04 \x01(\x01\x12\r\n\x05limit\x18\x05 \x01(\r\x12\r\n\x05scope\x18\x06 \x03(\t\x12\x0f\n\x07verdict\x18\x07 \x01(\t\"B\n\x15ListIncidentsResponse\x12)\n\tincidents\x18\x01 \x03(\x0b\x32\x16.sightline.v1.Incident\" \n\x12GetIncidentRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x93\x01\n\x0eIncidentDetail\x12(\n\x08incident\x18\x01 \x01(\x0b\x32\x16.sightline.v1.Incident\x12+\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1b.sightline.v1.IncidentEvent\x12*\n\ndeliveries\x18\x03 \x03(\x0b\x32\x16.sightline.v1.Delivery\",\n\x12\x41\x63knowledgeRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\n\n\x02\x62y\x18\x02 \x01(\t\"8\n\rReviewRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\"D\n\x04Mute\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x0f\n\x07until_s\x18\x03 \x01(\x01\x12\n\n\x02\x62y\x18\x04 \x01(\t\"I\n\x0bMuteRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\r\n\x05\x66or_s\x18\x03 \x01(\x01\x12\n\n\x02\x62y\x18\x04 \x01(\t\"0\n\rUnmuteRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\"\x12\n\x10ListMutesRequest\"6\n\x11ListMutesResponse\x12!\n\x05mutes\x18\x01 \x03(\x0b\x32\x12.sightline.v1.Mute\".\n\rFollowRequest\x12\x0f\n\x07\x63\x61meras\x18\x01 \x03(\t\x12\x0c\n\x04open\x18\x02 \x01(\x08\",\n\rOutboxRequest\x12\x0c\n\x04\x64\x65\x61\x64\x18\x01 \x01(\r\x12\r\n\x05scope\x18\x02 \x03(\t\"\x8e\x01\n\nSinkStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07waiting\x18\x03 \x01(\x04\x12\x11\n\tdelivered\x18\x04 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x65\x61\x64\x18\x06 \x01(\x04\x12\x0f\n\x07trouble\x18\x07 \x01(\t\x12\x0f\n\x07\x64ropped\x18\x08 \x01(\x04\"\xb8\x01\n\x0cOutboxStatus\x12\'\n\x05sinks\x18\x01 \x03(\x0b\x32\x18.sightline.v1.SinkStatus\x12\x0f\n\x07trouble\x18\x02 \x01(\t\x12\x11\n\tunwritten\x18\x03 \x01(\x04\x12\x0f\n\x07trimmed\x18\x04 \x01(\x04\x12\x0c\n\x04lost\x18\x05 \x01(\x04\x12\x16\n\x0e\x61nswers_missed\x18\x06 \x01(\x04\x12$\n\x04\x64\x65\x61\x64\x18\x07 \x03(\x0b\x32\x16.sightline.v1.Delivery\"9\n\rResendRequest\x12\x0c\n\x04sink\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05scope\x18\x03 \x03(\t\"\x1f\n\x0eResendResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x32\xd3\x05\n\tIncidents\x12O\n\x04List\x12\".sightline.v1.ListIncidentsRequest\x1a#.sightline.v1.ListIncidentsResponse\x12\x45\n\x03Get\x12 .sightline.v1.GetIncidentRequest\x1a\x1c.sightline.v1.IncidentDetail\x12G\n\x0b\x41\x63knowledge\x12 .sightline.v1.AcknowledgeRequest\x1a\x16.sightline.v1.Incident\x12=\n\x06Review\x12\x1b.sightline.v1.ReviewRequest\x1a\x16.sightline.v1.Incident\x12\x42\n\x04Mute\x12\x19.sightline.v1.MuteRequest\x1a\x1f.sightline.v1.ListMutesResponse\x12\x46\n\x06Unmute\x12\x1b.sightline.v1.UnmuteRequest\x1a\x1f.sightline.v1.ListMutesResponse\x12L\n\tListMutes\x12\x1e.sightline.v1.ListMutesRequest\x1a\x1f.sightline.v1.ListMutesResponse\x12\x44\n\x06\x46ollow\x12\x1b.sightline.v1.FollowRequest\x1a\x1b.sightline.v1.IncidentEvent0\x01\x12\x41\n\x06Outbox\x12\x1b.sightline.v1.OutboxRequest\x1a\x1a.sightline.v1.OutboxStatus\x12\x43\n\x06Resend\x12\x1b.sightline.v1.ResendRequest\x1a\x1c.sightline.v1.ResendResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1csightline/v1/incidents.proto\x12\x0csightline.v1\"\x8b\x04\n\x08Incident\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61mera\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\x10\n\x08severity\x18\x05 \x01(\t\x12\r\n\x05start\x18\x06 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x07 \x01(\x03\x12\r\n\x05score\x18\x08 \x01(\x01\x12\x0f\n\x07windows\x18\t \x01(\r\x12\x10\n\x08opened_s\x18\n \x01(\x01\x12\x11\n\tupdated_s\x18\x0b \x01(\x01\x12\x14\n\x07\x65nded_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04text\x18\r \x01(\t\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\x17\n\x0f\x61\x63knowledged_by\x18\x0f \x01(\t\x12\x1b\n\x0e\x61\x63knowledged_s\x18\x10 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05muted\x18\x11 \x01(\x08\x12\x14\n\x0csnapshot_url\x18\x12 \x01(\t\x12\x10\n\x08\x63lip_url\x18\x13 \x01(\t\x12\x0c\n\x04\x63lip\x18\x14 \x01(\t\x12\x14\n\x0c\x66ootage_note\x18\x15 \x01(\t\x12\x10\n\x08question\x18\x16 \x01(\t\x12\x0f\n\x07verdict\x18\x17 \x01(\t\x12\x13\n\x0breviewed_by\x18\x18 \x01(\t\x12\x17\n\nreviewed_s\x18\x19 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05level\x18\x1a \x01(\x01\x42\n\n\x08_ended_sB\x11\n\x0f_acknowledged_sB\r\n\x0b_reviewed_s\"\x91\x01\n\rIncidentEvent\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x03 \x01(\x01\x12(\n\x08incident\x18\x04 \x01(\x0b\x32\x16.sightline.v1.Incident\x12\x0e\n\x06missed\x18\x05 \x01(\x04\x12\r\n\x05quiet\x18\x06 \x01(\x08\x12\r\n\x05\x63\x61use\x18\x07 \x01(\t\"t\n\x08\x44\x65livery\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.sightline.v1.IncidentEvent\x12\x0c\n\x04sink\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"\x8a\x01\n\x14ListIncidentsRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x11\n\tonly_open\x18\x03 \x01(\x08\x12\x0f\n\x07since_s\x18\x04 \x01(\x01\x12\r\n\x05limit\x18\x05 \x01(\r\x12\r\n\x05scope\x18\x06 \x03(\t\x12\x0f\n\x07verdict\x18\x07 \x01(\t\"B\n\x15ListIncidentsResponse\x12)\n\tincidents\x18\x01 \x03(\x0b\x32\x16.sightline.v1.Incident\" \n\x12GetIncidentRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x93\x01\n\x0eIncidentDetail\x12(\n\x08incident\x18\x01 \x01(\x0b\x32\x16.sightline.v1.Incident\x12+\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1b.sightline.v1.IncidentEvent\x12*\n\ndeliveries\x18\x03 \x03(\x0b\x32\x16.sightline.v1.Delivery\",\n\x12\x41\x63knowledgeRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\n\n\x02\x62y\x18\x02 \x01(\t\"8\n\rReviewRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\"C\n\x0fTimelineRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0f\n\x07since_s\x18\x02 \x01(\x01\x12\x0f\n\x07until_s\x18\x03 \x01(\x01\"q\n\rTimelineReply\x12/\n\tquestions\x18\x01 \x03(\x0b\x32\x1c.sightline.v1.QuestionScores\x12/\n\x06states\x18\x02 \x03(\x0b\x32\x1f.sightline.v1.CameraStateChange\"t\n\x0eQuestionScores\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x02 \x03(\x01\x12\x0f\n\x07highest\x18\x03 \x03(\x02\x12\r\n\x05level\x18\x04 \x03(\x02\x12\x0f\n\x07windows\x18\x05 \x03(\r\x12\x11\n\tpositives\x18\x06 \x03(\r\"L\n\x11\x43\x61meraStateChange\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04rung\x18\x03 \x01(\t\x12\x0c\n\x04gaps\x18\x04 \x01(\x04\"D\n\x04Mute\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x0f\n\x07until_s\x18\x03 \x01(\x01\x12\n\n\x02\x62y\x18\x04 \x01(\t\"I\n\x0bMuteRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\r\n\x05\x66or_s\x18\x03 \x01(\x01\x12\n\n\x02\x62y\x18\x04 \x01(\t\"0\n\rUnmuteRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\"\x12\n\x10ListMutesRequest\"6\n\x11ListMutesResponse\x12!\n\x05mutes\x18\x01 \x03(\x0b\x32\x12.sightline.v1.Mute\".\n\rFollowRequest\x12\x0f\n\x07\x63\x61meras\x18\x01 \x03(\t\x12\x0c\n\x04open\x18\x02 \x01(\x08\",\n\rOutboxRequest\x12\x0c\n\x04\x64\x65\x61\x64\x18\x01 \x01(\r\x12\r\n\x05scope\x18\x02 \x03(\t\"\x8e\x01\n\nSinkStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07waiting\x18\x03 \x01(\x04\x12\x11\n\tdelivered\x18\x04 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x65\x61\x64\x18\x06 \x01(\x04\x12\x0f\n\x07trouble\x18\x07 \x01(\t\x12\x0f\n\x07\x64ropped\x18\x08 \x01(\x04\"\xb8\x01\n\x0cOutboxStatus\x12\'\n\x05sinks\x18\x01 \x03(\x0b\x32\x18.sightline.v1.SinkStatus\x12\x0f\n\x07trouble\x18\x02 \x01(\t\x12\x11\n\tunwritten\x18\x03 \x01(\x04\x12\x0f\n\x07trimmed\x18\x04 \x01(\x04\x12\x0c\n\x04lost\x18\x05 \x01(\x04\x12\x16\n\x0e\x61nswers_missed\x18\x06 \x01(\x04\x12$\n\x04\x64\x65\x61\x64\x18\x07 \x03(\x0b\x32\x16.sightline.v1.Delivery\"9\n\rResendRequest\x12\x0c\n\x04sink\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05scope\x18\x03 \x03(\t\"\x1f\n\x0eResendResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x32\x9b\x06\n\tIncidents\x12O\n\x04List\x12\".sightline.v1.ListIncidentsRequest\x1a#.sightline.v1.ListIncidentsResponse\x12\x45\n\x03Get\x12 .sightline.v1.GetIncidentRequest\x1a\x1c.sightline.v1.IncidentDetail\x12G\n\x0b\x41\x63knowledge\x12 .sightline.v1.AcknowledgeRequest\x1a\x16.sightline.v1.Incident\x12=\n\x06Review\x12\x1b.sightline.v1.ReviewRequest\x1a\x16.sightline.v1.Incident\x12\x46\n\x08Timeline\x12\x1d.sightline.v1.TimelineRequest\x1a\x1b.sightline.v1.TimelineReply\x12\x42\n\x04Mute\x12\x19.sightline.v1.MuteRequest\x1a\x1f.sightline.v1.ListMutesResponse\x12\x46\n\x06Unmute\x12\x1b.sightline.v1.UnmuteRequest\x1a\x1f.sightline.v1.ListMutesResponse\x12L\n\tListMutes\x12\x1e.sightline.v1.ListMutesRequest\x1a\x1f.sightline.v1.ListMutesResponse\x12\x44\n\x06\x46ollow\x12\x1b.sightline.v1.FollowRequest\x1a\x1b.sightline.v1.IncidentEvent0\x01\x12\x41\n\x06Outbox\x12\x1b.sightline.v1.OutboxRequest\x1a\x1a.sightline.v1.OutboxStatus\x12\x43\n\x06Resend\x12\x1b.sightline.v1.ResendRequest\x1a\x1c.sightline.v1.ResendResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,45 +32,53 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sightline.v1.incidents_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_INCIDENT']._serialized_start=47
-  _globals['_INCIDENT']._serialized_end=555
-  _globals['_INCIDENTEVENT']._serialized_start=558
-  _globals['_INCIDENTEVENT']._serialized_end=703
-  _globals['_DELIVERY']._serialized_start=705
-  _globals['_DELIVERY']._serialized_end=821
-  _globals['_LISTINCIDENTSREQUEST']._serialized_start=824
-  _globals['_LISTINCIDENTSREQUEST']._serialized_end=962
-  _globals['_LISTINCIDENTSRESPONSE']._serialized_start=964
-  _globals['_LISTINCIDENTSRESPONSE']._serialized_end=1030
-  _globals['_GETINCIDENTREQUEST']._serialized_start=1032
-  _globals['_GETINCIDENTREQUEST']._serialized_end=1064
-  _globals['_INCIDENTDETAIL']._serialized_start=1067
-  _globals['_INCIDENTDETAIL']._serialized_end=1214
-  _globals['_ACKNOWLEDGEREQUEST']._serialized_start=1216
-  _globals['_ACKNOWLEDGEREQUEST']._serialized_end=1260
-  _globals['_REVIEWREQUEST']._serialized_start=1262
-  _globals['_REVIEWREQUEST']._serialized_end=1318
-  _globals['_MUTE']._serialized_start=1320
-  _globals['_MUTE']._serialized_end=1388
-  _globals['_MUTEREQUEST']._serialized_start=1390
-  _globals['_MUTEREQUEST']._serialized_end=1463
-  _globals['_UNMUTEREQUEST']._serialized_start=1465
-  _globals['_UNMUTEREQUEST']._serialized_end=1513
-  _globals['_LISTMUTESREQUEST']._serialized_start=1515
-  _globals['_LISTMUTESREQUEST']._serialized_end=1533
-  _globals['_LISTMUTESRESPONSE']._serialized_start=1535
-  _globals['_LISTMUTESRESPONSE']._serialized_end=1589
-  _globals['_FOLLOWREQUEST']._serialized_start=1591
-  _globals['_FOLLOWREQUEST']._serialized_end=1637
-  _globals['_OUTBOXREQUEST']._serialized_start=1639
-  _globals['_OUTBOXREQUEST']._serialized_end=1683
-  _globals['_SINKSTATUS']._serialized_start=1686
-  _globals['_SINKSTATUS']._serialized_end=1828
-  _globals['_OUTBOXSTATUS']._serialized_start=1831
-  _globals['_OUTBOXSTATUS']._serialized_end=2015
-  _globals['_RESENDREQUEST']._serialized_start=2017
-  _globals['_RESENDREQUEST']._serialized_end=2074
-  _globals['_RESENDRESPONSE']._serialized_start=2076
-  _globals['_RESENDRESPONSE']._serialized_end=2107
-  _globals['_INCIDENTS']._serialized_start=2110
-  _globals['_INCIDENTS']._serialized_end=2833
+  _globals['_INCIDENT']._serialized_end=570
+  _globals['_INCIDENTEVENT']._serialized_start=573
+  _globals['_INCIDENTEVENT']._serialized_end=718
+  _globals['_DELIVERY']._serialized_start=720
+  _globals['_DELIVERY']._serialized_end=836
+  _globals['_LISTINCIDENTSREQUEST']._serialized_start=839
+  _globals['_LISTINCIDENTSREQUEST']._serialized_end=977
+  _globals['_LISTINCIDENTSRESPONSE']._serialized_start=979
+  _globals['_LISTINCIDENTSRESPONSE']._serialized_end=1045
+  _globals['_GETINCIDENTREQUEST']._serialized_start=1047
+  _globals['_GETINCIDENTREQUEST']._serialized_end=1079
+  _globals['_INCIDENTDETAIL']._serialized_start=1082
+  _globals['_INCIDENTDETAIL']._serialized_end=1229
+  _globals['_ACKNOWLEDGEREQUEST']._serialized_start=1231
+  _globals['_ACKNOWLEDGEREQUEST']._serialized_end=1275
+  _globals['_REVIEWREQUEST']._serialized_start=1277
+  _globals['_REVIEWREQUEST']._serialized_end=1333
+  _globals['_TIMELINEREQUEST']._serialized_start=1335
+  _globals['_TIMELINEREQUEST']._serialized_end=1402
+  _globals['_TIMELINEREPLY']._serialized_start=1404
+  _globals['_TIMELINEREPLY']._serialized_end=1517
+  _globals['_QUESTIONSCORES']._serialized_start=1519
+  _globals['_QUESTIONSCORES']._serialized_end=1635
+  _globals['_CAMERASTATECHANGE']._serialized_start=1637
+  _globals['_CAMERASTATECHANGE']._serialized_end=1713
+  _globals['_MUTE']._serialized_start=1715
+  _globals['_MUTE']._serialized_end=1783
+  _globals['_MUTEREQUEST']._serialized_start=1785
+  _globals['_MUTEREQUEST']._serialized_end=1858
+  _globals['_UNMUTEREQUEST']._serialized_start=1860
+  _globals['_UNMUTEREQUEST']._serialized_end=1908
+  _globals['_LISTMUTESREQUEST']._serialized_start=1910
+  _globals['_LISTMUTESREQUEST']._serialized_end=1928
+  _globals['_LISTMUTESRESPONSE']._serialized_start=1930
+  _globals['_LISTMUTESRESPONSE']._serialized_end=1984
+  _globals['_FOLLOWREQUEST']._serialized_start=1986
+  _globals['_FOLLOWREQUEST']._serialized_end=2032
+  _globals['_OUTBOXREQUEST']._serialized_start=2034
+  _globals['_OUTBOXREQUEST']._serialized_end=2078
+  _globals['_SINKSTATUS']._serialized_start=2081
+  _globals['_SINKSTATUS']._serialized_end=2223
+  _globals['_OUTBOXSTATUS']._serialized_start=2226
+  _globals['_OUTBOXSTATUS']._serialized_end=2410
+  _globals['_RESENDREQUEST']._serialized_start=2412
+  _globals['_RESENDREQUEST']._serialized_end=2469
+  _globals['_RESENDRESPONSE']._serialized_start=2471
+  _globals['_RESENDRESPONSE']._serialized_end=2502
+  _globals['_INCIDENTS']._serialized_start=2505
+  _globals['_INCIDENTS']._serialized_end=3300
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Incident(_message.Message):
-    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question", "verdict", "reviewed_by", "reviewed_s")
+    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question", "verdict", "reviewed_by", "reviewed_s", "level")
     ID_FIELD_NUMBER: _ClassVar[int]
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Incident(_message.Message):
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REVIEWED_BY_FIELD_NUMBER: _ClassVar[int]
     REVIEWED_S_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     id: str
     camera: str
     kind: str
@@ -58,7 +59,8 @@ class Incident(_message.Message):
     verdict: str
     reviewed_by: str
     reviewed_s: float
-    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ..., verdict: _Optional[str] = ..., reviewed_by: _Optional[str] = ..., reviewed_s: _Optional[float] = ...) -> None: ...
+    level: float
+    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ..., verdict: _Optional[str] = ..., reviewed_by: _Optional[str] = ..., reviewed_s: _Optional[float] = ..., level: _Optional[float] = ...) -> None: ...
 
 class IncidentEvent(_message.Message):
     __slots__ = ("key", "event", "at_s", "incident", "missed", "quiet", "cause")
@@ -149,6 +151,52 @@ class ReviewRequest(_message.Message):
     verdict: str
     by: str
     def __init__(self, id: _Optional[str] = ..., verdict: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+
+class TimelineRequest(_message.Message):
+    __slots__ = ("camera", "since_s", "until_s")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_S_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    since_s: float
+    until_s: float
+    def __init__(self, camera: _Optional[str] = ..., since_s: _Optional[float] = ..., until_s: _Optional[float] = ...) -> None: ...
+
+class TimelineReply(_message.Message):
+    __slots__ = ("questions", "states")
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    questions: _containers.RepeatedCompositeFieldContainer[QuestionScores]
+    states: _containers.RepeatedCompositeFieldContainer[CameraStateChange]
+    def __init__(self, questions: _Optional[_Iterable[_Union[QuestionScores, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[CameraStateChange, _Mapping]]] = ...) -> None: ...
+
+class QuestionScores(_message.Message):
+    __slots__ = ("question", "at_s", "highest", "level", "windows", "positives")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    POSITIVES_FIELD_NUMBER: _ClassVar[int]
+    question: str
+    at_s: _containers.RepeatedScalarFieldContainer[float]
+    highest: _containers.RepeatedScalarFieldContainer[float]
+    level: _containers.RepeatedScalarFieldContainer[float]
+    windows: _containers.RepeatedScalarFieldContainer[int]
+    positives: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, question: _Optional[str] = ..., at_s: _Optional[_Iterable[float]] = ..., highest: _Optional[_Iterable[float]] = ..., level: _Optional[_Iterable[float]] = ..., windows: _Optional[_Iterable[int]] = ..., positives: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CameraStateChange(_message.Message):
+    __slots__ = ("at_s", "state", "rung", "gaps")
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RUNG_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    at_s: float
+    state: str
+    rung: str
+    gaps: int
+    def __init__(self, at_s: _Optional[float] = ..., state: _Optional[str] = ..., rung: _Optional[str] = ..., gaps: _Optional[int] = ...) -> None: ...
 
 class Mute(_message.Message):
     __slots__ = ("camera", "subject", "until_s", "by")

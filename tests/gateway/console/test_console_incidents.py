@@ -11,6 +11,7 @@ from console_city import City
 from console_gateway import ConsoleGateway
 from playwright.sync_api import expect
 
+from cluster.alerts.incident import IncidentQuery
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 
@@ -79,7 +80,7 @@ def test_it_is_confirmed_or_rejected_with_one_key_and_found_by_that(gateway, ope
         expect(page.locator(".incident-row")).to_have_count(0)
     confirm.click()
     expect(confirm).to_have_attribute("aria-pressed", "false")
-    assert gateway._thread.run(gateway.alerts.incidents(verdict="confirmed"), 10.0) == []
+    assert gateway._thread.run(gateway.alerts.incidents(IncidentQuery(verdict="confirmed")), 10.0) == []
 
 
 def test_its_clip_plays(incident, gateway):

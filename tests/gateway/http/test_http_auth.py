@@ -38,6 +38,7 @@ MAY = {
     "PUT /v1/cameras/{name}": ADMIN,
     "DELETE /v1/cameras/{name}": ADMIN,
     "GET /v1/cameras/{name}/history": VIEW,
+    "GET /v1/cameras/{name}/timeline": VIEW,
     "GET /v1/cameras/{name}/picture.jpg": VIEW,
     "GET /v1/replicas": VIEW,
     "POST /v1/replicas/{name}/drain": ADMIN,

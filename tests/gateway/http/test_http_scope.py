@@ -147,6 +147,7 @@ CALLS = {
     "Incidents/List": lambda camera, incident: incidents_pb2.ListIncidentsRequest(),
     "Incidents/Get": lambda camera, incident: incidents_pb2.GetIncidentRequest(id=incident),
     "Incidents/Follow": lambda camera, incident: incidents_pb2.FollowRequest(open=True),
+    "Incidents/Timeline": lambda camera, incident: incidents_pb2.TimelineRequest(camera=camera),
     "Incidents/Review": lambda camera, incident: incidents_pb2.ReviewRequest(id=incident, verdict="rejected"),
     "Incidents/Acknowledge": lambda camera, incident: incidents_pb2.AcknowledgeRequest(id=incident, by="ann"),
     "Incidents/Mute": lambda camera, incident: incidents_pb2.MuteRequest(camera=camera, for_s=60.0, by="ann"),
