@@ -25,15 +25,17 @@ from sightline.v1 import (
 )
 
 from cluster.alerts.clips.footage_store import Deleted, Kind
+from cluster.alerts.dispatcher import Outbox
 from cluster.alerts.grpc_service import (
     detail_from_proto,
     event_from_proto,
     incident_from_proto,
     mutes_from_proto,
     outbox_from_proto,
+    timeline_from_proto,
 )
-from cluster.alerts.incident import AlertEvent, Incident, IncidentDetail, Mute
-from cluster.alerts.service import Outbox
+from cluster.alerts.incident import AlertEvent, Incident, IncidentDetail, Mute, Verdict
+from cluster.alerts.timeline_store import CameraTimeline
 from cluster.control.cameras.managed import ManagedCamera, entry_from_json
 from cluster.decoder.footage.pictures import Picture
 from cluster.errors import SightlineError, UnavailableError
@@ -260,11 +262,18 @@ class GatewayClient:
         return memory_from_proto(self._call(self._memory.Describe, request, self._slow_s))
 
     def incidents(
-        self, *, camera: str = "", subject: str = "", only_open: bool = False, since_s: float = 0.0, limit: int = 0
+        self,
+        *,
+        camera: str = "",
+        subject: str = "",
+        only_open: bool = False,
+        since_s: float = 0.0,
+        verdict: str = "",
+        limit: int = 0,
     ) -> list[Incident]:
         """Newest first; see ``ListIncidentsRequest``."""
         request = incidents_pb2.ListIncidentsRequest(
-            camera=camera, subject=subject, only_open=only_open, since_s=since_s, limit=limit
+            camera=camera, subject=subject, only_open=only_open, since_s=since_s, verdict=verdict, limit=limit
         )
         return [incident_from_proto(each) for each in self._call(self._incidents.List, request).incidents]
 
@@ -275,6 +284,16 @@ class GatewayClient:
     def acknowledge(self, incident_id: str, by: str) -> Incident:
         request = incidents_pb2.AcknowledgeRequest(id=incident_id, by=by)
         return incident_from_proto(self._call(self._incidents.Acknowledge, request))
+
+    def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
+        """Confirm or reject an incident; an empty verdict takes back what was said."""
+        request = incidents_pb2.ReviewRequest(id=incident_id, verdict=verdict, by=by)
+        return incident_from_proto(self._call(self._incidents.Review, request))
+
+    def timeline(self, camera: str, since_s: float, until_s: float = 0.0) -> CameraTimeline:
+        """What a camera answered and was, by the minute; ``until_s`` 0: until now."""
+        request = incidents_pb2.TimelineRequest(camera=check_camera(camera), since_s=since_s, until_s=until_s)
+        return timeline_from_proto(self._call(self._incidents.Timeline, request, self._slow_s))
 
     def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
         """Empty names stand for all; returns the mutes that hold."""

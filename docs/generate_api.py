@@ -92,8 +92,9 @@ and nothing is missed.
 | `removed` | the `name` of a removed camera |
 | `missed` | the number of `events` dropped for a slow reader or lost (0: unknown); fetch the lists again |
 
-Of an incident's updates, the cause `acknowledged` means that somebody handles it, and `clip` that its clip is ready or
-unavailable (the incident's `clip` and `footage_note`; it may have ended by then).
+Of an incident's updates, the cause `acknowledged` means that somebody handles it, `review` that somebody has confirmed
+or rejected it (`verdict`), and `clip` that its clip is ready or unavailable (`clip` and `footage_note`). It may have
+ended by then.
 """
 
 

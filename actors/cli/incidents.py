@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from cluster.alerts.incident import AlertEvent, Incident, Mute
-    from cluster.alerts.service import Outbox
+    from cluster.alerts.dispatcher import Outbox
+    from cluster.alerts.incident import AlertEvent, Incident, Mute, Verdict
 
 app = typer.Typer(no_args_is_help=True, help="List, acknowledge and mute incidents.")
 
@@ -35,6 +35,7 @@ def list_incidents(
     question: Subject = "",
     only_open: Annotated[bool, typer.Option("--open", help="Only open ones.")] = False,
     since: Annotated[str, typer.Option(metavar="DURATION", help="Only of the last 90s, 10m, 2h, 1d.")] = "",
+    verdict: Annotated[str, typer.Option(metavar="VERDICT", help="Only confirmed, rejected or unreviewed ones.")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most to show.")] = 50,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
@@ -52,7 +53,9 @@ def list_incidents(
 
     since_s = time.time() - parse_duration(since, "--since") if since else 0.0
     with connect(gateway) as client:
-        found = client.incidents(camera=camera, subject=question, only_open=only_open, since_s=since_s, limit=limit)
+        found = client.incidents(
+            camera=camera, subject=question, only_open=only_open, since_s=since_s, verdict=verdict, limit=limit
+        )
     if print_json(json, [asdict(incident) for incident in found]):
         console().print(incidents_table(found) if found else "no incidents", markup=False)
 
@@ -90,6 +93,35 @@ def acknowledge(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -
     with connect(gateway) as client:
         found = client.acknowledge(incident, by or _login())
     print(f"{found.id}: acknowledged by {found.acknowledged_by}")
+
+
+@app.command("confirm")
+def confirm(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -> None:
+    """Record that an incident was a true one, for `cameras calibrate`.
+
+    $ sightline incidents confirm 3f9c2a51d07be864
+    """
+    _review(incident, "confirmed", by, gateway)
+
+
+@app.command("reject")
+def reject(
+    incident: Id,
+    by: By = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Take back what was said of it.")] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+) -> None:
+    """Record that an incident was a false alarm, for `cameras calibrate`.
+
+    $ sightline incidents reject 3f9c2a51d07be864
+    """
+    _review(incident, "" if undo else "rejected", by, gateway)
+
+
+def _review(incident: str, verdict: Verdict, by: str, gateway: str) -> None:
+    with connect(gateway) as client:
+        found = client.review(incident, verdict, by or _login())
+    print(f"{found.id}: {f'{found.verdict} by {found.reviewed_by}' if found.verdict else 'not reviewed'}")
 
 
 @app.command("clip")
@@ -269,6 +301,8 @@ def state(incident: Incident) -> Text:
     parts = ["open" if incident.open else "ended"]
     if incident.acknowledged_by and incident.open:
         parts.append(f"{incident.acknowledged_by} sees to it")
+    if incident.verdict:
+        parts.append(incident.verdict)
     if incident.muted:
         parts.append("muted")
     return Text(", ".join(parts), "bold" if incident.open else "dim")
@@ -294,6 +328,8 @@ def summary(incident: Incident) -> list[str]:
         lines.append(incident.footage_note)
     if incident.acknowledged_s is not None:
         lines.append(f"acknowledged by {incident.acknowledged_by}, {_clock(incident.acknowledged_s)}")
+    if incident.verdict and incident.reviewed_s is not None:
+        lines.append(f"{incident.verdict} by {incident.reviewed_by}, {_clock(incident.reviewed_s)}")
     return lines
 
 
@@ -322,6 +358,8 @@ def _said(event: AlertEvent) -> str:
     incident = event.incident
     if event.cause == "acknowledged":
         return f"{incident.acknowledged_by} sees to it"
+    if event.cause == "review":
+        return f"{incident.reviewed_by} has {incident.verdict} it" if incident.verdict else "no longer reviewed"
     if event.cause == "clip":
         return incident.footage_note or "its clip is there"
     return incident.reason if event.kind == "end" else incident.text

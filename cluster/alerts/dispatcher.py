@@ -50,6 +50,19 @@ class SinkStatus:
     dropped: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Status of sinks by name, and of the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
+
+    sinks: Mapping[str, tuple[str, SinkStatus]]
+    trouble: str
+    unwritten: int
+    trimmed: int
+    lost: int
+    answers_missed: int
+    dead: list[Delivery]
+
+
 class Dispatcher:
     """One delivery queue per sink, on one event loop. :meth:`enqueue` never waits.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias, cast
@@ -10,8 +11,10 @@ import grpc
 import grpc.aio
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
-from cluster.alerts.dispatcher import SinkStatus
+from cluster.alerts.dispatcher import Outbox, SinkStatus
 from cluster.alerts.incident import (
+    UNREVIEWED,
+    VERDICTS,
     AlertEvent,
     Delivery,
     DeliveryState,
@@ -19,15 +22,18 @@ from cluster.alerts.incident import (
     EventKind,
     Incident,
     IncidentDetail,
+    IncidentQuery,
     Mute,
+    Verdict,
 )
-from cluster.alerts.service import AlertService, Outbox
+from cluster.alerts.service import AlertService
+from cluster.alerts.timeline_store import CameraTimeline, ScoreBin, StateChange
 from cluster.errors import ConfigError
 from cluster.security.roles import EVERY
 from cluster.wire.status import explained
 
 _FIELDS = list(incidents_pb2.Incident.DESCRIPTOR.fields_by_name)
-_OPTIONAL = ("ended_s", "acknowledged_s")
+_OPTIONAL = ("ended_s", "acknowledged_s", "reviewed_s")
 
 
 def incident_to_proto(incident: Incident) -> incidents_pb2.Incident:
@@ -136,6 +142,31 @@ def outbox_from_proto(message: incidents_pb2.OutboxStatus) -> Outbox:
     )
 
 
+_COLUMNS = ("at_s", "highest", "level", "windows", "positives")
+
+
+def timeline_to_proto(timeline: CameraTimeline) -> incidents_pb2.TimelineReply:
+    """Convert one camera's timeline."""
+    questions = [
+        incidents_pb2.QuestionScores(
+            question=question, **{name: [getattr(each, name) for each in bins] for name in _COLUMNS}
+        )
+        for question, bins in timeline.scores.items()
+    ]
+    return incidents_pb2.TimelineReply(
+        questions=questions, states=[incidents_pb2.CameraStateChange(**asdict(each)) for each in timeline.states]
+    )
+
+
+def timeline_from_proto(message: incidents_pb2.TimelineReply) -> CameraTimeline:
+    """The inverse of :func:`timeline_to_proto`; scores are floats of 32 bits on the way."""
+    scores = {
+        each.question: [ScoreBin(*row) for row in zip(*(getattr(each, name) for name in _COLUMNS), strict=True)]
+        for each in message.questions
+    }
+    return CameraTimeline(scores, [StateChange(each.at_s, each.state, each.rung, each.gaps) for each in message.states])
+
+
 MOST_LISTED = 1000
 LISTED = 100
 LONGEST_NAME = 256
@@ -154,14 +185,16 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
         self, request: incidents_pb2.ListIncidentsRequest, context: Context
     ) -> incidents_pb2.ListIncidentsResponse:
         async with explained(context):
-            found = await self._service.incidents(
+            query = IncidentQuery(
                 camera=request.camera,
                 subject=request.subject,
                 only_open=request.only_open,
                 since_s=request.since_s,
+                verdict=_verdict(request.verdict, UNREVIEWED),
                 limit=min(request.limit or LISTED, MOST_LISTED),
                 scope=request.scope or EVERY,
             )
+            found = await self._service.incidents(query)
             return incidents_pb2.ListIncidentsResponse(incidents=[incident_to_proto(each) for each in found])
 
     async def Get(  # noqa: N802
@@ -175,6 +208,18 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
     ) -> incidents_pb2.Incident:
         async with explained(context):
             return incident_to_proto(await self._service.acknowledge(request.id, _name(request.by, "by")))
+
+    async def Review(self, request: incidents_pb2.ReviewRequest, context: Context) -> incidents_pb2.Incident:  # noqa: N802
+        async with explained(context):
+            verdict = cast(Verdict, _verdict(request.verdict))
+            return incident_to_proto(await self._service.review(request.id, verdict, _name(request.by, "by")))
+
+    async def Timeline(  # noqa: N802
+        self, request: incidents_pb2.TimelineRequest, context: Context
+    ) -> incidents_pb2.TimelineReply:
+        async with explained(context):
+            until_s = request.until_s or time.time() + 1
+            return timeline_to_proto(await self._service.timelines.read(request.camera, request.since_s, until_s))
 
     async def Mute(  # noqa: N802
         self, request: incidents_pb2.MuteRequest, context: Context
@@ -237,7 +282,14 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
 
 def _is_told(event: AlertEvent, events: int) -> bool:
     """Whether an incident already reported with ``events`` events includes this event."""
-    return event.incident.events < events or (event.incident.events == events and event.cause != "clip")
+    return event.incident.events < events or (event.incident.events == events and event.cause not in ("clip", "review"))
+
+
+def _verdict(text: str, *more: str) -> str:
+    if text not in (*VERDICTS, *more):
+        allowed = ", ".join(each for each in (*VERDICTS, *more) if each)
+        raise ConfigError(f"verdict is {text[:LONGEST_NAME]!r}; it is one of {allowed}, or empty")
+    return text
 
 
 def _name(text: str, what: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from cluster.errors import UnknownIncidentError
+from cluster.security.roles import EVERY, in_scope
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
@@ -17,8 +18,15 @@ Kind = Literal["question", "health"]
 """Source of an incident: answers to a standing question, or the state of the camera itself."""
 
 EventKind = Literal["new", "update", "end"]
-EventCause = Literal["", "acknowledged", "clip"]
-"""Cause of an update: acknowledged; clip finished or failed; empty: opened, ongoing or ended."""
+EventCause = Literal["", "acknowledged", "clip", "review"]
+"""Cause of an update: acknowledged; clip finished or failed; confirmed or rejected; empty: opened, ongoing or ended."""
+
+Verdict = Literal["", "confirmed", "rejected"]
+VERDICTS: tuple[Verdict, ...] = ("", "confirmed", "rejected")
+"""What a person says of an incident; empty: nothing (yet)."""
+
+UNREVIEWED = "unreviewed"
+"""In a filter: incidents without a verdict; an empty filter matches all."""
 
 ClipState = Literal["", "waiting", "whole", "part", "none"]
 """State of an incident's clip: none kept, in progress, complete, partial, missing."""
@@ -36,12 +44,14 @@ class Incident:
     * ``subject``: the question's id, or one of :data:`HEALTH_SUBJECTS`
     * ``start``, ``end``: period on the camera's own clock, microseconds
     * ``score``: highest so far, 0..1; ``windows``: positive windows (0 for a camera's state)
+    * ``level``: highest threshold at which it would have opened, that is, the lowest score of a run that opens one
     * ``opened_s``, ``updated_s``, ``ended_s``: seconds since 1970; ``ended_s`` is None while it is open
     * ``text``: of the newest positive window, or what is wrong with the camera; ``reason``: why it ended
     * ``events``: number of its events; ``announced``: at least one of them was for the sinks
     * ``snapshot_url``, ``clip_url``: where they are served, empty where none are kept
     * ``clip``: its state; ``footage_note``: what is missing and why
     * ``question``: its text, empty for a camera's state
+    * ``verdict``: of the person ``reviewed_by``, at ``reviewed_s``; also set where it was taken back
     """
 
     id: str
@@ -68,6 +78,10 @@ class Incident:
     clip: ClipState = ""
     footage_note: str = ""
     question: str = ""
+    verdict: Verdict = ""
+    reviewed_by: str = ""
+    reviewed_s: float | None = None
+    level: float = 0.0
 
     @property
     def open(self) -> bool:
@@ -75,11 +89,37 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class IncidentQuery:
+    """Which incidents are listed, newest first: of cameras that match ``scope``; empty strings match all.
+
+    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: opened at this Unix time or later.
+    """
+
+    camera: str = ""
+    subject: str = ""
+    only_open: bool = False
+    since_s: float = 0.0
+    verdict: str = ""
+    limit: int = 100
+    scope: Sequence[str] = EVERY
+
+    def matches(self, incident: Incident) -> bool:
+        """Whether it is one of them, were there no limit."""
+        named = self.camera in ("", incident.camera) and self.subject in ("", incident.subject)
+        said = self.verdict in ("", incident.verdict or UNREVIEWED)
+        recent = incident.opened_s >= self.since_s and (incident.open or not self.only_open)
+        return named and said and recent and in_scope(incident.camera, self.scope)
+
+
+EVERY_INCIDENT = IncidentQuery()
+
+
+@dataclass(frozen=True, slots=True)
 class AlertEvent:
     """One event of an incident, with the incident's state at that time.
 
     ``key`` is the idempotency key: receivers drop events they have seen. ``quiet``: muted, recorded only. Events with
-    cause ``clip`` go to followers only, see :func:`clip_settled`.
+    causes ``clip`` and ``review`` go to followers only, see :func:`clip_settled`.
     """
 
     key: str
@@ -154,6 +194,12 @@ def clip_settled(incident: Incident, now_s: float) -> AlertEvent:
     its key needs no number.
     """
     return AlertEvent(f"{incident.id}-clip", "update", now_s, incident, incident.muted, "clip")
+
+
+def reviewed(incident: Incident, now_s: float) -> AlertEvent:
+    """Event for followers when a person has confirmed or rejected ``incident``, or taken that back; as above."""
+    key = f"{incident.id}-review-{round(1000 * (incident.reviewed_s or now_s))}"
+    return AlertEvent(key, "update", now_s, incident, incident.muted, "review")
 
 
 def unknown_incident(incident: str) -> UnknownIncidentError:
@@ -240,6 +286,7 @@ def bare(incident: Incident) -> Incident:
         incident,
         text=incident.text if incident.kind == "health" else "",
         score=0.0,
+        level=0.0,
         windows=0,
         acknowledged_by="",
         acknowledged_s=None,
@@ -247,6 +294,9 @@ def bare(incident: Incident) -> Incident:
         clip_url="",
         clip="",
         footage_note="",
+        verdict="",
+        reviewed_by="",
+        reviewed_s=None,
     )
 
 

@@ -3,14 +3,13 @@ argument."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cluster.alerts.incident import (
     FORGOTTEN,
     AlertEvent,
     Changes,
-    ClipState,
     ErasureScope,
     EventCause,
     EventKind,
@@ -39,6 +38,7 @@ class Opening:
     start: int
     end: int
     score: float = 0.0
+    level: float = 0.0
     windows: int = 0
     text: str = ""
     question: str = ""
@@ -109,6 +109,7 @@ class OpenIncidents:
             start=opening.start,
             end=opening.end,
             score=opening.score,
+            level=opening.level,
             windows=opening.windows,
             opened_s=now_s,
             updated_s=now_s,
@@ -132,13 +133,12 @@ class OpenIncidents:
             return self._add_event(incident, "update", now_s)
         return self._record(incident)
 
-    def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> bool:
-        """Record the state of an open incident's clip, without an event. False when it is not open."""
+    def revise(self, incident_id: str, change: Callable[[Incident], Incident]) -> Incident | None:
+        """Record a changed open incident, without an event. None when it is not open."""
         for incident in self._open.values():
             if incident.id == incident_id:
-                self._record(replace(incident, clip=clip, footage_note=note))
-                return True
-        return False
+                return self._record(change(incident))
+        return None
 
     def end_incident(self, camera: str, subject: str, now_s: float, reason: str) -> None:
         """End the open incident, if any, with an event."""

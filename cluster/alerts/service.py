@@ -7,15 +7,17 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cluster import metrics
-from cluster.alerts.dispatcher import Dispatcher, SinkStatus
+from cluster.alerts.dispatcher import Dispatcher, Outbox
 from cluster.alerts.feed import EventFeed, Follower
+from cluster.alerts.gauges import AlertGauges
 from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, question_rules
 from cluster.alerts.incident import (
+    EVERY_INCIDENT,
     AlertEvent,
     Changes,
     ClipState,
@@ -24,24 +26,29 @@ from cluster.alerts.incident import (
     ErasureScope,
     Incident,
     IncidentDetail,
+    IncidentQuery,
     Mute,
+    Verdict,
     clip_settled,
+    reviewed,
     unknown_incident,
 )
 from cluster.alerts.journal import Journal
 from cluster.alerts.open_incidents import OpenIncidents
 from cluster.alerts.store import AlertStore, StoredState
+from cluster.alerts.timeline_store import KEEP_S, TimelineStore
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.registry import sinks
 from cluster.security.roles import EVERY, in_scope
-from cluster.types import Answer
+from cluster.types import Answer, StreamSpec
 
 log = logging.getLogger(__name__)
 
 FILE = "alerts.sqlite"
+TIMELINES = "timelines.sqlite"
 TICK_S = 1.0
 SETTLE_S = 0.05
 """Delay of writing delivered states, in one batch: losing them only means a second delivery."""
@@ -49,21 +56,11 @@ EXPIRE_S = 60.0
 PROBE_S = 5.0
 """Seconds between small writes that detect a failing disk when there are no alerts."""
 
+ToldAs = Callable[[Incident, float], AlertEvent]
+"""Makes the event of a change that only followers are told of."""
+
 MOST_WAITING = 1000
 """Most incidents that a restarted process searches for unfinished clips."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outbox:
-    """Status of sinks by name, and of the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
-
-    sinks: Mapping[str, tuple[str, SinkStatus]]
-    trouble: str
-    unwritten: int
-    trimmed: int
-    lost: int
-    answers_missed: int
-    dead: list[Delivery]
 
 
 class AlertService:
@@ -99,6 +96,7 @@ class AlertService:
             lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
             on_late=self._load,
         )
+        self.timelines = TimelineStore(folder / TIMELINES, keep_s=min(KEEP_S, alerts.retention))
         self._routes = list(alerts.sinks)
         self._dispatcher = Dispatcher(
             {sink.name: sinks.get(sink.kind)(**sink.options) for sink in alerts.sinks},
@@ -108,22 +106,25 @@ class AlertService:
         )
         self._feed = EventFeed()
         self._settled: dict[tuple[str, str], Delivery] = {}
-        self._clips: list[str] = []
+        self._revised: dict[str, ToldAs] = {}
         self._expired = 0
         self._expire_s = self._probe_s = 0.0
         self._changed = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self._counted = {"lost": 0, "trimmed": 0}
+        self._gauges = AlertGauges()
 
     async def start(self) -> None:
         """Restore stored state and start sending pending deliveries."""
         kept = await self._journal.start() or StoredState({}, {}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
-        self._tracker = IncidentTracker(self._open_incidents, self._rule, stale_s=self._config.stale_s)
+        self._tracker = IncidentTracker(
+            self._open_incidents, self._rule, stale_s=self._config.stale_s, on_window=self._add_window
+        )
         self._health = HealthMonitor(self._open_incidents, self._config.health, self._config.update_s)
         self._load(kept)
         self._dispatcher.start()
+        self.timelines.start()
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
 
     async def stop(self) -> None:
@@ -135,6 +136,7 @@ class AlertService:
         await self._dispatcher.stop()
         await self._flush()
         await self._journal.stop()
+        await self.timelines.stop()
 
     # -- inputs ---------------------------------------------------------------------------------
     def accept_answer(self, answer: Answer, missed: int = 0) -> None:
@@ -156,6 +158,7 @@ class AlertService:
         for name in gone:
             self._open_incidents.unmute_camera(name)
         self._lives = lives
+        self.timelines.add_statuses(watched.statuses, now_s, gone)
         self._over = {status.name for status in watched.statuses if status.state == "ended"}
         self._tracker.retain_cameras(lives, now_s)
         self._health.retain_cameras(lives.keys() - gone, now_s)
@@ -167,36 +170,18 @@ class AlertService:
         self._changed.set()
 
     # -- operations -----------------------------------------------------------------------------
-    async def incidents(
-        self,
-        *,
-        camera: str = "",
-        subject: str = "",
-        only_open: bool = False,
-        since_s: float = 0.0,
-        limit: int = 100,
-        scope: Sequence[str] = EVERY,
-    ) -> list[Incident]:
-        """Incidents of cameras that match ``scope``, newest first; only open ones while the store cannot be read."""
-
-        def wanted(incident: Incident) -> bool:
-            named = camera in ("", incident.camera) and subject in ("", incident.subject)
-            return named and incident.opened_s >= since_s and in_scope(incident.camera, scope)
-
-        found = {incident.id: incident for incident in self._open_incidents.oldest_first if wanted(incident)}
-        if not only_open:
+    async def incidents(self, query: IncidentQuery = EVERY_INCIDENT) -> list[Incident]:
+        """Incidents that match, newest first; only open ones while the store cannot be read."""
+        found = {incident.id: incident for incident in self._open_incidents.oldest_first if query.matches(incident)}
+        if not query.only_open:
             try:
-                kept = await self._journal.read(
-                    lambda store: store.incidents(
-                        camera=camera, subject=subject, since_s=since_s, limit=limit, scope=scope
-                    )
-                )
+                kept = await self._journal.read(lambda store: store.incidents(query))
             except UnavailableError as error:
                 log.warning("%s", error)
                 kept = []
             # Memory is newer than the disk for open incidents.
             found = {incident.id: incident for incident in kept if not incident.open} | found
-        return sorted(found.values(), key=lambda incident: -incident.opened_s)[:limit]
+        return sorted(found.values(), key=lambda incident: -incident.opened_s)[: query.limit]
 
     async def incident(self, incident_id: str) -> IncidentDetail:
         """One incident. Raises ``UnknownIncidentError``, or ``UnavailableError`` while the store cannot be read."""
@@ -224,20 +209,22 @@ class AlertService:
         Raises:
             UnavailableError: the record cannot be read.
         """
-        if self._open_incidents.set_clip_state(incident_id, clip, note):
-            self._clips.append(incident_id)
-            await self._flush()
-            return
-        # It has ended: write and publish its end first.
-        await self._flush()
-        async with self._flushing:
-            # No erasure may run between reading and writing: it would be undone.
-            ended = await self._ended(incident_id)
-            if ended is None:
-                return
-            ended = replace(ended, clip=clip, footage_note=note)
-            await self._journal.write(Changes(incidents={incident_id: ended}))
-            self._feed.publish([clip_settled(ended, time.time())])
+        await self._revise(incident_id, lambda incident: replace(incident, clip=clip, footage_note=note), clip_settled)
+
+    async def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
+        """Record what a person says of an incident, open or ended, and notify followers; empty takes it back.
+
+        Raises:
+            UnknownIncidentError: there is none of that id.
+            UnavailableError: the record cannot be read.
+        """
+        now_s = time.time()
+        incident = await self._revise(
+            incident_id, lambda each: replace(each, verdict=verdict, reviewed_by=by, reviewed_s=now_s), reviewed
+        )
+        if incident is None:
+            raise unknown_incident(incident_id)
+        return incident
 
     async def pending_clips(self, since_s: float) -> list[Incident]:
         """Incidents opened since ``since_s`` whose clip was in progress when this process started.
@@ -245,7 +232,7 @@ class AlertService:
         The clips of older ones are recorded as missing: their packets are gone.
         """
         try:
-            recent = await self._journal.read(lambda store: store.incidents(limit=MOST_WAITING))
+            recent = await self._journal.read(lambda store: store.incidents(IncidentQuery(limit=MOST_WAITING)))
             waiting = [incident for incident in recent if incident.clip == "waiting"]
             for incident in waiting:
                 if incident.opened_s < since_s:
@@ -334,16 +321,41 @@ class AlertService:
                 raise UnavailableError(
                     f"{left.incidents} incidents and {left.alerts} alerts of camera {camera!r} could not be erased"
                 )
+        await self.timelines.delete(camera, scope.before_s)
         log.info("camera %s: erased %d incidents and %d alerts", camera, found.incidents, found.alerts)
         return found
 
     # -- inside ---------------------------------------------------------------------------------
+    def _add_window(self, answer: Answer, level: float, now_s: float) -> None:
+        at_s = now_s - answer.timing.latency_s
+        self.timelines.add_window(answer.stream, answer.question, at_s, answer.score, level, answer.positive)
+
     def _rule(self, camera: str, question: str) -> Rule | None:
         rules = self._rules.get(camera)
         if rules is not None:
             return rules.get(question)
         # Before the cameras are known, an answer of one added at run time must not be lost.
         return None if self._informed else self._default
+
+    async def _revise(
+        self, incident_id: str, change: Callable[[Incident], Incident], told_as: ToldAs
+    ) -> Incident | None:
+        """Change an incident that is open or ended, without an event for sinks. None for an unknown id."""
+        if (incident := self._open_incidents.revise(incident_id, change)) is not None:
+            self._revised[incident_id] = told_as
+            await self._flush()
+            return incident
+        # It has ended: write and publish its end first.
+        await self._flush()
+        async with self._flushing:
+            # No erasure may run between reading and writing: it would be undone.
+            ended = await self._ended(incident_id)
+            if ended is None:
+                return None
+            ended = change(ended)
+            await self._journal.write(Changes(incidents={incident_id: ended}))
+            self._feed.publish([told_as(ended, time.time())])
+            return ended
 
     async def _ended(self, incident_id: str) -> Incident | None:
         """An ended incident; unwritten state takes precedence over the disk."""
@@ -381,7 +393,7 @@ class AlertService:
         async with self._flushing:
             changes = self._open_incidents.pop_changes()
             settled, self._settled = self._settled, {}
-            clips, self._clips = self._clips, []
+            revised, self._revised = self._revised, {}
             routed = [Delivery(e, name) for e in changes.events.values() for name in self._sinks_of(e)]
             changes.deliveries = settled | {(each.event.key, each.sink): each for each in routed}
             if not changes:
@@ -391,8 +403,8 @@ class AlertService:
             self._feed.publish(changes.events.values())
             # Last, and with the current state, so that nothing earlier in this batch is undone. An erased incident has
             # none.
-            settled_now = [changes.incidents[each] for each in clips if each in changes.incidents]
-            self._feed.publish(clip_settled(incident, time.time()) for incident in settled_now)
+            now_s, kept = time.time(), changes.incidents
+            self._feed.publish(told_as(kept[each], now_s) for each, told_as in revised.items() if each in kept)
             for event in changes.events.values():
                 metrics.incident_events.labels(event.incident.kind, event.kind).inc()
                 self._on_event(event)
@@ -412,7 +424,8 @@ class AlertService:
             if time.monotonic() >= self._expire_s:
                 self._expire_s = time.monotonic() + EXPIRE_S
                 await self._expire()
-            self._measure()
+            open_now = self._open_incidents.oldest_first
+            self._gauges.publish(self._dispatcher.status(), self._journal, open_now, self._lost)
 
     async def _expire(self) -> None:
         """Erase records past their retention, delivered or not."""
@@ -430,18 +443,3 @@ class AlertService:
     @property
     def _lost(self) -> int:
         return self._journal.lost + self._expired
-
-    def _measure(self) -> None:
-        for name, status in self._dispatcher.status().items():
-            metrics.alerts_waiting.labels(name).set(status.waiting)
-        metrics.alerts_unwritten.set(self._journal.pending_events)
-        for kind in ("question", "health"):
-            metrics.incidents_open.labels(kind).set(
-                sum(incident.kind == kind for incident in self._open_incidents.oldest_first)
-            )
-        for name, counter, value in (
-            ("lost", metrics.alerts_lost, self._lost),
-            ("trimmed", metrics.alerts_trimmed, self._journal.trimmed),
-        ):
-            counter.inc(max(0, value - self._counted[name]))
-            self._counted[name] = value

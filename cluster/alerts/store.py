@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cluster.alerts.incident import (
+    EVERY_INCIDENT,
     AlertEvent,
     Changes,
     Delivery,
@@ -26,6 +27,7 @@ from cluster.alerts.incident import (
     EventKind,
     Incident,
     IncidentDetail,
+    IncidentQuery,
     Mute,
     Subject,
     incident_from_dict,
@@ -378,24 +380,13 @@ class AlertStore:
         return self._eraser.preview(scope)
 
     # -- reading --------------------------------------------------------------------------------
-    def incidents(
-        self,
-        *,
-        camera: str = "",
-        subject: str = "",
-        only_open: bool = False,
-        since_s: float = 0.0,
-        limit: int = 100,
-        scope: Sequence[str] = EVERY,
-    ) -> list[Incident]:
-        """Incidents of cameras that match ``scope``, newest first; empty strings match all."""
+    def incidents(self, query: IncidentQuery = EVERY_INCIDENT) -> list[Incident]:
+        """Incidents that match, newest first."""
         rows = self._db.execute(
-            "SELECT body, camera FROM incidents WHERE (? = '' OR camera = ?) AND (? = '' OR subject = ?) "
-            "AND (NOT ? OR is_open) AND opened_s >= ? ORDER BY opened_s DESC, id",
-            (camera, camera, subject, subject, only_open, since_s),
+            "SELECT body FROM incidents WHERE (? = '' OR camera = ?) AND opened_s >= ? ORDER BY opened_s DESC, id",
+            (query.camera, query.camera, query.since_s),
         )
-        seen = (body for body, name in rows if in_scope(name, scope))
-        return [incident_of(body) for body in islice(seen, limit)]
+        return list(islice(filter(query.matches, (incident_of(body) for (body,) in rows)), query.limit))
 
     def incident(self, incident_id: str) -> IncidentDetail | None:
         """One incident; None for an unknown id."""

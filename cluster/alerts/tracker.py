@@ -51,6 +51,8 @@ class Rule:
         return max(self.threshold - self.hysteresis, self.threshold / 2)
 
 
+OnWindow = Callable[[Answer, float, float], None]
+"""(answer, highest threshold at which it opens an incident, Unix time)."""
 Rules = Callable[[str, str], Rule | None]
 """(camera, question) -> its rule; None for a question that is no longer asked."""
 
@@ -59,7 +61,7 @@ Rules = Callable[[str, str], Rule | None]
 class Track:
     """State of one question at one camera. ``run``: positive windows in a row; ``off``: negative ones of an open
     incident; ``life`` of the camera and ``text`` of the question as last known; ``keys``: incarnation and window of
-    recent answers."""
+    recent answers; ``recent``: scores of the last ``consecutive`` windows that touch each other."""
 
     run: int = 0
     run_start: int = 0
@@ -73,6 +75,7 @@ class Track:
     seen_s: float = 0.0
     life: str = UNKNOWN
     text: str = UNKNOWN
+    recent: list[float] = field(default_factory=list)
     keys: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=REMEMBER))
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,7 +98,15 @@ class IncidentTracker:
     camera that was removed and added again, and a reworded question, start anew.
     """
 
-    def __init__(self, open_incidents: OpenIncidents, rules: Rules, *, stale_s: float = 300.0) -> None:
+    def __init__(
+        self,
+        open_incidents: OpenIncidents,
+        rules: Rules,
+        *,
+        stale_s: float = 300.0,
+        on_window: OnWindow = lambda *_: None,
+    ) -> None:
+        self._on_window = on_window
         self._open_incidents = open_incidents
         self._rules = rules
         self._stale_s = stale_s
@@ -124,13 +135,16 @@ class IncidentTracker:
             self.repeated += 1
             return
         idle = not track.run and self._open_incidents.get(*where) is None
-        self._connect(track, answer, now_s)
+        connected = self._connect(track, answer, now_s)
         track.keys.append(key)
+        track.recent = [*(track.recent if connected else ()), answer.score][-rule.consecutive :]
+        level = min(track.recent) if len(track.recent) == rule.consecutive else 0.0
+        self._on_window(answer, level, now_s)
         incident = self._open_incidents.get(*where)
         if incident is None:
-            self._wait(track, rule, answer, now_s)
+            self._wait(track, rule, answer, level, now_s)
         else:
-            self._follow(track, rule, incident, answer, now_s)
+            self._follow(track, rule, replace(incident, level=max(incident.level, level)), answer, now_s)
         track.last_start, track.last_end, track.seen_s = answer.start, answer.end, now_s
         if not idle or track.run or self._open_incidents.get(*where) is not None:
             self._open_incidents.store_track(where, track.to_dict())
@@ -173,13 +187,13 @@ class IncidentTracker:
         """Reset the track when the question's text changed."""
         if UNKNOWN not in (track.text, rule.text) and track.text != rule.text:
             self._end(where, now_s, "the question was changed")
-            track.run, track.ended_end = 0, None
+            track.run, track.ended_end, track.recent = 0, None, []
         track.text = rule.text or track.text
 
-    def _connect(self, track: Track, answer: Answer, now_s: float) -> None:
-        """Whether this window continues the last one."""
+    def _connect(self, track: Track, answer: Answer, now_s: float) -> bool:
+        """Whether this window continues the last one; where not, ends what needs that."""
         if track.last_end is None:
-            return
+            return False
         where = (answer.stream, answer.question)
         if answer.end <= track.last_end:
             self._end(where, now_s, "the camera's clock restarted")
@@ -187,8 +201,9 @@ class IncidentTracker:
         elif answer.start > track.last_end:
             self._end(where, now_s, "no answer in between")
             track.run = 0
+        return track.last_end < answer.end and answer.start <= track.last_end
 
-    def _wait(self, track: Track, rule: Rule, answer: Answer, now_s: float) -> None:
+    def _wait(self, track: Track, rule: Rule, answer: Answer, level: float, now_s: float) -> None:
         if not answer.positive:
             track.run = 0
             return
@@ -210,6 +225,7 @@ class IncidentTracker:
             start=track.run_start,
             end=answer.end,
             score=track.run_score,
+            level=level,
             windows=track.run,
             text=answer.text,
             question=rule.text,

@@ -15,6 +15,7 @@ from cluster.errors import ForbiddenError
 from cluster.gateway.forwarding import Forwarding
 from cluster.security.roles import ANYBODY, Role, current_principal
 from cluster.wire.channel import ChannelPool
+from cluster.wire.memory_wire import check_camera
 from cluster.wire.status import as_refused
 
 SERVICE = "sightline.v1.Incidents"
@@ -61,6 +62,22 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
                 request.by = current_principal().name
             incident: incidents_pb2.Incident = await stub.Acknowledge(request, timeout=self._call_s)
             return incident
+
+    async def Review(self, request: incidents_pb2.ReviewRequest, context: Context) -> incidents_pb2.Incident:  # noqa: N802
+        async with self._forwarding(context) as stub:
+            await self._of_mine(stub, request.id, Role.ASK)
+            if current_principal() is not ANYBODY:
+                request.by = current_principal().name
+            incident: incidents_pb2.Incident = await stub.Review(request, timeout=self._call_s)
+            return incident
+
+    async def Timeline(  # noqa: N802
+        self, request: incidents_pb2.TimelineRequest, context: Context
+    ) -> incidents_pb2.TimelineReply:
+        async with self._forwarding(context) as stub:
+            check_camera(request.camera)
+            timeline: incidents_pb2.TimelineReply = await stub.Timeline(request, timeout=self._call_s)
+            return timeline
 
     async def Mute(  # noqa: N802
         self, request: incidents_pb2.MuteRequest, context: Context

@@ -17,7 +17,7 @@ class Role(StrEnum):
 
     * ``ingest``: push a camera's packets
     * ``view``: cameras, answers, incidents, memory status, metrics
-    * ``ask``: view, free questions, and acknowledging incidents
+    * ``ask``: view, free questions, acknowledging and reviewing incidents
     * ``admin``: all of it, adding and removing cameras, draining replicas, deleting memory
     """
 
@@ -87,6 +87,8 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Incidents/Get": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Follow": Rule(Role.VIEW, "cameras"),
     "/sightline.v1.Incidents/Acknowledge": Rule(Role.ASK),
+    "/sightline.v1.Incidents/Review": Rule(Role.ASK),
+    "/sightline.v1.Incidents/Timeline": Rule(Role.VIEW, "camera", audited=False),
     "/sightline.v1.Incidents/Mute": Rule(Role.ASK),
     "/sightline.v1.Incidents/Unmute": Rule(Role.ASK),
     "/sightline.v1.Incidents/ListMutes": Rule(Role.VIEW, audited=False),

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 from sink_parts import Receiver
 
+from cluster.alerts.incident import IncidentQuery
 from cluster.alerts.service import FILE, AlertService
 from cluster.config import load_config
-from cluster.errors import NotReadyError
+from cluster.errors import NotReadyError, UnknownIncidentError
 
 
 @asynccontextmanager
@@ -177,3 +178,34 @@ async def test_where_no_clips_can_be_kept_none_are_promised(tmp_path, make):
     async with running(tmp_path, clips=False) as service:
         service.accept_answer(make.answer(0))
         assert [(each.clip, each.clip_url, each.snapshot_url) for each in service.open_incidents()] == [("", "", "")]
+
+
+async def test_a_verdict_is_kept_with_who_and_when_and_told_to_followers_alone(tmp_path, make, until):
+    """Of one that goes on, and of one that has ended; it outlives a restart."""
+    async with Receiver() as receiver, running(tmp_path, receiver) as service:
+        with service.follow() as follower:
+            service.accept_answer(make.answer(0))
+            [new] = await told(follower, 1)
+            began_s = time.time()
+            await service.review(new.incident.id, "rejected", "ann")
+            service.accept_answer(make.answer(1, 0.0))
+            rejected, end = await told(follower, 2)
+            assert (rejected.kind, rejected.cause, rejected.incident.verdict) == ("update", "review", "rejected")
+            assert (end.kind, end.incident.verdict) == ("end", "rejected")
+            found = await service.review(new.incident.id, "confirmed", "bob")
+            [confirmed] = await told(follower, 1)
+            assert confirmed.key != rejected.key
+            assert (found.verdict, found.reviewed_by, found.open) == ("confirmed", "bob", False)
+            assert found.reviewed_s is not None
+            assert began_s <= found.reviewed_s <= time.time()
+        await until(lambda: len(receiver.got) == 2)
+        assert [json.loads(body)["event"] for _, body in receiver.got] == ["new", "end"]
+        assert [event.cause for event in (await service.incident(found.id)).events] == ["", ""]
+        with pytest.raises(UnknownIncidentError):
+            await service.review("nothing", "confirmed", "ann")
+    async with running(tmp_path) as service:
+        assert [each.id for each in await service.incidents(IncidentQuery(verdict="confirmed"))] == [found.id]
+        assert await service.incidents(IncidentQuery(verdict="rejected")) == []
+        assert await service.incidents(IncidentQuery(verdict="unreviewed")) == []
+        assert (await service.review(found.id, "", "ann")).verdict == ""
+        assert [each.id for each in await service.incidents(IncidentQuery(verdict="unreviewed"))] == [found.id]

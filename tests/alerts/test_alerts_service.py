@@ -11,6 +11,7 @@ from alert_parts import bodies, configuration, running, told
 from sink_parts import Receiver
 
 from cluster.alerts.health import CameraStates
+from cluster.alerts.incident import IncidentQuery
 from cluster.alerts.store import AlertStore
 from cluster.config import camera_settings
 from cluster.errors import NotReadyError, UnknownIncidentError
@@ -175,7 +176,7 @@ async def test_what_people_do(tmp_path, make, until):
             for window in (0, 1):
                 service.accept_answer(make.answer(window, camera=camera))
         await until(lambda: len(receiver.got) == 1)
-        gate = next(each for each in await service.incidents(only_open=True) if each.camera == "gate")
+        gate = next(each for each in await service.incidents(IncidentQuery(only_open=True)) if each.camera == "gate")
         await service.acknowledge(gate.id, "bob")
         await until(lambda: len(receiver.got) == 2)
         assert bodies(receiver)[1]["incident"]["acknowledged_by"] == "bob"

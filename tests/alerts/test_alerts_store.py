@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.alerts.incident import Changes, Delivery, Mute
+from cluster.alerts.incident import Changes, Delivery, IncidentQuery, Mute
 from cluster.alerts.journal import Journal
 from cluster.alerts.store import AlertStore
 from cluster.errors import CapacityError, UnavailableError
@@ -72,9 +72,9 @@ def test_incidents_are_found(path, make):
     store.write(told(recent(make, 9, camera="gate", ended_s=NOW + 20), "ops", state="dead"))
     find = store.incidents
     assert [i.opened_s - NOW for i in find()] == [9, 3, 2, 1, 0]
-    assert [i.opened_s - NOW for i in find(camera="gate", only_open=True)] == [3, 1]
-    assert [i.opened_s - NOW for i in find(since_s=NOW + 2, limit=2)] == [9, 3]
-    assert find(subject="vehicle") == []
+    assert [i.opened_s - NOW for i in find(IncidentQuery(camera="gate", only_open=True))] == [3, 1]
+    assert [i.opened_s - NOW for i in find(IncidentQuery(since_s=NOW + 2, limit=2))] == [9, 3]
+    assert find(IncidentQuery(subject="vehicle")) == []
     found = store.incident(f"{9:016x}")
     [event], [delivery] = found.events, found.deliveries
     assert (found.incident.camera, event.kind, delivery.sink, delivery.state) == ("gate", "new", "ops", "dead")
@@ -82,7 +82,7 @@ def test_incidents_are_found(path, make):
     assert [letter.event.key for letter in store.dead()] == [event.key]
     assert store.dead(sink="desk") == []
     # What is out of scope takes no place in a list with a limit.
-    assert [i.opened_s - NOW for i in find(scope=["y*"], limit=2)] == [2, 0]
+    assert [i.opened_s - NOW for i in find(IncidentQuery(scope=["y*"], limit=2))] == [2, 0]
     assert store.dead(scope=["y*"], limit=1) == []
     assert store.counts() == {("ops", "pending"): 4, ("ops", "dead"): 1}
 
@@ -109,7 +109,7 @@ def test_an_outbox_full_of_what_is_owed_refuses_with_a_sentence(path, make):
         store.write(told(recent(make, 100), "ops"))
     assert len(store.load().pending) == 100
     # Its sinks hear of it from memory, and its end must come also after a restart.
-    assert [each.opened_s - NOW for each in store.incidents(limit=1, only_open=True)] == [100]
+    assert [each.opened_s - NOW for each in store.incidents(IncidentQuery(limit=1, only_open=True))] == [100]
     store.write(Changes(deliveries={(recent(make, 3).key, "ops"): Delivery(recent(make, 3), "ops", "delivered")}))
     store.write(told(recent(make, 100), "ops"))
     assert len(store.load().pending) == 100

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
-from cluster.alerts.grpc_service import IncidentsServicer
+from cluster.alerts.grpc_service import IncidentsServicer, timeline_from_proto
 from cluster.alerts.service import AlertService
 from cluster.client import GatewayClient
 from cluster.config import load_config
@@ -97,6 +97,12 @@ async def test_everything_a_person_does(tmp_path, make, until):
             assert [(each.sink, each.state) for each in detail.deliveries] == [("log", "delivered")]
             assert detail.events[0].incident.id == gate.id
             assert (await in_thread(client.acknowledge, gate.id, "ann")).acknowledged_by == "ann"
+            with pytest.raises(SightlineError, match="verdict is 'maybe'; it is one of confirmed, rejected, or empty"):
+                await in_thread(client.review, gate.id, "maybe", "ann")
+            said = await in_thread(client.review, gate.id, "confirmed", "ann")
+            assert (said.verdict, said.reviewed_by) == ("confirmed", "ann")
+            [listed] = await in_thread(lambda: client.incidents(verdict="confirmed"))
+            assert listed == said
             [mute] = await in_thread(client.mute, "gate", "", 60.0, "ann")
             assert (mute.camera, mute.subject, mute.by) == ("gate", "*", "ann")
             assert await in_thread(client.mutes) == [mute]
@@ -246,6 +252,12 @@ MATRIX = {
         GUARDS,
         HIDDEN,
     ),
+    "Review": (
+        lambda _, incident: incidents_pb2.ReviewRequest(id=incident, verdict="confirmed"),
+        GUARDS,
+        HIDDEN,
+    ),
+    "Timeline": (lambda camera, _: incidents_pb2.TimelineRequest(camera=camera), VIEWERS, REFUSED),
     "Mute": (lambda camera, _: incidents_pb2.MuteRequest(camera=camera, for_s=60), GUARDS, REFUSED),
     "Unmute": (lambda camera, _: incidents_pb2.UnmuteRequest(camera=camera), GUARDS, REFUSED),
     "ListMutes": (lambda *_: incidents_pb2.ListMutesRequest(), VIEWERS, None),
@@ -341,7 +353,22 @@ async def test_what_a_token_is_not_for_is_not_shown(tmp_path, make):
         assert (await follow.read()).incident.camera == "gate"
         await service.acknowledge(by_camera["yard"], "boss")
         # Who acknowledges is who the token says, whatever the request does.
+        says = incidents_pb2.ReviewRequest(id=by_camera["gate"], verdict="rejected", by="somebody else")
+        assert (await stub.Review(says, **calls("guard"))).reviewed_by == "guard"
+        assert (await follow.read()).incident.verdict == "rejected"
         mine = incidents_pb2.AcknowledgeRequest(id=by_camera["gate"], by="somebody else")
         assert (await stub.Acknowledge(mine, **calls("guard"))).acknowledged_by == "guard"
         assert (await follow.read()).incident.acknowledged_by == "guard"
         follow.cancel()
+
+
+async def test_a_timeline_is_for_those_who_see_the_camera(tmp_path, make):
+    async with gateway(tmp_path, Guard(verify)) as (service, address), open_channel(address) as channel:
+        open_both(service, make)
+        stub = incidents_pb2_grpc.IncidentsStub(channel)
+        found = await stub.Timeline(incidents_pb2.TimelineRequest(camera="gate"), **calls("viewer"))
+        [scores] = timeline_from_proto(found).scores.values()
+        assert sum(each.windows for each in scores) >= 1
+        other = incidents_pb2.TimelineRequest(camera="yard")
+        assert await outcome(stub, "Timeline", other, "viewer") is grpc.StatusCode.PERMISSION_DENIED
+        assert await outcome(stub, "Timeline", other, "boss") is grpc.StatusCode.OK

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest import mock
 
@@ -20,7 +20,8 @@ from sightline.v1 import incidents_pb2_grpc, memory_pb2_grpc, pictures_pb2_grpc
 from actors import gateway
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.service import AlertService
-from cluster.config import load_config
+from cluster.config import load_config, parse_camera
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.gateway import incidents_proxy as incidents
 from cluster.replica.memory_service import SERVICE, MemoryServicer, ReplayRange
@@ -61,6 +62,7 @@ class World:
         for number in range(cameras):
             name = f"cam-{number:03d}"
             self.cameras[name] = self._camera(name, number)
+        self.entries: dict[str, ManagedCamera] = {}
         self.scores = {(name, question): 0.1 for name in self.cameras for question in QUESTIONS}
         self.window = 0
         self.drained: set[str] = set()
@@ -149,12 +151,17 @@ class World:
         if name in self.cameras:
             raise CameraExistsError(f"there is a camera {name!r} already")
         self.cameras[name] = CameraStatus(name, source=str(source))
+        self.entries[name] = self._entry(name, source, questions, settings)
         return self.cameras[name]
 
     async def update(self, name, source, questions, settings, manager="", takeover=False):
         self._check(name)
         self.cameras[name] = replace(self.cameras[name], source=str(source))
+        self.entries[name] = self._entry(name, source, questions, settings)
         return self.cameras[name]
+
+    def _entry(self, name, source, questions, settings) -> ManagedCamera:
+        return ManagedCamera(entry=parse_camera(name, source, [asdict(each) for each in questions], settings))
 
     async def remove(self, name, manager="", takeover=False):
         self._check(name)
@@ -167,8 +174,9 @@ class World:
         return self.decoder_address, entry
 
     async def export(self, names=()):
+        """Of those that were added here."""
         self._check()
-        return []
+        return [each for name, each in self.entries.items() if name in (names or self.entries)]
 
     async def list_replicas(self):
         self._check()

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import astuple
 from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import Field
-from sightline.v1 import cameras_pb2, pictures_pb2
+from sightline.v1 import cameras_pb2, incidents_pb2, pictures_pb2
 
+from cluster.alerts.grpc_service import timeline_from_proto
+from cluster.alerts.timeline_store import BIN_S
 from cluster.config.camera_list import parse_camera_list
 from cluster.control.cameras.managed import settings_of
 from cluster.errors import SightlineError, UnknownCameraError
-from cluster.gateway.http.forms import CameraHistory, Cameras, CameraSettings, ImportedCameras, Nothing, SourceTest
+from cluster.gateway.http.forms import (
+    CameraHistory,
+    Cameras,
+    CameraSettings,
+    ImportedCameras,
+    Nothing,
+    SourceTest,
+    Timeline,
+)
 from cluster.gateway.http.replies import Reply
-from cluster.gateway.http.routes import Body, Flag, Gateway, Routes, Text
+from cluster.gateway.http.routes import Body, Flag, Gateway, Number, Routes, Text
 from cluster.security.roles import HISTORY, IMPORT, current_principal
 from cluster.types import CameraStatus
 from cluster.wire.convert import status_from_proto
@@ -23,6 +34,7 @@ from cluster.wire.convert import status_from_proto
 SERVICE = "/sightline.v1.Cameras/"
 TEST = "/sightline.v1.Pictures/Test"
 LIST_BYTES = 2 * 2**20
+INCIDENTS = "/sightline.v1.Incidents/"
 router = Routes()
 
 
@@ -185,3 +197,21 @@ async def remove_camera(name: str, gateway: Gateway, takeover: Takeover = False)
 async def camera_history(name: str, gateway: Gateway) -> Reply:
     """The last 120 scores of every question, and changes of the quality rung."""
     return Reply(gateway.live.history.body(name))
+
+
+FromTime = Annotated[Number, Query(description="From this Unix time on.")]
+UntilTime = Annotated[Number, Query(description="Before this Unix time; now unless given.")]
+
+
+@router.on("GET /v1/cameras/{name}/timeline", f"{INCIDENTS}Timeline", Timeline)
+async def camera_timeline(name: str, gateway: Gateway, since_s: FromTime = 0.0, until_s: UntilTime = 0.0) -> Reply:
+    """What a camera answered and was, by the minute; kept for two days where there is alerting."""
+    asked = incidents_pb2.TimelineRequest(camera=name, since_s=since_s, until_s=until_s)
+    found = timeline_from_proto(await gateway.calls.unary(f"{INCIDENTS}Timeline", asked))
+    scores = {
+        question: [
+            [each.at_s, round(each.highest, 4), round(each.level, 4), each.windows, each.positives] for each in bins
+        ]
+        for question, bins in found.scores.items()
+    }
+    return Reply({"bin_s": BIN_S, "scores": scores, "states": [list(astuple(each)) for each in found.states]})

@@ -109,6 +109,16 @@ class CameraHistory(TypedDict):
     rungs: list[tuple[float, str, str]]
 
 
+class Timeline(TypedDict):
+    """``scores``: per question, rows of Unix time, highest score of the windows that ended within ``bin_s`` from it,
+    highest threshold at which they would have opened an incident, windows, positive windows. ``states``: rows of Unix
+    time, state, quality rung, how often video was lost so far. Oldest first."""
+
+    bin_s: float
+    scores: dict[str, list[tuple[float, float, float, int, int]]]
+    states: list[tuple[float, str, str, int]]
+
+
 class Replicas(TypedDict):
     """``GET /v1/replicas``."""
 

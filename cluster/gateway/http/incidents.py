@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Query
 from pydantic import Field
@@ -26,6 +26,13 @@ class Acknowledge(Body):
     by: Text = Field(default="", max_length=256)
 
 
+class Review(Body):
+    """``by``: who says it; a token's own name counts more."""
+
+    verdict: Literal["confirmed", "rejected", ""] = Field(description="Empty takes back what was said.")
+    by: Text = Field(default="", max_length=256)
+
+
 class MuteFor(Body):
     """What is muted for how long; empty names stand for all."""
 
@@ -39,6 +46,7 @@ OfCamera = Annotated[str, Query(description="Of this camera only.")]
 OfSubject = Annotated[str, Query(description="Of this question or state of health only.")]
 OnlyOpen = Annotated[Flag, Query(alias="open", description="1: only those that go on.")]
 Since = Annotated[Number, Query(description="Opened after this Unix time.")]
+Reviewed = Annotated[str, Query(description="Only `confirmed`, `rejected` or `unreviewed` ones.")]
 Limit = Annotated[Count, Query(description="At most so many; 100 unless given, 1000 at most.")]
 Dead = Annotated[Count, Query(description="How many dead letters to list.")]
 
@@ -50,11 +58,17 @@ async def list_incidents(
     subject: OfSubject = "",
     only_open: OnlyOpen = False,
     since_s: Since = 0.0,
+    verdict: Reviewed = "",
     limit: Limit = 0,
 ) -> Reply:
     """Incidents, newest first."""
     asked = incidents_pb2.ListIncidentsRequest(
-        camera=camera, subject=subject, only_open=only_open, since_s=since_s, limit=min(limit, MOST)
+        camera=camera,
+        subject=subject,
+        only_open=only_open,
+        since_s=since_s,
+        verdict=verdict,
+        limit=min(limit, MOST),
     )
     found = await gateway.calls.unary(f"{SERVICE}List", asked)
     return Reply({"incidents": [incident_from_proto(each) for each in found.incidents]})
@@ -72,6 +86,13 @@ async def acknowledge(id: str, body: Acknowledge, gateway: Gateway) -> Reply:
     """Somebody sees to it."""
     asked = incidents_pb2.AcknowledgeRequest(id=id, by=body.by)
     return Reply(incident_from_proto(await gateway.calls.unary(f"{SERVICE}Acknowledge", asked)))
+
+
+@router.on("POST /v1/incidents/{id}/review", f"{SERVICE}Review", Incident, errors=(404,))
+async def review(id: str, body: Review, gateway: Gateway) -> Reply:
+    """Confirm or reject it: what the camera's thresholds are calibrated by."""
+    asked = incidents_pb2.ReviewRequest(id=id, verdict=body.verdict, by=body.by)
+    return Reply(incident_from_proto(await gateway.calls.unary(f"{SERVICE}Review", asked)))
 
 
 @router.on("GET /v1/mutes", f"{SERVICE}ListMutes", Mutes)

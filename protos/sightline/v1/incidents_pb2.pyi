@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Incident(_message.Message):
-    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question")
+    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question", "verdict", "reviewed_by", "reviewed_s", "level")
     ID_FIELD_NUMBER: _ClassVar[int]
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,10 @@ class Incident(_message.Message):
     CLIP_FIELD_NUMBER: _ClassVar[int]
     FOOTAGE_NOTE_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REVIEWED_BY_FIELD_NUMBER: _ClassVar[int]
+    REVIEWED_S_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     id: str
     camera: str
     kind: str
@@ -52,7 +56,11 @@ class Incident(_message.Message):
     clip: str
     footage_note: str
     question: str
-    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ...) -> None: ...
+    verdict: str
+    reviewed_by: str
+    reviewed_s: float
+    level: float
+    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ..., verdict: _Optional[str] = ..., reviewed_by: _Optional[str] = ..., reviewed_s: _Optional[float] = ..., level: _Optional[float] = ...) -> None: ...
 
 class IncidentEvent(_message.Message):
     __slots__ = ("key", "event", "at_s", "incident", "missed", "quiet", "cause")
@@ -87,20 +95,22 @@ class Delivery(_message.Message):
     def __init__(self, event: _Optional[_Union[IncidentEvent, _Mapping]] = ..., sink: _Optional[str] = ..., state: _Optional[str] = ..., attempts: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ListIncidentsRequest(_message.Message):
-    __slots__ = ("camera", "subject", "only_open", "since_s", "limit", "scope")
+    __slots__ = ("camera", "subject", "only_open", "since_s", "limit", "scope", "verdict")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     ONLY_OPEN_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
     camera: str
     subject: str
     only_open: bool
     since_s: float
     limit: int
     scope: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ..., scope: _Optional[_Iterable[str]] = ...) -> None: ...
+    verdict: str
+    def __init__(self, camera: _Optional[str] = ..., subject: _Optional[str] = ..., only_open: _Optional[bool] = ..., since_s: _Optional[float] = ..., limit: _Optional[int] = ..., scope: _Optional[_Iterable[str]] = ..., verdict: _Optional[str] = ...) -> None: ...
 
 class ListIncidentsResponse(_message.Message):
     __slots__ = ("incidents",)
@@ -131,6 +141,62 @@ class AcknowledgeRequest(_message.Message):
     id: str
     by: str
     def __init__(self, id: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+
+class ReviewRequest(_message.Message):
+    __slots__ = ("id", "verdict", "by")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    verdict: str
+    by: str
+    def __init__(self, id: _Optional[str] = ..., verdict: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+
+class TimelineRequest(_message.Message):
+    __slots__ = ("camera", "since_s", "until_s")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_S_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    since_s: float
+    until_s: float
+    def __init__(self, camera: _Optional[str] = ..., since_s: _Optional[float] = ..., until_s: _Optional[float] = ...) -> None: ...
+
+class TimelineReply(_message.Message):
+    __slots__ = ("questions", "states")
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    questions: _containers.RepeatedCompositeFieldContainer[QuestionScores]
+    states: _containers.RepeatedCompositeFieldContainer[CameraStateChange]
+    def __init__(self, questions: _Optional[_Iterable[_Union[QuestionScores, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[CameraStateChange, _Mapping]]] = ...) -> None: ...
+
+class QuestionScores(_message.Message):
+    __slots__ = ("question", "at_s", "highest", "level", "windows", "positives")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    POSITIVES_FIELD_NUMBER: _ClassVar[int]
+    question: str
+    at_s: _containers.RepeatedScalarFieldContainer[float]
+    highest: _containers.RepeatedScalarFieldContainer[float]
+    level: _containers.RepeatedScalarFieldContainer[float]
+    windows: _containers.RepeatedScalarFieldContainer[int]
+    positives: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, question: _Optional[str] = ..., at_s: _Optional[_Iterable[float]] = ..., highest: _Optional[_Iterable[float]] = ..., level: _Optional[_Iterable[float]] = ..., windows: _Optional[_Iterable[int]] = ..., positives: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CameraStateChange(_message.Message):
+    __slots__ = ("at_s", "state", "rung", "gaps")
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RUNG_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    at_s: float
+    state: str
+    rung: str
+    gaps: int
+    def __init__(self, at_s: _Optional[float] = ..., state: _Optional[str] = ..., rung: _Optional[str] = ..., gaps: _Optional[int] = ...) -> None: ...
 
 class Mute(_message.Message):
     __slots__ = ("camera", "subject", "until_s", "by")

@@ -49,6 +49,16 @@ class IncidentsStub:
                 request_serializer=sightline_dot_v1_dot_incidents__pb2.AcknowledgeRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_incidents__pb2.Incident.FromString,
                 _registered_method=True)
+        self.Review = channel.unary_unary(
+                '/sightline.v1.Incidents/Review',
+                request_serializer=sightline_dot_v1_dot_incidents__pb2.ReviewRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_incidents__pb2.Incident.FromString,
+                _registered_method=True)
+        self.Timeline = channel.unary_unary(
+                '/sightline.v1.Incidents/Timeline',
+                request_serializer=sightline_dot_v1_dot_incidents__pb2.TimelineRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_incidents__pb2.TimelineReply.FromString,
+                _registered_method=True)
         self.Mute = channel.unary_unary(
                 '/sightline.v1.Incidents/Mute',
                 request_serializer=sightline_dot_v1_dot_incidents__pb2.MuteRequest.SerializeToString,
@@ -100,6 +110,20 @@ class IncidentsServicer:
 
     def Acknowledge(self, request, context):
         """Once; whoever repeats it gets what the first one got. FAILED_PRECONDITION: it is not open any more, and nobody has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Review(self, request, context):
+        """What a person says of an incident, open or ended; a later verdict replaces an earlier one. No sink is told.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Timeline(self, request, context):
+        """What a camera answered and was, by the minute; kept for two days.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,6 +188,16 @@ def add_IncidentsServicer_to_server(servicer, server):
                     servicer.Acknowledge,
                     request_deserializer=sightline_dot_v1_dot_incidents__pb2.AcknowledgeRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_incidents__pb2.Incident.SerializeToString,
+            ),
+            'Review': grpc.unary_unary_rpc_method_handler(
+                    servicer.Review,
+                    request_deserializer=sightline_dot_v1_dot_incidents__pb2.ReviewRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_incidents__pb2.Incident.SerializeToString,
+            ),
+            'Timeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.Timeline,
+                    request_deserializer=sightline_dot_v1_dot_incidents__pb2.TimelineRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_incidents__pb2.TimelineReply.SerializeToString,
             ),
             'Mute': grpc.unary_unary_rpc_method_handler(
                     servicer.Mute,
@@ -277,6 +311,60 @@ class Incidents:
             '/sightline.v1.Incidents/Acknowledge',
             sightline_dot_v1_dot_incidents__pb2.AcknowledgeRequest.SerializeToString,
             sightline_dot_v1_dot_incidents__pb2.Incident.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Review(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sightline.v1.Incidents/Review',
+            sightline_dot_v1_dot_incidents__pb2.ReviewRequest.SerializeToString,
+            sightline_dot_v1_dot_incidents__pb2.Incident.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Timeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sightline.v1.Incidents/Timeline',
+            sightline_dot_v1_dot_incidents__pb2.TimelineRequest.SerializeToString,
+            sightline_dot_v1_dot_incidents__pb2.TimelineReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,6 +11,7 @@ from console_city import City
 from console_gateway import ConsoleGateway
 from playwright.sync_api import expect
 
+from cluster.alerts.incident import IncidentQuery
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 
@@ -53,6 +54,33 @@ def test_it_is_acknowledged_and_its_end_shows(incident, gateway):
     page.keyboard.press("Escape")
     expect(detail).to_have_count(0)
     assert page.url.endswith("#/incidents")
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_it_is_confirmed_or_rejected_with_one_key_and_found_by_that(gateway, open_page, width):
+    page = open_page(f"{gateway.url}/#/incidents", ready="h1", viewport={"width": width, "height": 720})
+    name = running(gateway, next(OTHERS))
+    say_yes(gateway, name)
+    page.locator(".incident-row", has_text=name).locator("a").click()
+    detail = page.locator(".detail")
+    reject = detail.get_by_role("button", name="Reject")
+    reject.press("Enter")
+    expect(reject).to_have_attribute("aria-pressed", "true")
+    expect(detail).to_contain_text("Rejectedby anybody")
+    # Another page confirms it; this one is told.
+    its_id = page.url.rpartition("/")[2]
+    gateway._thread.run(gateway.alerts.review(its_id, "confirmed", "Kim"), 10.0)
+    confirm = detail.get_by_role("button", name="Confirm")
+    expect(confirm).to_have_attribute("aria-pressed", "true")
+    expect(reject).to_have_attribute("aria-pressed", "false")
+    if width == 1280:
+        page.get_by_label("Verdict").select_option("confirmed")
+        expect(page.locator(".incident-row")).to_have_count(1)
+        page.get_by_label("Verdict").select_option("rejected")
+        expect(page.locator(".incident-row")).to_have_count(0)
+    confirm.click()
+    expect(confirm).to_have_attribute("aria-pressed", "false")
+    assert gateway._thread.run(gateway.alerts.incidents(IncidentQuery(verdict="confirmed")), 10.0) == []
 
 
 def test_its_clip_plays(incident, gateway):

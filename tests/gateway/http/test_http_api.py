@@ -133,6 +133,15 @@ async def test_incidents_from_their_beginning_to_a_mute(tmp_path):
         _, detail = await client("GET", path)
         assert [event["kind"] for event in detail["events"]] == ["new"]
         assert detail["events"][0]["incident"]["id"] == incident["id"]
+        timeline = (await client("GET", "/v1/cameras/cam-000/timeline?since_s=5"))[1]
+        assert timeline["bin_s"] == 60
+        assert sum(row[3] for row in timeline["scores"]["person"]) == 2
+        assert timeline["scores"]["person"][0][1] == pytest.approx(0.9, abs=0.002)
+        said = (await client("POST", f"{path}/review", {"verdict": "confirmed", "by": "Kim"}))[1]
+        assert (said["verdict"], said["reviewed_by"]) == ("confirmed", "Kim")
+        assert len((await client("GET", "/v1/incidents?verdict=confirmed"))[1]["incidents"]) == 1
+        status, refused = await client("GET", "/v1/incidents?verdict=perhaps")
+        assert (status, "one of confirmed, rejected, unreviewed" in refused["error"]) == (400, True)
         assert (await client("POST", f"{path}/acknowledge", {"by": "Kim"}))[1]["acknowledged_by"] == "Kim"
         _, body = await client(
             "POST", "/v1/mutes", {"camera": "cam-000", "subject": "person", "for_s": 60, "by": "Kim"}

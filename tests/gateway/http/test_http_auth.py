@@ -43,6 +43,7 @@ MAY = {
     "POST /v1/cameras/import": ADMIN,
     "POST /v1/replay": ASK,
     "POST /v1/rehearse": VIEW,
+    "GET /v1/cameras/{name}/timeline": VIEW,
     "GET /v1/cameras/{name}/picture.jpg": VIEW,
     "GET /v1/replicas": VIEW,
     "POST /v1/replicas/{name}/drain": ADMIN,
@@ -52,6 +53,7 @@ MAY = {
     "GET /v1/incidents/{id}/snapshot.jpg": VIEW,
     "GET /v1/incidents/{id}/clip.mp4": VIEW,
     "POST /v1/incidents/{id}/acknowledge": ASK,
+    "POST /v1/incidents/{id}/review": ASK,
     "GET /v1/mutes": VIEW,
     "POST /v1/mutes": ASK,
     "DELETE /v1/mutes": ASK,
@@ -69,6 +71,7 @@ HIDDEN = {
     "GET /v1/incidents/{id}/snapshot.jpg",
     "GET /v1/incidents/{id}/clip.mp4",
     "POST /v1/incidents/{id}/acknowledge",
+    "POST /v1/incidents/{id}/review",
 }
 """Not even that there is such a thing is told to a token that is not for its camera."""
 
@@ -111,6 +114,7 @@ def request_of(name, camera, incident, token):
         "POST /v1/rehearse": {"windows": [[0, 8, 0.7], [8, 16, 0.8]]},
         "POST /v1/replicas/{name}/drain": {"undo": True},
         "POST /v1/incidents/{id}/acknowledge": {},
+        "POST /v1/incidents/{id}/review": {"verdict": "confirmed"},
         "POST /v1/mutes": {"camera": camera, "subject": "person", "for_s": 60},
         "POST /v1/ask": {"camera": camera, "text": "Who?"},
         "POST /v1/forget": {"camera": camera, "before_s": 0},

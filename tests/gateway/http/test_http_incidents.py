@@ -56,12 +56,15 @@ ABOUT_ONE = (
     ("GET", "/clip.mp4?part=end"),
     ("HEAD", "/clip.mp4"),
     ("POST", "/acknowledge"),
+    ("POST", "/review"),
 )
 
 
 async def answer_of(client, method, incident, what, **headers):
     """All that comes back, but for what differs between two calls of the same."""
     body = {"by": "me"} if method == "POST" else None
+    if what == "/review":
+        body = {"verdict": "confirmed"}
     async with client.open(method, f"/v1/incidents/{incident}{what}", json=body, headers=headers) as reply:
         kept = {name: value for name, value in reply.headers.items() if name.lower() not in ("date", "x-request-id")}
         return reply.status, kept, (await reply.read()).replace(incident.encode(), b"ID")

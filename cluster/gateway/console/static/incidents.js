@@ -18,6 +18,7 @@ export function IncidentsPage({ id }) {
   useClock(10);
   const [onlyOpen, setOnlyOpen] = useState(false);
   const [severity, setSeverity] = useState("");
+  const [verdict, setVerdict] = useState("");
   const [span, setSpan] = useState(24 * 3600);
   const [camera, setCamera] = useState("");
   const [muted, setMuted] = useState(0);
@@ -25,7 +26,7 @@ export function IncidentsPage({ id }) {
   const since = span ? Math.floor((now() - span) / 60) * 60 : 0;
   const [sinceAsked, setSinceAsked] = useState(since);
   useEffect(() => setSinceAsked(since), [span]);
-  const { data, error, reload } = useFetched(`/v1/incidents?limit=${LIMIT}${onlyOpen ? "&open=1" : ""}${sinceAsked ? `&since_s=${sinceAsked}` : ""}`);
+  const { data, error, reload } = useFetched(`/v1/incidents?limit=${LIMIT}${onlyOpen ? "&open=1" : ""}${sinceAsked ? `&since_s=${sinceAsked}` : ""}${verdict ? `&verdict=${verdict}` : ""}`);
   const found = new Map((data?.incidents ?? []).map((incident) => [incident.id, incident]));
   for (const incident of store.incidents.values()) {
     if ((!span || incident.updated_s >= since) && !isOlder(incident, found.get(incident.id))) found.set(incident.id, incident);
@@ -33,6 +34,7 @@ export function IncidentsPage({ id }) {
   const needle = camera.trim().toLocaleLowerCase();
   const listed = [...found.values()]
     .filter((incident) => (!onlyOpen || incident.ended_s == null) && (!severity || incident.severity === severity))
+    .filter((incident) => !verdict || (incident.verdict || "unreviewed") === verdict)
     .filter((incident) => `${incident.camera}\n${words(incident.subject)}\n${incident.question}`.toLocaleLowerCase().includes(needle))
     .sort((a, b) => b.opened_s - a.opened_s)
     .slice(0, LIMIT);
@@ -48,6 +50,10 @@ export function IncidentsPage({ id }) {
         <label class="field">Severity
           <select value=${severity} onChange=${(event) => setSeverity(event.target.value)}>
             <option value="">all</option><option value="critical">critical</option><option value="warning">warning</option><option value="info">info</option>
+          </select></label>
+        <label class="field">Verdict
+          <select value=${verdict} onChange=${(event) => setVerdict(event.target.value)}>
+            <option value="">all</option><option value="unreviewed">not reviewed</option><option value="confirmed">confirmed</option><option value="rejected">rejected</option>
           </select></label>
         <label class="field switch"><input type="checkbox" role="switch" checked=${onlyOpen} onChange=${(event) => setOnlyOpen(event.target.checked)} />Only open</label>
       </div>
@@ -132,13 +138,14 @@ function InFull({ incident, detail, onMuted }) {
     <div class="badges"><${SeverityBadge} severity=${incident.severity} /><${StateOf} incident=${incident} /></div>
     <p class="said">${answerOf(incident)}</p>
     <${Footage} incident=${incident} />
-    <div class="actions"><${Acknowledge} incident=${incident} />
+    <div class="actions"><${Acknowledge} incident=${incident} /><${Review} incident=${incident} />
       <${MuteButton} camera=${incident.camera} subject=${incident.subject} onDone=${onMuted} /></div>
     <dl class="lines">
       <div><dt>Began</dt><dd>${moment(incident.opened_s)}</dd></div>
       <div><dt>${open ? "So far" : "Ended"}</dt><dd>${open ? duration(now() - incident.opened_s) : moment(incident.ended_s)}${incident.reason ? `: ${incident.reason}` : ""}</dd></div>
       ${incident.kind === "question" && html`<div><dt>Highest score</dt><dd>${score(incident.score)} over ${plural(incident.windows, "window")}</dd></div>`}
       ${incident.acknowledged_by && html`<div><dt>Seen to</dt><dd>by ${incident.acknowledged_by}${incident.acknowledged_s ? `, ${moment(incident.acknowledged_s)}` : ""}</dd></div>`}
+      ${incident.verdict && html`<div><dt>${incident.verdict === "confirmed" ? "Confirmed" : "Rejected"}</dt><dd>by ${incident.reviewed_by}, ${moment(incident.reviewed_s)}</dd></div>`}
       <div><dt>Id</dt><dd><code>${incident.id}</code></dd></div>
     </dl>
     ${detail?.events?.length > 0 && html`<h3>What was told</h3><ol class="plain events">
@@ -173,20 +180,37 @@ function Footage({ incident }) {
   return html`${url ? html`<${Snapshot} incident=${incident} large />` : null}${why && html`<p class="soft clip-note">${why}</p>`}`;
 }
 
-function Acknowledge({ incident }) {
+/** `[run, busy, error]`: `run(path, body)` posts to the incident and shows what comes back. */
+function usePost(incident) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState("");
-  if (!may("ask") || incident.ended_s != null || incident.acknowledged_by) return null;
-  const acknowledge = async () => {
+  const run = async (path, body) => {
     setBusy(true);
     try {
-      store.fetchedIncident(await post(`${incidentPath(incident.id)}/acknowledge`, { by: store.me?.name || "console" }));
+      store.fetchedIncident(await post(`${incidentPath(incident.id)}/${path}`, { ...body, by: store.me?.name || "console" }));
       setError("");
     } catch (failure) {
       setError(failure.message);
     }
     setBusy(false);
   };
-  return html`<button type="button" class="button primary" disabled=${busy} onClick=${acknowledge}>Acknowledge</button>
+  return [run, busy, error];
+}
+
+function Acknowledge({ incident }) {
+  const [run, busy, error] = usePost(incident);
+  if (!may("ask") || incident.ended_s != null || incident.acknowledged_by) return null;
+  return html`<button type="button" class="button primary" disabled=${busy} onClick=${() => run("acknowledge", {})}>Acknowledge</button>
+    ${error && html`<p class="error" role="alert">${error}</p>`}`;
+}
+
+/** A true incident, or a false alarm: what `cameras calibrate` proposes thresholds from. Pressed again, it is taken back. */
+function Review({ incident }) {
+  const [run, busy, error] = usePost(incident);
+  if (!may("ask")) return null;
+  return html`<span class="verdict" role="group" aria-label="Was it a true incident?">
+      ${[["confirmed", "Confirm"], ["rejected", "Reject"]].map(([verdict, word]) => html`<button type="button" class="button" key=${verdict} disabled=${busy}
+        aria-pressed=${incident.verdict === verdict} onClick=${() => run("review", { verdict: incident.verdict === verdict ? "" : verdict })}>${word}</button>`)}
+    </span>
     ${error && html`<p class="error" role="alert">${error}</p>`}`;
 }

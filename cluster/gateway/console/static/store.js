@@ -205,6 +205,7 @@ export function isOlder(incident, known) {
   return incident.updated_s < known.updated_s
     || (incident.ended_s == null && known.ended_s != null)
     || (!incident.acknowledged_by && Boolean(known.acknowledged_by))
+    || (incident.reviewed_s ?? 0) < (known.reviewed_s ?? 0)
     || (incident.clip === "waiting" && known.clip !== "waiting");
 }
 

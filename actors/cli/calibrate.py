@@ -1,0 +1,132 @@
+"""``sightline cameras calibrate``: thresholds from incidents that people confirmed or rejected."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actors.cli.camera_files import Takeover
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
+
+if TYPE_CHECKING:
+    from cluster.alerts.calibration import Proposal
+    from cluster.client import GatewayClient
+    from cluster.config.camera import QuestionConfig
+
+MOST = 1000
+
+
+def calibrate(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the camera.")],
+    question: Annotated[
+        list[str] | None, typer.Option("--question", "-q", metavar="ID", help="Only this question; may be repeated.")
+    ] = None,
+    keep: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the confirmed incidents that must still open.")
+    ] = 1.0,
+    since: Annotated[str, typer.Option(metavar="DURATION", help="Scores to count incidents of: at most 2d.")] = "1d",
+    apply: Annotated[bool, typer.Option("--apply", help="Save the proposed thresholds with the camera.")] = False,
+    takeover: Takeover = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    json: Json = None,
+) -> None:
+    """Propose a threshold per question from the incidents that were confirmed or rejected.
+
+    Shows what each threshold keeps of the confirmed incidents and avoids of the rejected ones, and about how many
+    incidents it would have made. Changes nothing without --apply.
+
+    $ sightline cameras calibrate gate
+
+    $ sightline cameras calibrate gate --keep 0.95 --apply
+    """
+    from dataclasses import asdict
+
+    from actors.cli.options import parse_duration
+    from actors.cli.output import print_json
+    from cluster.control.cameras.managed import settings_of
+    from cluster.errors import ConfigError, NotReadyError
+
+    since_s = time.time() - parse_duration(since, "--since")
+    with connect(gateway) as client:
+        [camera] = client.cameras_export([name], secrets=True)
+        asked = camera.entry.questions or []
+        if not asked:
+            raise ConfigError(
+                f"camera {name!r} asks the questions of the whole cluster; give it its own first, with "
+                f"`sightline cameras update {name} -q ID=TEXT`"
+            )
+        unknown = set(question or []) - {each.id for each in asked}
+        if unknown:
+            raise ConfigError(f"camera {name!r} has no question {min(unknown)!r}; it has: {_ids(asked)}")
+        proposals, missing = _proposals(
+            client, name, [e for e in asked if not question or e.id in question], since_s, keep
+        )
+        if not proposals:
+            raise NotReadyError("; ".join(missing))
+        better = {each.question: each.proposed for each in proposals if each.proposed != each.current}
+        if apply and better:
+            settings = settings_of(camera.entry)
+            for each in settings["questions"]:
+                each["threshold"] = better.get(each["id"], each.get("threshold", 0.5))
+            client.camera_update(name, camera.entry.source, settings, takeover=takeover)
+    if print_json(json, [asdict(each) for each in proposals]):
+        _show(proposals, missing)
+        if apply:
+            print(f"{name}: {_said(better)}" if better else f"{name}: nothing to change")
+        elif better:
+            print(f"save it with `sightline cameras calibrate {name} --apply`")
+
+
+def _proposals(
+    client: GatewayClient, name: str, asked: list[QuestionConfig], since_s: float, keep: float
+) -> tuple[list[Proposal], list[str]]:
+    """Proposals, and why there is none for a question."""
+    from cluster.alerts.calibration import propose_threshold
+    from cluster.errors import NotReadyError
+
+    verdicts = ("confirmed", "rejected")
+    reviewed = [each for said in verdicts for each in client.incidents(camera=name, verdict=said, limit=MOST)]
+    scores = client.timeline(name, since_s).scores
+    found, missing = [], []
+    for each in asked:
+        cooldown_s = 60.0 if each.cooldown_s is None else each.cooldown_s
+        try:
+            bins = scores.get(each.id, ())
+            found.append(propose_threshold(each.id, each.threshold, reviewed, bins, keep=keep, cooldown_s=cooldown_s))
+        except NotReadyError as error:
+            missing.append(str(error))
+    return found, missing
+
+
+def _show(proposals: list[Proposal], missing: list[str]) -> None:
+    from actors.cli.output import console, make_table
+
+    rows = []
+    for proposal in proposals:
+        for trade in proposal.trades:
+            mark = {proposal.proposed: "proposed", proposal.current: "now"}
+            mark |= {proposal.current: "now, stays"} if proposal.proposed == proposal.current else {}
+            rows.append(
+                (
+                    proposal.question,
+                    f"{trade.threshold:.3f}",
+                    f"{trade.kept} of {trade.confirmed}",
+                    f"{trade.avoided} of {trade.rejected}",
+                    str(trade.opened),
+                    mark.get(trade.threshold, ""),
+                )
+            )
+    screen = console()
+    screen.print(make_table("question|>threshold|>confirmed kept|>rejected avoided|>incidents|", rows), markup=False)
+    for line in (*(f"{each.question}: {each.reason}" for each in proposals), *missing):
+        screen.print(line, markup=False)
+
+
+def _ids(asked: list[QuestionConfig]) -> str:
+    return ", ".join(each.id for each in asked)
+
+
+def _said(better: dict[str, float]) -> str:
+    return ", ".join(f"threshold of {question} is {threshold:.3f}" for question, threshold in better.items())

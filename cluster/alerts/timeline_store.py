@@ -1,0 +1,322 @@
+"""Scores and states of each camera by the minute, for two days, on disk (``TimelineStore``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import sqlite3
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from cluster.errors import UnavailableError
+from cluster.security.private_files import make_private_folder, open_private
+from cluster.types import CameraStatus
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BIN_S = 60
+BINS = 60
+"""Bins of one row: an hour."""
+HOUR_S = BIN_S * BINS
+KEEP_S = 2 * 86_400.0
+FLUSH_S = 60.0
+GAPS_S = 600.0
+"""Between two rows of a camera of which only the number of gaps changed."""
+MOST_HOURS = 200_000
+"""Hours in memory, 240 bytes each: those of questions that were answered since they were last written."""
+STEPS = 254
+"""Scores are kept as ``1 + round(STEPS * score)``, one byte; 0 is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBin:
+    """One question's windows that ended within the minute from ``at_s`` (Unix time).
+
+    ``highest``: score of them; ``level``: highest threshold at which an incident would have opened; how many
+    ``windows`` there were, and ``positives`` among them, 255 at most.
+    """
+
+    at_s: float
+    highest: float
+    level: float
+    windows: int
+    positives: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """From ``at_s`` on the camera was in ``state`` at quality ``rung``, and had lost video ``gaps`` times."""
+
+    at_s: float
+    state: str
+    rung: str
+    gaps: int
+
+
+@dataclass(frozen=True, slots=True)
+class CameraTimeline:
+    """What one camera answered and was, oldest first; ``states`` begins with the one at the beginning."""
+
+    scores: dict[str, list[ScoreBin]] = field(default_factory=dict)
+    states: list[StateChange] = field(default_factory=list)
+
+
+Hour = tuple[str, str, int]
+"""Camera, question, hours since 1970."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS scores (camera TEXT, question TEXT, hour INTEGER, bins BLOB NOT NULL,
+    PRIMARY KEY (camera, question, hour)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS states (camera TEXT, at_s REAL, state TEXT NOT NULL, rung TEXT NOT NULL, gaps INTEGER NOT
+NULL, PRIMARY KEY (camera, at_s)) WITHOUT ROWID;
+"""
+
+
+class TimelineStore:
+    """Used on one event loop between :meth:`start` and :meth:`stop`; the file belongs to a thread of its own.
+
+    A minute that was not written is lost with the process. While the disk fails, the last hours wait in memory.
+
+    Args:
+        path: the SQLite file.
+        keep_s: age at which rows are deleted.
+    """
+
+    def __init__(self, path: Path, *, keep_s: float = KEEP_S) -> None:
+        self._path = path
+        self._keep_s = keep_s
+        self._db: sqlite3.Connection | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="timeline")
+        # uint8 [BINS, 4]: highest, level, windows, positives.
+        self._hours: dict[Hour, np.ndarray] = {}
+        self._states: list[tuple[str, StateChange]] = []
+        self._known: dict[str, StateChange] = {}
+        self._gone: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.dropped = 0
+        self.trouble = ""
+
+    def start(self) -> None:
+        """Begin to write once a minute, on the running loop."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Write what is left."""
+        if self._task is not None:
+            self._task.cancel()
+        with contextlib.suppress(UnavailableError):
+            await self.flush()
+        if self._db is not None:
+            await self._on_thread(self._db.close)
+        self._thread.shutdown(wait=False)
+
+    # -- inputs ---------------------------------------------------------------------------------
+    def add_window(self, camera: str, question: str, at_s: float, score: float, level: float, positive: bool) -> None:
+        """Record one answered window that ended at ``at_s``; never waits."""
+        hour, rest = divmod(at_s, HOUR_S)
+        key = (camera, question, int(hour))
+        bins = self._hours.get(key)
+        if bins is None:
+            if len(self._hours) >= MOST_HOURS:
+                self.dropped += 1
+                return
+            bins = self._hours[key] = np.zeros((BINS, 4), np.uint8)
+        row = bins[int(rest // BIN_S)]
+        row[0] = max(int(row[0]), _stored(score))
+        row[1] = max(int(row[1]), _stored(level) if level > 0 else 0)
+        row[2] = min(255, int(row[2]) + 1)
+        row[3] = min(255, int(row[3]) + positive)
+
+    def add_statuses(self, statuses: Iterable[CameraStatus], now_s: float, gone: Collection[str] = ()) -> None:
+        """Record changes of state and rung, and now and then of the number of gaps; what is kept of cameras that are
+        ``gone`` is deleted with the next writing: another one of its name is another camera."""
+        for camera in gone:
+            self._forget_pending(camera, math.inf)
+            self._gone.add(camera)
+        for status in statuses:
+            known = self._known.get(status.name)
+            change = StateChange(now_s, status.state, status.rung, status.gaps)
+            same = known is not None and (known.state, known.rung) == (status.state, status.rung)
+            if known is not None and same and (known.gaps == status.gaps or now_s - known.at_s < GAPS_S):
+                continue
+            self._known[status.name] = change
+            self._states.append((status.name, change))
+
+    # -- reading and erasing --------------------------------------------------------------------
+    async def read(self, camera: str, since_s: float, until_s: float) -> CameraTimeline:
+        """What is known of ``since_s <= t < until_s``, Unix time. Raises ``UnavailableError``: the disk."""
+        await self.flush()
+        return await self._on_disk(lambda db: _read(db, camera, since_s, until_s))
+
+    async def delete(self, camera: str, until_s: float) -> None:
+        """Delete a camera's hours that began before ``until_s``, Unix time. Raises ``UnavailableError``: the disk."""
+        self._forget_pending(camera, until_s)
+        await self._on_disk(lambda db: _delete(db, camera, until_s))
+
+    async def flush(self) -> None:
+        """Write what is new. Raises ``UnavailableError``: the disk."""
+        hours, self._hours = self._hours, {}
+        states, self._states = self._states, []
+        gone, self._gone = self._gone, set()
+        if not hours and not states and not gone:
+            return
+        try:
+            for camera in gone:
+                await self._on_disk(lambda db, camera=camera: _delete(db, camera, math.inf))  # type: ignore[misc]
+            await self._on_disk(lambda db: _write(db, hours, states, self._keep_s))
+        except UnavailableError:
+            newest = max((key[2] for key in (*hours, *self._hours)), default=0)
+            for key, bins in hours.items():
+                if key[2] >= newest - 1 and len(self._hours) < MOST_HOURS:
+                    self._hours[key] = _merged(bins, self._hours.get(key))
+                else:
+                    self.dropped += 1
+            self._states = [*states, *self._states][-MOST_HOURS:]
+            self._gone |= gone
+            raise
+
+    def _forget_pending(self, camera: str, until_s: float) -> None:
+        for key in [key for key in self._hours if key[0] == camera and key[2] * HOUR_S < until_s]:
+            del self._hours[key]
+        self._states = [(name, each) for name, each in self._states if name != camera or each.at_s >= until_s]
+        # What it is now is recorded anew.
+        self._known.pop(camera, None)
+
+    # -- inside ---------------------------------------------------------------------------------
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            with contextlib.suppress(UnavailableError):
+                await self.flush()
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _on_disk(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        def run() -> T:
+            if self._db is None:
+                self._db = _open(self._path)
+            try:
+                return work(self._db)
+            except BaseException:
+                self._db.rollback()
+                raise
+
+        try:
+            found = await self._on_thread(run)
+        except (sqlite3.Error, OSError) as error:
+            if str(error) != self.trouble:
+                log.error("the cameras' timelines cannot be kept: %s", error)
+            self.trouble = str(error)
+            raise UnavailableError(f"the cameras' timelines are out of reach: {error}") from None
+        self.trouble = ""
+        return found
+
+
+def _stored(score: float) -> int:
+    return 1 + round(STEPS * min(1.0, max(0.0, score)))
+
+
+def read_score(stored: int) -> float:
+    """Score of a stored byte; 0.0 for none."""
+    return max(0, stored - 1) / STEPS
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    make_private_folder(path.parent)
+    try:
+        return _opened(path)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        # Two days of scores are not worth more than a new beginning.
+        log.error("%s is damaged; it begins anew", path)
+        path.unlink()
+        return _opened(path)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    os.close(open_private(path, os.O_RDWR | os.O_CREAT))
+    db = sqlite3.connect(path, check_same_thread=False, timeout=2.0)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA secure_delete = ON")
+        db.executescript(_SCHEMA)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _merged(bins: np.ndarray, other: np.ndarray | None) -> np.ndarray:
+    """One hour of two records of it, neither of which has a window of the other."""
+    if other is None:
+        return bins
+    counts = np.minimum(255, bins[:, 2:].astype(np.uint16) + other[:, 2:]).astype(np.uint8)
+    return np.concatenate([np.maximum(bins[:, :2], other[:, :2]), counts], axis=1)
+
+
+def _write(
+    db: sqlite3.Connection, hours: dict[Hour, np.ndarray], states: list[tuple[str, StateChange]], keep_s: float
+) -> None:
+    newest_s = max((each.at_s for _, each in states), default=0.0)
+    for key, bins in hours.items():
+        held = db.execute("SELECT bins FROM scores WHERE camera = ? AND question = ? AND hour = ?", key).fetchone()
+        before = None if held is None else np.frombuffer(held[0], np.uint8).reshape(BINS, 4)
+        db.execute("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)", (*key, _merged(bins, before).tobytes()))
+        newest_s = max(newest_s, key[2] * HOUR_S)
+    db.executemany(
+        "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)",
+        [(camera, each.at_s, each.state, each.rung, each.gaps) for camera, each in states],
+    )
+    if newest_s:
+        db.execute("DELETE FROM scores WHERE (hour + 1) * ? < ?", (HOUR_S, newest_s - keep_s))
+        # The newest of before is the state at the beginning.
+        db.execute(
+            "DELETE FROM states WHERE at_s < ?1 AND EXISTS (SELECT 1 FROM states newer WHERE newer.camera = "
+            "states.camera AND newer.at_s > states.at_s AND newer.at_s <= ?1)",
+            (newest_s - keep_s,),
+        )
+    db.commit()
+
+
+def _delete(db: sqlite3.Connection, camera: str, until_s: float) -> None:
+    db.execute("DELETE FROM scores WHERE camera = ? AND hour * ? < ?", (camera, HOUR_S, until_s))
+    db.execute("DELETE FROM states WHERE camera = ? AND at_s < ?", (camera, until_s))
+    db.commit()
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _read(db: sqlite3.Connection, camera: str, since_s: float, until_s: float) -> CameraTimeline:
+    found = CameraTimeline()
+    rows = db.execute(
+        "SELECT question, hour, bins FROM scores WHERE camera = ? AND hour >= ? AND hour * ? < ? "
+        "ORDER BY question, hour",
+        (camera, since_s // HOUR_S, HOUR_S, until_s),
+    )
+    for question, hour, blob in rows:
+        bins = found.scores.setdefault(question, [])
+        for number, (highest, level, windows, positives) in enumerate(np.frombuffer(blob, np.uint8).reshape(BINS, 4)):
+            at_s = float(hour * HOUR_S + number * BIN_S)
+            if windows and since_s - BIN_S < at_s < until_s:
+                scores = read_score(int(highest)), read_score(int(level))
+                bins.append(ScoreBin(at_s, *scores, int(windows), int(positives)))
+    before = db.execute(
+        "SELECT at_s, state, rung, gaps FROM states WHERE camera = ? AND at_s < ? ORDER BY at_s DESC LIMIT 1",
+        (camera, since_s),
+    )
+    during = db.execute(
+        "SELECT at_s, state, rung, gaps FROM states WHERE camera = ? AND at_s >= ? AND at_s < ? ORDER BY at_s",
+        (camera, since_s, until_s),
+    )
+    found.states.extend(StateChange(*row) for row in (*before, *during))
+    return found

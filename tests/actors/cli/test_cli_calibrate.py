@@ -1,0 +1,48 @@
+"""Incidents confirmed and rejected on the command line, and the thresholds that are proposed from them."""
+
+from __future__ import annotations
+
+import json
+
+from gateway_parts import make_answer, served_in_thread
+
+QUESTIONS = [{"id": "person", "text": "Is anyone there?"}, {"id": "car", "text": "Is a car there?"}]
+
+
+def test_thresholds_are_proposed_from_what_was_reviewed_and_saved(cli, tmp_path):
+    with served_in_thread(tmp_path, cameras=1, live=False, alerts={"cooldown_s": 0}) as served:
+
+        def run(*arguments, code=0):
+            done = cli(*arguments, SIGHTLINE_GATEWAY=served.rpc)
+            assert done.returncode == code, (done.stdout, done.stderr)
+            return done.stdout + done.stderr
+
+        asked = [flag for each in QUESTIONS for flag in ("-q", f"{each['id']}={each['text']}")]
+        run("cameras", "add", "gate", *asked)
+        said = run("cameras", "calibrate", "gate", code=1)
+        assert "question 'person' has 0 confirmed or rejected incidents, and 5 are needed" in said
+        levels = [0.52, 0.55, 0.6, 0.8, 0.9]
+        for number, level in enumerate(levels):
+            for step, score in enumerate((level, level, 0.0, 0.0)):
+                served.alerts.accept_answer(make_answer("gate", "person", score, 5 * number + step))
+        listed = json.loads(run("incidents", "list", "--camera", "gate", "--json", "-"))
+        assert sorted(each["level"] for each in listed) == levels
+        for each in listed:
+            word = "confirm" if each["level"] > 0.7 else "reject"
+            assert f"{word}ed by ann" in run("incidents", word, each["id"], "--by", "ann")
+        assert len(json.loads(run("incidents", "list", "--verdict", "rejected", "--json", "-"))) == 3
+        shown = run("cameras", "calibrate", "gate", "-q", "person")
+        assert "0.700" in shown
+        assert "proposed" in shown
+        assert "between 0.600, which was rejected, and 0.800, which was confirmed" in shown
+        [proposal] = json.loads(run("cameras", "calibrate", "gate", "--json", "-"))
+        now, *_ = proposal["trades"]
+        assert (now["threshold"], now["opened"], now["avoided"]) == (0.5, 1, 0)
+        assert "threshold of person is 0.700" in run("cameras", "calibrate", "gate", "--apply")
+        written = served.world.entries["gate"].entry.questions
+        assert {each.id: each.threshold for each in written} == {"person": 0.7, "car": 0.5}
+        undone = listed[0]["id"]
+        assert "not reviewed" in run("incidents", "reject", undone, "--undo")
+        assert "has no question 'boat'; it has: person, car" in run(
+            "cameras", "calibrate", "gate", "-q", "boat", code=2
+        )

@@ -1,0 +1,149 @@
+"""What cameras answered and were, by the minute: through alerting, over restarts, and gone when it is to be gone."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from dataclasses import replace
+
+import pytest
+from alert_parts import configuration
+
+from cluster.alerts.health import CameraStates
+from cluster.alerts.service import TIMELINES, AlertService
+from cluster.alerts.timeline_store import HOUR_S, STEPS, TimelineStore
+from cluster.errors import UnavailableError
+
+HALF = 0.5 / STEPS + 1e-6
+NOON = 1_700_000_000 // HOUR_S * HOUR_S + 0.0
+
+
+async def read(store, camera="gate", since_s=NOON - HOUR_S, until_s=NOON + 2 * HOUR_S):
+    return await store.read(camera, since_s, until_s)
+
+
+async def test_minutes_hold_what_was_answered_in_them_whenever_it_is_written(tmp_path):
+    """Against lists of the same windows; written again and again, late windows of the hour before included."""
+    dice = random.Random(3)
+    store = TimelineStore(tmp_path / "t.sqlite")
+    expected = {}
+    for _ in range(400):
+        at_s = NOON + dice.uniform(-1800, 1800)
+        score, level, positive = dice.random(), dice.choice([0.0, dice.random()]), dice.random() < 0.5
+        store.add_window("gate", "person", at_s, score, level, positive)
+        expected.setdefault(at_s // 60 * 60, []).append((score, level, positive))
+        if dice.random() < 0.05:
+            await store.flush()
+    found = (await read(store)).scores["person"]
+    assert [each.at_s for each in found] == sorted(expected)
+    for each in found:
+        scores, levels, positives = zip(*expected[each.at_s], strict=True)
+        assert each.highest == pytest.approx(max(scores), abs=HALF)
+        assert each.level == pytest.approx(max(levels), abs=HALF)
+        assert (each.windows, each.positives) == (len(scores), sum(positives))
+    assert (await read(store, since_s=NOON, until_s=NOON + 60)).scores["person"][0].at_s >= NOON - 60
+    assert (await read(store, "yard")).scores == {}
+    await store.stop()
+
+
+async def test_states_are_kept_where_they_change_and_begin_with_what_was_so(tmp_path, make):
+    store = TimelineStore(tmp_path / "t.sqlite")
+    quiet = make.status()
+    for second, status in (
+        (0, quiet),
+        (1, quiet),
+        (2, replace(quiet, gaps=1)),
+        (900, replace(quiet, gaps=4)),
+        (901, replace(quiet, gaps=4, rung="stride")),
+        (902, replace(quiet, gaps=4, rung="stride", state="backoff")),
+    ):
+        store.add_statuses([status], NOON + second)
+    told = [(each.at_s - NOON, each.state, each.rung, each.gaps) for each in (await read(store)).states]
+    assert told == [
+        (0, "running", "full", 0),
+        (900, "running", "full", 4),
+        (901, "running", "stride", 4),
+        (902, "backoff", "stride", 4),
+    ]
+    later = await read(store, since_s=NOON + 901.5)
+    assert [each.at_s - NOON for each in later.states] == [901, 902]
+    # A camera that is removed leaves nothing; another of its name begins anew.
+    store.add_window("gate", "person", NOON, 0.9, 0.9, True)
+    store.add_window("yard", "person", NOON, 0.9, 0.9, True)
+    store.add_statuses([quiet], NOON + 1000, {"gate"})
+    left = await read(store)
+    assert (left.scores, [each.at_s - NOON for each in left.states]) == ({}, [1000])
+    assert (await read(store, "yard")).scores
+    await store.stop()
+
+
+async def test_it_goes_with_its_age(tmp_path):
+    store = TimelineStore(tmp_path / "t.sqlite", keep_s=2 * HOUR_S)
+    for hour in range(6):
+        store.add_window("gate", "person", NOON + hour * HOUR_S, 0.9, 0.9, True)
+        await store.flush()
+    hours = {(each.at_s - NOON) / HOUR_S for each in (await read(store, until_s=NOON + 9 * HOUR_S)).scores["person"]}
+    assert hours == {2, 3, 4, 5}
+    await store.stop()
+
+
+async def test_a_disk_that_fails_loses_nothing_of_the_last_hours(tmp_path):
+    store = TimelineStore(tmp_path / "t.sqlite")
+    store.add_window("gate", "person", NOON, 0.9, 0.9, True)
+    await store.flush()
+    other = sqlite3.connect(tmp_path / "t.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store.add_window("gate", "person", NOON, 0.2, 0.0, False)
+    with pytest.raises(UnavailableError, match="timelines are out of reach"):
+        await store.flush()
+    store.add_window("gate", "person", NOON, 0.3, 0.0, False)
+    other.execute("ROLLBACK")
+    other.close()
+    [found] = (await read(store)).scores["person"]
+    assert (found.windows, found.positives) == (3, 1)
+    await store.stop()
+    # A file that is no database begins anew.
+    (tmp_path / "t.sqlite").write_bytes(b"nonsense" * 1000)
+    for side in ("-wal", "-shm"):
+        (tmp_path / f"t.sqlite{side}").unlink(missing_ok=True)
+    again = TimelineStore(tmp_path / "t.sqlite")
+    assert (await read(again)).scores == {}
+    await again.stop()
+
+
+async def test_alerting_records_levels_over_restarts_and_erases_them(tmp_path, make):
+    """A level is the lowest score of two windows in a row: those that touch each other, repeats left out."""
+    config = configuration()
+
+    async def bins(service):
+        return (await service.timelines.read("gate", 0.0, 4e9)).scores.get("person", [])
+
+    service = AlertService(config, tmp_path)
+    await service.start()
+    try:
+        for window, score in ((0, 0.7), (0, 0.7), (1, 0.0), (2, 0.9), (2, 0.9), (9, 0.95)):
+            service.accept_answer(make.answer(window, score))
+        [found] = await bins(service)
+        assert (found.windows, found.positives, found.level) == (4, 3, 0.0)
+        assert not service.open_incidents()
+        service.accept_answer(make.answer(10, 0.6))
+        service.accept_answer(make.answer(11, 0.8))
+        [incident] = service.open_incidents()
+        assert (incident.level, incident.score) == (0.6, 0.95)
+        assert max(each.level for each in await bins(service)) == pytest.approx(0.6, abs=HALF)
+        service.accept_answer(make.answer(12, 0.85))
+        assert service.open_incidents()[0].level == 0.8
+    finally:
+        await service.stop()
+    service = AlertService(config, tmp_path)
+    await service.start()
+    try:
+        assert max(each.level for each in await bins(service)) == pytest.approx(0.8, abs=HALF)
+        states = CameraStates(1, None, (make.status(life="a"),), {})
+        service.update_cameras(states)
+        assert (await service.timelines.read("gate", 0.0, 4e9)).states[0].state == "running"
+        await service.erase_camera("gate")
+        assert await bins(service) == []
+    finally:
+        await service.stop()
+    assert b"person" not in (tmp_path / TIMELINES).read_bytes()
