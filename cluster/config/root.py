@@ -62,11 +62,11 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
     gateway = config.gateway
     if gateway.port and gateway.port == gateway.metrics_port:
         found.append(Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}"))
-    open_door = config.security.tokens_file is None and not config.security.allow_unauthenticated
+    open_door = not config.security.guarded and not config.security.allow_unauthenticated
     if open_door and not is_loopback(gateway.host):
         message = (
             f"{gateway.host} lets other machines in, and nobody is asked for a token; name security.tokens_file "
-            "(`sightline tokens create` makes one), or set security.allow_unauthenticated: true"
+            "(`sightline tokens create` makes one), or give security.oidc, or set security.allow_unauthenticated: true"
         )
         found.append(Problem(("gateway", "host"), message))
     security = config.security

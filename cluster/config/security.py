@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from cluster.config.problems import Duration, Section
+from cluster.hosts import is_loopback
+from cluster.security.roles import Role
 
 
 class TlsConfig(Section):
@@ -46,12 +51,100 @@ class InternalTlsConfig(Section):
         return self
 
 
+class GroupConfig(Section):
+    """What the members of one group of the provider may do."""
+
+    group: str = Field(min_length=1, description="Name or id of the group, as the provider has it in groups_claim.")
+    roles: list[Annotated[Role, WithJsonSchema({"type": "string", "enum": list(Role)})]] = Field(
+        min_length=1, description="Roles of its members."
+    )
+    cameras: list[str] = Field(
+        default=["*"], min_length=1, description="Cameras of its members, as patterns with * and ?."
+    )
+
+
+class OidcConfig(Section):
+    """OpenID Connect: people sign in to the console at a provider (authorization code with PKCE)."""
+
+    issuer: str = Field(
+        description="Issuer of the provider, exactly as it names itself, like https://sso.example/city."
+    )
+    client_id: str = Field(min_length=1, description="Id of this client at the provider.")
+    client_secret_file: str | None = Field(
+        default=None, description="File with the client's secret; null: a public client, which PKCE protects alone."
+    )
+    url: str = Field(
+        description="Address of the console as people reach it, like https://sightline.example; the redirect URI to "
+        "register is this with /v1/sign-in/callback."
+    )
+    scopes: list[str] = Field(
+        default=["openid", "profile", "groups"], description="Scopes that are asked for; with openid."
+    )
+    name_claim: str = Field(
+        default="preferred_username",
+        min_length=1,
+        description="Claim with the person's name, for the audit log; sub where a person has none.",
+    )
+    groups_claim: str = Field(
+        default="groups",
+        min_length=1,
+        description="Claim with the person's groups; a dot leads into an object, as in realm_access.roles.",
+    )
+    groups: list[GroupConfig] = Field(
+        min_length=1,
+        description="Groups with their roles and cameras. The first of them that a person is in decides; a person in "
+        "none is refused.",
+    )
+    session: Duration = Field(
+        default=12 * 3600.0,
+        ge=60,
+        le=7 * 86_400,
+        description="Length of a session, after which the provider is asked again: like 1h.",
+    )
+    bearer_audience: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Accept JWTs of the issuer for this audience as bearer tokens, over gRPC and HTTP; null: none.",
+    )
+    clock_skew_s: Duration = Field(
+        default=30.0, ge=0, le=300, description="Tolerated difference of the provider's clock from ours."
+    )
+    ca_file: str | None = Field(
+        default=None, description="Authority of the provider's certificate, PEM; null: those of the system."
+    )
+
+    @field_validator("issuer", "url")
+    @classmethod
+    def _address(cls, address: str) -> str:
+        try:
+            parts = urlsplit(address)
+            host = parts.hostname or ""
+        except ValueError:
+            host = ""
+        if not host or parts.scheme not in ("https", "http") or parts.query or parts.fragment:
+            raise ValueError(f"must be an address like https://host/path, not {address!r}")
+        if parts.scheme == "http" and not is_loopback(host):
+            raise ValueError(f"must begin with https:// on another machine, not {address!r}")
+        return address
+
+    @field_validator("scopes")
+    @classmethod
+    def _openid(cls, scopes: list[str]) -> list[str]:
+        if "openid" not in scopes:
+            raise ValueError("must have openid among them")
+        return scopes
+
+
 class SecurityConfig(Section):
     """Tokens, TLS, rates and the audit log of the gateway."""
 
     tokens_file: str | None = Field(
         default=None,
-        description="File of API tokens, as `sightline tokens create` writes it; null disables authentication.",
+        description="File of API tokens, as `sightline tokens create` writes it; null: there are none, and "
+        "without oidc nobody is asked who they are.",
+    )
+    oidc: OidcConfig | None = Field(
+        default=None, description="Signing in at an OpenID Connect provider, beside tokens; null: none."
     )
     tls: TlsConfig = Field(default_factory=TlsConfig, description="TLS of the gateway's gRPC and HTTP ports.")
     internal_tls: InternalTlsConfig = Field(
@@ -92,3 +185,8 @@ class SecurityConfig(Section):
         gt=0,
         description="Retention of the audit log, like 90d; null keeps the newest 576 MiB.",
     )
+
+    @property
+    def guarded(self) -> bool:
+        """Whether callers are asked who they are."""
+        return self.tokens_file is not None or self.oidc is not None

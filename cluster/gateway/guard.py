@@ -14,6 +14,7 @@ import grpc.aio
 
 from cluster.config.security import SecurityConfig
 from cluster.errors import CapacityError, ForbiddenError, SightlineError, UnauthenticatedError
+from cluster.gateway.oidc import OidcProvider
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.roles import OPEN, RULES, Principal, Role, Rule, current_peer, serve_as
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 
 Verify = Callable[[str], Principal]
 Context: TypeAlias = grpc.aio.ServicerContext
+
+Credentials: TypeAlias = str | bytes | Principal | None
+"""An ``Authorization`` header, or the principal of a session."""
 
 REFLECTION = "/grpc.reflection."
 STRANGER = Principal("?", frozenset(), ())
@@ -44,9 +48,20 @@ class Guard(grpc.aio.ServerInterceptor):
         verify: secret -> principal; raises ``UnauthenticatedError``.
         rate: calls per principal.
         audit: where calls are written down; ``None``: nowhere.
+        provider: where people sign in; ``None``: nowhere.
+        tokens: whether there are API tokens.
     """
 
-    def __init__(self, verify: Verify, *, rate: RateLimit | None = None, audit: AuditLog | None = None) -> None:
+    def __init__(
+        self,
+        verify: Verify,
+        *,
+        rate: RateLimit | None = None,
+        audit: AuditLog | None = None,
+        provider: OidcProvider | None = None,
+        tokens: bool = True,
+    ) -> None:
+        self.provider, self.tokens = provider, tokens
         self._verify = verify
         self._rate = rate
         self._audit = audit
@@ -72,7 +87,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return handler
         return _answering(handler, self._guarded(handler, method, principal, _rule(method)))
 
-    def admit(self, authorization: str | bytes | None, method: str, peer: str) -> Principal:
+    def admit(self, credentials: Credentials, method: str, peer: str) -> Principal:
         """Who calls from ``peer``, if they may make this call at all and do not make too many; a refusal is written
         down.
 
@@ -81,16 +96,16 @@ class Guard(grpc.aio.ServerInterceptor):
             ForbiddenError: the role is missing.
             CapacityError: it calls too often.
         """
-        principal, error = self._admit(authorization, method)
+        principal, error = self._admit(credentials, method)
         if error is not None:
             self._note(principal.name, peer, method, [], error)
             raise error
         return principal
 
-    def _admit(self, authorization: str | bytes | None, method: str) -> tuple[Principal, SightlineError | None]:
+    def _admit(self, credentials: Credentials, method: str) -> tuple[Principal, SightlineError | None]:
         principal = STRANGER
         try:
-            principal = self.identify(authorization)
+            principal = self.identify(credentials)
             rule = _rule(method)
             principal.require(rule.role)
             if self._rate is not None:
@@ -108,17 +123,23 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    def identify(self, authorization: str | bytes | None) -> Principal:
-        """Whose ``Authorization`` header this is.
+    def identify(self, credentials: Credentials) -> Principal:
+        """Whose credentials these are.
 
         Raises:
             UnauthenticatedError: there is none, or its token is unknown or expired.
         """
-        text = authorization.decode("utf-8", "replace") if isinstance(authorization, bytes) else authorization or ""
+        if isinstance(credentials, Principal):
+            return credentials
+        text = credentials.decode("utf-8", "replace") if isinstance(credentials, bytes) else credentials or ""
         scheme, _, secret = text.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise UnauthenticatedError("this gateway wants a token; set SIGHTLINE_TOKEN, or send it as a bearer token")
         return self._verify(secret.strip())
+
+    def note_sign_in(self, call: str, principal: Principal | None, error: Exception | None, peer: str) -> None:
+        """Write a sign-in down, or its refusal."""
+        self._note((principal or STRANGER).name, peer, call, [], error)
 
     def check(self, principal: Principal, method: str, cameras: list[str], text: str = "") -> None:
         """Whether ``principal`` may do this with these cameras; written down either way.
@@ -208,14 +229,27 @@ def make_guard(security: SecurityConfig) -> Guard | None:
     """Who asks every call for its token; ``None``: nobody.
 
     Raises:
-        ConfigError: the tokens cannot be read.
+        ConfigError: the tokens, or files of the provider, cannot be read.
     """
-    if security.tokens_file is None:
+    if not security.guarded:
         return None
+    tokens = None if security.tokens_file is None else TokenFile(Path(security.tokens_file))
+    provider = None if security.oidc is None else OidcProvider(security.oidc)
+
+    def verify(secret: str) -> Principal:
+        # API tokens have no dots, JWTs have two.
+        if provider is not None and provider.config.bearer_audience is not None and secret.count(".") == 2:
+            return provider.verify(secret)
+        if tokens is None:
+            raise UnauthenticatedError("this gateway knows no API tokens; sign in at its console")
+        return tokens.verify(secret)
+
     return Guard(
-        TokenFile(Path(security.tokens_file)).verify,
+        verify,
         rate=RateLimit(security.calls_per_s, security.calls_burst),
         audit=None
         if security.audit_log is None
         else AuditLog(Path(security.audit_log), retention_s=security.audit_retention),
+        provider=provider,
+        tokens=tokens is not None,
     )

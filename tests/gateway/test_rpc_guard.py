@@ -8,6 +8,7 @@ import json
 import grpc
 import pytest
 from memory_parts import replica
+from oidc_parts import provider
 from security_parts import guarded_gateway
 from sightline.v1 import (
     cameras_pb2,
@@ -30,6 +31,7 @@ from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
 from cluster.gateway.guard import REFUSALS_NOTED, Guard
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
+from cluster.security.oidc import Attempt
 from cluster.security.roles import RULES, Role
 from cluster.wire.tls import ClientCredentials
 
@@ -149,19 +151,17 @@ def test_the_matrix_names_every_call():
     assert set(CALLS) == set(MAY) == set(RULES) - over_http - elsewhere
 
 
-async def test_every_call_times_every_role_and_scope(monkeypatch, tmp_path, make):
-    async def answer(gateway):
+async def wrong_outcomes(gateway, addresses, directory, secrets, make):
+    """``(call, role, camera, code, expected)`` of what the matrix does not allow; ``secrets`` are for gate and y*."""
+
+    async def answer():
         while True:
             gateway._hub.publish([make.answer(stream=camera) for camera in ("gate", "yard")])
             await asyncio.sleep(0.02)
 
-    async with (
-        guarded_gateway(monkeypatch, tmp_path) as (gateway, addresses, directory, secrets),
-        replica() as (_, address),
-        asyncio.TaskGroup() as background,
-    ):
+    async with replica() as (_, address), asyncio.TaskGroup() as background:
         directory.address = address
-        answering = background.create_task(answer(gateway))
+        answering = background.create_task(answer())
         wrong = []
         for method in CALLS:
             for role, secret in {**secrets, None: None, "unknown": "sl_unknown"}.items():
@@ -177,7 +177,24 @@ async def test_every_call_times_every_role_and_scope(monkeypatch, tmp_path, make
                     if code is not expected:
                         wrong.append((method, role, camera, code, expected))
         answering.cancel()
-        assert not wrong
+    return wrong
+
+
+async def test_every_call_times_every_role_and_scope(monkeypatch, tmp_path, make):
+    async with guarded_gateway(monkeypatch, tmp_path) as (gateway, addresses, directory, secrets):
+        assert not await wrong_outcomes(gateway, addresses, directory, secrets, make)
+
+
+async def test_the_same_with_tokens_of_a_provider(monkeypatch, tmp_path, make):
+    people = {role: {"groups": [f"{role}ers"]} for role in Role}
+    with provider(people, "http://127.0.0.1:1/v1/sign-in/callback") as issuer:
+        groups = [{"group": f"{role}ers", "roles": [role], "cameras": ["gate", "y*"]} for role in Role]
+        oidc = {"issuer": issuer.url, "client_id": "sightline", "url": "http://127.0.0.1:1", "groups": groups}
+        oidc["bearer_audience"] = "urn:sightline"
+        async with guarded_gateway(monkeypatch, tmp_path, oidc=oidc) as (gateway, addresses, directory, _):
+            await gateway._guard.provider.address(Attempt.begin())
+            secrets = {role: await issuer.robot_token(role) for role in Role}
+            assert not await wrong_outcomes(gateway, addresses, directory, secrets, make)
 
 
 async def test_lists_and_answers_hold_only_what_the_token_is_for(monkeypatch, tmp_path, make):

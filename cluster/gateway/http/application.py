@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from cluster.alerts.tracker import Rule
 from cluster.gateway.console.files import STATIC, Files
 from cluster.gateway.guard import Guard
-from cluster.gateway.http import cameras, fleet, incidents, memory, openai, pages, pictures, questions
+from cluster.gateway.http import cameras, fleet, incidents, memory, openai, pages, pictures, questions, sign_in
 from cluster.gateway.http.answering import Answering
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.door import COOKIE, Door, DoorMiddleware
@@ -24,7 +24,7 @@ from cluster.gateway.http.live import Live
 from cluster.gateway.http.routes import PING_S, STALL_S, Backend, Route, no_route, wrong_form
 
 NO_LIMIT = 2**20
-TOPICS = (pages, cameras, fleet, incidents, pictures, memory, questions, openai)
+TOPICS = (pages, sign_in, cameras, fleet, incidents, pictures, memory, questions, openai)
 _MOST = 80
 
 

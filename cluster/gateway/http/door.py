@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster import metrics
 from cluster.errors import SightlineError
-from cluster.gateway.guard import Guard
+from cluster.gateway.guard import Credentials, Guard
 from cluster.gateway.http.replies import HttpError, failure, status_of
+from cluster.gateway.oidc import OidcProvider
 from cluster.hosts import is_loopback
 from cluster.security.roles import ANYBODY, RULES, Principal, serve_as
 from cluster.security.sessions import Sessions
@@ -73,9 +74,19 @@ class Door:
         """Whether tokens are asked for."""
         return self._guard is not None
 
+    @property
+    def tokens(self) -> bool:
+        """Whether a token is a way to sign in."""
+        return self._guard is not None and self._guard.tokens
+
+    @property
+    def provider(self) -> OidcProvider | None:
+        """Where people sign in, if anywhere."""
+        return None if self._guard is None else self._guard.provider
+
     def identify(self, request: Request) -> Principal:
         """Whose token or session a request has. Raises ``UnauthenticatedError``."""
-        return ANYBODY if self._guard is None else self._guard.identify(self._authorization(request))
+        return ANYBODY if self._guard is None else self._guard.identify(self._credentials(request))
 
     def begin_session(self, request: Request, secret: str) -> tuple[Principal, str]:
         """Whose token ``secret`` is, and the id of a session with it; no id where nobody is asked for tokens. Raises
@@ -85,14 +96,32 @@ class Door:
         principal = self._guard.identify(f"Bearer {secret}")
         return principal, self._sessions.begin(principal.name, secret, _browser(request))
 
+    def keep_session(self, request: Request, principal: Principal, lifetime_s: float) -> str:
+        """Id of a session of somebody whom the provider vouches for."""
+        return self._sessions.begin(principal.name, principal, _browser(request), lifetime_s)
+
+    def limit_sign_in(self, request: Request) -> None:
+        """Raises ``CapacityError``: too many sign-ins at the provider were tried from this address."""
+        if self.provider is not None:
+            self.provider.rate.acquire(_peer(request))
+
+    def note_sign_in(
+        self, request: Request, call: str, principal: Principal | None, error: SightlineError | None
+    ) -> None:
+        """Write a sign-in at the provider down, or its refusal."""
+        if self._guard is not None:
+            self._guard.note_sign_in(call, principal, error, _peer(request))
+
     def end_session(self, request: Request) -> None:
         """End the session that the request has, if any."""
         self._sessions.end(request.cookies.get(COOKIE, ""))
 
-    def _authorization(self, request: Request) -> str | None:
-        """The ``Authorization`` header, or one of the session that the cookie names."""
-        secret = self._sessions.secret_of(request.cookies.get(COOKIE, ""), _browser(request))
-        return request.headers.get("Authorization", f"Bearer {secret}" if secret else None)
+    def _credentials(self, request: Request) -> Credentials:
+        """The ``Authorization`` header, or what the session has that the cookie names."""
+        if (header := request.headers.get("Authorization")) is not None:
+            return header
+        kept = self._sessions.credential_of(request.cookies.get(COOKIE, ""), _browser(request))
+        return f"Bearer {kept}" if isinstance(kept, str) else kept
 
     def admit(self, request: Request, rule: str) -> None:
         """Serves the request from here on for whom it comes from; a rule that names no method of gRPC is checked
@@ -101,12 +130,12 @@ class Door:
         Raises:
             SightlineError: it may not be made, or not now.
         """
-        peer = request.client.host if request.client is not None else ""
+        peer = _peer(request)
         serve_as(ANYBODY if self._guard is None else NOBODY, peer)
         if rule == OPEN:
             return
         if self._guard is not None:
-            principal = self._guard.admit(self._authorization(request), rule, peer)
+            principal = self._guard.admit(self._credentials(request), rule, peer)
             request.state.who = principal.name
             serve_as(principal, peer)
             if not rule.startswith("/"):
@@ -195,6 +224,10 @@ class DoorMiddleware:
 def names(text: str) -> list[str]:
     """Cameras of a query, between commas."""
     return [name for name in text.split(",") if name]
+
+
+def _peer(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
 
 
 def _browser(request: Request) -> str:

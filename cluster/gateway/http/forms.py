@@ -303,6 +303,14 @@ class Me(TypedDict):
     authenticated: bool
 
 
+class SignInWays(TypedDict):
+    """How people may sign in: with a token, at the provider of this name (empty: none), or not at all where neither
+    is asked for."""
+
+    tokens: bool
+    provider: str
+
+
 class Health(TypedDict):
     """It is well."""
 

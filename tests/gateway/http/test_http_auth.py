@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
-import aiohttp
 import pytest
-from gateway_parts import make_answer, serving
+from gateway_parts import serving
+from http_matrix import MAY, bearer, open_incidents, wrong_replies
 from http_parts import Client
 
 from cluster.gateway.http.application import table
@@ -16,156 +16,13 @@ from cluster.security.roles import RULES, Role
 from cluster.security.sessions import LIFETIME_S, MOST_OF_ONE, Sessions
 from cluster.security.tokens import make_token, read_tokens, write_tokens
 
-VIEW = {Role.VIEW, Role.ASK, Role.ADMIN}
-ASK = {Role.ASK, Role.ADMIN}
-ADMIN = {Role.ADMIN}
-ANYBODY = {*Role, None, "unknown"}
-KNOWN = set(Role)
-
-MAY = {
-    "GET /": ANYBODY,
-    "GET /console/{path:path}": ANYBODY,
-    "GET /healthz": ANYBODY,
-    "GET /readyz": ANYBODY,
-    "GET /metrics": VIEW,
-    "GET /v1/openapi.json": ANYBODY,
-    "GET /v1/me": KNOWN,
-    "POST /v1/session": ANYBODY,
-    "DELETE /v1/session": ANYBODY,
-    "GET /v1/cameras": VIEW,
-    "POST /v1/cameras": ADMIN,
-    "GET /v1/cameras/{name}": VIEW,
-    "PUT /v1/cameras/{name}": ADMIN,
-    "DELETE /v1/cameras/{name}": ADMIN,
-    "GET /v1/cameras/{name}/history": VIEW,
-    "GET /v1/cameras/{name}/settings": ADMIN,
-    "POST /v1/cameras/test": ADMIN,
-    "POST /v1/cameras/import": ADMIN,
-    "POST /v1/replay": ASK,
-    "POST /v1/rehearse": VIEW,
-    "GET /v1/cameras/{name}/timeline": VIEW,
-    "GET /v1/cameras/{name}/picture.jpg": VIEW,
-    "GET /v1/replicas": VIEW,
-    "POST /v1/replicas/{name}/drain": ADMIN,
-    "GET /v1/fleet": VIEW,
-    "GET /v1/incidents": VIEW,
-    "GET /v1/incidents/{id}": VIEW,
-    "GET /v1/incidents/{id}/snapshot.jpg": VIEW,
-    "GET /v1/incidents/{id}/clip.mp4": VIEW,
-    "POST /v1/incidents/{id}/acknowledge": ASK,
-    "POST /v1/incidents/{id}/review": ASK,
-    "GET /v1/mutes": VIEW,
-    "POST /v1/mutes": ASK,
-    "DELETE /v1/mutes": ASK,
-    "GET /v1/outbox": VIEW,
-    "POST /v1/ask": ASK,
-    "POST /v1/forget": ADMIN,
-    "GET /v1/memory/{name}": VIEW,
-    "GET /v1/events": VIEW,
-    "POST /v1/chat/completions": ASK,
-    "GET /v1/models": VIEW,
-    "GET /v1/models/{model:path}": VIEW,
-}
-HIDDEN = {
-    "GET /v1/incidents/{id}",
-    "GET /v1/incidents/{id}/snapshot.jpg",
-    "GET /v1/incidents/{id}/clip.mp4",
-    "POST /v1/incidents/{id}/acknowledge",
-    "POST /v1/incidents/{id}/review",
-}
-"""Not even that there is such a thing is told to a token that is not for its camera."""
-
-OF_ALL = {"POST /v1/replicas/{name}/drain"}
-"""They concern everybody's cameras."""
-
-UNSCOPED = {
-    "GET /metrics",
-    "GET /v1/cameras",
-    "GET /v1/replicas",
-    "GET /v1/fleet",
-    "GET /v1/incidents",
-    "GET /v1/mutes",
-    "GET /v1/outbox",
-    "GET /v1/models",
-    "GET /v1/me",
-    "POST /v1/cameras/import",
-    "POST /v1/rehearse",
-}
-"""They name no camera: their replies hold only what the token is for, see the test of that."""
-
-
-def request_of(name, camera, incident, token):
-    """``(method, path, body)`` that names ``camera``."""
-    method, _, path = name.partition(" ")
-    replica = "replica-0" if "replicas" in path else camera
-    path = (
-        path.replace("{name}", replica)
-        .replace("{id}", incident)
-        .replace("{path:path}", "index.html")
-        .replace("{model:path}", f"camera/{camera}")
-    )
-    bodies = {
-        "POST /v1/session": {"token": token or ""},
-        "POST /v1/cameras": {"name": camera, "source": "x"},
-        "PUT /v1/cameras/{name}": {"source": "x"},
-        "POST /v1/cameras/test": {"name": camera, "source": "demo://gate"},
-        "POST /v1/cameras/import": {"text": f"name,source\n{camera},demo://gate", "apply": True},
-        "POST /v1/replay": {"camera": camera, "text": "Is anyone there?"},
-        "POST /v1/rehearse": {"windows": [[0, 8, 0.7], [8, 16, 0.8]]},
-        "POST /v1/replicas/{name}/drain": {"undo": True},
-        "POST /v1/incidents/{id}/acknowledge": {},
-        "POST /v1/incidents/{id}/review": {"verdict": "confirmed"},
-        "POST /v1/mutes": {"camera": camera, "subject": "person", "for_s": 60},
-        "POST /v1/ask": {"camera": camera, "text": "Who?"},
-        "POST /v1/forget": {"camera": camera, "before_s": 0},
-        "POST /v1/chat/completions": {"model": f"camera/{camera}", "messages": [{"role": "user", "content": "Who?"}]},
-    }
-    query = {"DELETE /v1/mutes": f"?camera={camera}&subject=person", "GET /v1/events": f"?cameras={camera}"}
-    return method, path + query.get(name, ""), bodies.get(name)
-
-
-async def status_of(client, method, path, body, secret):
-    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-    async with client.open(method, path, json=body, headers=headers) as reply:
-        return reply.status
-
 
 async def test_every_route_times_every_role_and_scope(tmp_path):
-    async with (
-        serving(tmp_path, cameras=2, tokens=True, scopes=["cam-000"]) as served,
-        Client(served.url, cookie_jar=aiohttp.DummyCookieJar()) as client,
-    ):
-        names = {f"{route.method} {route.path}" for route in table()}
-        assert names == set(MAY), "a route that the matrix does not know, or the other way round"
-        assert all(route.rule in RULES or route.rule == OPEN for route in table())
-        incidents = await open_incidents(served, ["cam-000", "cam-001"])
-        wrong = []
-        for name in sorted(MAY):
-            for role, secret in {**served.secrets, None: None, "unknown": "sl_unknown"}.items():
-                for camera in ("cam-000", "cam-001"):
-                    served.world.cameras.setdefault(camera, served.world._camera(camera, 0))
-                    method, path, body = request_of(name, camera, incidents[camera], served.secrets["view"])
-                    status = await status_of(client, method, path, body, secret)
-                    may = role in MAY[name]
-                    if not may and role in (None, "unknown"):
-                        fits = status == 401
-                    elif not may or name in OF_ALL:
-                        fits = status == 403
-                    elif camera == "cam-001" and name not in UNSCOPED and MAY[name] is not ANYBODY:
-                        fits = status == (404 if name in HIDDEN else 403)
-                    else:
-                        # Where there is nothing to be had, that is what is said, and not that it is forbidden.
-                        fits = status in (200, 404, 409, 503)
-                    if not fits:
-                        wrong.append((name, role, camera, status))
-        assert not wrong
-
-
-async def open_incidents(served, cameras):
-    """Incident ids by camera."""
-    for window in (1, 2):
-        served.publish([make_answer(camera, "person", 0.9, window) for camera in cameras])
-    return {incident.camera: incident.id for incident in await served.alerts.incidents()}
+    names = {f"{route.method} {route.path}" for route in table()}
+    assert names == set(MAY), "a route that the matrix does not know, or the other way round"
+    assert all(route.rule in RULES or route.rule == OPEN for route in table())
+    async with serving(tmp_path, cameras=2, tokens=True, scopes=["cam-000"]) as served:
+        assert not await wrong_replies(served, {role: bearer(secret) for role, secret in served.secrets.items()})
 
 
 async def test_replies_hold_only_what_the_token_is_for(tmp_path):
@@ -248,13 +105,13 @@ def test_a_session_is_short_and_one_token_has_few():
     sessions = Sessions(clock=lambda: now_s)
     first = sessions.begin("ann", "sl_a", "firefox")
     of_another = sessions.begin("ben", "sl_b", "firefox")
-    assert (sessions.secret_of(first, "firefox"), sessions.secret_of(first, "chrome")) == ("sl_a", None)
-    assert sessions.secret_of("", "firefox") is None
+    assert (sessions.credential_of(first, "firefox"), sessions.credential_of(first, "chrome")) == ("sl_a", None)
+    assert sessions.credential_of("", "firefox") is None
     later = [sessions.begin("ann", "sl_a", "firefox") for _ in range(MOST_OF_ONE)]
-    assert sessions.secret_of(first, "firefox") is None
-    assert {sessions.secret_of(each, "firefox") for each in later} == {"sl_a"}
+    assert sessions.credential_of(first, "firefox") is None
+    assert {sessions.credential_of(each, "firefox") for each in later} == {"sl_a"}
     now_s = LIFETIME_S
-    assert sessions.secret_of(of_another, "firefox") is None
+    assert sessions.credential_of(of_another, "firefox") is None
 
 
 async def test_where_nobody_is_asked_for_a_token(tmp_path):

@@ -1,12 +1,18 @@
-// The box that asks for a token, shown when the gateway wants one.
-import { post } from "./api.js";
+// The box to sign in with: at the provider, with a token, or either.
+import { get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 
 export function Login({ onDone, note }) {
   const field = useRef(null);
   const [error, setError] = useState("");
   const [busy, setBusy] = useState(false);
-  useEffect(() => field.current.focus(), []);
+  const [ways, setWays] = useState({ tokens: true, provider: "" });
+  useEffect(() => {
+    get("/v1/sign-in").then(setWays, () => {});
+  }, []);
+  useEffect(() => {
+    if (!ways.provider) field.current?.focus();
+  }, [ways]);
   const signIn = async (event) => {
     event.preventDefault();
     setBusy(true);
@@ -23,11 +29,13 @@ export function Login({ onDone, note }) {
     <form class="card" onSubmit=${signIn} aria-labelledby="login-title">
       <p class="brand"><span class="brand-mark" aria-hidden="true"></span>Sightline</p>
       <h1 id="login-title">Sign in</h1>
-      <p class="soft">${note || "This cluster asks for a token. Whoever runs it makes them with "}${!note && html`<code>sightline token create</code>.`}</p>
-      <label class="field column">Token
-        <input ref=${field} type="password" name="token" required autocomplete="current-password" aria-invalid=${Boolean(error)} aria-describedby="login-error" /></label>
-      <p id="login-error" class="error" role="alert">${error}</p>
-      <button class="button primary wide" disabled=${busy}>${busy ? "Signing in…" : "Sign in"}</button>
+      ${ways.provider && html`<a class="button primary wide" href="/v1/sign-in/provider">Sign in with ${ways.provider}</a>`}
+      ${ways.tokens && html`
+        <p class="soft">${note || "Whoever runs this cluster makes tokens with "}${!note && html`<code>sightline tokens create</code>.`}</p>
+        <label class="field column">Token
+          <input ref=${field} type="password" name="token" required autocomplete="current-password" aria-invalid=${Boolean(error)} aria-describedby="login-error" /></label>
+        <p id="login-error" class="error" role="alert">${error}</p>
+        <button class=${`button wide ${ways.provider ? "" : "primary"}`} disabled=${busy}>${busy ? "Signing in…" : "Sign in"}</button>`}
     </form>
   </main>`;
 }
