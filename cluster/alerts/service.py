@@ -42,8 +42,8 @@ from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.registry import sinks
-from cluster.security.roles import EVERY, in_scope
-from cluster.types import Answer, StreamSpec
+from cluster.security.roles import EVERY
+from cluster.types import Answer
 
 log = logging.getLogger(__name__)
 
