@@ -79,7 +79,9 @@ def accuracy(
     count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="How many scenes to make.")] = None,
     seed: Annotated[int, typer.Option(metavar="S", help="Which scenes to make.")] = 0,
     model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")] = "demo",
-    settings: Annotated[str | None, typer.Option(help="quick, standard, full or ladder: what is compared.")] = None,
+    settings: Annotated[
+        str | None, typer.Option(help="basic, quick, standard, full or ladder: what is compared.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few scenes, quick settings: under five minutes.")] = False,
     window: Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")] = None,
     stride: Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")] = None,
@@ -89,7 +91,7 @@ def accuracy(
         int, typer.Option(metavar="N", min=1, help="Positive windows in a row that make a video positive.")
     ] = 2,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float8.")] = "float32",
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")] = Path(
