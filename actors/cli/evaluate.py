@@ -80,7 +80,7 @@ def accuracy(
     seed: Annotated[int, typer.Option(metavar="S", help="Which scenes to make.")] = 0,
     model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")] = "demo",
     settings: Annotated[
-        str | None, typer.Option(help="quick, systems, standard, full or ladder: what is compared.")
+        str | None, typer.Option(help="basic, quick, systems, standard, full or ladder: what is compared.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few scenes, quick settings: under five minutes.")] = False,
     window: Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")] = None,
@@ -91,7 +91,7 @@ def accuracy(
         int, typer.Option(metavar="N", min=1, help="Positive windows in a row that make a video positive.")
     ] = 2,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float8.")] = "float32",
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")] = Path(

@@ -77,6 +77,13 @@ class ModelConfig(Section):
         description="Bytes of host memory for windows that a full GPU pool has no room for between their strides; null "
         "takes half of the host's (or container's) memory beside a GPU, and none on a CPU.",
     )
+    idle_kv_share: float = Field(
+        default=0.75,
+        ge=0,
+        le=1,
+        description="Share of the KV pool that windows may fill between their strides; further ones wait in host "
+        "memory and come back before they end. 0: none stays in the pool; 1: they leave only when it is full.",
+    )
     max_new_tokens: int = Field(default=32, ge=1, le=1024, description="Longest explanation, in tokens.")
     score_temperature: float | None = Field(
         default=None,

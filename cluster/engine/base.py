@@ -95,10 +95,11 @@ class Engine(Protocol):
         """
         ...
 
-    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
+    def step(self, requests: Sequence[WindowRequest], following: Sequence[WindowRequest] = ()) -> list[Answer]:
         """Answer these windows (at most one per stream, in window order) in one batch.
 
-        A window that is never stepped is skipped; later windows then compute its tokens.
+        A window that is never stepped is skipped; later windows then compute its tokens. ``following``: windows of the
+        next step, as far as known: a GPU gets their frames before the answers of this one are waited for.
 
         Raises:
             DeviceError: the GPU is lost to this process.

@@ -57,6 +57,7 @@ def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: Tier
         memories=bank,
         kv_bytes=settings.kv_bytes,
         host_kv_bytes=settings.host_kv_bytes,
+        idle_kv_share=settings.idle_kv_share,
     )
     return engine, bank
 

@@ -382,7 +382,8 @@ class StepRunner:
 
     def _answer(self, requests: Sequence[WindowRequest]) -> None:
         self.began_s = time.monotonic()
-        answers = self._engine.step(requests)
+        following = self._queue.peek(self._max_batch)
+        answers = self._engine.step(requests, following)
         self.trouble = ""
         self._pace.observe(answers, time.monotonic() - self.began_s + self._ahead_s)
         self._ahead_s = 0.0

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import NamedTuple
 
 from cluster.registry import window_orders
@@ -229,6 +229,14 @@ class WindowQueue:
             camera.turn = self._due(camera, camera.windows[0])
             self._push(camera)
         return _new_batch((requests, dropped))
+
+    def peek(self, count: int) -> list[WindowRequest]:
+        """The first ``count`` windows of the next batch, if none comes before them; O(n)."""
+        found: list[WindowRequest] = []
+        for heap in self._heaps:
+            waiting = (entry for entry in heap if entry[2].ticket == entry[1])
+            found += [camera.windows[0].request for *_, camera in nsmallest(count - len(found), waiting)]
+        return found
 
     def discard(self, stream: str) -> list[WindowRequest]:
         """Remove a camera that was closed or restarted; returns its waiting windows, which do not count as drops."""

@@ -35,6 +35,18 @@ def test_a_deeper_queue_drops_the_oldest_of_that_camera_only() -> None:
     assert (queue.waiting("a"), queue.waiting("b")) == (2, 1)
 
 
+def test_what_comes_next_is_seen_without_taking_it() -> None:
+    queue = WindowQueue(per_stream=2)
+    classes = {"c": Priority.NORMAL, "a": Priority.BACKGROUND, "b": Priority.CRITICAL, "d": Priority.NORMAL}
+    for place, (stream, priority) in enumerate(classes.items()):
+        for window in range(2):
+            queue.offer(request(stream, window, 1.0 + place), priority=priority)
+    queue.discard("d")
+    assert [queue.peek(count) for count in (0, 2)] == [[], queue.take_batch(2, 5.0).requests]
+    assert [r.stream for r in queue.peek(8)] == ["b", "c", "a"]
+    assert queue.peek(8) == queue.take_batch(8, 5.0).requests
+
+
 def test_batch_takes_one_window_per_camera_and_the_earliest_first() -> None:
     queue = WindowQueue()
     for stream, arrived in (("c", 3.0), ("a", 1.0), ("b", 2.0)):

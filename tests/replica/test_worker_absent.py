@@ -29,13 +29,13 @@ class AbsentEngine:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def step(self, requests):
+    def step(self, requests, following=()):
         assert self.gate.wait(WAIT_S)
         self.steps.append([(request.stream, request.window) for request in requests])
         if self.absences:
             self.absences -= 1
             raise UnavailableError("the engine core has died; it must be restarted")
-        return self._engine.step(requests)
+        return self._engine.step(requests, following)
 
 
 class Log:

@@ -261,3 +261,32 @@ def test_a_question_under_way_ends_when_the_worker_stops(place: Place) -> None:
     stopping.join(WAIT_S)
     with pytest.raises(UnavailableError, match="stopping"):
         done.result(WAIT_S)
+
+
+def test_after_a_failed_gpu_the_next_process_continues_the_window_of_the_tier(place: Place, tiny_model) -> None:
+    opened = place.open()
+    place.feed(12)
+    until(lambda: len(place.events.answers) == 6)
+    assert place.bank.wait_written(WAIT_S)
+    place.engine.lost = "CUDA error: an illegal memory access was encountered"
+    with contextlib.suppress(UnknownCameraError):
+        for index in (12, 13):
+            place.worker.offer(sample("a", index)).result(WAIT_S)
+
+    def broken() -> bool:
+        with contextlib.suppress(RuntimeError):
+            place.worker.check()
+            return False
+        return True
+
+    until(broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        place.worker.check()
+    following = NativeEngine(tiny_model, memories=MemoryBank(place.tiers))
+    following.admit(opened)
+    (request,) = [each for index in (14, 15) for each in following.push(sample("a", index))]
+    (answer,) = following.step([request])
+    # Of what came before, that part has KV which was written before the GPU failed.
+    assert request.window == 7
+    assert answer.tokens.reused + answer.tokens.refreshed > 0
+    assert answer.tokens.new == answer.tokens.encoded

@@ -28,7 +28,7 @@ class HeldEngine:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def step(self, requests):
+    def step(self, requests, following=()):
         self.entered.set()
         assert self.gate.wait(30)
         if self.lost:
@@ -36,7 +36,7 @@ class HeldEngine:
         if any(request.stream in self.poison for request in requests):
             raise RuntimeError("out of luck")
         self.batches.append([(request.stream, request.window) for request in requests])
-        return self._engine.step(requests)
+        return self._engine.step(requests, following)
 
 
 def spec(stream: str, **changes) -> StreamSpec:

@@ -19,6 +19,7 @@ from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
 from cluster.engine.native.explanations import decode_explanations
 from cluster.engine.native.forward import PassResult
+from cluster.engine.native.idle_windows import IdleWindows
 from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
@@ -58,6 +59,7 @@ class NativeEngine(WindowedEngine):
     * ``memories``: stores KV of frames that leave their window, and serves questions; ``None``: no memory
     * ``kv_sink``: receives that KV instead
     * ``kv_bytes``, ``host_kv_bytes``: see :class:`~cluster.engine.window.kv.KVPool`
+    * ``idle_kv_share``: of the pool that windows may fill between their strides, before some wait in host memory
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class NativeEngine(WindowedEngine):
         kv_sink: KVSink | None = None,
         kv_bytes: int | None = None,
         host_kv_bytes: int | None = None,
+        idle_kv_share: float = 0.75,
     ) -> None:
         super().__init__(model, max_new_tokens)
         self._kv_sink = kv_sink if memories is None else memories.accept_chunk
@@ -79,7 +82,10 @@ class NativeEngine(WindowedEngine):
         self.pass_rows = pass_rows(model.device)
         self.ahead_rows = ahead_rows(model.device)
         self.pool = KVPool(model, kv_bytes, pass_rows=self.pass_rows, host_bytes=host_kv_bytes)
-        self.pool.make_room = self.make_room
+        self.idle = IdleWindows(self.pool, self._streams, idle_kv_share)
+        # Whether the host goes on while the device computes, and the windows of the step after the current one.
+        self.launches_return = model.device.type == "cuda"
+        self._following: list[WindowRequest] = []
         # Windows of the current batch, and the number of batches.
         self._work: Sequence[WindowWork] = ()
         self._batches = 0
@@ -134,17 +140,20 @@ class NativeEngine(WindowedEngine):
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         closed = super().push(sample)
-        stream, kv = self._stream(sample.stream), self._stream(sample.stream).kv
+        stream = self._stream(sample.stream)
         stream.waiting_rows += sample.tokens
         if stream.waiting_rows >= self.ahead_rows[0]:
             self._ready[sample.stream] = None
-        if closed and kv.on_host and len(kv) <= self.pool.capacity - self.pool.used:
-            # The window is on its way back while others are computed.
-            kv.load()
+        if self.idle.load_ahead(stream, closed[-1].end if closed else None):
+            # Frames that came meanwhile.
+            self._ready[sample.stream] = None
         return closed
 
     # -- windows --------------------------------------------------------------------------------------
-    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
+    def step(self, requests: Sequence[WindowRequest], following: Sequence[WindowRequest] = ()) -> list[Answer]:
+        self.idle.park({request.stream for request in (*requests, *following)})
+        stepped = {request.stream for request in requests}
+        self._following = [request for request in following if self.launches_return and request.stream not in stepped]
         with self._model_work():
             answers = super().step(requests)
         # What their next windows refresh is known now.
@@ -170,6 +179,7 @@ class NativeEngine(WindowedEngine):
             with self._batch(work, self._plan) as plans:
                 clock.lap()
                 results = self._run(plans)
+                self._encode_following()
                 scores, firsts = self._read(plans, results)
                 texts, decoded = decode_explanations(self.model, self.kernel, plans, firsts, self._ends)
                 vision_s, plan_s, llm_s = clock.stop()
@@ -182,12 +192,33 @@ class NativeEngine(WindowedEngine):
         (first, took), (second, more) = self._compute(work[:half]), self._compute(work[half:])
         return [*first, *second], (took[0] + more[0], took[1] + more[1], took[2] + more[2])
 
+    def _encode_following(self) -> None:
+        """Launch the tower for frames of the next step's windows, which the device begins when it is done with this
+        one's, while the host reads its scores. What fails is left for their own step."""
+        following, self._following = self._following, []
+        work: list[WindowWork] = []
+        for request in following:
+            stream = self._streams.get(request.stream)
+            if stream is not None and last_valid_answers(stream, request.end) is None:
+                work.append(WindowWork(stream, request, stream.window_frames(request.start, request.end)))
+        try:
+            self._encode(work)
+        except torch.AcceleratorError:
+            raise
+        except Exception:
+            log.exception("frames of the next step could not be encoded beside this one")
+            return
+        for each in work:
+            encoded, flops = each.stream.encoded_beside
+            each.stream.encoded_beside = encoded + each.encoded, flops + each.tower_flops
+
     @contextmanager
     def _batch(
         self, work: Sequence[WindowWork], plan: Callable[[WindowWork], WindowPlan]
     ) -> Iterator[list[WindowPlan]]:
         """Plans of these windows, none of which is moved to host memory; what a failure has written is discarded."""
         self._work = work
+        self.idle.busy = {each.request.stream for each in work}
         self._batches += 1
         for each in work:
             each.stream.used = self._batches
@@ -201,19 +232,9 @@ class NativeEngine(WindowedEngine):
             raise
         finally:
             self._work = ()
+            self.idle.busy = frozenset()
             for each in work:
                 each.stream.discard_unfinished()
-
-    def make_room(self, slots: int) -> None:
-        """Move the windows that were unused for longest to host memory, until so many more slots are free or it is
-        full."""
-        busy = {id(each.stream) for each in self._work}
-        idle = [s for s in self._streams.values() if id(s) not in busy and len(s.kv) and not s.kv.on_host]
-        for stream in sorted(idle, key=lambda stream: (bool(stream.outstanding), stream.used)):
-            if slots <= 0 or self.pool.host_used + stream.kv.nbytes > self.pool.host_capacity:
-                return
-            slots -= len(stream.kv)
-            stream.offload()
 
     def device_bytes(self, stream: str) -> int:
         """Bytes of a stream's window on the model's device."""
@@ -248,6 +269,7 @@ class NativeEngine(WindowedEngine):
         return done
 
     def _plan(self, each: WindowWork) -> WindowPlan:
+        self.idle.loads += each.stream.kv.on_host
         prompts = [self._prompt(question) for question in each.stream.spec.questions]
         watch = self.memories is not None and self.memories.wants_queries(each.request.stream)
         return plan_window(
@@ -290,6 +312,7 @@ class NativeEngine(WindowedEngine):
     def prefill_ahead(self) -> bool:
         work = self._work_ahead()
         if not work:
+            self.idle.park()
             return False
         try:
             with self._model_work():
@@ -341,7 +364,7 @@ class NativeEngine(WindowedEngine):
         begun = stream.progress is not None and stream.progress.window == clock.number
         if stream.spec.patient or stream.outstanding or not stream.frames or stream.failed_ahead == clock.number:
             return None
-        if stream.kv.on_host:
+        if stream.kv.copied:
             # Once per stride, it comes back as a whole.
             return None
         if (begun and stream.frames[-1].has_kv) or last_valid_answers(stream, clock.end) is not None:

@@ -129,8 +129,8 @@ class VllmEngine(WindowedEngine):
         return None if held is None or held.spec.memory is None else self._keeper
 
     # -- windows --------------------------------------------------------------------------------------
-    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
-        answers = super().step(requests)
+    def step(self, requests: Sequence[WindowRequest], following: Sequence[WindowRequest] = ()) -> list[Answer]:
+        answers = super().step(requests, following)
         for request in requests:
             keeper = self._checkpoints_of(request.stream)
             if keeper is not None:

@@ -13,10 +13,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostCopy:
-    """Tensors in host memory, valid for the host once ``_copied`` (an event on a GPU) has happened."""
+    """Tensors in host memory, valid once ``_copied`` (an event on a GPU) has happened."""
 
     _tensors: tuple[Tensor, ...]
     _copied: Any
+
+    @property
+    def done(self) -> bool:
+        return self._copied is None or bool(self._copied.query())
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors; waits for their copy."""
@@ -24,50 +28,72 @@ class HostCopy:
             self._copied.synchronize()
         return self._tensors
 
+    def join(self) -> None:
+        """What is started on the device from here on waits for the copy, without the host's waiting."""
+        if self._copied is not None:
+            self._copied.wait()
+
     def __getitem__(self, number: int) -> Tensor:
-        """One of them, only for copies back to the GPU, which wait for it there."""
+        """One of them, only for the device, behind :meth:`join`."""
         return self._tensors[number]
 
 
 class HostCopies:
-    """Copies of one device, in a queue of their own on a GPU; what follows on the device waits for :meth:`join`."""
+    """Copies of one device; on a GPU in two queues beside the computation, one for each direction of PCIe."""
 
     def __init__(self, device: torch.device) -> None:
         real = device.type == "cuda" and torch.cuda.is_available()
         self._device = device
-        self._queue: Any = torch.cuda.Stream(device) if real else None  # type: ignore[no-untyped-call]
-        self._behind = False
+        self._out: Any = torch.cuda.Stream(device) if real else None  # type: ignore[no-untyped-call]
+        self._in: Any = torch.cuda.Stream(device) if real else None  # type: ignore[no-untyped-call]
+        self._freed: Any = None
+
+    def mark_freed(self) -> None:
+        """Memory that copies to the device may fill was given back: what was started so far may still use it."""
+        if self._in is not None:
+            self._freed = torch.cuda.current_stream(self._device).record_event()
 
     @contextmanager
-    def queue(self) -> Iterator[None]:
+    def outward(self) -> Iterator[None]:
         """Operations in here run beside the computation, after all that was started before."""
-        if self._queue is None:
+        if self._out is None:
             yield
             return
-        self._queue.wait_stream(torch.cuda.current_stream(self._device))
-        self._behind = True
-        with torch.cuda.stream(self._queue):
+        self._out.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._out):
             yield
 
-    def join(self) -> None:
-        """What is started from here on waits for the copies begun so far."""
-        if self._behind:
-            torch.cuda.current_stream(self._device).wait_stream(self._queue)
-            self._behind = False
+    @contextmanager
+    def inward(self) -> Iterator[None]:
+        """Operations in here run beside the computation, after what used memory that is free now."""
+        if self._in is None:
+            yield
+            return
+        if self._freed is not None:
+            self._in.wait_event(self._freed)
+        with torch.cuda.stream(self._in):
+            yield
 
     def to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
-        """Begin the copy of tensors that were made in :meth:`queue`."""
-        if self._queue is None:
+        """Begin the copy of tensors that were made in :meth:`outward`."""
+        if self._out is None:
             return HostCopy(tuple(tensor.to("cpu") for tensor in tensors), None)
         held = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors)
         for mine, tensor in zip(held, tensors, strict=True):
             mine.copy_(tensor, non_blocking=True)
-        copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record(self._queue)
-        return HostCopy(held, copied)
+        return HostCopy(held, self._out.record_event())
+
+    def keep_until_read(self, tensors: Sequence[Tensor]) -> None:
+        """Memory of these is not used again before the copies begun so far have read them."""
+        for each in tensors if self._out is not None else ():
+            each.record_stream(self._out)
+
+    def arrival(self) -> HostCopy:
+        """Of all copies to the device so far; nothing of it is in host memory."""
+        return HostCopy((), None if self._in is None else self._in.record_event())
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """Begin a host tensor's copy to the device, in the current queue."""
-        if self._queue is not None:
+        if self._out is not None:
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)

@@ -112,6 +112,7 @@ class KVPool:
     def give_back(self, slots: IntArray) -> None:
         """The counterpart of :meth:`take`."""
         self._free = np.concatenate((self._free, slots))
+        self.copies.mark_freed()
 
     def index(self, slots: IntArray) -> Tensor:
         """Slots as an index on the pool's device."""
@@ -121,16 +122,20 @@ class KVPool:
 class StreamKV:
     """The slots of one stream in ``pool``; without one (other engines), only their number is known.
 
-    ``slots``: of the tokens of its frames, oldest first, -1 while their KV is in host memory; ``scratch``: of the
+    ``slots``: of the tokens of its frames, oldest first, -1 while their KV is in host memory alone; ``scratch``: of the
     system prompt and questions, during a step.
     """
 
     def __init__(self, pool: KVPool | None) -> None:
         self.pool = pool
         self.slots = self.scratch = np.zeros(0, np.int64)
-        # K, V [L, n, Hkv, d] in host memory; tokens at its front that were dropped since.
+        # K, V [L, n, Hkv, d] in host memory; tokens at its front that were dropped since. Until they are released, the
+        # slots hold the same.
         self._host: HostCopy | None = None
         self._dropped = 0
+        self._released = False
+        # Of the last load, until something was started behind it.
+        self._arrival: HostCopy | None = None
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -141,37 +146,58 @@ class StreamKV:
 
     @property
     def on_host(self) -> bool:
+        """Whether host memory alone has it."""
+        return self._host is not None and self._released
+
+    @property
+    def copied(self) -> bool:
+        """Whether host memory has it, or will soon."""
         return self._host is not None
 
-    def offload(self) -> None:
-        """Begin the move of all KV to host memory; what is written to its slots next must come
-        after :meth:`HostCopies.join`."""
-        if self.pool is None or self.on_host or not len(self.slots):
+    def copy_to_host(self) -> None:
+        """Begin the copy of all KV to host memory; the slots stay until :meth:`release`."""
+        if self.pool is None or self._host is not None or not len(self.slots):
             return
-        index = self.pool.index(self.slots)
-        with self.pool.copies.queue():
+        self._join()
+        with self.pool.copies.outward():
+            index = self.pool.index(self.slots)
             self._host = self.pool.copies.to_host([part.index_select(1, index) for part in (self.pool.k, self.pool.v)])
-        self._dropped = 0
+        self._dropped, self._released = 0, False
         self.pool.host_used += len(self.slots) * self.pool.slot_bytes
+
+    def release(self, *, wait: bool = False) -> bool:
+        """Give the slots back whose copy in host memory is done; ``wait``: let what is written to them wait for it.
+        Returns whether it did."""
+        if self._host is None or self._released or not (wait or self._host.done):
+            return False
+        self._host.join()
+        self._released = True
         self._give_back(self.slots)
         self.slots = np.full(len(self.slots), -1, np.int64)
+        return True
 
-    def load(self) -> None:
-        """Begin the move back into the pool; does nothing where the KV is there.
+    def load(self) -> bool:
+        """Begin the move back into the pool; returns whether the slots were given back before. From here on, the copy
+        in host memory is no longer of use.
 
         Raises:
             CapacityError: the pool is full; the KV stays in host memory.
         """
         if self.pool is None or self._host is None:
-            return
-        self.slots = self.pool.take(len(self.slots))
-        index = self.pool.index(self.slots)
-        host = self._host.tensors()
-        with self.pool.copies.queue():
-            for part, held in zip((self.pool.k, self.pool.v), host, strict=True):
-                part.index_copy_(1, index, self.pool.copies.to_device(held)[:, self._dropped :])
+            return False
+        if self._released:
+            slots = self.pool.take(len(self.slots))
+            with self.pool.copies.inward():
+                self._host.join()
+                index = self.pool.index(slots)
+                for number, part in enumerate((self.pool.k, self.pool.v)):
+                    part.index_copy_(1, index, self.pool.copies.to_device(self._host[number])[:, self._dropped :])
+            self.slots, self._arrival = slots, self.pool.copies.arrival()
+        # Embeddings were copied before it.
+        self._host.join()
         self.pool.host_used -= len(self.slots) * self.pool.slot_bytes
         self._host = None
+        return self._released
 
     def resize(self, count: int) -> None:
         """Take slots until there are ``count``, or give the newest back. All KV is in the pool then.
@@ -180,6 +206,7 @@ class StreamKV:
             CapacityError: the pool is full.
         """
         self.load()
+        self._join()
         self._give_back(self.slots[count:])
         self.slots = self.slots[:count]
         self.slots = np.concatenate((self.slots, self._take(max(0, count - len(self.slots)))))
@@ -206,9 +233,10 @@ class StreamKV:
         """
         if not 0 <= count <= len(self.slots):
             raise ValueError(f"{count} slots cannot be dropped of {len(self.slots)}")
-        if self._host is None:
+        if not self.on_host:
+            self._join()
             self._give_back(self.slots[:count])
-        elif self.pool is not None:
+        if self._host is not None and self.pool is not None:
             self.pool.host_used -= count * self.pool.slot_bytes
             self._dropped += count
         self.slots = self.slots[count:]
@@ -223,10 +251,10 @@ class StreamKV:
     def stored(self, first: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
         """``K, V [L, Hkv, n, d]`` of the slots ``[first, stop)``, keys as they are stored; copies."""
         assert self.pool is not None
-        if self._host is not None:
+        if self._host is not None and self._released:
             kept = (part[:, self._dropped :][:, first:stop].to(self.pool.device) for part in self._host.tensors())
         else:
-            self.pool.copies.join()
+            self._join()
             index = self.pool.index(self.slots[first:stop])
             kept = (part.index_select(1, index) for part in (self.pool.k, self.pool.v))
         k, v = (part.transpose(1, 2).contiguous() for part in kept)
@@ -240,12 +268,13 @@ class StreamKV:
         return unrotate(k, cos, sin), v
 
     def _take(self, count: int) -> IntArray:
-        if self.pool is None:
-            return np.full(count, -1, np.int64)
-        slots = self.pool.take(count)
-        # Copies to the host may still read them.
-        self.pool.copies.join()
-        return slots
+        return np.full(count, -1, np.int64) if self.pool is None else self.pool.take(count)
+
+    def _join(self) -> None:
+        """What is started on the device from here on waits for the last load."""
+        if self._arrival is not None:
+            self._arrival.join()
+            self._arrival = None
 
     def _give_back(self, slots: IntArray) -> None:
         if self.pool is not None and len(slots):

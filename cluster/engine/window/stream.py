@@ -163,6 +163,8 @@ class Stream:
     failed_ahead: int | None = None
     # Visual tokens that came since work on the current window.
     waiting_rows: int = 0
+    # See `claim_encoded`.
+    encoded_beside: tuple[int, int] = (0, 0)
     # Receives the KV of frames that leave the window.
     kv_sink: KVSink | None = None
     # Number of the newest batch of windows with one of it.
@@ -224,6 +226,11 @@ class Stream:
         self.counters.expired += 1
         return False
 
+    def claim_encoded(self) -> tuple[int, int]:
+        """Visual tokens that were encoded for the next window beside another step, and the tower's FLOPs of them."""
+        encoded, self.encoded_beside = self.encoded_beside, (0, 0)
+        return encoded
+
     def window_frames(self, start: int, end: int) -> list[StreamFrame]:
         """Frames of a window, from its opening frame on."""
         first = opening_index(self.frames, start)
@@ -270,8 +277,8 @@ class Stream:
             self.kv_sink(chunk)
 
     # -- memory ---------------------------------------------------------------------------------------
-    def offload(self) -> None:
-        """Begin the move of KV, and of embeddings with it, to host memory."""
+    def copy_to_host(self) -> None:
+        """Begin the move of embeddings to host memory, and the copy of KV behind them."""
         pool = self.kv.pool
         if pool is None or not len(self.kv):
             return
@@ -281,11 +288,12 @@ class Stream:
         ]
         if frames:
             embeds = [encoded_tokens(frame).embeds for frame in frames]
-            with pool.copies.queue():
+            with pool.copies.outward():
                 copy = pool.copies.to_host([torch.cat(embeds)])
+            pool.copies.keep_until_read(embeds)
             for frame, held in zip(frames, torch.split(copy[0], [len(each) for each in embeds]), strict=True):
                 frame.tokens = replace(encoded_tokens(frame), embeds=held)
-        self.kv.offload()
+        self.kv.copy_to_host()
 
     @property
     def device_nbytes(self) -> int:

@@ -245,7 +245,7 @@ class WindowedEngine(ABC):
         return False
 
     @torch.inference_mode()
-    def step(self, requests: Sequence[WindowRequest]) -> list[Answer]:
+    def step(self, requests: Sequence[WindowRequest], following: Sequence[WindowRequest] = ()) -> list[Answer]:  # noqa: ARG002
         """See ``Engine.step``. Windows too old to be answered are counted in ``stats``; after an error the same windows
         may be stepped again."""
         started = time.monotonic()
@@ -267,7 +267,7 @@ class WindowedEngine(ABC):
                 stream.counters.gated += 1
                 answers[request.stream] = self._repeat(last, request, frames, started)
             elif frames:
-                work.append(WindowWork(stream, request, frames))
+                work.append(WindowWork(stream, request, frames, *stream.claim_encoded()))
         try:
             computed, seconds = self._compute(work) if work else ([], (0.0, 0.0, 0.0))
         except BaseException:

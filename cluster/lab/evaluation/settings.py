@@ -108,6 +108,11 @@ def ours(shape: WindowShape, budget: float, options: Mapping[str, float] | None 
     return Setting(name, "replenish", "budget", budget, chosen, shape, role="ours")
 
 
+def basic_grid(shape: WindowShape) -> list[Setting]:
+    """Full computation and ours, to compare models or precisions."""
+    return [full_computation(shape), ours(shape, 0.1)]
+
+
 def quick_grid(shape: WindowShape) -> list[Setting]:
     """Full computation, CodecSight, its two parts alone, ours at three budgets, and ours with more frequent anchors,
     which show objects of low contrast (night)."""
@@ -233,6 +238,7 @@ def ladder_grid(shape: WindowShape) -> list[Setting]:
 
 
 GRIDS = {
+    "basic": basic_grid,
     "quick": quick_grid,
     "systems": systems_grid,
     "standard": standard_grid,

@@ -129,6 +129,7 @@ def test_threads_that_start_inside_have_the_device_too():
         ("qwen2_5_vl-7b", "refresh first_percent"),
         ("internvl3-8b", "explain"),
         ("internvl3-8b", "ask"),
+        ("internvl3-8b", "idle windows"),
     ],
 )
 def test_production_runs_on_a_gpu(shape, scenario):

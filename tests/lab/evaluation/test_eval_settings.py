@@ -86,7 +86,7 @@ def test_shapes_that_cannot_be_are_refused(shape, reason):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ConfigError, match="unknown settings 'slow'; there are: quick, systems, standard, full"):
+    with pytest.raises(ConfigError, match="unknown settings 'slow'; there are: basic, quick, systems, standard, full"):
         make_grid("slow", SHAPE)
     with pytest.raises(ConfigError, match="no parameter 'taw'"):
         Setting("x", "codecsight", "anchors", options=(("taw", 1.0),)).check()

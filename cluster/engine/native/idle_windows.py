@@ -1,0 +1,91 @@
+"""Where windows wait between their strides: in the pool, or in pinned host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from cluster.engine.window.kv import KVPool
+from cluster.engine.window.stream import Stream
+from cluster.engine.window.windowed_engine import last_valid_answers
+
+LOAD_AHEAD_US = 1_000_000
+"""Microseconds before its end at which a window comes back: many times what its copy takes, so that its newest frames
+can be computed ahead, and a small part of a stride."""
+
+
+class IdleWindows:
+    """Moves windows between a pool and host memory, both ways beside the computation.
+
+    * ``share``: of the pool that windows may fill between their strides; further ones wait in host memory
+    * ``busy``: streams of the current batch, of which none is moved
+    * ``loads``: windows that came back; ``loads_ahead``: before the step that needs them was planned
+    """
+
+    def __init__(self, pool: KVPool, streams: Mapping[str, Stream], share: float) -> None:
+        self.share = share
+        self.busy: Set[str] = frozenset()
+        self.loads = self.loads_ahead = 0
+        self._pool = pool
+        self._streams = streams
+        pool.make_room = self.make_room
+
+    def make_room(self, slots: int) -> None:
+        """Give back the slots of windows until so many more are free or host memory is full: of those that are copied
+        there already, then of those that were unused for longest."""
+        idle = [s for s in self._held(self.busy) if not s.kv.on_host]
+        for stream in sorted(idle, key=lambda s: (not s.kv.copied, bool(s.outstanding), s.used)):
+            if slots <= 0 or not self._copy(stream):
+                return
+            slots -= len(stream.kv)
+            stream.kv.release(wait=True)
+
+    def park(self, busy: Set[str] = frozenset()) -> None:
+        """Copy windows that are not due, nor of ``busy`` streams, to host memory while they fill more of the pool than
+        they may, those that end last first; and give back the slots of what is there."""
+        allowed = self.share * self._pool.capacity
+        if not self._pool.host_capacity or self._pool.used <= allowed:
+            return
+        idle = [s for s in self._held(busy) if not (s.kv.on_host or s.outstanding or _ends_soon(s))]
+        excess = sum(len(stream.kv) for stream in idle) - allowed
+        for stream in sorted(idle, key=lambda s: (s.kv.copied, _remaining(s)), reverse=True):
+            if excess <= 0 or not self._copy(stream):
+                return
+            excess -= len(stream.kv)
+            stream.kv.release()
+
+    def load_ahead(self, stream: Stream, closed: int | None) -> bool:
+        """Begin the way back of a window that ends soon, or has ended at ``closed``, if it will be computed and the
+        pool has room; returns whether it did."""
+        kv = stream.kv
+        if not kv.copied or (closed is None and not _ends_soon(stream)):
+            return False
+        if kv.on_host and len(kv) > self._pool.capacity - self._pool.used:
+            return False
+        if last_valid_answers(stream, stream.clock.end if closed is None else closed) is not None:
+            return False
+        came = kv.load()
+        self.loads += came
+        self.loads_ahead += came
+        return True
+
+    def _held(self, busy: Set[str]) -> list[Stream]:
+        return [stream for name, stream in self._streams.items() if len(stream.kv) and name not in busy]
+
+    def _copy(self, stream: Stream) -> bool:
+        """Begin the copy of a window to host memory; returns whether it has room there."""
+        if not stream.kv.copied:
+            if self._pool.host_used + stream.kv.nbytes > self._pool.host_capacity:
+                return False
+            stream.copy_to_host()
+        return True
+
+
+def _remaining(stream: Stream) -> int:
+    """Microseconds of video until a stream's current window ends."""
+    newest = stream.frames[-1] if stream.frames else None
+    return stream.clock.end - (0 if newest is None else newest.window_time + newest.duration)
+
+
+def _ends_soon(stream: Stream) -> bool:
+    """Whether its window should be in the pool by now: before the frame that may end it."""
+    return bool(stream.frames) and _remaining(stream) <= max(LOAD_AHEAD_US, stream.frames[-1].duration)
