@@ -23,7 +23,7 @@ from cluster.memory.manifest import (
 )
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
-from cluster.memory.tiered_heads import MemoryShape, TieredHeads
+from cluster.memory.tiered_heads import WAITING, MemoryShape, TieredHeads
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers
@@ -83,6 +83,7 @@ class StreamMemory(TieredHeads):
         self._queries: list[Tensor] = []
         # Fails early on an unknown name or option.
         self.compressor = self._compressor_of(spec)
+        self._of_head: dict[int, Compressor] = {}
 
     # -- contents ---------------------------------------------------------------------------------
     @property
@@ -199,7 +200,7 @@ class StreamMemory(TieredHeads):
     @property
     def settle_due(self) -> bool:
         """Whether enough frames wait for :meth:`settle`."""
-        return len(self.recent) >= self.spec.block_frames or self.waiting_bytes >= self.max_waiting_bytes
+        return len(self.recent) >= self.spec.block_frames or self.waiting_bytes >= self.spec.cap_bytes // WAITING
 
     def observe_queries(self, queries: Sequence[Tensor]) -> None:
         """Record the latest question rows per layer ``[Hkv, r, D]``, before rotary, for compressors that use them."""
@@ -214,15 +215,18 @@ class StreamMemory(TieredHeads):
 
     def change_spec(self, spec: MemorySpec) -> None:
         """Change the settings; the organiser stays."""
-        self.spec, self.compressor = spec, self._compressor_of(spec)
+        self.spec, self.compressor, self._of_head = spec, self._compressor_of(spec), {}
 
     def compressor_of_head(self, h: int) -> Compressor:
-        """A compressor for one key head, with that head's question rows only."""
-        return self._compressor_of(self.spec, slice(h, h + 1))
+        """The compressor of one key head, with that head's question rows only."""
+        found = self._of_head.get(h) or self._compressor_of(self.spec)
+        found.observe([rows[h : h + 1] for rows in self._queries])
+        self._of_head[h] = found
+        return found
 
-    def _compressor_of(self, spec: MemorySpec, heads: slice = slice(None)) -> Compressor:
+    def _compressor_of(self, spec: MemorySpec) -> Compressor:
         compressor: Compressor = compressors.get(spec.compressor)(self.columns, **spec.compressor_options)
-        compressor.observe([rows[heads] for rows in self._queries])
+        compressor.observe(self._queries)
         return compressor
 
     @torch.inference_mode()
@@ -316,7 +320,7 @@ class StreamMemory(TieredHeads):
             self.waiting_bytes = sum(map(_bytes, self.recent))
 
     def _create_heads(self) -> None:
-        self.compressor = self._compressor_of(self.spec)
+        self.compressor, self._of_head = self._compressor_of(self.spec), {}
         super()._create_heads()
         if organisers.get(self.spec.organiser).wants_partitions and self.recent:
             self.partitions = VisualPartitions(len(self.recent[0].mean_embedding))

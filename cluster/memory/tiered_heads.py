@@ -36,10 +36,8 @@ from cluster.types import MemorySpec
 
 log = logging.getLogger(__name__)
 
-# Divisors of the cap: share of waiting frames, at most as many that are needed, and share of a saved window.
-_WAITING, _MOST_WAITING, _WINDOW = 8, 4, 8
-# Whole frames that should wait together: fewer do not tell an object from what is always there.
-_TOGETHER = 4
+# Divisors of the cap: share of waiting frames, and of a saved window.
+WAITING, _WINDOW = 8, 8
 # Bytes and blocks per tier call, which has a deadline.
 _BATCH_BYTES, _BATCH = 2**20, 256
 # Stored size of a head's index over that of its tensors: tiers round up.
@@ -152,17 +150,7 @@ class TieredHeads:
         """Most bytes of blocks, index and window, counting both versions during a rewrite: the cap less the share of
         waiting frames."""
         cap = min(self.spec.cap_bytes, self.tiers.capacity(self.stream))
-        return cap - self._waiting_share(cap)
-
-    @property
-    def max_waiting_bytes(self) -> int:
-        """Bytes of waiting frames from which on they are clustered."""
-        return self._waiting_share(self.spec.cap_bytes)
-
-    def _waiting_share(self, cap: int) -> int:
-        shape = self.shape
-        frame = 0 if shape is None else 2 * shape.layers * shape.heads * shape.width * shape.dtype.itemsize
-        return max(cap // _WAITING, min(cap // _MOST_WAITING, _TOGETHER * self.rows * self.columns * frame))
+        return cap - cap // WAITING
 
     # -- blocks -----------------------------------------------------------------------------------
     def drop_lost_clusters(self, layer: int, h: int, uids: Sequence[int]) -> None:

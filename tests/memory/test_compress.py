@@ -370,7 +370,7 @@ def test_an_object_smaller_than_a_frame_is_kept_by_its_tokens() -> None:
     assert not objects <= set(CoRDS(COLUMNS, objective="paper").select([layer], 24)[0][0].tolist())
 
 
-@given(seed=st.integers(0, 100), count=st.integers(3, 30), rarity=st.sampled_from([0.0, 1.0]))
+@given(seed=st.integers(0, 100), count=st.integers(3, 30), rarity=st.sampled_from([0.0, 1.0, 2.0]))
 def test_tokens_are_chosen_as_by_greedy_search_over_all_cells(seed: int, count: int, rarity: float) -> None:
     """Against a search that in every step looks at every token of every cell."""
     layer = ragged(seed, 9, heads=2, layers=1)[0]
@@ -386,20 +386,7 @@ def test_tokens_are_chosen_as_by_greedy_search_over_all_cells(seed: int, count: 
         for cell in set(cells) if rarity else ():
             there = [i for i, each in enumerate(cells) if each == cell]
             middle = np.average(points[there], axis=0, weights=weight[head][there])
-            factor[there] = ((points[there] - middle) ** 2).sum(-1)
-        frames, places = layer.frame[head].tolist(), [divmod(each, COLUMNS) for each in cells]
-        factor = np.array(
-            [
-                np.mean(
-                    [
-                        factor[j]
-                        for j, (r, c) in enumerate(places)
-                        if frames[j] == frames[i] and abs(r - places[i][0]) <= 1 and abs(c - places[i][1]) <= 1
-                    ]
-                )
-                for i in range(layer.tokens)
-            ]
-        )
+            factor[there] = ((points[there] - middle) ** 2).sum(-1) ** rarity
         tail = set(range(layer.tokens - newest, layer.tokens))
         taken = set(tail)
         while len(taken) < count:

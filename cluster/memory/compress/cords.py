@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.memory.compress import Compressor, all_tokens, frame_sizes, frame_slots, top_tokens
-from cluster.memory.compress.infinipot_v import pooled_norms
 from cluster.memory.head_memory import LayerKV
 
 _GROUP = 512
@@ -31,20 +30,19 @@ class CoRDS(Compressor):
       spread evenly over it (the paper does not say).
     * ``rare``, ours for a camera that does not move, where a small object hardly moves a frame's centroid: candidates
       are tokens, covered by the newest ones and by those chosen of their cell, and a token's distance to these is
-      multiplied by that to the mean of its cell, in the mean of the tokens of its frame at most ``reach`` cells away
-      (one cell that changes is noise), to the power of ``rarity``. The mean of a cell is weighted (eq. 2): a token
+      multiplied by that to the mean of its cell, to the power of ``rarity``. The mean is weighted (eq. 2): a token
       stands for those dropped in its favour (:meth:`weigh`), so that what was common at a cell stays so after most of
       it was dropped.
 
     The choice is made at anchor layers of the lowest quarter; every other layer takes that of the nearest anchor below.
 
     Args:
-        columns: cells of one row.
+        columns: cells of one row; unused.
         objective: see above.
         key_weight: of keys against values in the distance (lambda).
         recent: share of the budget for the newest tokens.
         active: share of the layers, from the lowest, among which every second one is an anchor.
-        rarity: of ``rare``: 0 counts all tokens alike; ``reach``: see above.
+        rarity: of ``rare``: 0 counts all tokens alike.
         bonus: of ``paper``: weight of novelty (gamma); ``bonus_key_weight``: of keys in it (beta).
     """
 
@@ -56,8 +54,7 @@ class CoRDS(Compressor):
         key_weight: float = 0.25,
         recent: float = 0.125,
         active: float = 0.25,
-        rarity: float = 1.0,
-        reach: int = 1,
+        rarity: float = 2.0,
         bonus: float = 0.25,
         bonus_key_weight: float = 0.25,
     ) -> None:
@@ -66,11 +63,10 @@ class CoRDS(Compressor):
             raise ValueError(f"the objective of CoRDS is rare or paper, not {objective!r}")
         if not all(0 <= share <= 1 for share in (key_weight, bonus_key_weight, recent, active)):
             raise ValueError("key weights and shares of CoRDS lie between 0 and 1")
-        if bonus < 0 or rarity < 0 or reach < 0:
-            raise ValueError("bonus, rarity and reach of CoRDS are not negative")
+        if bonus < 0 or rarity < 0:
+            raise ValueError("bonus and rarity of CoRDS are not negative")
         self.objective, self.key_weight, self.recent, self.active = objective, key_weight, recent, active
-        self.rarity, self.reach = rarity, reach
-        self.bonus, self.bonus_key_weight = bonus, bonus_key_weight
+        self.rarity, self.bonus, self.bonus_key_weight = rarity, bonus, bonus_key_weight
 
     def anchors(self, layers: int) -> list[int]:
         """Layers that select for themselves: 0, 2, 4 of 28."""
@@ -126,15 +122,11 @@ class CoRDS(Compressor):
         points, weight = self._points(layer), layer.weights
         apart = tail_distances(points, newest)
         tail = torch.arange(layer.tokens, device=points.device) >= layer.tokens - newest
-        scores, rarity = torch.empty_like(weight), torch.empty_like(weight)
-        for at, there in cell_groups(layer.cell):
-            found = rarities(points.flatten(0, 1)[at], weight.view(-1)[at] * there)
-            rarity.view(-1)[at[there]] = found[there]
-        reach = torch.full((layer.heads,), self.reach, device=rarity.device)
-        rarity = pooled_norms(rarity, frame_slots(layer.frame), layer.cell, self.columns, reach) ** self.rarity
+        scores = torch.empty_like(weight)
         for at, there in cell_groups(layer.cell):
             near = points.flatten(0, 1)[at]
-            found = insertion_scores(near, rarity.view(-1)[at], apart.view(-1)[at], there & ~tail[at % layer.tokens])
+            rarity = rarities(near, weight.view(-1)[at] * there) ** self.rarity
+            found = insertion_scores(near, rarity, apart.view(-1)[at], there & ~tail[at % layer.tokens])
             scores.view(-1)[at[there]] = found[there]
         return top_tokens(scores.masked_fill_(tail, torch.inf), budget, evenly=True)
 

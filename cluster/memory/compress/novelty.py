@@ -1,4 +1,4 @@
-"""Novelty: what a cell seldom shows, spread over time (ours)."""
+"""Novelty: what is not a cell's background, spread over time (ours)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.memory.compress import Compressor, all_tokens, frame_slots, rank_in_frame, top_tokens
-from cluster.memory.compress.cords import cell_groups
 from cluster.memory.head_memory import LayerKV
 
 STRETCHES = (4, 32)
@@ -25,28 +24,31 @@ class Novelty(Compressor):
     """Ranks tokens by novelty, divided by their rank among those of the same stretch of time.
 
     A fixed camera sees the same background for hours and an object for seconds. A token is as new as its key is unlike
-    those of its cell: one minus the cosine that ``familiar`` of the cell's other tokens reach, in the mean of the 3 x 3
-    cells around it in its frame, of which those without a token count 0. So a change of one cell counts less than an
-    object, and an object's middle more than its edge. Tokens are scored once, when they first compete and the
-    background is still there to compare with; the score is kept as their weight.
+    the background of its cell, a moving average of the directions of all keys that came there: one minus their cosine,
+    in the mean of the 3 x 3 cells around it in its frame, of which those without a token count 0. So a change of one
+    cell counts less than an object, and an object's middle more than its edge. Tokens are scored once, when they first
+    compete; the score is kept as their weight. The background is the compressor's own, one vector per cell: after a
+    restart it begins anew with the next token of each cell, which is then not new.
 
-    Alone it would fill the memory with the many tokens of whoever stayed longest; so of 4 frames the best token counts
-    whole, the second half, the third a third, and likewise of 32. Frames in which nothing changed have no tokens and
-    take no room. Keys of the shallow layers show what a cell looks like, those of deep ones what the model makes of the
-    scene; so the first quarter of the layers, all heads together, decides for all. Where heads do not hold the same
+    Alone novelty would fill the memory with the many tokens of whoever stayed longest; so of 4 frames the best token
+    counts whole, the second half, the third a third, and likewise of 32. Frames in which nothing changed have no tokens
+    and take no room. Keys of the shallow layers show what a cell looks like, those of deep ones what the model makes of
+    the scene; so the first quarter of the layers, all heads together, decides for all. Where heads do not hold the same
     tokens, each layer's head decides for itself.
 
     Args:
         columns: cells of one row.
-        familiar: share of a cell's other tokens that must be like a token for it not to be new.
+        rate: of the moving average, for each token.
     """
 
-    def __init__(self, columns: int, *, familiar: float = 0.1) -> None:
+    def __init__(self, columns: int, *, rate: float = 0.05) -> None:
         super().__init__(columns)
-        if not 0 < familiar <= 1:
-            raise ValueError(f"familiar is a share above 0 and at most 1, not {familiar:g}")
-        self.familiar = familiar
+        if not 0 < rate <= 1:
+            raise ValueError(f"the rate of novelty's background is above 0 and at most 1, not {rate:g}")
+        self.rate = rate
         self._scores: list[Tensor] = []
+        # Of all layers and heads together, or of each that decides for itself.
+        self._backgrounds: dict[tuple[int, int] | None, Tensor] = {}
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
         if budget >= max(layer.tokens for layer in layers):
@@ -54,11 +56,12 @@ class Novelty(Compressor):
             return [all_tokens(layer) for layer in layers]
         if not _same_tokens(layers):
             self._scores = [
-                torch.cat([self._scored(layer, h, [layer.key[h]]) for h in range(layer.heads)]) for layer in layers
+                torch.cat([self._scored(layer, h, [layer.key[h]], (number, h)) for h in range(layer.heads)])
+                for number, layer in enumerate(layers)
             ]
             return [_chosen(*pair, budget) for pair in zip(layers, self._scores, strict=True)]
         shallow = layers[: -(-len(layers) // _SHALLOW)]
-        scores = self._scored(layers[0], 0, [key for layer in shallow for key in layer.key])
+        scores = self._scored(layers[0], 0, [key for layer in shallow for key in layer.key], None)
         self._scores = [scores.expand(layer.heads, -1) for layer in layers]
         one = LayerKV(*(getattr(layers[0], name)[:1] for name in ("key", "value", "frame", "cell")))
         stays = _chosen(one, scores, budget)
@@ -69,15 +72,17 @@ class Novelty(Compressor):
             return super().weigh(layers, chosen)
         return [_SCORED + scores.gather(1, stays) for scores, stays in zip(self._scores, chosen, strict=True)]
 
-    def _scored(self, layer: LayerKV, h: int, keys: Sequence[Tensor]) -> Tensor:
-        """Novelty ``[1, n]`` of one head's tokens by their ``keys [n, D]``, of those that were scored before the
-        same."""
+    def _scored(self, layer: LayerKV, h: int, keys: Sequence[Tensor], whose: tuple[int, int] | None) -> Tensor:
+        """Novelty ``[1, n]`` of one head's tokens by their ``keys [n, D]``, of those that were scored before the same;
+        ``whose``: background."""
         weight = layer.weights[h]
-        fresh = weight < _SCORED
-        scores = (weight - _SCORED).clamp(min=0)
-        if bool(fresh.any()):
-            found = novelty(keys, layer.cell[h], self.familiar, fresh)
-            scores[fresh] = pooled(found[fresh], layer.frame[h, fresh], layer.cell[h, fresh], self.columns)
+        scores, fresh = (weight - _SCORED).clamp(min=0), (weight < _SCORED).nonzero()[:, 0]
+        if len(fresh):
+            unit = torch.cat([F.normalize(key[fresh].float(), dim=1) for key in keys], dim=1) / len(keys) ** 0.5
+            frame, cell = layer.frame[h, fresh], layer.cell[h, fresh]
+            background = grown(self._backgrounds.get(whose, unit[:0]), int(cell.max()) + 1)
+            self._backgrounds[whose] = background
+            scores[fresh] = pooled(novelty(unit, frame, cell, background, self.rate), frame, cell, self.columns)
         return scores[None]
 
 
@@ -99,30 +104,24 @@ def _same_tokens(layers: Sequence[LayerKV]) -> bool:
     )
 
 
-def novelty(keys: Sequence[Tensor], cell: Tensor, familiar: float, fresh: Tensor) -> Tensor:
-    """Novelty ``[n]`` of tokens, 0 to 2: one minus the cosine that the share ``familiar`` of the other tokens of their
-    ``cell [n]`` reach, at least one of them; 1 for a cell's only token.
+def grown(background: Tensor, cells: int) -> Tensor:
+    """``background [c, D]`` with zeros for cells up to the number ``cells``."""
+    return F.pad(background, (0, 0, 0, max(0, cells - len(background))))
 
-    Args:
-        keys: of each head ``[n, D]``; a cosine is the mean of those of all heads.
-        cell: in time order.
-        familiar: above 0, at most 1.
-        fresh: the tokens to score ``[n]`` bool, of each cell the newest; 0 for the others.
+
+def novelty(unit: Tensor, frame: Tensor, cell: Tensor, background: Tensor, rate: float) -> Tensor:
+    """Novelty ``[n]``, 0 to 2, of tokens in time order: one minus the cosine of their directions ``unit [n, D]`` with
+    the ``background [c, D]`` of their ``cell [n]`` as it was before their ``frame [n]``; 0 for the first of a cell.
+
+    Each of them moves the background towards itself by ``rate``, in place.
     """
-    unit = torch.cat([F.normalize(key.float(), dim=1) for key in keys], dim=1) / len(keys) ** 0.5
     scores = unit.new_zeros(len(unit))
-    for at, there in cell_groups(cell[None]):
-        wanted = fresh[at] & there
-        rows = int(wanted.sum(dim=1).max())
-        if not rows:
-            continue
-        points = unit[at]
-        others = there[:, None] & ~torch.eye(at.shape[1], dtype=torch.bool, device=at.device)[-rows:]
-        cosine = (points[:, -rows:] @ points.mT).masked_fill_(~others, -torch.inf)
-        reach = (others.sum(dim=2) * familiar).ceil().long().clamp(min=1)
-        best = cosine.topk(min(int(reach.max()), at.shape[1]), dim=2).values.gather(2, reach[:, :, None] - 1)[:, :, 0]
-        mine = wanted[:, -rows:]
-        scores[at[:, -rows:][mine]] = torch.where(best.isfinite(), 1 - best, 1.0).clamp(min=0)[mine]
+    _, sizes = torch.unique_consecutive(frame, return_counts=True)
+    for rows in torch.arange(len(unit), device=unit.device).split(sizes.tolist()):
+        here, there = unit[rows], background[cell[rows]]
+        known = there.square().sum(dim=1) > 0
+        scores[rows] = torch.where(known, 1 - F.cosine_similarity(here, there, dim=1), 0.0).clamp(min=0)
+        background[cell[rows]] = torch.where(known[:, None], torch.lerp(there, here, rate), here)
     return scores
 
 
