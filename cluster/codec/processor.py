@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
 import av
 from av.video.frame import PictureType, VideoFrame
 
+from cluster.codec.change import no_change
 from cluster.codec.decode_device import DecodeDevice, DecodeWish
 from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
+from cluster.codec.lazy import HeldPacket, LazyDecode
 from cluster.codec.motion import ReferenceDistance
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.nvdec import DevicePicture, Nvdec
 from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, trim_heap
 from cluster.codec.privacy import Polygon, PrivacyMasks
 from cluster.codec.source import StreamHeader
+from cluster.codec.stats import CodecStats
 from cluster.codec.timeline import AnchorRule, Sampling, Timeline
 from cluster.codec.view import PictureView
 from cluster.errors import SourceError
@@ -31,7 +34,7 @@ _LATE = 1024
 class CodecOptions:
     """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump. ``masks``: privacy
     masks. ``decoded_bytes``: memory limit for decoded pictures. ``decode``: on which device; "auto" takes a GPU
-    if there is one."""
+    if there is one. ``lazy``: leave quiet video undecoded (H.264 and HEVC on the CPU)."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
@@ -39,39 +42,7 @@ class CodecOptions:
     masks: tuple[Polygon, ...] = ()
     decoded_bytes: int = DECODED_BYTES
     decode: DecodeWish = "cpu"
-
-
-@dataclass(slots=True)
-class CodecStats:
-    """Counters of one stream since its start. ``resyncs``: by reason:
-
-    ``gap`` (sequence hole), ``lost_reference`` (found in the bitstream), ``corrupt``, ``timestamps``, ``resolution``,
-    ``codec``, ``too_large``, and what callers of ``resync`` say. ``gaps`` counts the first two. ``refusal``: why
-    nothing is decoded now, a sentence; it goes when a picture comes. ``scenes``: fresh samples; all but the first are
-    of a clock that jumped or of another grid. ``last_pts``: newest shown picture.
-    """
-
-    packets: int = 0
-    packets_skipped: int = 0
-    packets_repeated: int = 0
-    frames_decoded: int = 0
-    frames_sampled: int = 0
-    anchors: int = 0
-    scenes: int = 0
-    decode_errors: int = 0
-    corrupt_frames: int = 0
-    gaps: int = 0
-    pts_missing: int = 0
-    pts_repeated: int = 0
-    pts_jumps: int = 0
-    resyncs: Counter[str] = field(default_factory=Counter)
-    trusted: bool = False
-    codec: str = ""
-    width: int = 0
-    height: int = 0
-    cue: str = ""
-    refusal: str = ""
-    last_pts: int | None = None
+    lazy: bool = False
 
 
 class _Trust(Enum):
@@ -79,6 +50,8 @@ class _Trust(Enum):
     """Nothing decodes until a keyframe's packet comes."""
     RECOVERING = auto()
     """That packet went in; the first picture that needs nothing before it has not come out yet."""
+    SKIPPED = auto()
+    """The same where the pictures before it were left undecoded: nothing is missing."""
     TRUSTED = auto()
 
 
@@ -111,7 +84,13 @@ class CodecProcessor:
         self._header = StreamHeader("", 0, 0, b"")
         self._trust = _Trust.LOST
         self._suspect = False
-        self._newest: deque[tuple[EncodedPacket, bytes, bool]] = deque(maxlen=MOST_THREADS)
+        self._newest: deque[HeldPacket] = deque(maxlen=MOST_THREADS)
+        self.lazy = LazyDecode() if self.options.lazy else None
+        # While packets are held: the newest sample, a newer picture that was none, and up to when they were sampled.
+        self._last_sample: SampledPicture | None = None
+        self._unsampled: VideoFrame | None = None
+        self._sampled_until: int | None = None
+        self._must_show: int | None = None
         # What the next sample is told to be: the first of a scene, or one after missing video.
         self._fresh, self._gap = True, False
         self._next_sequence: int | None = None
@@ -154,14 +133,69 @@ class CodecProcessor:
             if head.lost and self._trust is not _Trust.LOST:
                 self.stats.gaps += 1
                 self.resync("lost_reference")
-        if self._trust is _Trust.LOST and not self._recover(packet, data):
-            self.stats.packets_skipped += 1
-            return []
-        self._newest.append((packet, data, reference))
-        frames = self._decode(packet, data, reference)
+        each = HeldPacket(packet, data, reference)
+        hold = self.lazy is not None and self.lazy.holds(packet, data)
+        if self._trust is _Trust.LOST:
+            if not self._recover(each):
+                self.stats.packets_skipped += 1
+                return []
+        elif self.lazy is not None and self.device.name == "cpu":
+            return self._feed_lazily(each, self.lazy, hold)
+        return self._feed_now(each)
+
+    def label(self, sample: SampledPicture, *, changed: bool) -> None:
+        """What the pruner found in a sample, before the next packet is fed."""
+        if self.lazy is not None and not sample.repeated:
+            self.lazy.label(sample.pts, changed)
+
+    def _feed_now(self, each: HeldPacket) -> list[SampledPicture]:
+        assert self._decoder is not None
+        self._newest.append(each)
+        frames = self._decode(each)
         if frames is None and self._decoder.threads > 1:
             frames = self._decode_again()
         return self._show(frames or [])
+
+    def _feed_lazily(self, each: HeldPacket, lazy: LazyDecode, hold: bool) -> list[SampledPicture]:
+        """Hold the packet; or drop those held before a keyframe, or decode them, and then this one."""
+        if hold and (lazy.holding or (self._must_show is None and self._last_sample is not None)):
+            return self._repeat(lazy.hold(each))
+        samples: list[SampledPicture] = []
+        if lazy.holding and lazy.restarts:
+            samples = self._repeat(lazy.skip())
+            self.stats.frames_spared = lazy.spared
+            if self._recover(each):
+                self._trust = _Trust.SKIPPED
+                self._order.reset()
+                self._sampled_until = None
+        for before in lazy.release():
+            samples += self._feed_now(before)
+            if self._trust is _Trust.LOST:
+                return samples
+        if lazy.told and each.packet.pts is not None:
+            self._must_show = max(self._must_show or 0, each.packet.pts)
+        return samples + self._feed_now(each)
+
+    def _repeat(self, times: list[int]) -> list[SampledPicture]:
+        """Samples at the times of pictures that are left undecoded: the newest decoded one again."""
+        samples = []
+        for pts in times:
+            self._sampled_until = max(self._sampled_until or pts, pts)
+            time = self._timeline.place_picture(pts).time
+            if time is None:
+                continue
+            self.stats.last_pts = time
+            view, last = self._view, self._last_sample
+            if view is None or last is None or not self._sampling.is_sample(time):
+                continue
+            if self._unsampled is not None:
+                sample = self._sample(self._unsampled, time, view)
+            else:
+                header = self._header_of_sample(time, view)
+                sample = replace(last, change=no_change(view.grid, last.change.cue), repeated=True, **header)
+            if sample is not None:
+                samples.append(sample)
+        return samples
 
     def decode_keyframe_only(self, packet: EncodedPacket) -> list[SampledPicture]:
         """Cheap alternative to :meth:`feed`: decodes only keyframes, each shown at once. The next packet fed follows a
@@ -179,11 +213,14 @@ class CodecProcessor:
         """Samples among the pictures still held back, at the end of the video."""
         if self._decoder is None or self._trust is _Trust.LOST:
             return []
+        samples = []
+        if self.lazy is not None:
+            samples = self._repeat(self.lazy.skip())
+            self.stats.frames_spared = self.lazy.spared
         try:
-            samples = self._show(self._decoder.drain())
+            samples += self._show(self._decoder.drain())
         except (DecodeError, PicturesTooLargeError):
             self.stats.decode_errors += 1
-            samples = []
         self._lose()
         return samples
 
@@ -213,6 +250,8 @@ class CodecProcessor:
         self._header = StreamHeader(header.codec, header.width, header.height, found.parameter_sets)
         self._decoder = self._new_decoder()
         self._numbers = H264FrameNumbers(found.parameter_sets if header.codec == "h264" else b"")
+        if self.lazy is not None:
+            self.lazy.open(header.codec, found.parameter_sets)
         if self._view is not None:
             # Its grid is the scene's, whatever codec and size show it from here on.
             self._view.width = self._view.height = 0
@@ -257,7 +296,8 @@ class CodecProcessor:
             return None
         return data
 
-    def _recover(self, packet: EncodedPacket, data: bytes) -> bool:
+    def _recover(self, each: HeldPacket) -> bool:
+        packet, data = each.packet, each.data
         if not packet.keyframe and not (packet.codec in FRAMED_CODECS and starts_decoding(packet.codec, data)):
             return False
         if self._suspect:
@@ -270,10 +310,11 @@ class CodecProcessor:
         self._recovery_pts = packet.pts
         return True
 
-    def _decode(self, packet: EncodedPacket, data: bytes, reference: bool) -> list[VideoFrame] | None:
+    def _decode(self, each: HeldPacket) -> list[VideoFrame] | None:
         """None if the decoder failed; decoding then resumes at the next keyframe."""
         assert self._decoder is not None
-        self._order.record_decoded(packet.pts, reference)
+        packet, data = each.packet, each.data
+        self._order.record_decoded(packet.pts, each.reference)
         try:
             return self._decoder.decode(data, packet.pts, packet.dts)
         except PicturesTooLargeError as error:
@@ -297,8 +338,8 @@ class CodecProcessor:
         """Threads report damage some packets late: decode again from the newest keyframe since, if there is one."""
         newest = list(self._newest)
         for start in range(len(newest) - 1, 0, -1):
-            if self._recover(*newest[start][:2]):
-                return [frame for each in newest[start:] for frame in self._decode(*each) or ()]
+            if self._recover(newest[start]):
+                return [frame for each in newest[start:] for frame in self._decode(each) or ()]
         return []
 
     def _lose(self) -> None:
@@ -307,6 +348,10 @@ class CodecProcessor:
         self._gap = True
         self._numbers.reset()
         self._order.reset()
+        if self.lazy is not None:
+            self.stats.packets_skipped += self.lazy.holding
+            self.lazy.clear()
+        self._last_sample = self._unsampled = self._sampled_until = self._must_show = None
 
     # -- pictures -------------------------------------------------------------------------------
     def _show(self, frames: list[VideoFrame]) -> list[SampledPicture]:
@@ -325,7 +370,7 @@ class CodecProcessor:
             self.stats.corrupt_frames += 1
             self.resync("corrupt")
             return None
-        if self._trust is _Trust.RECOVERING and not self._trustworthy(frame):
+        if self._trust is not _Trust.TRUSTED and not self._trustworthy(frame):
             return None
         view = self._view
         if view is None or (frame.width, frame.height) != (view.width, view.height):
@@ -339,7 +384,9 @@ class CodecProcessor:
             self._fresh = self._fresh or grid != view.grid
             self.stats.width, self.stats.height = frame.width, frame.height
         pts = frame.pts if frame.pts is not None else frame.dts
-        time = self._place(frame, pts)
+        # Of held pictures the times have been sampled already.
+        late = self._sampled_until is not None and pts is not None and pts <= self._sampled_until
+        time = None if late else self._place(frame, pts)
         if self._trust is _Trust.LOST:
             return None
         past, future = self._order.scale_factors(pts, self._reorders)
@@ -347,6 +394,10 @@ class CodecProcessor:
             view.change.add_picture(frame, past, future)
         if frame.pict_type == PictureType.I or frame.key_frame:
             self._anchors.note_intra_picture(time)
+        if self.lazy is not None:
+            self._unsampled = frame
+            if self._must_show is not None and (pts is None or pts >= self._must_show):
+                self._must_show = None
         if time is None:
             return None
         self.stats.last_pts = time
@@ -366,14 +417,19 @@ class CodecProcessor:
         )
         if not frame.key_frame and not gradual:
             return False
-        self._trust = _Trust.TRUSTED
+        skipped, self._trust = self._trust is _Trust.SKIPPED, _Trust.TRUSTED
         self.stats.trusted = True
         self.stats.refusal = ""
-        self._restart()
+        if skipped:
+            self._timeline.resume()
+        else:
+            self._restart()
         return True
 
     def _make_view(self, frame: VideoFrame) -> PictureView:
         self._view = PictureView(frame.width, frame.height, self._geometry, self._masks)
+        if self.lazy is not None:
+            self.lazy.set_size(frame.width, frame.height)
         return self._view
 
     def _restart(self) -> None:
@@ -420,7 +476,10 @@ class CodecProcessor:
             return None
         change = view.change.pop_change(luma)
         self.stats.cue = change.cue
-        return SampledPicture(rgb=rgb, luma=luma, change=change, **self._header_of_sample(time, view))
+        sample = SampledPicture(rgb=rgb, luma=luma, change=change, **self._header_of_sample(time, view))
+        if self.lazy is not None:
+            self._last_sample, self._unsampled = sample, None
+        return sample
 
     def _header_of_sample(self, time: int, view: PictureView) -> dict[str, Any]:
         """Fields of the next sample's :class:`~cluster.types.PictureHeader`; counts it."""
