@@ -1,4 +1,4 @@
-"""Lazy decoding: packets in which nothing happens are held, and decoded only if something does before the next keyframe.
+"""Lazy decoding: packets in which nothing happens are held, and decoded only if something does before a keyframe.
 
 An encoder spends bits on what changes. How many a quiet picture costs depends on its type, its layer and its place
 after the keyframe, and is learned per camera from pictures that the pruner found unchanged. What a picture costs beyond
@@ -18,12 +18,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from cluster.codec.slice_header import CodedPicture, SliceHeaders
+from cluster.codec.nal import CodedPicture
+from cluster.codec.slice_header import SliceHeaders
 from cluster.types import MICROSECONDS, EncodedPacket
 
-AREA = 4.0
+AREA = 8.0
 """Macroblocks by which one picture may exceed a quiet one."""
-MEAN_AREA = 2.0
+MEAN_AREA = 4.0
 """The same of the running mean."""
 MEAN_WEIGHT = 0.3
 """Weight of the newest picture in the running mean."""
@@ -81,7 +82,7 @@ class QuietModel:
         self._mean = 0.0
 
     def add(self, picture: CodedPicture, size: float) -> tuple[float, float]:
-        """Changed area of the next picture and its running mean, in macroblocks; infinite while its class is unknown."""
+        """Changed area of the next picture and its running mean, in macroblocks; infinite for an unknown class."""
         self._place += 1
         place = next((index for index, last in enumerate(_PLACES) if self._place <= last), len(_PLACES))
         key = picture.kind, picture.reference, picture.layer, place

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 START_CODE = b"\x00\x00\x00\x01"
 _SHORT_START = b"\x00\x00\x01"
@@ -20,6 +21,19 @@ _RECOVERY_POINT = 6
 _CHROMA_PROFILES = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
 
 FRAMED_CODECS = frozenset({"h264", "hevc"})
+
+PictureType = Literal["I", "P", "B"]
+
+
+@dataclass(frozen=True, slots=True)
+class CodedPicture:
+    """``kind``: type of the first slice. ``qp``: its luma quantiser, 0..51 in 8 bit. ``reference``: whether later
+    pictures of its layer may refer to it. ``layer``: HEVC's temporal layer, 0 in H.264."""
+
+    kind: PictureType
+    qp: int
+    reference: bool
+    layer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +308,7 @@ def read_h264_sequence(payload: bytes) -> H264Sequence:
         if bits.bits(1):
             for index in range(8 if chroma != 3 else 12):
                 if bits.bits(1):
-                    skip_scaling_list(bits, 16 if index < 6 else 64)
+                    _skip_scaling_list(bits, 16 if index < 6 else 64)
     frame_num_bits = bits.ue() + 4
     order, order_bits, order_deltas = bits.ue(), 0, False
     if order == 0:
@@ -327,7 +341,7 @@ def read_h264_sequence(payload: bytes) -> H264Sequence:
     )
 
 
-def skip_scaling_list(bits: Bits, size: int) -> None:
+def _skip_scaling_list(bits: Bits, size: int) -> None:
     last = following = 8
     for _ in range(size):
         if following:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from dataclasses import dataclass
 from typing import Any
 
 import av
 from av.video.frame import PictureType, VideoFrame
 
-from cluster.codec.change import no_change
 from cluster.codec.decode_device import DecodeDevice, DecodeWish
 from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
 from cluster.codec.lazy import HeldPacket, LazyDecode
+from cluster.codec.lazy_feed import LazyFeed, Trust
 from cluster.codec.motion import ReferenceDistance
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.nvdec import DevicePicture, Nvdec
@@ -45,17 +44,7 @@ class CodecOptions:
     lazy: bool = False
 
 
-class _Trust(Enum):
-    LOST = auto()
-    """Nothing decodes until a keyframe's packet comes."""
-    RECOVERING = auto()
-    """That packet went in; the first picture that needs nothing before it has not come out yet."""
-    SKIPPED = auto()
-    """The same where the pictures before it were left undecoded: nothing is missing."""
-    TRUSTED = auto()
-
-
-class CodecProcessor:
+class CodecProcessor(LazyFeed):
     """Decoder, sampler and change grid of one camera. One thread; never raises on bad packets.
 
     After a gap, damage, a clock jump, or a join in mid-GOP, packets are skipped until the next keyframe, and the next
@@ -82,15 +71,10 @@ class CodecProcessor:
         self._order = ReferenceDistance()
         self._decoder: Decoder | None = None
         self._header = StreamHeader("", 0, 0, b"")
-        self._trust = _Trust.LOST
+        self._trust = Trust.LOST
         self._suspect = False
         self._newest: deque[HeldPacket] = deque(maxlen=MOST_THREADS)
-        self.lazy = LazyDecode() if self.options.lazy else None
-        # While packets are held: the newest sample, a newer picture that was none, and up to when they were sampled.
-        self._last_sample: SampledPicture | None = None
-        self._unsampled: VideoFrame | None = None
-        self._sampled_until: int | None = None
-        self._must_show: int | None = None
+        self._begin_lazily(LazyDecode() if self.options.lazy else None)
         # What the next sample is told to be: the first of a scene, or one after missing video.
         self._fresh, self._gap = True, False
         self._next_sequence: int | None = None
@@ -130,23 +114,18 @@ class CodecProcessor:
         if packet.codec == "h264":
             head = self._numbers.inspect(data)
             reference = head.reference
-            if head.lost and self._trust is not _Trust.LOST:
+            if head.lost and self._trust is not Trust.LOST:
                 self.stats.gaps += 1
                 self.resync("lost_reference")
         each = HeldPacket(packet, data, reference)
         hold = self.lazy is not None and self.lazy.holds(packet, data)
-        if self._trust is _Trust.LOST:
+        if self._trust is Trust.LOST:
             if not self._recover(each):
                 self.stats.packets_skipped += 1
                 return []
         elif self.lazy is not None and self.device.name == "cpu":
             return self._feed_lazily(each, self.lazy, hold)
         return self._feed_now(each)
-
-    def label(self, sample: SampledPicture, *, changed: bool) -> None:
-        """What the pruner found in a sample, before the next packet is fed."""
-        if self.lazy is not None and not sample.repeated:
-            self.lazy.label(sample.pts, changed)
 
     def _feed_now(self, each: HeldPacket) -> list[SampledPicture]:
         assert self._decoder is not None
@@ -156,47 +135,6 @@ class CodecProcessor:
             frames = self._decode_again()
         return self._show(frames or [])
 
-    def _feed_lazily(self, each: HeldPacket, lazy: LazyDecode, hold: bool) -> list[SampledPicture]:
-        """Hold the packet; or drop those held before a keyframe, or decode them, and then this one."""
-        if hold and (lazy.holding or (self._must_show is None and self._last_sample is not None)):
-            return self._repeat(lazy.hold(each))
-        samples: list[SampledPicture] = []
-        if lazy.holding and lazy.restarts:
-            samples = self._repeat(lazy.skip())
-            self.stats.frames_spared = lazy.spared
-            if self._recover(each):
-                self._trust = _Trust.SKIPPED
-                self._order.reset()
-                self._sampled_until = None
-        for before in lazy.release():
-            samples += self._feed_now(before)
-            if self._trust is _Trust.LOST:
-                return samples
-        if lazy.told and each.packet.pts is not None:
-            self._must_show = max(self._must_show or 0, each.packet.pts)
-        return samples + self._feed_now(each)
-
-    def _repeat(self, times: list[int]) -> list[SampledPicture]:
-        """Samples at the times of pictures that are left undecoded: the newest decoded one again."""
-        samples = []
-        for pts in times:
-            self._sampled_until = max(self._sampled_until or pts, pts)
-            time = self._timeline.place_picture(pts).time
-            if time is None:
-                continue
-            self.stats.last_pts = time
-            view, last = self._view, self._last_sample
-            if view is None or last is None or not self._sampling.is_sample(time):
-                continue
-            if self._unsampled is not None:
-                sample = self._sample(self._unsampled, time, view)
-            else:
-                header = self._header_of_sample(time, view)
-                sample = replace(last, change=no_change(view.grid, last.change.cue), repeated=True, **header)
-            if sample is not None:
-                samples.append(sample)
-        return samples
-
     def decode_keyframe_only(self, packet: EncodedPacket) -> list[SampledPicture]:
         """Cheap alternative to :meth:`feed`: decodes only keyframes, each shown at once. The next packet fed follows a
         loss that is not counted as a video fault."""
@@ -205,18 +143,15 @@ class CodecProcessor:
         self.stats.packets += 1
         self.stats.packets_skipped += 1
         self._next_sequence = packet.sequence + 1
-        if self._trust is not _Trust.LOST:
+        if self._trust is not Trust.LOST:
             self._lose()
         return []
 
     def drain(self) -> list[SampledPicture]:
         """Samples among the pictures still held back, at the end of the video."""
-        if self._decoder is None or self._trust is _Trust.LOST:
+        if self._decoder is None or self._trust is Trust.LOST:
             return []
-        samples = []
-        if self.lazy is not None:
-            samples = self._repeat(self.lazy.skip())
-            self.stats.frames_spared = self.lazy.spared
+        samples = self._skip_held()
         try:
             samples += self._show(self._decoder.drain())
         except (DecodeError, PicturesTooLargeError):
@@ -306,7 +241,7 @@ class CodecProcessor:
         elif self._decoder is not None:
             self._decoder.flush()
         self._newest.clear()
-        self._trust = _Trust.RECOVERING
+        self._trust = Trust.RECOVERING
         self._recovery_pts = packet.pts
         return True
 
@@ -343,15 +278,12 @@ class CodecProcessor:
         return []
 
     def _lose(self) -> None:
-        self._trust = _Trust.LOST
+        self._trust = Trust.LOST
         self.stats.trusted = False
         self._gap = True
         self._numbers.reset()
         self._order.reset()
-        if self.lazy is not None:
-            self.stats.packets_skipped += self.lazy.holding
-            self.lazy.clear()
-        self._last_sample = self._unsampled = self._sampled_until = self._must_show = None
+        self._lose_held()
 
     # -- pictures -------------------------------------------------------------------------------
     def _show(self, frames: list[VideoFrame]) -> list[SampledPicture]:
@@ -361,7 +293,7 @@ class CodecProcessor:
             sample = self._shown(frame)
             if sample is not None:
                 samples.append(sample)
-            if self._trust is _Trust.LOST:
+            if self._trust is Trust.LOST:
                 break
         return samples
 
@@ -370,7 +302,7 @@ class CodecProcessor:
             self.stats.corrupt_frames += 1
             self.resync("corrupt")
             return None
-        if self._trust is not _Trust.TRUSTED and not self._trustworthy(frame):
+        if self._trust is not Trust.TRUSTED and not self._trustworthy(frame):
             return None
         view = self._view
         if view is None or (frame.width, frame.height) != (view.width, view.height):
@@ -384,10 +316,8 @@ class CodecProcessor:
             self._fresh = self._fresh or grid != view.grid
             self.stats.width, self.stats.height = frame.width, frame.height
         pts = frame.pts if frame.pts is not None else frame.dts
-        # Of held pictures the times have been sampled already.
-        late = self._sampled_until is not None and pts is not None and pts <= self._sampled_until
-        time = None if late else self._place(frame, pts)
-        if self._trust is _Trust.LOST:
+        time = None if self._is_repeated(pts) else self._place(frame, pts)
+        if self._trust is Trust.LOST:
             return None
         past, future = self._order.scale_factors(pts, self._reorders)
         if self.device.name == "cpu":
@@ -395,9 +325,7 @@ class CodecProcessor:
         if frame.pict_type == PictureType.I or frame.key_frame:
             self._anchors.note_intra_picture(time)
         if self.lazy is not None:
-            self._unsampled = frame
-            if self._must_show is not None and (pts is None or pts >= self._must_show):
-                self._must_show = None
+            self._note_shown(frame, pts)
         if time is None:
             return None
         self.stats.last_pts = time
@@ -417,7 +345,7 @@ class CodecProcessor:
         )
         if not frame.key_frame and not gradual:
             return False
-        skipped, self._trust = self._trust is _Trust.SKIPPED, _Trust.TRUSTED
+        skipped, self._trust = self._trust is Trust.SKIPPED, Trust.TRUSTED
         self.stats.trusted = True
         self.stats.refusal = ""
         if skipped:

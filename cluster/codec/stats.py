@@ -13,7 +13,8 @@ class CodecStats:
     ``gap`` (sequence hole), ``lost_reference`` (found in the bitstream), ``corrupt``, ``timestamps``, ``resolution``,
     ``codec``, ``too_large``, and what callers of ``resync`` say. ``gaps`` counts the first two. ``refusal``: why
     nothing is decoded now, a sentence; it goes when a picture comes. ``scenes``: fresh samples; all but the first are
-    of a clock that jumped or of another grid. ``last_pts``: newest shown picture. ``frames_spared``: never decoded, as nothing happened in them (see LazyDecode).
+    of a clock that jumped or of another grid. ``last_pts``: newest shown picture.
+    ``frames_spared``: never decoded, as nothing happened in them (see LazyDecode).
     """
 
     packets: int = 0

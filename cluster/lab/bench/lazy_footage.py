@@ -24,7 +24,8 @@ _NIGHT = replace(_DAY, light="night", level=0.45, noise=2.5, monochrome=True)
 @dataclass(frozen=True, slots=True)
 class Stratum:
     """``people``: passers-by in a minute. ``edge``: somebody steps into the picture's edge and back, twice a minute.
-    ``contrast``, ``pace``: of its people. ``tree``: swaying branches in front. ``quiet``: counts for what is spared of quiet footage."""
+    ``contrast``, ``pace``: of its people. ``tree``: swaying branches in front.
+    ``quiet``: counts for what is spared of quiet footage."""
 
     name: str
     conditions: Conditions
@@ -97,7 +98,13 @@ def draw(stratum: Stratum, split: Split, index: int, seconds: float) -> list[Vid
 
 
 def encode_footage(
-    folder: Path, strata: Sequence[Stratum], encodings: Sequence[Encoding], split: Split, seconds: float, *, index: int = 0
+    folder: Path,
+    strata: Sequence[Stratum],
+    encodings: Sequence[Encoding],
+    split: Split,
+    seconds: float,
+    *,
+    index: int = 0,
 ) -> Iterator[tuple[Stratum, Encoding, Path]]:
     """Draw every stratum once and encode it in every way."""
     for place, stratum in enumerate(strata):
