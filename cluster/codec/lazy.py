@@ -2,9 +2,10 @@
 
 An encoder spends bits on what changes. How many a quiet picture costs depends on its type, its layer and its place
 after the keyframe, and is learned per camera from pictures that the pruner found unchanged. What a picture costs beyond
-that, in units of what the camera's own keyframe spends on one macroblock, estimates the *changed area in macroblocks*.
-Sizes are normalised to one quantiser by ``2 ** (qp / 6)``, since the quantiser's step doubles every 6 (H.264 §8.5.9,
-H.265 §8.6.4) and the bits of a residual are about inversely proportional to it.
+that, as a share of what the camera's own last keyframe cost, estimates the *changed area*, a share of the picture:
+content that is new costs about what it costs in a keyframe. Sizes are normalised to one quantiser by ``2 ** (qp / 6)``,
+since the quantiser's step doubles every 6 (H.264 §8.5.9, H.265 §8.6.4) and the bits of a residual are about inversely
+proportional to it.
 
 The thresholds on that area are absolute. A camera whose quiet pictures vary by more (sensor noise, constant bit rate)
 exceeds them by itself, so that noise costs savings and never change.
@@ -22,9 +23,9 @@ from cluster.codec.nal import CodedPicture
 from cluster.codec.slice_header import SliceHeaders
 from cluster.types import MICROSECONDS, EncodedPacket
 
-AREA = 8.0
-"""Macroblocks by which one picture may exceed a quiet one."""
-MEAN_AREA = 4.0
+AREA = 0.008
+"""Changed area of one picture above which something happens: two groups of patches of a model's grid."""
+MEAN_AREA = 0.004
 """The same of the running mean."""
 MEAN_WEIGHT = 0.3
 """Weight of the newest picture in the running mean."""
@@ -70,19 +71,19 @@ class QuietModel:
 
     def __init__(self) -> None:
         self._sizes: dict[_PictureClass, deque[float]] = {}
-        self._block_bits = math.inf
+        self._keyframe = math.inf
         self._place = 0
         self._pending: deque[tuple[_PictureClass, float]] = deque(maxlen=_PENDING)
         self._mean = 0.0
 
-    def start_group(self, size: float, blocks: int) -> None:
-        """A keyframe of this size and number of macroblocks."""
-        self._block_bits = max(1.0, size / max(1, blocks))
+    def start_group(self, size: float) -> None:
+        """A keyframe of this size."""
+        self._keyframe = max(1.0, size)
         self._place = 0
         self._mean = 0.0
 
     def add(self, picture: CodedPicture, size: float) -> tuple[float, float]:
-        """Changed area of the next picture and its running mean, in macroblocks; infinite for an unknown class."""
+        """Changed area of the next picture and its running mean, 0..1; infinite for an unknown class."""
         self._place += 1
         place = next((index for index, last in enumerate(_PLACES) if self._place <= last), len(_PLACES))
         key = picture.kind, picture.reference, picture.layer, place
@@ -90,7 +91,7 @@ class QuietModel:
         known = self._sizes.get(key)
         if known is None or len(known) < CLASS_LEAST:
             return math.inf, math.inf
-        area = (size - median(known)) / self._block_bits
+        area = (size - median(known)) / self._keyframe
         # Bounded below: a picture that came out small must not hide the next ones.
         self._mean += MEAN_WEIGHT * (max(area, -AREA) - self._mean)
         return area, self._mean
@@ -135,7 +136,6 @@ class LazyDecode:
     _model: QuietModel = field(default_factory=QuietModel)
     _held: deque[HeldPacket] = field(default_factory=deque)
     _times: list[int] = field(default_factory=list)
-    _blocks: int = 0
     _last_pts: int | None = None
     _samples: int = 0
     _calm: int = 0
@@ -160,10 +160,6 @@ class LazyDecode:
             return "distrusted"
         return "learning" if self._samples < LEARN_SAMPLES else "on"
 
-    def set_size(self, width: int, height: int) -> None:
-        """Size of the pictures, pixels."""
-        self._blocks = -(-width // 16) * -(-height // 16)
-
     @property
     def holding(self) -> int:
         """Packets held."""
@@ -174,13 +170,13 @@ class LazyDecode:
         picture, last = self._headers.read(data), self._last_pts
         self._last_pts = packet.pts
         self.told, self.restarts = True, False
-        if picture is None or packet.pts is None or not self._blocks:
+        if picture is None or packet.pts is None:
             self._doubted = True
             return False
         size = 8 * len(data) * 2.0 ** ((picture.qp - 26) / 6)
         self.restarts = packet.keyframe and picture.kind == "I"
         if self.restarts:
-            self._model.start_group(size, self._blocks)
+            self._model.start_group(size)
             self._groups += 1
             self._check = self._groups % CHECK_GOPS == 0
             return False

@@ -356,8 +356,6 @@ class CodecProcessor(LazyFeed):
 
     def _make_view(self, frame: VideoFrame) -> PictureView:
         self._view = PictureView(frame.width, frame.height, self._geometry, self._masks)
-        if self.lazy is not None:
-            self.lazy.set_size(frame.width, frame.height)
         return self._view
 
     def _restart(self) -> None:
