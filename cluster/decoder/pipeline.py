@@ -97,6 +97,14 @@ class PipelineStatus:
     frames_spared: int = 0
     lazy: str = ""
 
+    @property
+    def decoding(self) -> str:
+        """Where it is decoded, with the share of frames that lazy decoding spares, or why it spares none."""
+        if not self.lazy:
+            return self.decode
+        spared = self.frames_spared / max(1, self.frames_decoded + self.frames_spared)
+        return f"{self.decode}, {f'{spared:.0%} spared' if self.lazy == 'on' else self.lazy}"
+
 
 Sink = Callable[[FrameSample], None]
 Show = Callable[[ShownPicture, BoolGrid], None]
@@ -175,6 +183,11 @@ class CameraPipeline:
         self._supervisor.stop()
         if self._thread.ident is None:
             return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for a video's end; false when it has not ended within ``timeout_s``."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
