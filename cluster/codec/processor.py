@@ -118,13 +118,14 @@ class CodecProcessor(LazyFeed):
                 self.stats.gaps += 1
                 self.resync("lost_reference")
         each = HeldPacket(packet, data, reference)
-        hold = self.lazy is not None and self.lazy.holds(packet, data)
+        lazy = self.lazy if self.device.name == "cpu" else None
+        hold = lazy is not None and lazy.holds(packet, data)
         if self._trust is Trust.LOST:
             if not self._recover(each):
                 self.stats.packets_skipped += 1
                 return []
-        elif self.lazy is not None and self.device.name == "cpu":
-            return self._feed_lazily(each, self.lazy, hold)
+        elif lazy is not None:
+            return self._feed_lazily(each, lazy, hold)
         return self._feed_now(each)
 
     def _feed_now(self, each: HeldPacket) -> list[SampledPicture]:

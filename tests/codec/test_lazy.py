@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from codec_clips import encode, read, texture
+from codec_clips import encode, read, visit
 
 from cluster.codec import lazy
 from cluster.codec.lazy import LazyDecode
@@ -34,23 +34,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def pictures(arrives: float = ARRIVES, leaves: float = LEAVES) -> list[np.ndarray]:
-    """A still scene with light noise, and a square that walks through it."""
-    random = np.random.default_rng(3)
-    scene, square = texture(192, 128, 0), texture(48, 48, 1)
-    made = []
-    for index in range(SECONDS * FPS):
-        picture = scene.astype(np.int16)
-        if arrives <= index / FPS < leaves:
-            x = round(3 * (index - arrives * FPS))
-            picture[32:80, x : x + 48] = square
-        made.append((picture + random.integers(-1, 2, picture.shape)).clip(0, 255).astype(np.uint8))
-    return made
-
-
 @pytest.fixture(scope="module")
 def footage(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folder, scene = tmp_path_factory.mktemp("lazy"), pictures()
+    folder, scene = tmp_path_factory.mktemp("lazy"), visit(SECONDS * FPS, ARRIVES * FPS, LEAVES * FPS)
 
     def make(name: str) -> Path:
         path = folder / f"{name}.mp4"
@@ -137,7 +123,13 @@ def test_while_learning_nothing_differs_from_full_decoding(footage: Callable[[st
 
 
 def test_a_stream_without_slice_headers_is_decoded_whole(tmp_path: Path) -> None:
-    path = encode(tmp_path / "clip.mp4", pictures()[: 30 * FPS], "mjpeg", fps=FPS, format="yuvj420p")
+    path = encode(
+        tmp_path / "clip.mp4",
+        visit(SECONDS * FPS, ARRIVES * FPS, LEAVES * FPS)[: 30 * FPS],
+        "mjpeg",
+        fps=FPS,
+        format="yuvj420p",
+    )
     full, lazily, packets = both(path)
     assert lazily.processor.stats.frames_decoded == len(packets)
     assert [frame.digest for frame in lazily.frames] == [frame.digest for frame in full.frames]
