@@ -15,7 +15,7 @@ from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGeometry, Sh
 
 GEOMETRY = PatchGeometry(patch=8, merge=2, temporal=2)
 FPS, FRAMES = 10, 440
-ASKED = "questions: [{id: person, text: Is anyone there?}]\n"
+ASKED = "questions: [{id: person, text: 'Is anyone there?'}]\n"
 
 
 @pytest.fixture(scope="module")
