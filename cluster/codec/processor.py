@@ -1,4 +1,4 @@
-"""Codec processor (step 2): packets in, samples with their change grids out. Every packet is decoded once."""
+"""Codec processor (step 2): packets in, samples with their change grids out. No packet is decoded twice."""
 
 from __future__ import annotations
 

@@ -244,3 +244,28 @@ def test_a_check_gop_is_decoded_whole_and_judged(
     # The seventh GOP is whole, the one before is not.
     assert by_gop[6] == GOP
     assert by_gop[5] < GOP / 2
+
+
+@pytest.mark.parametrize("name", ["h264-b", "hevc-open"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_damage_stops_a_camera_that_holds(footage: Callable[[str], Path], name: str, seed: int) -> None:
+    header, packets = read(footage(name))
+    random = np.random.default_rng(seed)
+    sent = []
+    for number, packet in enumerate(packets):
+        chance = random.random() if number > 20 * FPS else 1.0
+        if chance < 0.02:
+            continue
+        if chance < 0.05:
+            data = bytearray(packet.data)
+            for at in random.integers(0, len(data), 4):
+                data[at] = random.integers(256)
+            packet = replace(packet, data=bytes(data))
+        sent += [packet, packet] if chance > 0.99 and number > 20 * FPS else [packet]
+    # The end is whole again.
+    sent = [packet for packet in sent if packet.sequence < 10 * GOP] + packets[10 * GOP :]
+    camera = Camera(header, on=True).run(sent)
+    assert camera.processor.stats.gaps > 0
+    times = [frame.pts for frame in camera.frames]
+    assert times == sorted(set(times))
+    assert times[-1] >= 43 * MICROSECONDS
