@@ -42,8 +42,8 @@ CHECK_GOPS = 16
 """One GOP in so many is decoded whole; what the packets said is compared with what the pruner finds."""
 HISTORY, MOST_MISSED = 32, 2
 """Of the last verdicts, how many may have been wrong; with one more the packets are not believed."""
-DISTRUST_S, LONGEST_DISTRUST_S = 600.0, 86_400.0
-"""How long not; doubled each time."""
+DISTRUST, LONGEST_DISTRUST = 1200, 172_800
+"""For how many samples not (ten minutes, a day at 2 a second); doubled each time."""
 
 HELD_BYTES = 8 * 2**20
 HELD_PACKETS = 1024
@@ -117,7 +117,8 @@ class LazyDecode:
     before it. At a keyframe :meth:`skip` drops what is held. :meth:`label` tells what the pruner found.
 
     Packets are believed until a sample decoded after them (the next keyframe, or those of a GOP decoded as a check)
-    shows change in more than ``MOST_MISSED`` of ``HISTORY`` cases; then everything is decoded for ``DISTRUST_S``.
+    shows change in more than ``MOST_MISSED`` of ``HISTORY`` cases; then everything is decoded for ``DISTRUST``
+    samples.
     """
 
     spared: int = 0
@@ -144,8 +145,8 @@ class LazyDecode:
     _claimed: bool = False
     _doubted: bool = False
     _verdicts: deque[bool] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    _distrust_s: float = DISTRUST_S
-    _distrusted_until: int | None = None
+    _distrust: int = field(default_factory=lambda: DISTRUST)
+    _distrusted: int = 0
 
     def open(self, codec: str, parameter_sets: bytes) -> None:
         """Another stream of the camera; what is held of the last one is gone, what was learned stays."""
@@ -156,7 +157,7 @@ class LazyDecode:
     @property
     def state(self) -> str:
         """``learning``, ``on`` or ``distrusted``."""
-        if self._distrusted_until is not None:
+        if self._distrusted:
             return "distrusted"
         return "learning" if self._samples < LEARN_SAMPLES else "on"
 
@@ -218,7 +219,7 @@ class LazyDecode:
         self._times.clear()
         self.held_bytes = 0
 
-    def label(self, pts: int, changed: bool) -> None:
+    def label(self, changed: bool) -> None:
         """What the pruner found in a decoded sample, against what the packets before it said."""
         self._samples += 1
         self._calm = 0 if changed else self._calm + 1
@@ -226,8 +227,7 @@ class LazyDecode:
             # A picture before those that are held.
             return
         self._model.label(changed)
-        if self._distrusted_until is not None and pts >= self._distrusted_until:
-            self._distrusted_until = None
+        self._distrusted = max(0, self._distrusted - 1)
         judged = self._claimed and not self._doubted
         self._claimed = self._doubted = False
         if not judged:
@@ -236,8 +236,8 @@ class LazyDecode:
         self.missed += changed
         if sum(self._verdicts) > MOST_MISSED:
             self._verdicts.clear()
-            self._distrusted_until = pts + round(self._distrust_s * MICROSECONDS)
-            self._distrust_s = min(2 * self._distrust_s, LONGEST_DISTRUST_S)
+            self._distrusted = self._distrust
+            self._distrust = min(2 * self._distrust, LONGEST_DISTRUST)
 
     def _within_bounds(self, pts: int, size: int) -> bool:
         first = self._held[0].packet.pts if self._held else None

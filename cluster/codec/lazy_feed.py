@@ -56,7 +56,7 @@ class LazyFeed(ABC):
     def label(self, sample: SampledPicture, *, changed: bool) -> None:
         """What the pruner found in a sample, before the next packet is fed."""
         if self.lazy is not None and not sample.repeated:
-            self.lazy.label(sample.pts, changed)
+            self.lazy.label(changed)
 
     def _feed_lazily(self, each: HeldPacket, lazy: LazyDecode, hold: bool) -> list[SampledPicture]:
         """Hold the packet; or drop those held before a keyframe, or decode them, and then this one."""

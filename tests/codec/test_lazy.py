@@ -200,7 +200,7 @@ def _judge(held: LazyDecode, packets: list[EncodedPacket], *, changed: Callable[
             held.release()
         assert packet.pts is not None
         if number % 5 == 0:
-            held.label(packet.pts, packet.keyframe and changed(number // GOP))
+            held.label(packet.keyframe and changed(number // GOP))
         if packet.keyframe:
             states.append(held.state)
     return states
@@ -209,7 +209,7 @@ def _judge(held: LazyDecode, packets: list[EncodedPacket], *, changed: Callable[
 def test_packets_that_miss_change_are_not_believed_any_more_until_later(
     footage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lazy, "DISTRUST_S", 6.0)
+    monkeypatch.setattr(lazy, "DISTRUST", 20)
     header, packets = read(footage("h264"))
     packets = packets[: 8 * GOP]
     held = LazyDecode()
@@ -220,7 +220,6 @@ def test_packets_that_miss_change_are_not_believed_any_more_until_later(
         for turn in range(4)
         for packet in packets
     ]
-    held._distrust_s = lazy.DISTRUST_S
     states = _judge(held, long, changed=lambda group: 5 <= group < 8)
     first = states.index("distrusted")
     assert states[0] == "learning"
