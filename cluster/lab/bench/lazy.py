@@ -4,9 +4,9 @@
   encodings alike, the camera's learning included; by rate control: ``_crf`` (constant quality), ``_cbr`` (constant
   rate)
 * ``decode_spared_busy``: of the rest, clips given on the command line included
-* ``change_missed``: of the cells that full decoding kept in frames that are no anchors, the share that lazy decoding
-  kept in no frame from then on until a stride later
-* ``change_late``: the same with one second in place of the stride
+* ``change_missed``: of the cells that full decoding kept of quiet footage in frames that are no anchors, the share that
+  lazy decoding kept in no frame from then on until a stride later; ``_busy``: of the rest
+* ``change_late``: of quiet footage, with one second in place of the stride
 * ``cpu_full_ms``, ``cpu_lazy_ms``: CPU time of the process for a second of quiet video, median over the clips
 """
 
@@ -62,14 +62,15 @@ def run_lazy(clips: Sequence[Path], fps: float, pruner: str, seconds: float) -> 
             path.unlink()
     rows += [_compare(path, path.stem, "busy", fps, pruner) for path in clips]
     quiet = [row for row in rows if row["group"] != "busy"]
-    kept = sum(row["kept"] for row in rows)
+    busy = [row for row in rows if row["group"] == "busy"]
     figures = {
         "decode_spared_quiet": _mean(quiet, "spared"),
         "decode_spared_quiet_crf": _mean([row for row in quiet if row["group"] == "crf"], "spared"),
         "decode_spared_quiet_cbr": _mean([row for row in quiet if row["group"] == "cbr"], "spared"),
-        "decode_spared_busy": _mean([row for row in rows if row["group"] == "busy"], "spared"),
-        "change_missed": sum(row["missed"] for row in rows) / kept if kept else 0.0,
-        "change_late": sum(row["late"] for row in rows) / kept if kept else 0.0,
+        "decode_spared_busy": _mean(busy, "spared"),
+        "change_missed": _share_of_kept(quiet, "missed"),
+        "change_missed_busy": _share_of_kept(busy, "missed"),
+        "change_late": _share_of_kept(quiet, "late"),
         "cpu_full_ms": statistics.median(row["full_ms"] for row in quiet),
         "cpu_lazy_ms": statistics.median(row["lazy_ms"] for row in quiet),
     }
@@ -123,6 +124,11 @@ def missed_cells(full: Sequence[FrameSample], lazily: Sequence[FrameSample], wit
         kept += int(frame.mask.sum())
         missed += int((frame.mask & ~found).sum())
     return missed, kept
+
+
+def _share_of_kept(rows: Sequence[dict[str, Any]], key: str) -> float:
+    kept = sum(row["kept"] for row in rows)
+    return sum(row[key] for row in rows) / kept if kept else 0.0
 
 
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
