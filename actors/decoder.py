@@ -138,6 +138,8 @@ class Decoder:
         metrics.decode_keyframes_only.set_function(lambda: len(self._pressure.down))
         for device in ("cuda", "cpu"):
             metrics.decode_cameras.labels(device).set_function(partial(self._decoded_on, device))
+        for state in ("learning", "on", "distrusted"):
+            metrics.lazy_cameras.labels(state).set_function(partial(self._lazy_cameras, state))
         metrics.nvdec_sessions.set_function(lambda: shared_nvdec().sessions)
         self._rings = RingBudget(config.clips.ring_bytes)
         metrics.ring_bytes.set_function(lambda: self._rings.held)
@@ -303,7 +305,10 @@ class Decoder:
         return PushedCameraSink(camera)
 
     def _decoded_on(self, device: str) -> int:
-        return sum(camera.decode_device == device for camera in list(self._cameras.values()))
+        return sum(camera.pipeline_status.decode == device for camera in list(self._cameras.values()))
+
+    def _lazy_cameras(self, state: str) -> int:
+        return sum(camera.pipeline_status.lazy == state for camera in list(self._cameras.values()))
 
     def _footage(self, name: str) -> CameraFootage:
         camera = self._cameras.get(name)

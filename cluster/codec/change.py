@@ -14,6 +14,12 @@ from cluster.types import BoolGrid, ChangeGrid, PatchGrid, UInt8Array
 Cue = Literal["vectors+luma", "luma"]
 
 
+def no_change(grid: PatchGrid, cue: Cue) -> ChangeGrid:
+    """Of a sample that repeats the one before."""
+    still = np.zeros((grid.rows, grid.cols), np.float32)
+    return ChangeGrid(still, still, still, luma=still, cue=cue, frames=0)
+
+
 class ChangeAccumulator:
     """Accumulates every shown picture since the last sample into one ChangeGrid; for one picture size.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 START_CODE = b"\x00\x00\x00\x01"
 _SHORT_START = b"\x00\x00\x01"
@@ -20,6 +21,19 @@ _RECOVERY_POINT = 6
 _CHROMA_PROFILES = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
 
 FRAMED_CODECS = frozenset({"h264", "hevc"})
+
+PictureType = Literal["I", "P", "B"]
+
+
+@dataclass(frozen=True, slots=True)
+class CodedPicture:
+    """``kind``: type of the first slice. ``qp``: its luma quantiser, 0..51 in 8 bit. ``reference``: whether later
+    pictures of its layer may refer to it. ``layer``: HEVC's temporal layer, 0 in H.264."""
+
+    kind: PictureType
+    qp: int
+    reference: bool
+    layer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ def unit_starts(data: bytes) -> Iterator[int]:
 def holds_parameter_sets(codec: str, data: bytes) -> bool:
     """Whether parameter sets stand before the first picture of an Annex-B packet."""
     for start in unit_starts(data):
-        kind = _kind(codec, data[start])
+        kind = unit_kind(codec, data[start])
         if (codec == "h264" and kind == H264_SPS) or (codec == "hevc" and HEVC_VPS <= kind <= HEVC_PPS):
             return True
         if _is_picture(codec, kind):
@@ -117,7 +131,7 @@ def holds_parameter_sets(codec: str, data: bytes) -> bool:
 def starts_decoding(codec: str, data: bytes) -> bool:
     """Whether a decoder can start at this Annex-B packet: IDR, H.264 recovery point, or HEVC random access picture."""
     for start in unit_starts(data):
-        kind = _kind(codec, data[start])
+        kind = unit_kind(codec, data[start])
         if codec == "h264":
             if kind == H264_IDR or (kind == H264_SEI and _RECOVERY_POINT in _sei_types(data, start + 1)):
                 return True
@@ -128,7 +142,8 @@ def starts_decoding(codec: str, data: bytes) -> bool:
     return False
 
 
-def _kind(codec: str, header: int) -> int:
+def unit_kind(codec: str, header: int) -> int:
+    """``nal_unit_type`` of a NAL unit's first byte."""
     return header & 0x1F if codec == "h264" else header >> 1 & 0x3F
 
 
@@ -157,7 +172,7 @@ def _sei_types(data: bytes, at: int) -> list[int]:
     return types
 
 
-class _Bits:
+class Bits:
     """RBSP bit reader; returns zeros past the end."""
 
     def __init__(self, payload: bytes) -> None:
@@ -166,6 +181,11 @@ class _Bits:
         self._left = 8 * len(raw)
 
     def bits(self, count: int) -> int:
+        """Unsigned number of ``count`` bits.
+
+        Raises:
+            ValueError: past the end.
+        """
         if count > self._left:
             raise ValueError("the header is cut short")
         self._left -= count
@@ -180,6 +200,7 @@ class _Bits:
         return self.bits(2 * zeros + 1) - 1
 
     def se(self) -> int:
+        """Signed Exp-Golomb code (H.264 §9.1.1)."""
         code = self.ue()
         return (code + 1) // 2 if code & 1 else -(code // 2)
 
@@ -208,10 +229,17 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class _H264Sequence(Sequence):
+class H264Sequence(Sequence):
+    """What its slice headers are read with. ``order_type``: ``pic_order_cnt_type``; ``order_bits``: of type 0;
+    ``order_deltas``: whether type 1 sends them. ``frames_only``: no fields."""
+
     frame_num_bits: int
     colour_planes: bool
     gaps_allowed: bool
+    order_type: int
+    order_bits: int
+    order_deltas: bool
+    frames_only: bool
 
 
 def sequences(codec: str, data: bytes) -> Iterator[Sequence]:
@@ -220,9 +248,9 @@ def sequences(codec: str, data: bytes) -> Iterator[Sequence]:
         return
     sps = H264_SPS if codec == "h264" else HEVC_SPS
     for start in unit_starts(data):
-        if _kind(codec, data[start]) == sps:
+        if unit_kind(codec, data[start]) == sps:
             try:
-                read = _read_h264_sps if codec == "h264" else _read_hevc_sps
+                read = read_h264_sequence if codec == "h264" else _read_hevc_sps
                 yield read(data[start + 1 : start + 512])
             except ValueError:
                 continue
@@ -234,7 +262,7 @@ def _read_hevc_sps(payload: bytes) -> Sequence:
     Raises:
         ValueError: cut short, or of another layer, which no decoder here looks at.
     """
-    bits = _Bits(payload)
+    bits = Bits(payload)
     if bits.bits(8) >> 3:
         raise ValueError("a parameter set of another layer")
     bits.bits(4)
@@ -264,9 +292,9 @@ def _read_hevc_sps(payload: bytes) -> Sequence:
     return Sequence(width, height, chroma, depth, pictures)
 
 
-def _read_h264_sps(payload: bytes) -> _H264Sequence:
+def read_h264_sequence(payload: bytes) -> H264Sequence:
     """The fields of a sequence parameter set up to the picture's size (H.264 §7.3.2.1.1)."""
-    bits = _Bits(payload)
+    bits = Bits(payload)
     profile = bits.bits(8)
     bits.bits(16)
     bits.ue()
@@ -282,24 +310,38 @@ def _read_h264_sps(payload: bytes) -> _H264Sequence:
                 if bits.bits(1):
                     _skip_scaling_list(bits, 16 if index < 6 else 64)
     frame_num_bits = bits.ue() + 4
-    order = bits.ue()
+    order, order_bits, order_deltas = bits.ue(), 0, False
     if order == 0:
-        bits.ue()
+        order_bits = bits.ue() + 4
     elif order == 1:
-        bits.bits(1)
+        order_deltas = not bits.bits(1)
         bits.se()
         bits.se()
         for _ in range(bits.ue()):
             bits.se()
     references, gaps_allowed = bits.ue(), bool(bits.bits(1))
     width, height = 16 * (bits.ue() + 1), 16 * (bits.ue() + 1)
-    if not bits.bits(1):
+    frames_only = bool(bits.bits(1))
+    if not frames_only:
         # Fields: the height is that of one.
         height *= 2
-    return _H264Sequence(width, height, chroma, depth, references, frame_num_bits, planes, gaps_allowed)
+    return H264Sequence(
+        width,
+        height,
+        chroma,
+        depth,
+        references,
+        frame_num_bits,
+        planes,
+        gaps_allowed,
+        order,
+        order_bits,
+        order_deltas,
+        frames_only,
+    )
 
 
-def _skip_scaling_list(bits: _Bits, size: int) -> None:
+def _skip_scaling_list(bits: Bits, size: int) -> None:
     last = following = 8
     for _ in range(size):
         if following:
@@ -323,7 +365,7 @@ class H264FrameNumbers:
     """
 
     def __init__(self, parameter_sets: bytes = b"") -> None:
-        self._sequence: _H264Sequence | None = None
+        self._sequence: H264Sequence | None = None
         self._last: int | None = None
         self.inspect(parameter_sets)
 
@@ -338,7 +380,7 @@ class H264FrameNumbers:
             kind = header & 0x1F
             if kind == H264_SPS:
                 try:
-                    self._sequence = _read_h264_sps(data[start + 1 : start + 512])
+                    self._sequence = read_h264_sequence(data[start + 1 : start + 512])
                 except ValueError:
                     self._sequence = None
             elif kind in (H264_SLICE, 2, H264_IDR):
@@ -349,7 +391,7 @@ class H264FrameNumbers:
         if self._sequence is None:
             return SliceInfo(reference, lost=False)
         try:
-            bits = _Bits(payload)
+            bits = Bits(payload)
             bits.ue()
             bits.ue()
             bits.ue()

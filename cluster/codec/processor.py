@@ -1,10 +1,9 @@
-"""Codec processor (step 2): packets in, samples with their change grids out. Every packet is decoded once."""
+"""Codec processor (step 2): packets in, samples with their change grids out. No packet is decoded twice."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import av
@@ -12,12 +11,15 @@ from av.video.frame import PictureType, VideoFrame
 
 from cluster.codec.decode_device import DecodeDevice, DecodeWish
 from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
+from cluster.codec.lazy import HeldPacket, LazyDecode
+from cluster.codec.lazy_feed import LazyFeed, Trust
 from cluster.codec.motion import ReferenceDistance
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.nvdec import DevicePicture, Nvdec
 from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, trim_heap
 from cluster.codec.privacy import Polygon, PrivacyMasks
 from cluster.codec.source import StreamHeader
+from cluster.codec.stats import CodecStats
 from cluster.codec.timeline import AnchorRule, Sampling, Timeline
 from cluster.codec.view import PictureView
 from cluster.errors import SourceError
@@ -31,7 +33,7 @@ _LATE = 1024
 class CodecOptions:
     """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump. ``masks``: privacy
     masks. ``decoded_bytes``: memory limit for decoded pictures. ``decode``: on which device; "auto" takes a GPU
-    if there is one."""
+    if there is one. ``lazy``: leave quiet video undecoded (H.264 and HEVC on the CPU)."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
@@ -39,50 +41,10 @@ class CodecOptions:
     masks: tuple[Polygon, ...] = ()
     decoded_bytes: int = DECODED_BYTES
     decode: DecodeWish = "cpu"
+    lazy: bool = False
 
 
-@dataclass(slots=True)
-class CodecStats:
-    """Counters of one stream since its start. ``resyncs``: by reason:
-
-    ``gap`` (sequence hole), ``lost_reference`` (found in the bitstream), ``corrupt``, ``timestamps``, ``resolution``,
-    ``codec``, ``too_large``, and what callers of ``resync`` say. ``gaps`` counts the first two. ``refusal``: why
-    nothing is decoded now, a sentence; it goes when a picture comes. ``scenes``: fresh samples; all but the first are
-    of a clock that jumped or of another grid. ``last_pts``: newest shown picture.
-    """
-
-    packets: int = 0
-    packets_skipped: int = 0
-    packets_repeated: int = 0
-    frames_decoded: int = 0
-    frames_sampled: int = 0
-    anchors: int = 0
-    scenes: int = 0
-    decode_errors: int = 0
-    corrupt_frames: int = 0
-    gaps: int = 0
-    pts_missing: int = 0
-    pts_repeated: int = 0
-    pts_jumps: int = 0
-    resyncs: Counter[str] = field(default_factory=Counter)
-    trusted: bool = False
-    codec: str = ""
-    width: int = 0
-    height: int = 0
-    cue: str = ""
-    refusal: str = ""
-    last_pts: int | None = None
-
-
-class _Trust(Enum):
-    LOST = auto()
-    """Nothing decodes until a keyframe's packet comes."""
-    RECOVERING = auto()
-    """That packet went in; the first picture that needs nothing before it has not come out yet."""
-    TRUSTED = auto()
-
-
-class CodecProcessor:
+class CodecProcessor(LazyFeed):
     """Decoder, sampler and change grid of one camera. One thread; never raises on bad packets.
 
     After a gap, damage, a clock jump, or a join in mid-GOP, packets are skipped until the next keyframe, and the next
@@ -109,9 +71,10 @@ class CodecProcessor:
         self._order = ReferenceDistance()
         self._decoder: Decoder | None = None
         self._header = StreamHeader("", 0, 0, b"")
-        self._trust = _Trust.LOST
+        self._trust = Trust.LOST
         self._suspect = False
-        self._newest: deque[tuple[EncodedPacket, bytes, bool]] = deque(maxlen=MOST_THREADS)
+        self._newest: deque[HeldPacket] = deque(maxlen=MOST_THREADS)
+        self._begin_lazily(LazyDecode() if self.options.lazy else None)
         # What the next sample is told to be: the first of a scene, or one after missing video.
         self._fresh, self._gap = True, False
         self._next_sequence: int | None = None
@@ -151,14 +114,24 @@ class CodecProcessor:
         if packet.codec == "h264":
             head = self._numbers.inspect(data)
             reference = head.reference
-            if head.lost and self._trust is not _Trust.LOST:
+            if head.lost and self._trust is not Trust.LOST:
                 self.stats.gaps += 1
                 self.resync("lost_reference")
-        if self._trust is _Trust.LOST and not self._recover(packet, data):
-            self.stats.packets_skipped += 1
-            return []
-        self._newest.append((packet, data, reference))
-        frames = self._decode(packet, data, reference)
+        each = HeldPacket(packet, data, reference)
+        lazy = self.lazy if self.device.name == "cpu" else None
+        hold = lazy is not None and lazy.holds(packet, data)
+        if self._trust is Trust.LOST:
+            if not self._recover(each):
+                self.stats.packets_skipped += 1
+                return []
+        elif lazy is not None:
+            return self._feed_lazily(each, lazy, hold)
+        return self._feed_now(each)
+
+    def _feed_now(self, each: HeldPacket) -> list[SampledPicture]:
+        assert self._decoder is not None
+        self._newest.append(each)
+        frames = self._decode(each)
         if frames is None and self._decoder.threads > 1:
             frames = self._decode_again()
         return self._show(frames or [])
@@ -171,19 +144,19 @@ class CodecProcessor:
         self.stats.packets += 1
         self.stats.packets_skipped += 1
         self._next_sequence = packet.sequence + 1
-        if self._trust is not _Trust.LOST:
+        if self._trust is not Trust.LOST:
             self._lose()
         return []
 
     def drain(self) -> list[SampledPicture]:
         """Samples among the pictures still held back, at the end of the video."""
-        if self._decoder is None or self._trust is _Trust.LOST:
+        if self._decoder is None or self._trust is Trust.LOST:
             return []
+        samples = self._skip_held()
         try:
-            samples = self._show(self._decoder.drain())
+            samples += self._show(self._decoder.drain())
         except (DecodeError, PicturesTooLargeError):
             self.stats.decode_errors += 1
-            samples = []
         self._lose()
         return samples
 
@@ -213,6 +186,8 @@ class CodecProcessor:
         self._header = StreamHeader(header.codec, header.width, header.height, found.parameter_sets)
         self._decoder = self._new_decoder()
         self._numbers = H264FrameNumbers(found.parameter_sets if header.codec == "h264" else b"")
+        if self.lazy is not None:
+            self.lazy.open(header.codec, found.parameter_sets)
         if self._view is not None:
             # Its grid is the scene's, whatever codec and size show it from here on.
             self._view.width = self._view.height = 0
@@ -257,7 +232,8 @@ class CodecProcessor:
             return None
         return data
 
-    def _recover(self, packet: EncodedPacket, data: bytes) -> bool:
+    def _recover(self, each: HeldPacket) -> bool:
+        packet, data = each.packet, each.data
         if not packet.keyframe and not (packet.codec in FRAMED_CODECS and starts_decoding(packet.codec, data)):
             return False
         if self._suspect:
@@ -266,14 +242,15 @@ class CodecProcessor:
         elif self._decoder is not None:
             self._decoder.flush()
         self._newest.clear()
-        self._trust = _Trust.RECOVERING
+        self._trust = Trust.RECOVERING
         self._recovery_pts = packet.pts
         return True
 
-    def _decode(self, packet: EncodedPacket, data: bytes, reference: bool) -> list[VideoFrame] | None:
+    def _decode(self, each: HeldPacket) -> list[VideoFrame] | None:
         """None if the decoder failed; decoding then resumes at the next keyframe."""
         assert self._decoder is not None
-        self._order.record_decoded(packet.pts, reference)
+        packet, data = each.packet, each.data
+        self._order.record_decoded(packet.pts, each.reference)
         try:
             return self._decoder.decode(data, packet.pts, packet.dts)
         except PicturesTooLargeError as error:
@@ -297,16 +274,17 @@ class CodecProcessor:
         """Threads report damage some packets late: decode again from the newest keyframe since, if there is one."""
         newest = list(self._newest)
         for start in range(len(newest) - 1, 0, -1):
-            if self._recover(*newest[start][:2]):
-                return [frame for each in newest[start:] for frame in self._decode(*each) or ()]
+            if self._recover(newest[start]):
+                return [frame for each in newest[start:] for frame in self._decode(each) or ()]
         return []
 
     def _lose(self) -> None:
-        self._trust = _Trust.LOST
+        self._trust = Trust.LOST
         self.stats.trusted = False
         self._gap = True
         self._numbers.reset()
         self._order.reset()
+        self._lose_held()
 
     # -- pictures -------------------------------------------------------------------------------
     def _show(self, frames: list[VideoFrame]) -> list[SampledPicture]:
@@ -316,7 +294,7 @@ class CodecProcessor:
             sample = self._shown(frame)
             if sample is not None:
                 samples.append(sample)
-            if self._trust is _Trust.LOST:
+            if self._trust is Trust.LOST:
                 break
         return samples
 
@@ -325,7 +303,7 @@ class CodecProcessor:
             self.stats.corrupt_frames += 1
             self.resync("corrupt")
             return None
-        if self._trust is _Trust.RECOVERING and not self._trustworthy(frame):
+        if self._trust is not Trust.TRUSTED and not self._trustworthy(frame):
             return None
         view = self._view
         if view is None or (frame.width, frame.height) != (view.width, view.height):
@@ -339,14 +317,16 @@ class CodecProcessor:
             self._fresh = self._fresh or grid != view.grid
             self.stats.width, self.stats.height = frame.width, frame.height
         pts = frame.pts if frame.pts is not None else frame.dts
-        time = self._place(frame, pts)
-        if self._trust is _Trust.LOST:
+        time = None if self._is_repeated(pts) else self._place(frame, pts)
+        if self._trust is Trust.LOST:
             return None
         past, future = self._order.scale_factors(pts, self._reorders)
         if self.device.name == "cpu":
             view.change.add_picture(frame, past, future)
         if frame.pict_type == PictureType.I or frame.key_frame:
             self._anchors.note_intra_picture(time)
+        if self.lazy is not None:
+            self._note_shown(frame, pts)
         if time is None:
             return None
         self.stats.last_pts = time
@@ -366,10 +346,13 @@ class CodecProcessor:
         )
         if not frame.key_frame and not gradual:
             return False
-        self._trust = _Trust.TRUSTED
+        skipped, self._trust = self._trust is Trust.SKIPPED, Trust.TRUSTED
         self.stats.trusted = True
         self.stats.refusal = ""
-        self._restart()
+        if skipped:
+            self._timeline.resume()
+        else:
+            self._restart()
         return True
 
     def _make_view(self, frame: VideoFrame) -> PictureView:
@@ -420,7 +403,10 @@ class CodecProcessor:
             return None
         change = view.change.pop_change(luma)
         self.stats.cue = change.cue
-        return SampledPicture(rgb=rgb, luma=luma, change=change, **self._header_of_sample(time, view))
+        sample = SampledPicture(rgb=rgb, luma=luma, change=change, **self._header_of_sample(time, view))
+        if self.lazy is not None:
+            self._last_sample, self._unsampled = sample, None
+        return sample
 
     def _header_of_sample(self, time: int, view: PictureView) -> dict[str, Any]:
         """Fields of the next sample's :class:`~cluster.types.PictureHeader`; counts it."""

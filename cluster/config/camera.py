@@ -31,13 +31,18 @@ class PruningConfig(Section):
 
 
 class SamplingConfig(Section):
-    """Frames sampled from the decoded stream; sampling does not reduce decoding."""
+    """Frames sampled from the decoded stream; sampling itself does not reduce decoding."""
 
     fps: float = Field(default=2.0, gt=0, le=60, description="Frames sampled per second of the camera's clock.")
     anchor_interval_s: float = Field(
         default=8.0,
         gt=0,
         description="Seconds between anchors, the samples that keep every patch; must not exceed window.length_s.",
+    )
+    lazy_decode: Literal["off", "auto"] = Field(
+        default="off",
+        description="auto: leave H.264 and HEVC packets undecoded while their sizes and quantisers say that nothing "
+        "happens, on the CPU. Decoding turns full again by itself where that misses change.",
     )
 
 

@@ -52,6 +52,7 @@ class PipelineSettings:
     masks: tuple[Polygon, ...] = ()
     decoded_bytes: int = DECODED_BYTES
     decode: DecodeWish = "cpu"
+    lazy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class PipelineStatus:
     * ``decode_s``, ``prune_s``, ``send_s``: seconds spent on decoding and change grids, masks and patches, the sink
     * ``picture``: statistics of the newest sample, None before the first
     * ``decode``: "cuda" or "cpu", empty before the stream is open; ``reason`` says why it is not the GPU asked for
+    * ``frames_spared``: never decoded; ``lazy``: state of lazy decoding (see LazyDecode), empty where it is off
     """
 
     camera: str
@@ -92,6 +94,16 @@ class PipelineStatus:
     send_s: float
     picture: PictureHealth | None = None
     decode: str = ""
+    frames_spared: int = 0
+    lazy: str = ""
+
+    @property
+    def decoding(self) -> str:
+        """Where it is decoded, with the share of frames that lazy decoding spares, or why it spares none."""
+        if not self.lazy:
+            return self.decode
+        spared = self.frames_spared / max(1, self.frames_decoded + self.frames_spared)
+        return f"{self.decode}, {f'{spared:.0%} spared' if self.lazy == 'on' else self.lazy}"
 
 
 Sink = Callable[[FrameSample], None]
@@ -139,6 +151,7 @@ class CameraPipeline:
                 masks=settings.masks,
                 decoded_bytes=settings.decoded_bytes,
                 decode=settings.decode,
+                lazy=settings.lazy,
             ),
             devices.nvdec,
         )
@@ -173,6 +186,11 @@ class CameraPipeline:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def join(self, timeout_s: float) -> bool:
+        """Wait for a video's end; false when it has not ended within ``timeout_s``."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     @property
     def running(self) -> bool:
         """Whether the thread is alive."""
@@ -201,6 +219,9 @@ class CameraPipeline:
         device = self._processor.device
         if source.state is CameraState.RUNNING and device.fallback:
             source = replace(source, reason=f"decodes on the CPU: {device.fallback}")
+        lazy = self._processor.lazy if device.name == "cpu" else None
+        if source.state is CameraState.RUNNING and lazy is not None and lazy.state == "distrusted":
+            source = replace(source, reason="decodes everything: pictures changed where packets told nothing")
         return PipelineStatus(
             camera=self.name,
             state=source.state,
@@ -226,6 +247,8 @@ class CameraPipeline:
             send_s=self._send_s,
             picture=self._watch.health,
             decode=device.name,
+            frames_spared=stats.frames_spared,
+            lazy="" if lazy is None else lazy.state,
         )
 
     # -- the camera's thread --------------------------------------------------------------------
@@ -286,7 +309,9 @@ class CameraPipeline:
             self._decode_s += time.perf_counter() - start
         self.decoded_s = time.time()
         # A camera whose pictures are skipped on purpose must not appear as failing.
-        if alone or self._processor.stats.frames_decoded != before:
+        lazy = self._processor.lazy
+        held = lazy is not None and lazy.holding
+        if alone or held or self._processor.stats.frames_decoded != before:
             self._last_frame_at = time.monotonic()
         self._note_device()
         self._process(frames, alone=alone)
@@ -305,13 +330,15 @@ class CameraPipeline:
         for frame in frames:
             with self._gate:
                 start = time.perf_counter()
-                self._watch.add_sample(frame)
+                if not frame.repeated:
+                    self._watch.add_sample(frame)
                 sample = self._sampler.feed(frame)
+                self._processor.label(frame, changed=self._sampler.activity > 0)
                 if sample is None and alone:
                     sample = self._sampler.flush()
                 self._prune_s += time.perf_counter() - start
             if sample is not None:
-                if self._show is not None:
+                if self._show is not None and not frame.repeated:
                     self._show(frame, sample.mask)
                 self._send(sample)
 
@@ -406,6 +433,7 @@ def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
         masks=tuple(settings.privacy_masks),
         decoded_bytes=settings.source_options.decoded_bytes,
         decode=settings.decode,
+        lazy=settings.sampling.lazy_decode == "auto",
     )
 
 

@@ -94,7 +94,7 @@ class RunningCamera:
         self._stopping = False
         self._told_short = False
         self._metrics = metrics.CameraMetrics(settings.name)
-        self._counted = {"decode_errors": 0, "gaps": 0, "push_dropped": 0}
+        self._counted = dict.fromkeys(("decode_errors", "gaps", "push_dropped", "decoded", "spared"), 0)
         self._trace = CameraTrace(spans, settings.name, config.tracing.ratio) if spans is not None else None
         self.footage = camera_footage(settings, config, rings)
         self._begin()
@@ -133,9 +133,9 @@ class RunningCamera:
         return not self._pipeline.running
 
     @property
-    def decode_device(self) -> str:
-        """Where it is decoded: "cuda" or "cpu"; empty before it is."""
-        return self._pipeline.status().decode
+    def pipeline_status(self) -> PipelineStatus:
+        """Snapshot of its pipeline."""
+        return self._pipeline.status()
 
     @property
     def session(self) -> str | None:
@@ -395,7 +395,7 @@ class RunningCamera:
             width=status.width,
             height=status.height,
             cue=status.cue,
-            decode=status.decode,
+            decode=status.decoding,
             last_frame_age_s=status.last_frame_age_s or 0.0,
             counts=counts,
             picture=status.picture,
@@ -430,6 +430,8 @@ class RunningCamera:
         totals = self._totals.counts()
         self._metrics.decode_errors.inc(self._counter_increase("decode_errors", totals["decode_errors"]))
         self._metrics.gaps.inc(self._counter_increase("gaps", totals["gaps"]))
+        for result, frames in (("decoded", status.frames_decoded), ("spared", status.frames_spared)):
+            metrics.video_frames.labels(result).inc(self._counter_increase(result, frames))
         if isinstance(self._source, PushSource):
             metrics.ingest_dropped.labels("queue_full").inc(
                 self._counter_increase("push_dropped", self._source.dropped)

@@ -139,6 +139,14 @@ ask_seconds = histogram(
 )
 ask_read_bytes = counter("sightline_ask_read_bytes", "Bytes of memory that free questions read from the tiers.")
 decode_cameras = gauge("sightline_decode_cameras", "Cameras by the device that decodes them: cuda or cpu.", ["device"])
+video_frames = counter(
+    "sightline_video_frames",
+    "Frames of the cameras' video that were decoded, or spared by lazy decoding because nothing happened in them.",
+    ["result"],
+)
+lazy_cameras = gauge(
+    "sightline_lazy_cameras", "Cameras that decode lazily, by state: learning, on, distrusted.", ["state"]
+)
 nvdec_sessions = gauge("sightline_nvdec_sessions", "Sessions of the GPU's decoder in use.")
 camera_quality = gauge(
     "sightline_camera_quality",

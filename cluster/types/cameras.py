@@ -136,7 +136,7 @@ class CameraStatus:
     why it is not the first. ``windows_per_s``, ``expected_lag_s``: what the scheduler counts with, the latter from a
     window's last frame to its answer; 0 where nobody knows what a window costs. ``manager``: who alone may change it
     (``cluster.control.cameras.managed``). ``life``: another when it was removed and added again under its name.
-    ``decode``: where it is decoded, "cuda" or "cpu"; empty before it is.
+    ``decode``: where it is decoded, "cuda" or "cpu", with lazy decoding what that spares; empty before it is.
     """
 
     name: str

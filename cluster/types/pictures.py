@@ -224,7 +224,7 @@ class PictureHeader:
     ``fresh``: a scene begins here, and nothing before this sample is of it: stream start, another grid, a clock that
     jumped. ``gap``: video before this sample is missing, and what came before that is still true; never with ``fresh``.
     ``hidden`` ``[rows, cols]``: cells that privacy masks cover as a whole and that are black; ``None`` where there are
-    none.
+    none. ``repeated``: the picture is that of the sample before, as nothing happened in the undecoded video since.
     """
 
     index: int
@@ -234,6 +234,7 @@ class PictureHeader:
     grid: PatchGrid
     hidden: BoolGrid | None = field(default=None, kw_only=True)
     gap: bool = field(default=False, kw_only=True)
+    repeated: bool = field(default=False, kw_only=True)
 
     @property
     def random_access(self) -> bool:

@@ -78,13 +78,17 @@ class PatchSampler:
     """
 
     def __init__(self, stream: str, pruner: Pruner, fps: float) -> None:
-        """Args: ``stream`` names the camera, ``fps`` is the sampling rate that durations follow."""
+        """Args: ``stream`` names the camera, ``fps`` is the sampling rate that durations follow.
+
+        ``activity`` is that of the sample fed last (see :class:`PruneDecision`).
+        """
         if fps <= 0:
             raise ValueError(f"samples per second must be positive, not {fps}")
         self.stream = stream
         self.pruner = pruner
         self.fps = fps
         self.dropped = 0
+        self.activity = 0.0
         self._threshold: float | None = getattr(pruner, pruner.knob) if pruner.knob else None
         self._pending: list[_Pending] = []
         self._index = 0
@@ -104,7 +108,14 @@ class PatchSampler:
     def feed(self, frame: SampledPicture) -> FrameSample | None:
         """Add a sample; returns a frame once ``T`` are together."""
         frame = self.prepare(frame)
-        return _cut(self.add(frame, self.pruner.prune(frame), frame.rgb))
+        if frame.repeated and not frame.anchor:
+            # The pruner would measure the camera's noise as none.
+            self.activity = 0.0
+            decision = PruneDecision(np.zeros((frame.grid.rows, frame.grid.cols), np.bool_), 0.0)
+        else:
+            decision = self.pruner.prune(frame)
+            self.activity = decision.activity
+        return _cut(self.add(frame, decision, frame.rgb))
 
     def flush(self) -> FrameSample | None:
         """At the end of the stream, complete a waiting frame by repeating its last picture, as the model's own

@@ -5,12 +5,15 @@ import os
 from pathlib import Path
 
 import av
+import numpy as np
 import pytest
 from codec_clips import encode, walk
 
 from cluster.codec.decoder import Decoder
 from cluster.errors import ConfigError
 from cluster.lab.bench import codec
+from cluster.lab.bench.lazy import missed_cells
+from cluster.types import MICROSECONDS, FrameSample, PatchGrid
 
 
 def arguments(*given: str) -> argparse.Namespace:
@@ -45,3 +48,33 @@ def test_the_made_clip_is_a_moving_camera_view(tmp_path: Path) -> None:
 def test_a_missing_clip_is_told() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.mp4 does not exist"):
         codec.run(arguments("--clips", "nowhere.mp4"))
+
+
+def frame(at_s: float, cells: list[int], *, anchor: bool = False) -> FrameSample:
+    """A second of a camera of eight cells."""
+    grid = PatchGrid(1, 8, 14, 1, 2)
+    mask = np.isin(np.arange(8), cells).reshape(1, 8)
+    nothing = np.empty((0, 2, 3, 14, 14), np.uint8)
+    pts = round(at_s * MICROSECONDS)
+    return FrameSample("a", 0, pts, MICROSECONDS, anchor, False, grid, mask, nothing, 0.0, "")
+
+
+def test_a_cell_is_missed_that_is_not_kept_within_the_stride() -> None:
+    full = [frame(0, range(8), anchor=True), frame(1, [0, 1]), frame(2, [2]), frame(3, [3])]
+    lazily = [
+        frame(0, range(8), anchor=True),
+        frame(1, []),
+        frame(2, [1]),
+        frame(3, [0]),
+        frame(7, range(8), anchor=True),
+    ]
+    # Of cells 0 to 3: 1 comes a second late, 0 two, and 2 and 3 only with the anchor.
+    assert missed_cells(full, lazily, 8.0) == (0, 4)
+    assert missed_cells(full, lazily, 3.0) == (2, 4)
+    assert missed_cells(full, lazily, 1.0) == (3, 4)
+    assert missed_cells(full, full, 0.0) == (0, 4)
+
+
+def test_lazy_needs_time_to_learn() -> None:
+    with pytest.raises(ConfigError, match="--seconds must be at least 60 with --lazy, not 20"):
+        codec.run(arguments("--lazy", "--seconds", "20"))

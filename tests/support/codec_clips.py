@@ -60,6 +60,20 @@ def walk(frames: int, width: int = WIDTH, height: int = HEIGHT, seed: int = 0) -
     return pictures
 
 
+def visit(frames: int, arrives: float, leaves: float) -> list[np.ndarray]:
+    """A still scene with light noise; a 48-pixel square walks through it between two frames."""
+    random = np.random.default_rng(3)
+    scene, square = texture(WIDTH, HEIGHT, 0), texture(48, 48, 1)
+    pictures = []
+    for index in range(frames):
+        picture = scene.astype(np.int16)
+        if arrives <= index < leaves:
+            x = round(3 * (index - arrives))
+            picture[32:80, x : x + 48] = square
+        pictures.append((picture + random.integers(-1, 2, picture.shape)).clip(0, 255).astype(np.uint8))
+    return pictures
+
+
 def encode(
     path: Path,
     pictures: Iterable[np.ndarray],

@@ -36,6 +36,7 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config.privacy import parse_mask
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult, timed_calls
+from cluster.lab.bench.lazy import run_lazy
 from cluster.types import PatchGeometry
 from cluster.vision import Pruner, make_pruner
 
@@ -79,7 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--large", action="store_true", help="4K HEVC and AV1 over real time instead; all cores and one"
     )
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of the made clip (default: %(default)s)")
+    parser.add_argument(
+        "--lazy", action="store_true", help="lazy decoding against full, on drawn quiet and busy cameras and the clips"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="length of a made clip (default: 8, with --lazy 120, where 60 is the least)"
+    )
 
 
 def run(args: argparse.Namespace) -> BenchResult:
@@ -88,18 +94,23 @@ def run(args: argparse.Namespace) -> BenchResult:
         options = CodecOptions(fps=args.fps, masks=tuple(parse_mask(mask) for mask in args.mask or ()))
     except ValueError as error:
         raise ConfigError(f"--mask: {error}") from None
+    for clip in args.clips or []:
+        if not clip.is_file():
+            raise ConfigError(f"clip {clip} does not exist")
+    if args.lazy:
+        if args.seconds is not None and args.seconds < 60:
+            raise ConfigError(f"--seconds must be at least 60 with --lazy, not {args.seconds:g}")
+        return run_lazy(args.clips or [], args.fps, args.pruner, args.seconds or 120.0)
+    seconds = args.seconds or 8.0
     if args.large:
-        return run_large(options, args.pruner, args.repeats, args.seconds)
+        return run_large(options, args.pruner, args.repeats, seconds)
     figures: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, one_core():
         clips: list[Path] = list(args.clips or [])
-        for clip in clips:
-            if not clip.is_file():
-                raise ConfigError(f"clip {clip} does not exist")
         made = Path(folder) / "made-1080p20.mp4"
         if not clips:
-            make_clip(made, args.seconds)
+            make_clip(made, seconds)
             clips = [made]
         for clip in clips:
             measured = measure(clip, options, args.pruner, args.repeats)

@@ -1,0 +1,137 @@
+"""The part of a codec processor that leaves quiet packets undecoded (see :mod:`cluster.codec.lazy`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from enum import Enum, auto
+from typing import Any
+
+from av.video.frame import VideoFrame
+
+from cluster.codec.change import no_change
+from cluster.codec.lazy import HeldPacket, LazyDecode
+from cluster.codec.motion import ReferenceDistance
+from cluster.codec.stats import CodecStats
+from cluster.codec.timeline import Sampling, Timeline
+from cluster.codec.view import PictureView
+from cluster.types import SampledPicture
+
+
+class Trust(Enum):
+    """What the decoder's pictures depend on."""
+
+    LOST = auto()
+    """Nothing decodes until a keyframe's packet comes."""
+    RECOVERING = auto()
+    """That packet went in; the first picture that needs nothing before it has not come out yet."""
+    SKIPPED = auto()
+    """The same where the pictures before it were left undecoded: nothing is missing."""
+    TRUSTED = auto()
+
+
+class LazyFeed(ABC):
+    """Holds packets in place of decoding them, and gives samples at their times: the newest decoded picture again.
+
+    Held packets are decoded before the first in which something happens; the change of all of them is then part of the
+    next sample. Those held when a keyframe comes are dropped, and decoding begins anew there without a gap.
+    """
+
+    stats: CodecStats
+    _trust: Trust
+    _order: ReferenceDistance
+    _sampling: Sampling
+    _timeline: Timeline
+    _view: PictureView | None
+
+    def _begin_lazily(self, lazy: LazyDecode | None) -> None:
+        self.lazy = lazy
+        # The newest sample, a newer picture that was none, up to when held pictures have been sampled, and up to when
+        # pictures must have been shown before packets are held.
+        self._last_sample: SampledPicture | None = None
+        self._unsampled: VideoFrame | None = None
+        self._sampled_until: int | None = None
+        self._must_show: int | None = None
+
+    def label(self, sample: SampledPicture, *, changed: bool) -> None:
+        """What the pruner found in a sample, before the next packet is fed."""
+        if self.lazy is not None and not sample.repeated:
+            self.lazy.label(changed)
+
+    def _feed_lazily(self, each: HeldPacket, lazy: LazyDecode, hold: bool) -> list[SampledPicture]:
+        """Hold the packet; or drop those held before a keyframe, or decode them, and then this one."""
+        if hold and (lazy.holding or (self._must_show is None and self._last_sample is not None)):
+            return self._repeat(lazy.hold(each))
+        samples: list[SampledPicture] = []
+        if lazy.holding and lazy.restarts:
+            samples = self._skip_held()
+            if self._recover(each):
+                self._trust = Trust.SKIPPED
+                self._order.reset()
+                self._sampled_until = None
+        for before in lazy.release():
+            samples += self._feed_now(before)
+            if self._trust is Trust.LOST:
+                return samples
+        if lazy.told and each.packet.pts is not None:
+            self._must_show = max(self._must_show or 0, each.packet.pts)
+        return samples + self._feed_now(each)
+
+    def _repeat(self, times: list[int]) -> list[SampledPicture]:
+        """Samples at the times of pictures that are left undecoded: the newest decoded one again."""
+        samples = []
+        for pts in times:
+            self._sampled_until = max(self._sampled_until or pts, pts)
+            time = self._timeline.place_picture(pts).time
+            if time is None:
+                continue
+            self.stats.last_pts = time
+            view, last = self._view, self._last_sample
+            if view is None or last is None or not self._sampling.is_sample(time):
+                continue
+            if self._unsampled is not None:
+                sample = self._sample(self._unsampled, time, view)
+            else:
+                header = self._header_of_sample(time, view)
+                sample = replace(last, change=no_change(view.grid, last.change.cue), repeated=True, **header)
+            if sample is not None:
+                samples.append(sample)
+        return samples
+
+    def _skip_held(self) -> list[SampledPicture]:
+        """Drop what is held; samples at the rest of its times."""
+        if self.lazy is None:
+            return []
+        samples = self._repeat(self.lazy.skip())
+        self.stats.frames_spared = self.lazy.spared
+        return samples
+
+    def _lose_held(self) -> None:
+        """Decoding is to begin anew after a loss."""
+        if self.lazy is not None:
+            self.stats.packets_skipped += self.lazy.holding
+            self.lazy.clear()
+        self._last_sample = self._unsampled = self._sampled_until = self._must_show = None
+
+    def _is_repeated(self, pts: int | None) -> bool:
+        """Whether the time of a picture has been sampled while it was held."""
+        return self._sampled_until is not None and pts is not None and pts <= self._sampled_until
+
+    def _note_shown(self, frame: VideoFrame, pts: int | None) -> None:
+        """A picture came out of the decoder."""
+        self._unsampled = frame
+        if self._must_show is not None and (pts is None or pts >= self._must_show):
+            self._must_show = None
+
+    # -- the processor's ------------------------------------------------------------------------
+    @abstractmethod
+    def _feed_now(self, each: HeldPacket) -> list[SampledPicture]: ...
+
+    @abstractmethod
+    def _recover(self, each: HeldPacket) -> bool: ...
+
+    @abstractmethod
+    def _sample(self, frame: VideoFrame, time: int, view: PictureView) -> SampledPicture | None: ...
+
+    @abstractmethod
+    def _header_of_sample(self, time: int, view: PictureView) -> dict[str, Any]: ...

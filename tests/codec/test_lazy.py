@@ -1,0 +1,270 @@
+"""Lazy decoding against full decoding of the same real streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from codec_clips import encode, read, visit
+
+from cluster.codec import lazy
+from cluster.codec.lazy import LazyDecode
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.codec.source import StreamHeader
+from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, PatchGeometry
+from cluster.vision import make_pruner
+from cluster.vision.sampler import PatchSampler
+
+GEOMETRY = PatchGeometry(patch=8, merge=2, temporal=1)
+FPS, GOP, SECONDS = 10, 40, 44
+ARRIVES, LEAVES = 33.4, 37.0
+"""Seconds at which somebody comes and goes: in the middle of a GOP of 4 s."""
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "h264": ("libx264", {}),
+    "h264-b": ("libx264", {"b_frames": 3, "options": {"preset": "medium"}}),
+    "h264-open": ("libx264", {"b_frames": 2, "options": {"preset": "medium", "x264-params": "open-gop=1"}}),
+    "hevc": ("libx265", {}),
+    "hevc-b": ("libx265", {"b_frames": 2}),
+    "hevc-open": ("libx265", {"b_frames": 2, "options": {"x265-params": "log-level=error:open-gop=1"}}),
+}
+
+
+@pytest.fixture(scope="module")
+def footage(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder, scene = tmp_path_factory.mktemp("lazy"), visit(SECONDS * FPS, ARRIVES * FPS, LEAVES * FPS)
+
+    def make(name: str) -> Path:
+        path = folder / f"{name}.mp4"
+        encoder, kind = KINDS[name]
+        return path if path.exists() else encode(path, scene, encoder, gop=GOP, fps=FPS, **kind)
+
+    return make
+
+
+class Camera:
+    """A camera's front end up to its kept patches, as its pipeline runs it."""
+
+    def __init__(self, header: StreamHeader, *, on: bool) -> None:
+        self.processor = CodecProcessor(GEOMETRY, CodecOptions(lazy=on))
+        self.processor.open(header)
+        self.sampler = PatchSampler("camera", make_pruner("replenish"), 2.0)
+        self.frames: list[FrameSample] = []
+        self.repeated: list[int] = []
+
+    def feed(self, packet: EncodedPacket | None) -> None:
+        samples = self.processor.drain() if packet is None else self.processor.feed(packet)
+        for sample in samples:
+            if sample.repeated:
+                self.repeated.append(sample.pts)
+            frame = self.sampler.feed(sample)
+            self.processor.label(sample, changed=self.sampler.activity > 0)
+            assert frame is not None
+            self.frames.append(frame)
+
+    def run(self, packets: list[EncodedPacket]) -> Camera:
+        for packet in packets:
+            self.feed(packet)
+        self.feed(None)
+        return self
+
+
+def both(path: Path) -> tuple[Camera, Camera, list[EncodedPacket]]:
+    header, packets = read(path)
+    return Camera(header, on=False).run(packets), Camera(header, on=True).run(packets), packets
+
+
+def kept(frames: list[FrameSample], begin: float, end: float) -> np.ndarray:
+    """Cells kept in some frame that is no anchor, of these seconds."""
+    masks = [frame.mask for frame in frames if begin <= frame.pts / MICROSECONDS < end and not frame.anchor]
+    return np.logical_or.reduce(masks)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_change_in_mid_gop_is_kept_as_by_full_decoding_and_quiet_gops_are_spared(
+    footage: Callable[[str], Path], name: str
+) -> None:
+    full, lazily, packets = both(footage(name))
+    stats = lazily.processor.stats
+    assert stats.frames_spared > 0.3 * len(packets)
+    assert stats.frames_decoded + stats.frames_spared <= len(packets)
+    assert full.processor.stats.frames_spared == 0
+    # Who has come is kept, from the first sample in which there is anybody, or the next.
+    first = next(frame.pts for frame in full.frames if frame.pts >= ARRIVES * MICROSECONDS and frame.mask.any())
+    seen = [frame.pts for frame in lazily.frames if frame.pts >= ARRIVES * MICROSECONDS and frame.mask.any()]
+    assert min(seen) - first <= 0.5 * MICROSECONDS
+    theirs, ours = kept(full.frames, ARRIVES, LEAVES + 1), kept(lazily.frames, ARRIVES, LEAVES + 1)
+    assert theirs.any()
+    assert (theirs & ~ours).sum() <= 0.02 * theirs.sum()
+    # Nothing else is: what was held is no gap, and no picture comes twice.
+    assert not kept(lazily.frames, 13, 33).any()
+    assert [frame.gap or frame.fresh for frame in lazily.frames] == [True] + [False] * (len(lazily.frames) - 1)
+    times = [frame.pts for frame in lazily.frames]
+    assert times == sorted(set(times))
+    assert abs(len(times) - len(full.frames)) <= 1
+
+
+def test_samples_of_held_video_come_at_the_same_times(footage: Callable[[str], Path]) -> None:
+    full, lazily, _ = both(footage("h264"))
+    assert [frame.pts for frame in lazily.frames] == [frame.pts for frame in full.frames]
+    assert [frame.anchor for frame in lazily.frames] == [frame.anchor for frame in full.frames]
+    assert lazily.repeated
+
+
+def test_while_learning_nothing_differs_from_full_decoding(footage: Callable[[str], Path]) -> None:
+    full, lazily, _ = both(footage("h264-b"))
+    for one, other in zip(full.frames[: lazy.LEARN_SAMPLES], lazily.frames, strict=False):
+        assert one.digest == other.digest
+        assert (one.patches == other.patches).all()
+
+
+def test_a_stream_without_slice_headers_is_decoded_whole(tmp_path: Path) -> None:
+    path = encode(
+        tmp_path / "clip.mp4",
+        visit(SECONDS * FPS, ARRIVES * FPS, LEAVES * FPS)[: 30 * FPS],
+        "mjpeg",
+        fps=FPS,
+        format="yuvj420p",
+    )
+    full, lazily, packets = both(path)
+    assert lazily.processor.stats.frames_decoded == len(packets)
+    assert [frame.digest for frame in lazily.frames] == [frame.digest for frame in full.frames]
+
+
+def test_a_hole_in_a_held_gop_is_a_gap(footage: Callable[[str], Path]) -> None:
+    header, packets = read(footage("h264"))
+    camera = Camera(header, on=True)
+    hole = 6 * GOP + 20
+    for packet in packets[:hole]:
+        camera.feed(packet)
+    held = camera.processor.lazy
+    assert held is not None
+    waiting = held.holding
+    assert waiting > 0
+    camera.run(packets[hole + 1 :])
+    stats = camera.processor.stats
+    assert stats.gaps == 1
+    assert stats.packets_skipped == waiting + GOP - 20 - 1
+    gaps = [frame.pts for frame in camera.frames if frame.gap]
+    assert gaps == [packets[7 * GOP].pts]
+
+
+def test_damage_in_a_held_gop_is_found_when_it_is_decoded(footage: Callable[[str], Path]) -> None:
+    header, packets = read(footage("hevc"))
+    before = round(ARRIVES * FPS) - 3
+    bad = packets[before].data
+    packets[before] = replace(packets[before], data=bad[:12] + bytes(len(bad) - 12))
+    camera = Camera(header, on=True).run(packets)
+    stats = camera.processor.stats
+    assert stats.decode_errors + stats.corrupt_frames >= 1
+    assert [frame.pts for frame in camera.frames if frame.gap] == [packets[9 * GOP].pts]
+    # The picture that follows the damage is whole: nothing of what came in it is lost.
+    assert next(frame for frame in camera.frames if frame.gap).mask.all()
+
+
+@pytest.mark.parametrize(("bound", "value"), [("HELD_BYTES", 200), ("HELD_PACKETS", 7), ("HELD_S", 1.0)])
+def test_what_is_held_is_bounded_and_decoded_beyond(
+    footage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, bound: str, value: float
+) -> None:
+    monkeypatch.setattr(lazy, bound, value)
+    header, packets = read(footage("h264"))
+    camera = Camera(header, on=True)
+    held = camera.processor.lazy
+    assert held is not None
+    most = 0
+    for packet in packets:
+        camera.feed(packet)
+        assert held.held_bytes <= lazy.HELD_BYTES
+        most = max(most, held.holding)
+    assert 0 < most <= lazy.HELD_PACKETS
+    assert held.overflows > 0
+    assert kept(camera.frames, ARRIVES, LEAVES).any()
+
+
+def _judge(held: LazyDecode, packets: list[EncodedPacket], *, changed: Callable[[int], bool]) -> list[str]:
+    """States after each GOP; ``changed``: what the pruner says of the keyframe of GOP n."""
+    states = []
+    for number, packet in enumerate(packets):
+        if held.holds(packet, packet.data):
+            continue_at = packet.pts
+            assert continue_at is not None
+            held.hold(lazy.HeldPacket(packet, packet.data, True))
+            continue
+        if packet.keyframe:
+            held.skip()
+        else:
+            held.release()
+        assert packet.pts is not None
+        if number % 5 == 0:
+            held.label(packet.keyframe and changed(number // GOP))
+        if packet.keyframe:
+            states.append(held.state)
+    return states
+
+
+def test_packets_that_miss_change_are_not_believed_any_more_until_later(
+    footage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazy, "DISTRUST", 20)
+    header, packets = read(footage("h264"))
+    packets = packets[: 8 * GOP]
+    held = LazyDecode()
+    held.open("h264", header.extradata)
+    # The same quiet video again and again, with a running clock.
+    long = [
+        replace(packet, pts=(packet.pts or 0) + turn * 8 * GOP * MICROSECONDS // FPS)
+        for turn in range(4)
+        for packet in packets
+    ]
+    states = _judge(held, long, changed=lambda group: 5 <= group < 8)
+    first = states.index("distrusted")
+    assert states[0] == "learning"
+    assert "on" in states[:first]
+    assert held.missed == lazy.MOST_MISSED + 1
+    assert states[-1] == "on"
+
+
+def test_a_check_gop_is_decoded_whole_and_judged(
+    footage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazy, "CHECK_GOPS", 7)
+    header, packets = read(footage("h264"))
+    camera = Camera(header, on=True)
+    decoded = []
+    for packet in packets[: 8 * GOP]:
+        camera.feed(packet)
+        if packet.keyframe:
+            decoded.append(camera.processor.stats.frames_decoded)
+    by_gop = np.diff(decoded)
+    # The seventh GOP is whole, the one before is not.
+    assert by_gop[6] == GOP
+    assert by_gop[5] < GOP / 2
+
+
+@pytest.mark.parametrize("name", ["h264-b", "hevc-open"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_damage_stops_a_camera_that_holds(footage: Callable[[str], Path], name: str, seed: int) -> None:
+    header, packets = read(footage(name))
+    random = np.random.default_rng(seed)
+    sent = []
+    for number, packet in enumerate(packets):
+        chance = random.random() if number > 20 * FPS else 1.0
+        if chance < 0.02:
+            continue
+        if chance < 0.05:
+            data = bytearray(packet.data)
+            for at in random.integers(0, len(data), 4):
+                data[at] = random.integers(256)
+            packet = replace(packet, data=bytes(data))
+        sent += [packet, packet] if chance > 0.99 and number > 20 * FPS else [packet]
+    # The end is whole again.
+    sent = [packet for packet in sent if packet.sequence < 10 * GOP] + packets[10 * GOP :]
+    camera = Camera(header, on=True).run(sent)
+    assert camera.processor.stats.gaps > 0
+    times = [frame.pts for frame in camera.frames]
+    assert times == sorted(set(times))
+    assert times[-1] >= 43 * MICROSECONDS
