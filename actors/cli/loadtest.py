@@ -201,9 +201,9 @@ def profiles() -> None:
     $ sightline loadtest profiles
     """
     from actors.cli.output import console
-    from loadtest.profile import load_profile, profile_names
+    from loadtest.profile import PROFILES
 
-    _list(console(), [(name, load_profile(name).about) for name in profile_names()])
+    _list(console(), [(name, PROFILES.load(name).about) for name in PROFILES.names()])
 
 
 @app.command("faults")
@@ -223,9 +223,9 @@ def list_faults() -> None:
 
 # -- used by both commands ------------------------------------------------------------------------
 def _profile(name: str, **changes: Any) -> Profile:
-    from loadtest.profile import load_profile
+    from loadtest.profile import PROFILES
 
-    return load_profile(name).model_copy(update={key: value for key, value in changes.items() if value is not None})
+    return PROFILES.load(name).model_copy(update={key: value for key, value in changes.items() if value is not None})
 
 
 def _config(path: Path | None, gateway: str | None, settings: list[str] | None) -> SightlineConfig:

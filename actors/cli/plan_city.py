@@ -95,7 +95,7 @@ def city(
     from cluster.errors import ConfigError
     from cluster.lab.report.page import write_files
     from loadtest.city import report
-    from loadtest.city.mix import load_mix
+    from loadtest.city.mix import MIXES
     from loadtest.city.plan import CityPlan, Timing
     from loadtest.city.replica import EngineSettings
     from loadtest.city.study import Audience, parse_ladder, parse_objective, parse_pools, study
@@ -119,7 +119,7 @@ def city(
     plan = CityPlan(
         cameras=cameras or 1,
         pools=pools,
-        mix=load_mix(mix),
+        mix=MIXES.load(mix),
         mix_name=mix,
         ladder=rungs,
         ladder_name=ladder_name,
