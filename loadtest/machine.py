@@ -95,11 +95,11 @@ class Machine:
     """Looks again at every :meth:`look`; processes may come and go in between."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+        self._processes: dict[int, psutil.Process] = {}
         self._network = _network_bytes()
         self._at_s = time.monotonic()
         self._nvidia = shutil.which("nvidia-smi")
-        self._machine = _machine_seconds()
+        psutil.cpu_percent()
 
     def look(self, processes: Mapping[str, int]) -> MachineUse:
         """``processes``: process ids by name; the part before a dash is the role. Takes some milliseconds."""
@@ -107,30 +107,26 @@ class Machine:
         passed = max(1e-3, now_s - self._at_s)
         cores: dict[str, float] = {}
         memory: dict[str, int] = {}
-        seconds: dict[int, float] = {}
+        known, self._processes = self._processes, {}
         for name, pid in {**processes, GENERATOR: os.getpid()}.items():
             role = name.split("-")[0]
             try:
-                process = psutil.Process(pid)
-                times = process.cpu_times()
-                seconds[pid] = times.user + times.system
+                process = self._processes[pid] = known.get(pid) or psutil.Process(pid)
                 memory[role] = memory.get(role, 0) + process.memory_info().rss
+                # Since its last look; one that was not there before says nothing yet.
+                cores[role] = cores.get(role, 0.0) + process.cpu_percent() / 100
             except psutil.Error:
                 continue
-            # One that was not there before says nothing yet.
-            used = seconds[pid] - self._seconds.get(pid, seconds[pid])
-            cores[role] = cores.get(role, 0.0) + used / passed
-        network, machine = _network_bytes(), _machine_seconds()
-        used, total = machine[0] - self._machine[0], machine[1] - self._machine[1]
+        network, busy = _network_bytes(), psutil.cpu_percent() / 100
         use = MachineUse(
             cores=cores,
             memory_bytes=memory,
-            busy=used / total if total > 0 else 0.0,
-            others=max(0.0, used / passed - sum(cores.values())),
+            busy=busy,
+            others=max(0.0, busy * (psutil.cpu_count() or 1) - sum(cores.values())),
             network_bytes_s=(network - self._network) / passed,
             gpus=read_gpus(self._ask_nvidia()) if self._nvidia else (),
         )
-        self._seconds, self._network, self._machine, self._at_s = seconds, network, machine, now_s
+        self._network, self._at_s = network, now_s
         return use
 
     def _ask_nvidia(self) -> str:
@@ -157,15 +153,6 @@ def read_gpus(text: str) -> tuple[GpuUse, ...]:
         decode = float(parts[2]) / 100 if parts[2].replace(".", "", 1).isdigit() else None
         found.append(GpuUse(number, compute / 100, decode, round(memory * 2**20)))
     return tuple(found)
-
-
-def _machine_seconds() -> tuple[float, float]:
-    """Seconds that all cores together have worked, and that have passed on them."""
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    # What a guest takes is part of user's time already.
-    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return total - idle, total
 
 
 def _network_bytes() -> int:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from cluster.config.problems import InvalidConfigError, Section, from_validation
-from cluster.errors import ConfigError
+from cluster.config.problems import Section
 from cluster.types import MICROSECONDS, EncodedPacket
 from loadtest.footage import Footage
+from loadtest.shipped import ShippedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +112,6 @@ def packets(
         clock += gop.duration
 
 
-SHIPPED = Path(__file__).parent / "profiles"
-
-
 class Storm(Section):
     """Connections that all break at once, as when a switch restarts."""
 
@@ -185,29 +181,4 @@ class Profile(Section):
         return list(self.mix)
 
 
-def profile_names() -> list[str]:
-    """Profiles that come with Sightline."""
-    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
-
-
-def load_profile(name_or_path: str) -> Profile:
-    """A shipped profile by its name, or any by the path of its YAML file.
-
-    Raises:
-        ConfigError: there is none, or something in it is wrong; the message names the key.
-    """
-    path = SHIPPED / f"{name_or_path}.yaml" if name_or_path in profile_names() else Path(name_or_path)
-    try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ConfigError(
-            f"there is no load profile {name_or_path!r}; name a file, or one of: {', '.join(profile_names())}"
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ConfigError(f"{path} is not YAML; a load profile is a mapping of settings") from None
-    if not isinstance(body, dict):
-        raise ConfigError(f"{path} must be a mapping of settings, not {type(body).__name__}")
-    try:
-        return Profile.model_validate(body)
-    except ValidationError as error:
-        raise InvalidConfigError(from_validation(error, Profile), where=str(path)) from None
+PROFILES = ShippedFiles("load profile", Path(__file__).parent / "profiles", Profile)

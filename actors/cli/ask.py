@@ -178,7 +178,7 @@ def moment_lines(told: Told) -> list[tuple[str, str, str]]:
 def cost_lines(told: Told) -> list[str]:
     """How far back the answer may look, and its cost."""
     from actors.cli.options import spoken, spoken_bytes
-    from actors.cli.output import compact
+    from cluster.lab.report.number_format import compact
     from cluster.types import MICROSECONDS
 
     result = told.result

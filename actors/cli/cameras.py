@@ -11,7 +11,7 @@ import typer
 from actors.cli import camera_files
 from actors.cli.calibrate import calibrate
 from actors.cli.camera_files import Takeover
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, Settings, connect
+from actors.cli.options import DEFAULT_GATEWAY, CameraPriority, Gateway, Json, Questions, Settings, connect
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
 app.command("apply")(camera_files.apply)
@@ -33,22 +33,8 @@ def add(
             metavar="SOURCE", help="rtsp://… or a file the cluster can read; empty for a camera that pushes."
         ),
     ] = "",
-    question: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--question",
-            "-q",
-            metavar="[ID[@THRESHOLD]=]TEXT",
-            help="A standing yes/no question; may be repeated. Without one the cluster's own questions are asked.",
-        ),
-    ] = None,
-    priority: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLASS",
-            help="critical: kept on time at the others' expense; normal; background: shed first.",
-        ),
-    ] = None,
+    question: Questions = None,
+    priority: CameraPriority = None,
     mask: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,15 +89,8 @@ def add(
 def update(
     name: Name,
     source: Annotated[str | None, typer.Option(metavar="SOURCE", help="New source; the camera reconnects.")] = None,
-    question: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--question", "-q", metavar="[ID[@THRESHOLD]=]TEXT", help="Its questions, replacing all current ones."
-        ),
-    ] = None,
-    priority: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="critical, normal or background; see `cameras add`.")
-    ] = None,
+    question: Questions = None,
+    priority: CameraPriority = None,
     takeover: Takeover = False,
     settings: Settings = None,
     gateway: Gateway = DEFAULT_GATEWAY,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.evaluate_memory import memory
+from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, JsonFile, Model, OutFolder, Stride, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,25 +79,23 @@ def accuracy(
     ] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="How many scenes to make.")] = None,
     seed: Annotated[int, typer.Option(metavar="S", help="Which scenes to make.")] = 0,
-    model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")] = "demo",
+    model: Model = "demo",
     settings: Annotated[
         str | None, typer.Option(help="basic, quick, systems, standard, full or ladder: what is compared.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few scenes, quick settings: under five minutes.")] = False,
-    window: Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")] = None,
-    stride: Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")] = None,
-    fps: Annotated[float | None, typer.Option(help="Samples per second.")] = None,
-    anchor_interval: Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")] = None,
+    window: Window = None,
+    stride: Stride = None,
+    fps: Fps = None,
+    anchor_interval: AnchorInterval = None,
     consecutive: Annotated[
         int, typer.Option(metavar="N", min=1, help="Positive windows in a row that make a video positive.")
     ] = 2,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float8.")] = "float32",
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")] = Path(
-        "out/accuracy"
-    ),
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    jobs: Jobs = None,
+    json_file: JsonFile = None,
+    out: OutFolder = Path("out/accuracy"),
 ) -> None:
     """Precision, recall and F1 of every pruning and refresh policy beside what they cost, against full computation.
 
@@ -151,8 +150,8 @@ def accuracy(
 def calibrate(
     model: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a checkpoint with a sightline.json.")],
     scenes: Annotated[Path, typer.Option(metavar="DIR", help="Validation scenes, never those it is judged on.")],
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes.")] = None,
+    device: Device = "cpu",
+    jobs: Jobs = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where unfinished work is kept.")] = Path(
         "out/calibrate"
     ),
@@ -238,14 +237,14 @@ def _default_jobs(device: str) -> int:
 
 def _made(out: Path, count: int, seed: int, jobs: int) -> Path:
     """Test scenes with each kind of event in turn, made once and kept."""
-    from actors.cli.output import ProgressBar
+    from actors.cli.output import Progress
     from cluster.lab.scenes.dataset import SceneSet, make_scenes
     from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
     folder = out / f"scenes-{seed}"
     wanted = SceneSet("test", count, seed, events=(*EVENT_KINDS, "none"))
-    with ProgressBar("making scenes", count) as bar:
-        make_scenes(folder, wanted, jobs=jobs, on_clip=bar.step)
+    with Progress("making scenes", count) as bar:
+        make_scenes(folder, wanted, jobs=jobs, on_clip=bar.add_file)
     return folder
 
 
@@ -267,11 +266,11 @@ def _evaluated(
     work: Path,
     consecutive: int,
 ) -> Results:
-    from actors.cli.output import ProgressBar
+    from actors.cli.output import Progress
     from cluster.lab.evaluation.run import evaluate
 
     videos = len(found.videos)
-    with ProgressBar(f"{what} {videos} videos under {len({each.key for each in settings})} settings", 1) as bar:
+    with Progress(f"{what} {videos} videos under {len({each.key for each in settings})} settings", 1) as bar:
         return evaluate(
             found.videos,
             loaded if jobs == 1 else spec,
@@ -280,7 +279,7 @@ def _evaluated(
             consecutive=consecutive,
             jobs=jobs,
             work=work,
-            on_progress=lambda at: bar.show(at.done, at.total, at.now),
+            on_progress=lambda at: bar.count(at.done, at.total, at.now),
         )
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, JsonFile, Model, OutFolder, Stride, Window
+
 if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets import SkippedVideo
     from cluster.lab.evaluation.memory.report import MemoryReport
@@ -33,20 +35,18 @@ def memory(
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="Which scenes to make.")] = 0,
     dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="Videos with questions, see --layout.")] = None,
     layout: Annotated[str, typer.Option(help="Directory layout of --dataset: mlvu, videomme or rvs.")] = "mlvu",
-    model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")] = "demo",
+    model: Model = "demo",
     settings: Annotated[str, typer.Option(help="quick or standard: how much is compared.")] = "quick",
     quick: Annotated[bool, typer.Option("--quick", help="Few scenes of minutes: under five minutes.")] = False,
-    window: Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")] = None,
-    stride: Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")] = None,
-    fps: Annotated[float | None, typer.Option(help="Samples per second.")] = None,
-    anchor_interval: Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")] = Path(
-        "out/memory"
-    ),
+    window: Window = None,
+    stride: Stride = None,
+    fps: Fps = None,
+    anchor_interval: AnchorInterval = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    jobs: Jobs = None,
+    json_file: JsonFile = None,
+    out: OutFolder = Path("out/memory"),
 ) -> None:
     """Accuracy about the past under every way to compress, organise and retrieve, against a memory of everything.
 
@@ -101,7 +101,7 @@ def memory(
 
 def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
     """Long test scenes, made once and kept."""
-    from actors.cli.output import ProgressBar
+    from actors.cli.output import Progress
     from cluster.lab.evaluation.memory.long_scene import LongScene
     from cluster.lab.evaluation.memory.questions import generate_questions
     from cluster.lab.evaluation.memory.run import Footage
@@ -111,8 +111,8 @@ def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jo
     long = [LongScene(seconds, seed + number, quiet_s=quiet_s) for number in range(count)]
     questions = [tuple(generate_questions(scene, per_kind=per_kind)) for scene in long]
     clips = [scene.clip(folder) for scene in long]
-    with ProgressBar("making scenes", count) as bar:
-        encode_missing_clips(clips, folder, jobs=jobs, on_clip=bar.step)
+    with Progress("making scenes", count) as bar:
+        encode_missing_clips(clips, folder, jobs=jobs, on_clip=bar.add_file)
     return [Footage(clip.path.stem, clip.path, asked) for clip, asked in zip(clips, questions, strict=True)]
 
 
@@ -135,10 +135,10 @@ def _evaluated(
     out: Path,
     jobs: int,
 ) -> MemoryResults:
-    from actors.cli.output import ProgressBar
+    from actors.cli.output import Progress
     from cluster.lab.evaluation.memory.run import evaluate_memory
 
-    with ProgressBar(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:
+    with Progress(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:
         model = loaded if jobs == 1 else spec
         return evaluate_memory(
             footage,
@@ -147,7 +147,7 @@ def _evaluated(
             shape,
             out,
             jobs=jobs,
-            on_progress=lambda at: bar.show(at.done, at.total, at.now),
+            on_progress=lambda at: bar.count(at.done, at.total, at.now),
         )
 
 

@@ -14,6 +14,7 @@ from actors.cli.options import Json, Settings, client_credentials, parse_setting
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from actors.cli.output import Progress
     from cluster.config import SightlineConfig
     from loadtest.footage import Footage
     from loadtest.profile import Profile
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from loadtest.search import Search, Try
     from loadtest.target import Target
 
+LINE_EVERY_S = 5.0
 HELP = "Put a fleet of simulated cameras on a real cluster: what it keeps up with, and what happens when things break."
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
@@ -78,7 +80,7 @@ def run(
     """
     import asyncio
 
-    from actors.cli.output import console, write_json
+    from actors.cli.output import Progress, console, write_json
     from cluster.errors import SightlineError
     from cluster.lab.report.page import write_files
     from loadtest.faults import named
@@ -91,7 +93,8 @@ def run(
     loaded = _config(config, gateway, settings)
     _writable(json, out)
     screen = console(stderr=json == "-")
-    with _Progress(screen) as progress:
+    with Progress(every_s=LINE_EVERY_S) as bar:
+        progress = _Shown(bar)
         footage = _footage(chosen, progress)
         with _target(loaded, gateway, metrics, progress, redis="kill-redis" in (fault or [])) as target:
             found = asyncio.run(
@@ -146,7 +149,7 @@ def search(
     """
     import asyncio
 
-    from actors.cli.output import console, write_json
+    from actors.cli.output import Progress, console, write_json
     from cluster.errors import ConfigError
     from cluster.lab.report.page import write_files
     from loadtest.report import page, search_json, search_tables, search_text
@@ -159,7 +162,8 @@ def search(
     _writable(json, out, state)
     screen = console(stderr=json == "-")
     results: list[SearchResult] = []
-    with _Progress(screen) as progress:
+    with Progress(every_s=LINE_EVERY_S) as bar:
+        progress = _Shown(bar)
         footage = _footage(chosen, progress)
         for count in replicas or [loaded.cluster.replicas]:
             sized = loaded.model_copy(update={"cluster": loaded.cluster.model_copy(update={"replicas": count})})
@@ -197,9 +201,9 @@ def profiles() -> None:
     $ sightline loadtest profiles
     """
     from actors.cli.output import console
-    from loadtest.profile import load_profile, profile_names
+    from loadtest.profile import PROFILES
 
-    _list(console(), [(name, load_profile(name).about) for name in profile_names()])
+    _list(console(), [(name, PROFILES.load(name).about) for name in PROFILES.names()])
 
 
 @app.command("faults")
@@ -219,9 +223,9 @@ def list_faults() -> None:
 
 # -- used by both commands ------------------------------------------------------------------------
 def _profile(name: str, **changes: Any) -> Profile:
-    from loadtest.profile import load_profile
+    from loadtest.profile import PROFILES
 
-    return load_profile(name).model_copy(update={key: value for key, value in changes.items() if value is not None})
+    return PROFILES.load(name).model_copy(update={key: value for key, value in changes.items() if value is not None})
 
 
 def _config(path: Path | None, gateway: str | None, settings: list[str] | None) -> SightlineConfig:
@@ -248,7 +252,7 @@ def _writable(json: str | None, *paths: Path | None) -> None:
             check_writable(path.parent)
 
 
-def _footage(profile: Profile, progress: _Progress) -> dict[str, Footage]:
+def _footage(profile: Profile, progress: _Shown) -> dict[str, Footage]:
     from loadtest.footage import gather
 
     progress.phase("making footage")
@@ -257,7 +261,7 @@ def _footage(profile: Profile, progress: _Progress) -> dict[str, Footage]:
 
 @contextlib.contextmanager
 def _target(
-    config: SightlineConfig, gateway: str | None, metrics: str | None, progress: _Progress, *, redis: bool = False
+    config: SightlineConfig, gateway: str | None, metrics: str | None, progress: _Shown, *, redis: bool = False
 ) -> Iterator[Target]:
     from loadtest.target import Target, own_cluster
 
@@ -276,7 +280,7 @@ def _search(
     first: int,
     most: int,
     state: Path | None,
-    progress: _Progress,
+    progress: _Shown,
 ) -> tuple[Search, Any]:
     from loadtest.search import Search
 
@@ -292,7 +296,7 @@ def _search(
     path = state.with_name(f"{state.stem}-{replicas}{state.suffix}") if replicas > 1 else state
     known = plan.load(path)
     if known:
-        progress.say(f"resuming the search in {path}, which has {known} measurements")
+        progress.phase(f"resuming the search in {path}, which has {known} measurements")
     return plan, lambda: plan.save(path)
 
 
@@ -330,37 +334,16 @@ def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:
         screen.print(f"[bold]{name:{width}}[/]  {about}")
 
 
-class _Progress:
-    """Live line on a terminal; otherwise a line for every phase and one every few seconds."""
+class _Shown:
+    """What a load test is doing, on a bar or in lines."""
 
-    EVERY_S = 5.0
-
-    def __init__(self, screen: Console) -> None:
-        self._screen = screen
-        self._status = screen.status("loading the libraries") if screen.is_terminal else None
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self._phase = ""
-        self._said_s = 0.0
-
-    def __enter__(self) -> _Progress:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def say(self, text: str) -> None:
-        from rich.markup import escape
-
-        self._screen.print(escape(text))
 
     def phase(self, text: str) -> None:
         self._phase = text
-        if self._status is not None:
-            self._status.update(text)
-        else:
-            self.say(text)
+        self._progress.show(text, key=text)
 
     def trying(self, streams: int, phase: str) -> None:
         self.phase(f"trying {streams} streams ({phase})")
@@ -369,7 +352,7 @@ class _Progress:
         from cluster.lab.report.number_format import seconds_text
 
         word = "kept up" if result.stable else f"did not keep up: {result.note}"
-        self.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
+        self._progress.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
 
     def tick(self, tick: Tick) -> None:
         from cluster.lab.report.number_format import seconds_text
@@ -378,8 +361,4 @@ class _Progress:
             f"{self._phase}: {tick.at_s:.0f} s, {tick.streams} streams, {tick.answers} answers a second, "
             f"lag {seconds_text(tick.lag_p50_s)} (p99 {seconds_text(tick.lag_p99_s)}), machine {tick.use.busy:.0%} busy"
         )
-        if self._status is not None:
-            self._status.update(text)
-        elif tick.at_s - self._said_s >= self.EVERY_S:
-            self._said_s = tick.at_s
-            self.say(text)
+        self._progress.show(text, key=self._phase)

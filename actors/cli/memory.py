@@ -77,7 +77,8 @@ def forget(
 def summary(status: MemoryStatus) -> list[str]:
     """Size, policies and counters."""
     from actors.cli.options import spoken
-    from actors.cli.output import compact, plural
+    from actors.cli.output import plural
+    from cluster.lab.report.number_format import compact
     from cluster.types import MICROSECONDS
 
     if status.frames:

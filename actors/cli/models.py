@@ -82,46 +82,22 @@ def check(
 
     $ sightline models check /models/mine --device cuda --dtype bfloat16 --json check.json
     """
-    from actors.cli.output import check_writable, console, print_json
+    from actors.cli.output import Progress, check_writable, console, print_json
     from cluster.lab.check.run import STEPS, run_check
 
     if json not in (None, "-"):
         check_writable(Path(json).parent)
-    with _Progress(STEPS) as progress:
-        report = run_check(model, device=device, dtype=dtype, clip=clip, on_step=progress.step)
+    with Progress(total=STEPS) as progress:
+
+        def on_step(what: str, done: int) -> None:
+            progress.show(what, done, key=what)
+
+        report = run_check(model, device=device, dtype=dtype, clip=clip, on_step=on_step)
     if print_json(json, report.to_json()):
         console().print(report_table(report), markup=False)
         print(verdict(report))
     if report.wrong:
         raise typer.Exit(1)
-
-
-class _Progress:
-    """A bar on a terminal; otherwise a line for each new kind of step."""
-
-    def __init__(self, steps: int) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        from actors.cli.output import console
-
-        self._screen = console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._screen.is_terminal)
-        self._task = self._bar.add_task("", total=steps)
-        self._said = ""
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def step(self, what: str, done: int) -> None:
-        self._bar.update(self._task, description=what, completed=done)
-        if not self._screen.is_terminal and what != self._said:
-            self._screen.print(what, markup=False)
-        self._said = what
 
 
 def report_table(report: CheckReport) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -76,6 +77,35 @@ Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write 
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key, as in --set window.stride_s=4; may be repeated."),
+]
+
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float8.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: one per core.")]
+Model = Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")]
+Window = Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")]
+Stride = Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")]
+Fps = Annotated[float | None, typer.Option(help="Samples per second.")]
+AnchorInterval = Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON.")]
+OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")]
+
+Questions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--question",
+        "-q",
+        metavar="[ID[@THRESHOLD]=]TEXT",
+        help="A standing yes/no question in place of its own or the cluster's; may be repeated.",
+    ),
+]
+CameraPriority = Annotated[
+    str | None,
+    typer.Option(
+        "--priority",
+        metavar="CLASS",
+        help="critical: kept on time at the others' expense; normal; background: shed first.",
+    ),
 ]
 
 _QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[\d.]+))?=)?(?P<text>.+)", re.DOTALL)

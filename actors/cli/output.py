@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from cluster.lab.report.number_format import compact
 from cluster.redaction import redact
 
 if TYPE_CHECKING:
@@ -31,14 +32,6 @@ STATE_STYLE = {
     "ended": "dim",
     "paused": "dim",
 }
-
-
-def compact(value: float) -> str:
-    """1234 -> 1.2k."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.1f}{letter}"
-    return f"{value:.0f}"
 
 
 def tokens(camera: CameraStatus) -> str:
@@ -223,16 +216,13 @@ def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
     Raises:
         SightlineError: the file cannot be written (its folder must exist), or ``data`` broke off.
     """
-    from rich.progress import Progress
-
     part = path.with_name(f".{path.name}.part")
     try:
-        with Progress(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-            task, written = progress.add_task(what, total=size), 0
-            with part.open("wb") as file:
-                for each in data:
-                    written += file.write(each)
-                    progress.update(task, completed=written)
+        with Progress(what, size) as progress, part.open("wb") as file:
+            written = 0
+            for each in data:
+                written += file.write(each)
+                progress.show(f"{written} bytes", written)
         part.replace(path)
     except OSError as error:
         raise _unwritable(path, error) from None
@@ -242,38 +232,54 @@ def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
     return written
 
 
-class ProgressBar:
-    """Progress with the remaining time on a terminal; otherwise a plain line every few seconds. On standard error."""
+class Progress:
+    """Progress on standard error: a bar on a terminal, otherwise lines of text every few seconds.
 
-    def __init__(self, what: str, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    Args:
+        what: stands before every text on a terminal.
+        total: of the bar; ``None`` for one that only moves.
+        every_s: seconds between two lines where there is no terminal.
+    """
+
+    def __init__(self, what: str = "", total: float | None = None, *, every_s: float = LINE_EVERY_S) -> None:
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
 
         self._screen = console(stderr=True)
-        self._what, self._total, self._done, self._said_at = what, total, 0, time.monotonic()
-        shown = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        columns = (TextColumn(what), *shown, TextColumn("{task.fields[now]}"))
-        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._screen.is_terminal)
-        self._task = self._bar.add_task("", total=total, now="")
+        self._what, self._every_s = what, every_s
+        self._key, self._said_at, self._done = "", time.monotonic(), 0
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+        bars = (*columns, TimeRemainingColumn()) if total else columns
+        self._bars = Bars(*bars, console=self._screen, transient=True, disable=not self._screen.is_terminal)
+        self._task = self._bars.add_task(what, total=total)
 
-    def __enter__(self) -> ProgressBar:
-        self._bar.start()
+    def __enter__(self) -> Self:
+        self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._bars.stop()
 
-    def step(self, made: Path) -> None:
-        """One more file of the total is made."""
-        self.show(self._done + 1, self._total, made.name)
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._screen.print(text, markup=False)
 
-    def show(self, done: int, total: int, now: str) -> None:
+    def show(self, text: str, done: float | None = None, total: float | None = None, *, key: str = "") -> None:
+        """Show how it goes; without a terminal also as a line, at once when ``key`` has changed."""
+        self._bars.update(self._task, description=f"{self._what}  {text}".strip(), completed=done, total=total)
+        moment = time.monotonic()
+        if not self._screen.is_terminal and (key != self._key or moment - self._said_at >= self._every_s):
+            self._key, self._said_at = key, moment
+            self.say(text)
+
+    def count(self, done: int, total: int, now: str) -> None:
         """Show ``done`` of ``total``, and what was done last."""
         self._done = done
-        self._bar.update(self._task, completed=done, total=total, now=now)
-        moment = time.monotonic()
-        if not self._screen.is_terminal and moment - self._said_at >= LINE_EVERY_S:
-            self._said_at = moment
-            self._screen.print(f"{self._what}: {done} of {total}", markup=False)
+        self.show(f"{done} of {total}  {now}", done, total)
+
+    def add_file(self, made: Path) -> None:
+        """One more file of the total is made."""
+        self.count(self._done + 1, round(self._bars.tasks[0].total or 0), made.name)
 
 
 class JsonLines:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,8 +12,9 @@ from actors.cli.options import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from actors.cli.output import Progress
     from cluster.control.ladder import Ladder
-    from loadtest.city.study import Audience, Trial
+    from loadtest.city.study import Trial
 
 LONGEST_H = 24 * 7
 
@@ -91,14 +91,14 @@ def city(
 
     $ sightline plan city --against loadtest.json
     """
-    from actors.cli.output import check_writable, console, write_json
+    from actors.cli.output import Progress, check_writable, console, write_json
     from cluster.errors import ConfigError
     from cluster.lab.report.page import write_files
     from loadtest.city import report
-    from loadtest.city.mix import load_mix
+    from loadtest.city.mix import MIXES
     from loadtest.city.plan import CityPlan, Timing
     from loadtest.city.replica import EngineSettings
-    from loadtest.city.study import parse_ladder, parse_objective, parse_pools, study
+    from loadtest.city.study import Audience, parse_ladder, parse_objective, parse_pools, study
     from loadtest.city.timeline import parse_event
 
     screen = console(stderr=json_to == "-")
@@ -119,7 +119,7 @@ def city(
     plan = CityPlan(
         cameras=cameras or 1,
         pools=pools,
-        mix=load_mix(mix),
+        mix=MIXES.load(mix),
         mix_name=mix,
         ladder=rungs,
         ladder_name=ladder_name,
@@ -132,8 +132,10 @@ def city(
         price_per_hour=price,
     )
     plan.check()
-    with _Progress() as progress:
-        found = study(plan, wanted, cameras=cameras is not None, replicas=counted, told=progress.audience())
+    with Progress(total=1.0) as progress:
+        shown = _Listener(progress)
+        told = Audience(shown.share, shown.begins, shown.tried)
+        found = study(plan, wanted, cameras=cameras is not None, replicas=counted, told=told)
     screen.print(report.verdict(found.result, wanted), markup=False)
     for name, value in report.facts(found.result):
         screen.print(f"{name}: {value}", markup=False)
@@ -161,44 +163,23 @@ def _compare(screen: Console, path: Path, ladder: Ladder | None, seed: int) -> d
     return {"bench": "city", "figures": {"sim_error": error}, "runs": [each.as_json() for each in compared]}
 
 
-class _Progress:
-    """Progress bar of the running simulation and a line for each count tried, on standard error."""
+class _Listener:
+    """Shows the running simulation, and a line for each count tried."""
 
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._what = ""
 
-        from actors.cli.output import console
+    def share(self, share: float) -> None:
+        self._progress.show(self._what, share, key=self._what)
 
-        self._screen = console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self._screen, transient=True, disable=not self._screen.is_terminal)
-        self._task = self._bar.add_task("", total=1.0)
+    def begins(self, what: str) -> None:
+        self._what = what
+        self.share(0.0)
 
-    def audience(self) -> Audience:
-        """Callbacks of a study."""
-        from loadtest.city.study import Audience
-
-        return Audience(self._share, self._begins, self._tried)
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def _share(self, share: float) -> None:
-        self._bar.update(self._task, completed=share)
-
-    def _begins(self, what: str) -> None:
-        self._bar.update(self._task, description=what, completed=0.0)
-
-    def _tried(self, trial: Trial) -> None:
+    def tried(self, trial: Trial) -> None:
         word = "holds" if trial.met else "does not hold"
-        self._screen.print(
+        self._progress.say(
             f"{trial.cameras:,} cameras on {trial.replicas:,}: {word} ({trial.on_time:.2%} on time, "
-            f"{trial.answered:.2%} answered, quality {trial.quality:.3f})",
-            markup=False,
+            f"{trial.answered:.2%} answered, quality {trial.quality:.3f})"
         )

@@ -51,7 +51,7 @@ def push(
     import asyncio
     from dataclasses import asdict
 
-    from actors.cli.output import print_json
+    from actors.cli.output import Progress, print_json
     from cluster.codec import FileSource, NetworkSource, open_source
     from cluster.errors import ConfigError
     from cluster.redaction import SourceAddress
@@ -65,17 +65,24 @@ def push(
     if isinstance(opened, NetworkSource) and (loop or realtime or speed != 1.0):
         raise ConfigError("--loop, --realtime and --speed are for files; a camera has its own pace")
     assert isinstance(opened, FileSource | NetworkSource)
-    with _Progress(f"{address} → {camera} at {to}") as progress:
+    began_s = time.monotonic()
+    with Progress(f"{address} → {camera} at {to}", every_s=LINE_EVERY_S) as progress:
+
+        def show(status: PushStatus) -> None:
+            # An error is about to be raised, and reported like every error.
+            if status.state != "error":
+                progress.show(progress_text(status, time.monotonic() - began_s), key=status.state)
+
         agent = PushAgent(
             opened,
             to,
             camera,
             options=PushOptions(give_up_s=give_up),
-            on_progress=progress.show,
+            on_progress=show,
             credentials=client_credentials(),
         )
         status = asyncio.run(agent.run())
-        progress.show(status)
+        show(status)
     if print_json(json, asdict(status)):
         print(summary(status))
 
@@ -87,48 +94,10 @@ def summary(status: PushStatus) -> str:
     return f"sent {status.packets} packets, {status.bytes / 1e6:.1f} MB, {lost} dropped{again}"
 
 
-class _Progress:
-    """Live line on a terminal; otherwise a plain line at every change of state and every few seconds."""
-
-    def __init__(self, title: str) -> None:
-        from actors.cli.output import console
-
-        self._screen = console(stderr=True)
-        self._title = title
-        self._live = self._screen.is_terminal
-        self._said_at = 0.0
-        self._said_state = ""
-        self._started = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        from rich.progress import Progress, SpinnerColumn, TextColumn
-
-        columns = (SpinnerColumn(), TextColumn("{task.description}"))
-        self._progress = Progress(*columns, console=self._screen, transient=True, disable=not self._live)
-        self._task = self._progress.add_task(self._title)
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, status: PushStatus) -> None:
-        from rich.markup import escape
-
-        seconds = max(1e-3, time.monotonic() - self._started)
-        text = f"{status.state.value}: {status.packets} packets, {status.bytes / 1e6:.1f} MB"
-        text += f", {status.bytes / seconds / 1e6:.2f} MB/s"
-        if status.dropped or status.cluster_dropped:
-            text += f", dropped {status.dropped} here and {status.cluster_dropped} in the cluster"
-        if status.reason:
-            text += f" ({status.reason})"
-        if self._live:
-            self._progress.update(self._task, description=escape(f"{self._title}  {text}"))
-            return
-        now = time.monotonic()
-        if status.state == "error":
-            # It is about to be raised, and reported like every error.
-            return
-        if status.state != self._said_state or now - self._said_at >= LINE_EVERY_S:
-            self._said_at, self._said_state = now, status.state
-            self._screen.print(escape(text))
+def progress_text(status: PushStatus, seconds: float) -> str:
+    """Status after so many seconds, in one line."""
+    text = f"{status.state.value}: {status.packets} packets, {status.bytes / 1e6:.1f} MB"
+    text += f", {status.bytes / max(1e-3, seconds) / 1e6:.2f} MB/s"
+    if status.dropped or status.cluster_dropped:
+        text += f", dropped {status.dropped} here and {status.cluster_dropped} in the cluster"
+    return text + (f" ({status.reason})" if status.reason else "")

@@ -44,15 +44,15 @@ def make(
     import os
     from typing import cast
 
-    from actors.cli.output import ProgressBar, console, plural
+    from actors.cli.output import Progress, console, plural
     from cluster.errors import SightlineError
     from cluster.lab.scenes.dataset import INDEX, SceneSet, make_scenes
     from cluster.lab.scenes.vocabulary import Split
 
     wanted = SceneSet(cast(Split, split), count, seed, seconds, tuple(event or ["any"]))
     workers = len(os.sched_getaffinity(0)) if jobs is None else jobs
-    with ProgressBar("making scenes", count) as progress:
-        made = make_scenes(out, wanted, jobs=workers, on_clip=progress.step)
+    with Progress("making scenes", count) as progress:
+        made = make_scenes(out, wanted, jobs=workers, on_clip=progress.add_file)
     screen = console()
     kept = len(made.clips) - made.made
     already = f", {kept} were there already" if kept else ""

@@ -62,23 +62,20 @@ def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
     """
     import time
 
-    from rich.table import Table
-
-    from actors.cli.output import console, print_json
+    from actors.cli.output import console, make_table, print_json
     from cluster.security.tokens import read_tokens
 
-    table = Table("name", "roles", "cameras", "expires")
     rows = []
     for token in read_tokens(file):
         until = "never" if token.expires_s is None else time.strftime("%Y-%m-%d", time.gmtime(token.expires_s))
         if token.expires_s is not None and token.expires_s <= time.time():
             until = f"{until} (expired)"
-        table.add_row(token.name, ", ".join(sorted(token.roles)), ", ".join(token.cameras), until)
         rows.append(
             {"name": token.name, "roles": sorted(token.roles), "cameras": list(token.cameras), "expires": until}
         )
     if print_json(json, {"tokens": rows}):
-        console().print(table)
+        cells = [(r["name"], ", ".join(r["roles"]), ", ".join(r["cameras"]), r["expires"]) for r in rows]
+        console().print(make_table("name|roles|cameras|expires", cells))
 
 
 @app.command()

@@ -3,67 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from actors.cli.output import console
+from actors.cli.output import Progress
 
-# A pipe or a log gets a line of text this often, in log intervals, in place of the bar.
-_LINES = 5
 _SHOWN = ("loss", "answers", "found", "memory", "recalled")
 _JUDGED = ("auc", "f1", "video_f1")
 
 
-class TrainingScreen:
-    """Implements ``cluster.lab.training.loop.TrainingListener``; everything goes to standard error."""
+class TrainingScreen(Progress):
+    """Implements ``cluster.lab.training.loop.TrainingListener``."""
 
     def __init__(self) -> None:
-        self._console = console(stderr=True)
-        self._live = self._console.is_terminal
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[losses]}"),
-            console=self._console,
-            disable=not self._live,
-        )
-        self._task: TaskID | None = None
-        self._calls = 0
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        super().__init__(total=1.0)
+        self._stage = ""
 
     def stage_started(self, stage: str, step: int) -> None:
-        self._task = self._progress.add_task(stage, total=1.0, losses="")
-        self._console.print(f"[bold]{stage}[/bold]: " + (f"goes on at step {step}" if step else "begins"))
+        self._stage = stage
+        self.say(f"{stage}: " + (f"goes on at step {step}" if step else "begins"))
 
     def step(self, share: float, step: int, rate: float, losses: dict[str, float]) -> None:
         text = f"{rate:.2f} examples/s  " + "  ".join(f"{k} {losses[k]:.3f}" for k in _SHOWN if k in losses)
-        if self._task is not None:
-            self._progress.update(self._task, completed=share, losses=text)
-        self._calls += 1
-        if not self._live and self._calls % _LINES == 0:
-            self._console.print(f"{100 * share:3.0f} %  step {step}  {text}")
+        self.show(f"{self._stage} {100 * share:3.0f} %  step {step}  {text}", share)
 
     def validated(self, metrics: dict[str, float]) -> None:
         means = "  ".join(f"{name} {metrics[name]:.3f}" for name in _JUDGED if name in metrics)
         kinds = "  ".join(f"{k.split(':')[1]} {v:.2f}" for k, v in metrics.items() if k.startswith("f1:"))
-        self._console.print(f"validation: {means}" + (f"  (f1: {kinds})" if kinds else ""))
+        self.say(f"validation: {means}" + (f"  (f1: {kinds})" if kinds else ""))
 
     def exported(self, folder: Path, kind: str) -> None:
-        self._console.print(f"[bold]model[/bold]: {folder} ({kind} weights)")
+        self.say(f"model: {folder} ({kind} weights)")
 
 
 app = typer.Typer(help="Train the model that the demo answers with.", no_args_is_help=True)

@@ -12,11 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.config.camera import CameraEntry
-from cluster.kubernetes.keys import (
-    camel,
-    in_camel,
-)
-from cluster.kubernetes.resource import GROUP, KIND, PLURAL, VERSION
+from cluster.kubernetes.keys import camel, in_camel
+from cluster.kubernetes.resource import GROUP, KIND, PLURAL, VERSION, Credentials
 
 Node = dict[str, Any]
 
@@ -53,26 +50,6 @@ _MASK: Node = {
             "message": "give points, or all of x, y, width and height",
         }
     ],
-}
-_CREDENTIALS: Node = {
-    "type": "object",
-    "description": "User and password of the source, from a Secret in this namespace; never shown in the status.",
-    "required": ["secretName"],
-    "properties": {
-        "secretName": {"type": "string", "minLength": 1, "maxLength": 253, "description": "Name of the Secret."},
-        "usernameKey": {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": 253,
-            "description": "Key of the user name; default username.",
-        },
-        "passwordKey": {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": 253,
-            "description": "Key of the password; default password.",
-        },
-    },
 }
 _SPEC_RULES = [
     {
@@ -160,7 +137,7 @@ def spec_schema() -> Node:
     spec["description"] = "Keys given here override the cluster's settings."
     properties = spec["properties"]
     properties["source"]["maxLength"] = _ADDRESS_CHARS
-    properties["credentials"] = _CREDENTIALS
+    properties["credentials"] = _section(Credentials.model_json_schema(), {})
     properties["window"]["x-kubernetes-validations"] = _WINDOW_RULES
     properties["questions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["id"]}
     masks = camel("privacy_masks")

@@ -247,7 +247,7 @@ class Reconciler:
 
     async def _apply(self, resource: CameraResource, camera: ManagedCamera | None, secrets: _Secrets) -> Outcome:
         credentials = resource.credentials
-        entry = resource.entry(None if credentials is None else await secrets.get(credentials.secret))
+        entry = resource.entry(None if credentials is None else await secrets.get(credentials.secret_name))
         wanted = ManagedCamera(entry=entry, manager=KUBERNETES, uid=resource.uid)
         if camera is not None:
             check_manager(resource.name, camera.manager, KUBERNETES, takeover=resource.takeover)

@@ -28,16 +28,17 @@ KIND = "Camera"
 TAKEOVER = f"{GROUP}/takeover"
 """Annotation: ``"true"`` takes a camera over from another manager."""
 
-_CREDENTIALS = ("secretName", "usernameKey", "passwordKey")
 
+class Credentials(Section):
+    """User and password of the source, from a Secret in this namespace; never shown in the status."""
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Location of a source's name and password: keys of a Secret in the resource's namespace."""
-
-    secret: str
-    username_key: str = "username"
-    password_key: str = "password"
+    secret_name: str = Field(min_length=1, max_length=253, description="Name of the Secret.")
+    username_key: str = Field(
+        default="username", min_length=1, max_length=253, description="Key of the user name; default username."
+    )
+    password_key: str = Field(
+        default="password", min_length=1, max_length=253, description="Key of the password; default password."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +92,14 @@ class CameraResource:
         given = self.spec.get("credentials")
         if given is None:
             return None
-        if not isinstance(given, Mapping) or not given.get("secretName"):
-            raise self._refuse(Problem(("credentials", "secretName"), "is missing; name the Secret"))
-        for key, value in given.items():
-            if key not in _CREDENTIALS:
-                raise self._refuse(Problem(("credentials", key), f"unknown key; keys here: {', '.join(_CREDENTIALS)}"))
-            if not isinstance(value, str) or not value:
-                raise self._refuse(Problem(("credentials", key), "must be a name"))
-        return Credentials(
-            given["secretName"], given.get("usernameKey", "username"), given.get("passwordKey", "password")
-        )
+        found: list[Problem] = []
+        body = to_snake(given, Credentials, ("credentials",), found) if isinstance(given, Mapping) else given
+        try:
+            if not found:
+                return Credentials.model_validate(body)
+        except ValidationError as error:
+            found = [replace(each, path=("credentials", *each.path)) for each in from_validation(error, Credentials)]
+        raise self._refuse(*map(to_camel, found))
 
     def entry(self, secret: Mapping[str, str] | None = None, *, allow_password: bool = False) -> CameraEntry:
         """Convert to a camera.
@@ -143,7 +142,7 @@ class CameraResource:
             raise self._refuse(Problem(("source",), message))
         missing = [key for key in (credentials.username_key, credentials.password_key) if not secret.get(key)]
         if missing:
-            message = f"Secret {credentials.secret!r} has no {' and no '.join(map(repr, missing))}"
+            message = f"Secret {credentials.secret_name!r} has no {' and no '.join(map(repr, missing))}"
             raise self._refuse(Problem(("credentials",), message))
         user, password = (
             quote(secret[key].strip(), safe="") for key in (credentials.username_key, credentials.password_key)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from importlib import resources
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from cluster.config.load import read_yaml
-from cluster.config.problems import Duration, Section, from_validation
+from cluster.config.problems import Duration, Section
 from cluster.control.demand import Demand
-from cluster.errors import ConfigError
 from cluster.types import PatchGeometry
 from cluster.types.cameras import Priority
 from loadtest.city import Bools, Floats, Ints
+from loadtest.shipped import ShippedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,40 +214,4 @@ class Mix(Section):
         return counts
 
 
-def mixes() -> dict[str, str]:
-    """Shipped mixes: name -> title."""
-    return {path.name.removesuffix(".yaml"): load_mix(path.name.removesuffix(".yaml")).title for path in _shipped()}
-
-
-def load_mix(name: str) -> Mix:
-    """A shipped mix by name, or one from a YAML file.
-
-    Raises:
-        ConfigError: there is no such mix or file, or something in it is wrong; the message says where.
-    """
-    path = Path(name)
-    shipped = {each.name.removesuffix(".yaml"): each for each in _shipped()}
-    if path.suffix not in (".yaml", ".yml"):
-        if name not in shipped:
-            raise ConfigError(f"there is no mix {name!r}; name a YAML file or one of: {', '.join(sorted(shipped))}")
-        return parse_mix(shipped[name].read_text(encoding="utf-8"), name)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a mix: {getattr(error, 'strerror', None) or error}") from None
-    return parse_mix(text, name)
-
-
-def parse_mix(text: str, where: str) -> Mix:
-    """Raises ``ConfigError``, with the line, when ``text`` is no mix."""
-    document = read_yaml(text, where)
-    try:
-        return Mix.model_validate(document.data)
-    except ValidationError as error:
-        problems = [replace(each, line=document.line(each.path)) for each in from_validation(error, Mix)]
-        raise ConfigError("; ".join(each.sentence(where) for each in problems)) from None
-
-
-def _shipped() -> list[Any]:
-    folder = resources.files("loadtest.city") / "mixes"
-    return sorted((each for each in folder.iterdir() if each.name.endswith(".yaml")), key=lambda each: each.name)
+MIXES = ShippedFiles("mix", Path(__file__).parent / "mixes", Mix)

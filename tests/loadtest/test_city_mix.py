@@ -6,7 +6,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.types.cameras import Priority
-from loadtest.city.mix import ActivitySection, CameraClass, GeometrySection, Mix, load_mix, mixes, parse_mix
+from loadtest.city.mix import MIXES, ActivitySection, CameraClass, GeometrySection, Mix
 
 ONE = """
 classes:
@@ -22,19 +22,19 @@ classes:
 
 
 def test_every_shipped_mix_loads_and_says_what_it_is():
-    assert set(mixes()) == {"city", "night", "station", "steady"}
-    assert all(mixes().values())
+    assert set(MIXES.names()) == {"city", "night", "station", "steady"}
+    assert all(MIXES.load(name).title for name in MIXES.names())
 
 
 def test_counts_add_up_and_follow_the_shares():
-    mix = parse_mix(ONE, "one")
+    mix = MIXES.parse(ONE, "one")
     assert mix.counts(8) == [6, 2]
     assert mix.counts(7) == [5, 2]
-    assert all(sum(load_mix("city").counts(n)) == n for n in range(1, 40))
+    assert all(sum(MIXES.load("city").counts(n)) == n for n in range(1, 40))
 
 
 def test_a_class_becomes_a_demand():
-    mix = parse_mix(ONE, "one")
+    mix = MIXES.parse(ONE, "one")
     demand = mix.classes[1].demand("yard-1", mix.geometry, 12.0)
     assert (demand.camera, demand.priority, demand.stride_s) == ("yard-1", Priority.BACKGROUND, 16.0)
     # 1920x1080 within 448x448 pixels: 597x336, hence 21 by 12 tokens of 28 pixels.
@@ -74,13 +74,13 @@ def test_the_busy_share_follows_the_hour():
 )
 def test_what_is_wrong_is_said(text, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        parse_mix(text, "one")
+        MIXES.parse(text, "one")
 
 
 def test_unknown_mixes_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no mix 'towm'.*city"):
-        load_mix("towm")
-    with pytest.raises(ConfigError, match="cannot be read as a mix"):
-        load_mix(str(tmp_path / "none.yaml"))
+        MIXES.load("towm")
+    with pytest.raises(ConfigError, match=r"there is no mix .*none\.yaml"):
+        MIXES.load(str(tmp_path / "none.yaml"))
     (tmp_path / "mine.yaml").write_text(ONE)
-    assert isinstance(load_mix(str(tmp_path / "mine.yaml")), Mix)
+    assert isinstance(MIXES.load(str(tmp_path / "mine.yaml")), Mix)

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.control.costs import CostModel
 from cluster.errors import ConfigError, SightlineError
-from loadtest.city.mix import load_mix
+from loadtest.city.mix import MIXES
 from loadtest.city.plan import CityPlan, PoolPlan, Timing
 from loadtest.city.result import Objective
 from loadtest.city.study import Audience, Search, study
@@ -21,7 +21,7 @@ OBJECTIVE = Objective(quality=0.9)
 
 def plan(cameras=1, replicas=1, **changes):
     values = {
-        "mix": load_mix("steady"),
+        "mix": MIXES.load("steady"),
         "mix_name": "steady",
         "ladder": None,
         "ladder_name": "none",

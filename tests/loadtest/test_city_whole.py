@@ -13,7 +13,7 @@ from cluster.control.costs import CostModel
 from cluster.control.ladder import default
 from cluster.errors import ConfigError
 from loadtest.city.city import deal, mean_load, simulate
-from loadtest.city.mix import ActivitySection, CameraClass, Mix, load_mix
+from loadtest.city.mix import MIXES, ActivitySection, CameraClass, Mix
 from loadtest.city.plan import CityPlan, PoolPlan, Timing
 from loadtest.city.replica import EngineSettings
 from loadtest.city.timeline import parse_event
@@ -29,7 +29,7 @@ def city(cameras=24, replicas=3, seconds=120.0, mix="city", costs=COSTS, **chang
         "ladder_name": "default",
         "timing": Timing(seconds, bin_s=30.0),
         "warmup_s": 30.0,
-        "mix": load_mix(mix) if isinstance(mix, str) else mix,
+        "mix": MIXES.load(mix) if isinstance(mix, str) else mix,
         "mix_name": str(mix),
     }
     return CityPlan(cameras=cameras, pools=(PoolPlan("made", replicas, costs),), **(values | changes))
@@ -164,7 +164,7 @@ def test_cameras_go_where_they_can_be_carried():
 
 
 def test_mean_load_is_what_a_pool_has_to_carry():
-    mix = load_mix("steady")
+    mix = MIXES.load("steady")
     assert mean_load(mix, COSTS, 8.0) == pytest.approx((0.6 + 0.02 / 8) / 8)
 
 

@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import ConfigError, SourceError
 from cluster.lab.scenes.street_clips import make_clip
 from loadtest.footage import gather, make_footage, read_footage
-from loadtest.profile import Profile, load_profile, packets, profile_names, script
+from loadtest.profile import PROFILES, Profile, packets, script
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,9 @@ def test_what_is_no_footage_is_refused(tmp_path) -> None:
 
 
 def test_every_shipped_profile_can_be_loaded_and_says_what_it_is() -> None:
-    assert {"steady", "busy", "aligned", "churn", "storm", "jitter", "day"} <= set(profile_names())
-    for name in profile_names():
-        assert load_profile(name).about.endswith(".")
+    assert {"steady", "busy", "aligned", "churn", "storm", "jitter", "day"} <= set(PROFILES.names())
+    for name in PROFILES.names():
+        assert PROFILES.load(name).about.endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -78,18 +78,18 @@ def test_every_shipped_profile_can_be_loaded_and_says_what_it_is() -> None:
         ("loss: 1.5", "loss"),
         ("phases: odd", "phases"),
         ("- a list", "must be a mapping"),
-        ("{", "not YAML"),
+        ("{", "not valid YAML"),
     ],
 )
 def test_a_wrong_profile_is_refused_by_its_key(tmp_path, text, message) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        load_profile(str(path))
+        PROFILES.load(str(path))
     path.write_text("streams: 3\nmix: {busy: 2, quiet: 1}")
-    assert load_profile(str(path)).streams == 3
+    assert PROFILES.load(str(path)).streams == 3
 
 
 def test_an_unknown_profile_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"'stedy'.*aligned, busy"):
-        load_profile("stedy")
+        PROFILES.load("stedy")

@@ -78,6 +78,7 @@ def demo(
 
 def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -> Report:
     import shlex
+    from itertools import count
 
     from actors.cli.demo.plan import make_clips, write_config
     from actors.cli.demo.record import LoopedTruth
@@ -88,11 +89,12 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
 
     with Screen(console) as screen:
         weights = " (random weights: only its cost is meaningful)" if model in PRESETS else ""
-        screen.say(
+        console.print(
             f"[bold]Four cameras[/], two fed from files and two by gRPC push, three questions each.\n"
             f"Model {model}{weights}. It takes about {seconds + ABOUT_S:.0f} seconds.\n"
         )
-        clips = make_clips(out / "clips", screen.bar("making four clips", len(CAMERAS)).step)
+        made, measured_windows = count(1), count(1)
+        clips = make_clips(out / "clips", lambda: screen.phase("making four clips", next(made), len(CAMERAS)))
         config_file = write_config(out, clips, model, engine, ModelSettings.load(Path(locate(model)).expanduser()))
         # Any free ports: the demo must not collide with a running cluster.
         config = load_config(config_file, {"gateway": {"port": 0, "metrics_port": 0}})
@@ -101,12 +103,8 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
         screen.phase("loading the libraries")
         from actors.cli.demo.live import LiveRun, run_live
 
-        bar = None
-
         def look(run: LiveRun, now: float) -> None:
-            nonlocal bar
-            bar = bar or screen.bar("watching four cameras", seconds)
-            bar.to(now, f"{now:.0f} of {seconds:.0f} s")
+            screen.phase("watching four cameras", now, seconds, f"{now:.0f} of {seconds:.0f} s")
             screen.cameras(run, truths)
 
         pushed = {camera.name: clips[camera.name] for camera in CAMERAS if camera.pushed}
@@ -116,48 +114,22 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
         screen.phase("loading the model")
         from actors.cli.demo.record import make_report, measure, windows_to_measure
 
-        measuring = screen.bar("measuring: in full and ours, window by window", windows_to_measure(config, clips))
-        measured = measure(config, clips, truths, measuring.step)
+        total = windows_to_measure(config, clips)
+
+        def on_window() -> None:
+            screen.phase("measuring: in full and ours, window by window", next(measured_windows), total)
+
+        measured = measure(config, clips, truths, on_window)
         command = f"sightline demo --model {shlex.quote(model)} --seconds {seconds:g} --out {shlex.quote(str(out))}"
         return make_report(config, run, measured, truths, command)
 
 
 def _summary(console: Console, report: Report) -> None:
-    from rich import box
-    from rich.table import Table
+    from cluster.lab.report.render import UNTRAINED, cost_table
 
-    from cluster.lab.report.number_format import compact, seconds_text, times_text
-    from cluster.lab.report.render import saving_text, tally_text
-
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title="In full and ours, on the same windows", title_justify="left"
-    )
-    columns = ["camera", "windows", "tokens\nfull → computed", "time\nfull → ours", "faster", "FLOPs\nsaved"]
-    # Correct answers of an untrained model are chance.
-    columns += [] if report.random_weights else ["right\nin full", "right\nours"]
-    for name in columns:
-        table.add_column(name, justify="left" if name == "camera" else "right")
-    rows = [(camera.name, camera.comparison) for camera in report.cameras]
-    for name, each in [*rows, ("all", report.comparison)]:
-        if name == "all":
-            table.add_section()
-        table.add_row(
-            name,
-            str(each.windows),
-            f"{compact(each.full.tokens)} → {compact(each.ours.tokens)}",
-            f"{seconds_text(each.full.seconds)} → {seconds_text(each.ours.seconds)}",
-            times_text(each.speedup),
-            saving_text(each.full.flops, each.ours.flops),
-            *([] if report.random_weights else [tally_text(each.full_truth), tally_text(each.our_truth)]),
-            style="bold" if name == "all" else "",
-        )
-    console.print()
-    console.print(table)
+    cost_table(report, "In full and ours, on the same windows").show(console)
     if report.random_weights:
-        console.print(
-            f"[yellow]The model {report.model} is randomly initialised: its answers mean nothing yet. "
-            "Tokens, time and operations do.[/]"
-        )
+        console.print(f"[yellow]{UNTRAINED.format(report.model)}[/]")
 
 
 def _loads(report: Report) -> object:

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import jinja2
+import yaml
 
 from cluster.models.settings import ModelSettings
 
@@ -83,72 +83,63 @@ CAMERAS = (
     ),
 )
 
-CONFIG = """\
-# yaml-language-server: $schema={{ schema }}
+HEAD = """\
+# yaml-language-server: $schema=schema.json
 # What `sightline demo` ran. Run it again by hand:
 #
-#   sightline serve -c {{ here | shell }}
-{% for camera in cameras if camera.pushed %}
-#   sightline push {{ clips[camera.name] | shell }} --to 127.0.0.1:50051 --camera {{ camera.name }} --realtime --loop
-{% endfor %}
+#   sightline serve -c {config}
+{pushes}
 #   sightline watch
-model:
-  name: {{ model | quoted }}
-
-engine: {{ engine }}
-
-# As the model was trained; a shorter window than the default, so that the demo need not take minutes.
-sampling:
-  fps: {{ fps }}
-  anchor_interval_s: {{ anchor_interval_s }}
-
-window:
-  length_s: {{ window_s }}
-  stride_s: {{ stride_s }}
-
-cameras:
-{% for camera in cameras %}
-  - name: {{ camera.name }}
-{% if camera.pushed %}
-    source: "" # an agent pushes it, see above
-{% else %}
-    source: {{ clips[camera.name] | quoted }}
-    source_options: {loop: true, realtime: true}
-{% endif %}
-    questions:
-{% for kind in camera.questions %}
-      - id: {{ kind }}
-        text: {{ text(kind) | quoted }}
-        threshold: {{ threshold(kind) }}
-{% endfor %}
-{% endfor %}
+#
+# Window and sampling as the model was trained; a shorter window than the default, so that the demo need not take
+# minutes. A camera without a source is pushed by an agent, see above.
 """
+PUSH = "#   sightline push {clip} --to 127.0.0.1:50051 --camera {camera} --realtime --loop"
 
 
 def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: str, settings: ModelSettings) -> Path:
     """Write ``config.yaml`` into ``folder``; returns its path.
 
     Args:
+        folder: must exist.
         clips: camera -> its video.
         model: name of the model, whose own ``settings`` decide window, sampling, questions and thresholds.
+        engine: of the live part.
+        settings: of the model.
     """
+
+    def camera_entry(camera: DemoCamera) -> dict[str, Any]:
+        source: dict[str, Any] = {"source": ""}
+        if not camera.pushed:
+            source = {"source": str(clips[camera.name]), "source_options": {"loop": True, "realtime": True}}
+        questions = [
+            {
+                "id": kind,
+                "text": question_text(settings, kind),
+                "threshold": _or(settings.threshold_of(kind), THRESHOLD),
+            }
+            for kind in camera.questions
+        ]
+        return {"name": camera.name, **source, "questions": questions}
+
+    body = {
+        "model": {"name": model},
+        "engine": engine,
+        "sampling": {
+            "fps": _or(settings.fps, FPS),
+            "anchor_interval_s": _or(settings.anchor_interval_s, ANCHOR_INTERVAL_S),
+        },
+        "window": {"length_s": _or(settings.window_s, WINDOW_S), "stride_s": _or(settings.stride_s, STRIDE_S)},
+        "cameras": [camera_entry(camera) for camera in CAMERAS],
+    }
     path = folder / "config.yaml"
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
-    environment.filters |= {"quoted": _quoted, "shell": lambda path: shlex.quote(str(path))}
-    environment.globals |= {
-        "text": lambda kind: question_text(settings, kind),
-        "threshold": lambda kind: _or(settings.threshold_of(kind), THRESHOLD),
-    }
-    values = {
-        "window_s": _or(settings.window_s, WINDOW_S),
-        "stride_s": _or(settings.stride_s, STRIDE_S),
-        "fps": _or(settings.fps, FPS),
-        "anchor_interval_s": _or(settings.anchor_interval_s, ANCHOR_INTERVAL_S),
-    }
-    text = environment.from_string(CONFIG).render(
-        cameras=CAMERAS, clips=clips, model=model, engine=engine, here=path, schema="schema.json", **values
-    )
-    path.write_text(text, encoding="utf-8")
+    pushes = [
+        PUSH.format(clip=shlex.quote(str(clips[camera.name])), camera=camera.name)
+        for camera in CAMERAS
+        if camera.pushed
+    ]
+    head = HEAD.format(config=shlex.quote(str(path)), pushes="\n".join(pushes))
+    path.write_text(head + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
     return path
 
 
@@ -159,13 +150,8 @@ def question_text(settings: ModelSettings, kind: str) -> str:
     return settings.questions.get(kind) or standing_question(kind)
 
 
-def _or(value: float | None, otherwise: float) -> str:
-    return f"{otherwise if value is None else value:.10g}"
-
-
-def _quoted(text: object) -> str:
-    """As a quoted YAML string."""
-    return "'" + str(text).replace("'", "''") + "'"
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
 
 
 def make_clips(folder: Path, on_clip: Callable[[], None] = lambda: None) -> dict[str, Path]:

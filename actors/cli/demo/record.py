@@ -13,17 +13,17 @@ import torch
 
 from actors.cli.demo.live import LiveRun
 from actors.cli.demo.plan import CAMERAS, SCENE_SECONDS
-from cluster.codec.processor import CodecOptions
+from cluster.codec.processor import CodecOptions, CodecStats
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.engine.native.engine import NativeEngine
+from cluster.lab.bench.frames import PrunedClip, prune_clip, read_clip
 from cluster.lab.bench.harness import machine
-from cluster.lab.report.compare import compare, count_windows, picture_frames, prune, sample_clip
+from cluster.lab.report.compare import compare, count_windows, picture_frames
 from cluster.lab.report.records import CameraRecord, ComparedWindow, EventInterval, LiveWindow, Report, SampleFrame
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 from cluster.models import load_model
 from cluster.types import MICROSECONDS, Answer, CameraStatus, FrameSample, LastAnswer, Question, SampledPicture
-from cluster.vision import make_pruner
 
 PICTURES = 5
 
@@ -32,10 +32,7 @@ PICTURES = 5
 class MeasuredClip:
     """Measurements of one clip, in full and incrementally, with a picture."""
 
-    codec: str
-    width: int
-    height: int
-    cue: str
+    stats: CodecStats
     compared: tuple[ComparedWindow, ...]
     frames: tuple[SampleFrame, ...]
 
@@ -78,25 +75,22 @@ def measure(
     for name, path in clips.items():
         camera = camera_settings(config, name)
         options = CodecOptions(fps=camera.sampling.fps, anchor_interval_s=camera.sampling.anchor_interval_s)
-        clip = sample_clip(path, engine.geometry, options, seconds_to_measure(camera))
-        ours = prune(clip, name, make_pruner(camera.pruning.policy, camera.pruning.options))
-        whole = prune(clip, name, make_pruner("none"))
-        compared = compare(
-            engine, camera.stream_spec(), [sample for sample, _ in ours], [sample for sample, _ in whole], on_window
-        )
+        seconds = seconds_to_measure(camera)
+        clip = read_clip(path, engine.geometry, options=options, at_least=seconds, at_most=seconds)
+        ours = prune_clip(clip, name, camera.pruning.policy, camera.pruning.options)
+        whole = prune_clip(clip, name, "none").samples
+        compared = compare(engine, camera.stream_spec(), ours.samples, whole, on_window)
         kinds = [question.id for question in camera.questions]
         told = [replace(each, truth=truths[name].labels(kinds, each.start_s, each.end_s)) for each in compared]
-        found[name] = MeasuredClip(
-            clip.codec, clip.width, clip.height, clip.cue, tuple(told), picture_frames(_once(ours), PICTURES)
-        )
+        found[name] = MeasuredClip(clip.stats, tuple(told), picture_frames(_once(ours), PICTURES))
     parameters = sum(parameter.numel() for parameter in model.model.parameters())
     return Measured(model.random_weights, parameters, found)
 
 
-def _once(frames: Sequence[tuple[FrameSample, SampledPicture]]) -> list[tuple[FrameSample, SampledPicture]]:
-    """Frames before the scene starts again."""
-    end = frames[0][0].pts + round(SCENE_SECONDS * MICROSECONDS)
-    return [pair for pair in frames if pair[0].pts < end]
+def _once(clip: PrunedClip) -> list[tuple[FrameSample, SampledPicture]]:
+    """Frames before the scene starts again, each with its picture."""
+    end = clip.samples[0].pts + round(SCENE_SECONDS * MICROSECONDS)
+    return [pair for pair in zip(clip.samples, clip.pictures, strict=True) if pair[0].pts < end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +168,10 @@ def make_report(
                 name=camera.name,
                 description=camera.about,
                 fed_by=camera.fed_by,
-                codec=clip.codec,
-                width=clip.width,
-                height=clip.height,
-                cue=status.cue or clip.cue,
+                codec=clip.stats.codec,
+                width=clip.stats.width,
+                height=clip.stats.height,
+                cue=status.cue or clip.stats.cue,
                 state=status.state,
                 reason=status.reason,
                 questions=questions,

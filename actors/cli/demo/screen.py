@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -30,7 +30,7 @@ PLAIN_EVERY_S = 5.0
 
 
 class Screen:
-    """Phases, the live camera table, and progress bars. A context manager."""
+    """The phase under way, and the live camera table. A context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -38,13 +38,11 @@ class Screen:
         self._table: Table | None = None
         self._said_at = 0.0
         self._phase = ""
+        note = TextColumn("{task.fields[note]}")
         self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=40),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=console,
+            TextColumn("{task.description}"), BarColumn(bar_width=40), note, TimeElapsedColumn(), console=console
         )
+        self._task = self._bars.add_task("", total=None, note="")
 
     def __enter__(self) -> Screen:
         if self._console.is_terminal:
@@ -58,31 +56,14 @@ class Screen:
         if self._table is not None:
             self._console.print(self._table)
 
-    def say(self, text: str) -> None:
-        """Print a permanent line."""
-        self._console.print(text)
-
-    def phase(self, text: str) -> None:
-        """Show the current phase."""
-        if text == self._phase:
-            return
-        self._phase = text
-        if self._live is None:
-            self._console.print(escape(text))
-        else:
-            for task in self._bars.tasks:
-                self._bars.remove_task(task.id)
-            self._bars.add_task(escape(text), total=None, note="")
-
-    def bar(self, text: str, total: float) -> Bar:
-        """A progress bar."""
-        self._phase = text
-        if self._live is None:
-            self._console.print(escape(text))
-        else:
-            for task in self._bars.tasks:
-                self._bars.remove_task(task.id)
-        return Bar(self._bars, self._bars.add_task(escape(text), total=total, note=""))
+    def phase(self, text: str, done: float = 0.0, total: float | None = None, note: str = "") -> None:
+        """Show the current phase, and how much of it is done."""
+        if text != self._phase:
+            self._phase = text
+            self._bars.reset(self._task, total=total, description=escape(text))
+            if self._live is None:
+                self._console.print(escape(text))
+        self._bars.update(self._task, completed=done, note=note)
 
     def cameras(self, run: LiveRun, truths: Mapping[str, LoopedTruth]) -> None:
         """Show the cameras' current state, and whether their answers are true."""
@@ -104,22 +85,6 @@ class Screen:
             if self._table is not None:
                 self._console.print(self._table)
         self._table = None
-
-
-class Bar:
-    """One progress bar."""
-
-    def __init__(self, bars: Progress, task: TaskID) -> None:
-        self._bars = bars
-        self._task = task
-
-    def to(self, completed: float, note: str = "") -> None:
-        """Set the progress."""
-        self._bars.update(self._task, completed=completed, note=note)
-
-    def step(self) -> None:
-        """Advance by one."""
-        self._bars.advance(self._task)
 
 
 def _plain(status: CameraStatus, truth: LoopedTruth | None) -> str:

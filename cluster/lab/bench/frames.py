@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cluster.codec.change import ChangeAccumulator
 from cluster.codec.file import FileSource
-from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.codec.processor import CodecOptions, CodecProcessor, CodecStats
 from cluster.lab.bench.harness import add_model_arguments, timed_calls
 from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledPicture
 from cluster.vision import make_pruner
@@ -44,12 +45,13 @@ def made_clips(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class ClipFrames:
-    """``frames`` sampled at ``fps`` over ``seconds`` of video; ``change_s``: seconds their change grids took."""
+    """``frames`` at ``fps``; ``change_s``: seconds their change grids took; ``stats``: of the codec processor."""
 
     path: Path
     frames: list[SampledPicture]
     fps: float
     change_s: float
+    stats: CodecStats
 
     @property
     def seconds(self) -> float:
@@ -57,7 +59,13 @@ class ClipFrames:
 
 
 def read_clip(
-    path: Path, geometry: PatchGeometry, *, fps: float, at_least: float, at_most: float | None = None
+    path: Path,
+    geometry: PatchGeometry,
+    *,
+    fps: float = 2.0,
+    at_least: float,
+    at_most: float | None = None,
+    options: CodecOptions | None = None,
 ) -> ClipFrames:
     """Sample a clip through the real codec processor, whole, and again from its start until ``at_least`` seconds.
 
@@ -65,7 +73,9 @@ def read_clip(
         SourceError: the file cannot be read.
     """
     source = FileSource(path, loop=True)
-    processor = CodecProcessor(geometry, CodecOptions(fps=fps))
+    options = options or CodecOptions(fps=fps)
+    fps = options.fps
+    processor = CodecProcessor(geometry, options)
     frames: list[SampledPicture] = []
     change = [("change", ChangeAccumulator, method) for method in ("add_picture", "pop_change")]
     with timed_calls(change, time.perf_counter) as spent:
@@ -78,24 +88,25 @@ def read_clip(
                 break
         packets.close()  # type: ignore[attr-defined]
     limit = round(max(at_least, at_most) * fps) if at_most is not None else len(frames)
-    return ClipFrames(path, frames[:limit], fps, spent["change"])
+    return ClipFrames(path, frames[:limit], fps, spent["change"], processor.stats)
 
 
 @dataclass(frozen=True, slots=True)
 class PrunedClip:
-    """What a decoder would send of a clip, and the seconds its masks took."""
+    """What a decoder would send of a clip, the last picture of each, and the seconds the masks took."""
 
     samples: list[FrameSample]
+    pictures: list[SampledPicture]
     mask_s: float
 
 
-def prune_clip(clip: ClipFrames, stream: str, policy: str) -> PrunedClip:
+def prune_clip(clip: ClipFrames, stream: str, policy: str, options: Mapping[str, Any] | None = None) -> PrunedClip:
     """The clip's frames through a pruning policy and the patch sampler, temporal patches united."""
-    pruner = make_pruner(policy)
+    pruner = make_pruner(policy, dict(options or {}))
     with timed_calls([("mask", type(pruner), "prune")], time.perf_counter) as spent:
         sampler = PatchSampler(stream, pruner, clip.fps)
-        samples = [sample for frame in clip.frames if (sample := sampler.feed(frame)) is not None]
-    return PrunedClip(samples, spent["mask"])
+        sent = [(sample, frame) for frame in clip.frames if (sample := sampler.feed(frame)) is not None]
+    return PrunedClip([sample for sample, _ in sent], [frame for _, frame in sent], spent["mask"])
 
 
 def span_seconds(samples: list[FrameSample]) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cluster.errors import ModelError
 from cluster.models.catalog import PRESETS, check_model, locate
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cluster.models.base import VisionLanguageModel
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_LENGTH_BYTES = 8
 POOLS = 2
 """KV pools held at once: of the engine, and of the one that it is compared with."""
 
@@ -98,26 +97,20 @@ def _indexed(folder: Path) -> dict[str, set[str]]:
 
 
 def _stored(path: Path) -> set[str]:
-    """Names of a file's weights; its header says how long it is.
+    """Names of a file's weights.
 
     Raises:
-        ModelError: it is no safetensors file, or shorter than that.
+        ModelError: it is no safetensors file, or not whole.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        text = file.read(length) if length <= size else b""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        header: dict[str, Any] = json.loads(text)
-        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        with safe_open(path, framework="numpy") as file:
+            return set(file.keys())
+    except SafetensorError as error:
         raise ModelError(
-            f"{path} is no safetensors file: its header is unreadable (cut off, or a pointer of Git LFS); get it again"
+            f"{path} is no whole safetensors file ({error}): it was cut off, or is a pointer of Git LFS; get it again"
         ) from None
-    if size < (whole := _LENGTH_BYTES + length + end):
-        raise ModelError(f"{path} is cut off: it has {size} of {whole} bytes; get it again")
-    return set(tensors)
 
 
 def pool_bytes(shape: VisionLanguageModel, dtype: torch.dtype, window_tokens: int) -> int:

@@ -15,16 +15,16 @@ from typing import Any, Literal
 from cluster.codec.processor import CodecOptions
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SourceError
+from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.harness import machine
 from cluster.lab.check.clip import COMPARED, CheckClip, check_clip, draw_clip
 from cluster.lab.check.logits import LogitPair, against_fresh, against_library
 from cluster.lab.check.requirements import check_files, check_memory, checkpoint_folder, pool_bytes
-from cluster.lab.report.compare import compare, prune, sample_clip
+from cluster.lab.report.compare import compare
 from cluster.lab.report.records import ComparedWindow, Cost
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import find_device, load_model, load_shape, loaded_dtype
 from cluster.types import MICROSECONDS, FrameSample
-from cluster.vision import make_pruner
 
 LIMITS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1, "float8": 3e-1}
 """Of :attr:`LogitPair.relative`, for logits that were computed in another order."""
@@ -165,14 +165,12 @@ def run_check(
 
 
 def _frames(clip: CheckClip, shape: VisionLanguageModel) -> Frames:
-    options = CodecOptions(fps=clip.fps, anchor_interval_s=clip.anchor_interval_s)
+    options, seconds = CodecOptions(fps=clip.fps, anchor_interval_s=clip.anchor_interval_s), clip.seconds
     try:
-        sampled = sample_clip(clip.path, shape.geometry, options, clip.seconds)
+        sampled = read_clip(clip.path, shape.geometry, options=options, at_least=seconds, at_most=seconds)
     except SourceError as error:
         raise ConfigError(f"the clip cannot be read: {error}") from None
-    whole, pruned = (
-        [sample for sample, _ in prune(sampled, clip.spec.stream, make_pruner(policy))] for policy in ("none", PRUNER)
-    )
+    whole, pruned = (prune_clip(sampled, clip.spec.stream, policy).samples for policy in ("none", PRUNER))
     return Frames(clip, whole, pruned)
 
 

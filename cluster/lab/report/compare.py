@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cluster.codec import FileSource
-from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.codec.processor import CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.report.records import ComparedWindow, Cost, SampleFrame
-from cluster.types import MICROSECONDS, Answer, FrameSample, PatchGeometry, SampledPicture, StreamSpec, WindowRequest
-from cluster.vision.pruners.base import Pruner
-from cluster.vision.sampler import PatchSampler, overlay_image
+from cluster.types import MICROSECONDS, Answer, FrameSample, SampledPicture, StreamSpec, WindowRequest
+from cluster.vision.sampler import overlay_image
 
 
-@dataclass(frozen=True, slots=True)
-class SampledClip:
-    """Samples of a clip after the codec processor, and its properties."""
-
-    frames: tuple[SampledPicture, ...]
-    fps: float
-    codec: str
-    width: int
-    height: int
-    cue: str
-
-
-def video_samples(path: Path, processor: CodecProcessor, *, loop: bool = False) -> Iterator[SampledPicture]:
+def video_samples(path: Path, processor: CodecProcessor) -> Iterator[SampledPicture]:
     """Samples of a video, decoded like a camera's.
 
     Raises:
         SourceError: the video cannot be read to its end.
     """
-    source = FileSource(path, loop=loop)
+    source = FileSource(path)
     try:
         processor.open(source.open())
         for packet in source.packets():
@@ -42,28 +29,6 @@ def video_samples(path: Path, processor: CodecProcessor, *, loop: bool = False) 
         yield from processor.drain()
     finally:
         source.close()
-
-
-def sample_clip(path: Path, geometry: PatchGeometry, options: CodecOptions, seconds: float) -> SampledClip:
-    """The first ``seconds`` of a looped clip through the live front end.
-
-    Raises:
-        SourceError: the file cannot be read.
-    """
-    processor = CodecProcessor(geometry, options)
-    frames: list[SampledPicture] = []
-    for frame in video_samples(path, processor, loop=True):
-        frames.append(frame)
-        if frame.pts - frames[0].pts >= round(seconds * MICROSECONDS):
-            break
-    stats = processor.stats
-    return SampledClip(tuple(frames), options.fps, stats.codec, stats.width, stats.height, stats.cue)
-
-
-def prune(clip: SampledClip, stream: str, pruner: Pruner) -> list[tuple[FrameSample, SampledPicture]]:
-    """What a decoder would send of the clip, each frame with its last picture."""
-    sampler = PatchSampler(stream, pruner, clip.fps)
-    return [(sample, frame) for frame in clip.frames if (sample := sampler.feed(frame)) is not None]
 
 
 def compare(

@@ -11,7 +11,7 @@ from cluster.lab.report.page import Card, Chip, Page, Picture, Section, Table, w
 from cluster.lab.report.records import CameraRecord, Report, Tally, ratio
 from cluster.lab.report.timeline import compared_timeline, live_timeline, tokens_per_window
 
-_UNTRAINED = (
+UNTRAINED = (
     "The model {} is randomly initialised: its answers mean nothing yet. Tokens, time and operations are valid: they "
     "depend on the model's shape and the video. Scores of an untrained model are near the threshold, so agreement is "
     "shown but says little."
@@ -56,7 +56,7 @@ def make_page(report: Report) -> Page:
     if found.speedup:
         title = f"{times_text(found.speedup)} faster than computing every window in full"
         title += f", and {percent_text(found.our_truth.share)} of the answers right" if judged else ""
-    sections = [Section("Both ways, camera by camera", tables=[_cost_table(report)])]
+    sections = [Section("Both ways, camera by camera", tables=[cost_table(report)])]
     if found.our_truth.judged or report.live_truth.judged:
         sections.append(Section("What was true, and what was answered", _JUDGED, tables=[_truth_table(report)]))
     sections += [_camera_section(camera) for camera in report.cameras]
@@ -75,7 +75,7 @@ def make_page(report: Report) -> Page:
         title,
         f"{len(report.cameras)} cameras, {report.live_windows} windows answered live in {report.live_seconds:.0f} s, "
         f"then {found.windows} windows computed both ways on the same machine. {report.created}",
-        notices=[_UNTRAINED.format(report.model)] if report.random_weights else (),
+        notices=[UNTRAINED.format(report.model)] if report.random_weights else (),
         cards=_cards(report),
         sections=sections,
     )
@@ -104,8 +104,10 @@ def _cards(report: Report) -> list[Card]:
     ]
 
 
-def _cost_table(report: Report) -> Table:
-    heads = "camera", "windows", "tokens in full", "computed", "time in full", "ours", "faster", "operations saved"
+def cost_table(report: Report, title: str = "") -> Table:
+    """Cost of both ways by camera; and, of a trained model, how many of their answers are right."""
+    heads = ["camera", "windows", "tokens in full", "computed", "time in full", "ours", "faster", "operations saved"]
+    heads += ["agree"] if report.random_weights else ["agree", "right in full", "right ours"]
     rows = [
         (
             name,
@@ -117,10 +119,11 @@ def _cost_table(report: Report) -> Table:
             times_text(found.speedup),
             saving_text(found.full.flops, found.ours.flops),
             f"{found.agreeing} / {found.answers}",
+            *([] if report.random_weights else [tally_text(found.full_truth), tally_text(found.our_truth)]),
         )
         for name, found in [*((each.name, each.comparison) for each in report.cameras), ("all", report.comparison)]
     ]
-    return Table("", (*heads, "agree"), rows)
+    return Table(title, heads, rows)
 
 
 def _truth_table(report: Report) -> Table:

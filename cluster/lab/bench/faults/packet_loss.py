@@ -8,7 +8,7 @@ keyframe interval.
 from __future__ import annotations
 
 import tempfile
-from fractions import Fraction
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +20,7 @@ from cluster.codec import FileSource, StreamHeader
 from cluster.codec.processor import CodecProcessor
 from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
 from cluster.lab.bench.harness import Part
+from cluster.lab.scenes.encode import VideoEncoding, write_video
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, Question, StreamSpec
@@ -60,21 +61,17 @@ def measure(seed: int) -> Part:
 def _video(path: Path, every_s: int, random: np.random.Generator) -> tuple[StreamHeader, list[EncodedPacket]]:
     """A still scene with noise that something crosses."""
     scene = random.integers(60, 180, (HEIGHT // 8, WIDTH // 8)).astype(np.uint8).repeat(8, axis=0).repeat(8, axis=1)
-    with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("libx264", rate=FPS, options={"preset": "veryfast", "crf": "23"})
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-        stream.gop_size = every_s * FPS
-        stream.codec_context.max_b_frames = 0
-        stream.codec_context.thread_count = 1
+
+    def frames() -> Iterator[av.VideoFrame]:
         for number in range(SECONDS * FPS):
             picture = np.full((HEIGHT * 3 // 2, WIDTH), 128, np.uint8)
             picture[:HEIGHT] = scene + random.integers(0, 3, scene.shape).astype(np.uint8)
             left = 2 * number % (WIDTH - 24)
             picture[48:72, left : left + 24] = 230
-            frame = av.VideoFrame.from_ndarray(picture, "yuv420p")
-            frame.pts, frame.time_base = number, Fraction(1, FPS)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+            yield av.VideoFrame.from_ndarray(picture, "yuv420p")
+
+    options = {"preset": "veryfast", "crf": "23"}
+    write_video(path, VideoEncoding("libx264", options, WIDTH, HEIGHT, FPS, every_s * FPS, 0), frames())
     source = FileSource(path)
     return source.open(), list(source.packets())
 
