@@ -157,7 +157,7 @@ class Gateway:
             self._decoder_of,
             self._alerting if config.alerts.enabled else None,
             self._channels,
-            tested=self._controller.tested_source,
+            tested=self._tested_source,
         )
         self._missed = 0
         self._guard = make_guard(config.security)
@@ -258,6 +258,9 @@ class Gateway:
         if route.decoder_address is None:
             raise UnavailableError(f"no decoder is ready for camera {camera!r} yet")
         return str(route.decoder_address)
+
+    async def _tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
+        return await self._controller.tested_source(entry)
 
     async def _replica_of(self, camera: str) -> str:
         route = await self._controller.where(camera)

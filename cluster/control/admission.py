@@ -82,6 +82,9 @@ class Commitments:
         for each, sums in self._seconds.items():
             if not (each is Priority.BACKGROUND is not priority and self._ladder.rungs[-1].shed):
                 missing_s += sums[floor]
+        if not loads[floor] and not tokens:
+            # Paused: it asks for nothing.
+            return None
         replicas, streams = missing_s / (room.replica_s or 1.0), missing_s / loads[floor]
         if room.replica_s is None:
             reason = f"no replica is ready; this camera alone needs {replicas:.2f}"

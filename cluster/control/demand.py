@@ -87,8 +87,9 @@ def work(demand: Demand, rung: Rung) -> WindowWork:
 
 
 def window_tokens(demand: Demand, rung: Rung) -> float:
-    """Visual tokens of a window at that rung, which its replica holds; none at a rung that sheds."""
-    frames = 0.0 if rung.shed else demand.window_s * demand.fps * rung.fps / demand.temporal
+    """Visual tokens of a window at that rung, which its replica holds; none at a rung that sheds, or of a camera
+    without windows (``rate`` 0)."""
+    frames = 0.0 if rung.shed or not demand.rate else demand.window_s * demand.fps * rung.fps / demand.temporal
     return frames * demand.frame_tokens * _share(demand, rung)
 
 

@@ -8,8 +8,10 @@ import pytest
 from camera_parts import Keeper, camera_bench, until
 
 from cluster import metrics
+from cluster.config.schedule import ScheduleConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.pipeline import stream_spec_at
+from cluster.decoder.running_camera import NOT_ASKED
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
 
 LOW = Rung("stride", prune=1.5, refresh_budget=0.0, stride=2.0, fps=0.5, f1=0.9)
@@ -288,3 +290,47 @@ def test_what_a_replica_is_told_of_a_rung(window_s, stride_s, budget, rung, expe
     spec = StreamSpec("gate", (Question("q", "Who?"),), window_s=window_s, stride_s=stride_s, refresh_budget=budget)
     at = stream_spec_at(spec, rung)
     assert (at.stride_s, at.refresh_budget) == expected
+
+
+def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench) -> None:
+    keeper = Keeper()
+    bench.camera.route(bench.replica(keeper))
+    bench.push(8)
+    until("frames", lambda: len(keeper.frames) >= 6)
+    [question] = bench.camera.settings.questions
+    night = ScheduleConfig(hours=["22:00-06:00"])
+    other = question.model_copy(update={"id": "vehicle", "text": "Is there a vehicle?"})
+    noon, midnight = 12 * 3600.0, 24 * 3600.0
+    asked = {"questions": [question.model_copy(update={"when": night}), other]}
+    assert bench.camera.apply_settings(bench.camera.settings.model_copy(update=asked))
+    bench.camera.follow_schedule(noon)
+    until("the day's question alone", lambda: [each.id for each in keeper.specs[-1].questions] == ["vehicle"])
+    bench.camera.follow_schedule(midnight)
+    until("both", lambda: [each.id for each in keeper.specs[-1].questions] == ["person", "vehicle"])
+    assert not keeper.closed
+
+    alone = {"questions": [question.model_copy(update={"when": night})]}
+    assert bench.camera.apply_settings(bench.camera.settings.model_copy(update=alone))
+    bench.camera.follow_schedule(midnight)
+    bench.push(4)
+    bench.camera.follow_schedule(noon)
+    until("its end at the replica, after what was sent", lambda: keeper.closed == [True])
+    sent, specs = len(keeper.frames), len(keeper.specs)
+    before = bench.camera.report().counts["frames_sampled"]
+    bench.push(30)
+    until("keyframes for people", lambda: bench.camera.report().counts["frames_sampled"] > before)
+    report = bench.camera.report()
+    assert (report.state, report.reason) == ("running", NOT_ASKED)
+    assert (len(keeper.frames), len(keeper.specs)) == (sent, specs)
+    # A rung and another replica change nothing of that.
+    bench.camera.set_rung(LOW)
+    bench.camera.set_rung(FULL)
+    assert len(keeper.specs) == specs
+
+    bench.camera.follow_schedule(midnight)
+    until("the questions of the night", lambda: len(keeper.specs) == specs + 1)
+    bench.push(12)
+    until("frames again", lambda: len(keeper.frames) >= sent + 4)
+    assert keeper.frames[sent].random_access
+    counts = bench.camera.report().counts
+    assert (counts["windows_dropped"], counts["windows_lost"]) == (0, 0)

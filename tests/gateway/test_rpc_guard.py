@@ -59,6 +59,14 @@ CALLS = {
     "/sightline.v1.Memory/Ask": lambda c, camera, m: list(
         memory_pb2_grpc.MemoryStub(c).Ask(memory_pb2.AskRequest(camera=camera, text="Who?"), metadata=m, timeout=5)
     ),
+    "/sightline.v1.Memory/Replay": lambda c, camera, m: list(
+        memory_pb2_grpc.MemoryStub(c).Replay(
+            memory_pb2.ReplayRequest(camera=camera, text="Is anyone there?"), metadata=m, timeout=5
+        )
+    ),
+    "/sightline.v1.Pictures/Test": lambda c, camera, m: pictures_pb2_grpc.PicturesStub(c).Test(
+        pictures_pb2.TestRequest(camera=camera, source="demo://gate"), metadata=m, timeout=5
+    ),
     "/sightline.v1.Memory/Describe": lambda c, camera, m: memory_pb2_grpc.MemoryStub(c).Describe(
         memory_pb2.DescribeRequest(camera=camera), metadata=m, timeout=5
     ),
@@ -105,6 +113,8 @@ MAY = {
     "/sightline.v1.Replicas/Drain": set(),
     "/sightline.v1.Results/Watch": {Role.VIEW, Role.ASK, Role.ADMIN},
     "/sightline.v1.Memory/Ask": {Role.ASK, Role.ADMIN},
+    "/sightline.v1.Memory/Replay": {Role.ASK, Role.ADMIN},
+    "/sightline.v1.Pictures/Test": {Role.ADMIN},
     "/sightline.v1.Memory/Describe": {Role.VIEW, Role.ASK, Role.ADMIN},
     "/sightline.v1.Memory/Forget": {Role.ADMIN},
     "/sightline.v1.Pictures/Picture": {Role.VIEW, Role.ASK, Role.ADMIN},
@@ -115,6 +125,7 @@ LET_THROUGH = {
     # No decoder, and no alerting, is behind this gateway.
     "/sightline.v1.Ingest/Push": Code.DEADLINE_EXCEEDED,
     "/sightline.v1.Pictures/Picture": Code.UNAVAILABLE,
+    "/sightline.v1.Pictures/Test": Code.UNAVAILABLE,
     "/sightline.v1.Pictures/Footage": Code.FAILED_PRECONDITION,
 }
 

@@ -8,7 +8,7 @@ import contextlib
 from sightline.v1 import memory_pb2_grpc
 
 from cluster.errors import NotReadyError, UnknownCameraError
-from cluster.replica.memory_service import SERVICE, MemoryServicer
+from cluster.replica.memory_service import SERVICE, MemoryServicer, ReplayRange
 from cluster.types import AskResult, DeletedMemory, MemoryStatus, Moment
 from cluster.wire.server import RpcServer
 
@@ -80,6 +80,10 @@ class Replica:
         if self.stuck_at is not None:
             await self.go.wait()
         return STATUS
+
+    async def replay_range(self, camera):
+        self._check(camera)
+        return ReplayRange(0, 60_000_000, 40.0, 8.0)
 
     async def pictures(self, camera, moments):
         assert moments == MOMENTS

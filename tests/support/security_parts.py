@@ -56,6 +56,9 @@ class Directory:
     async def remove(self, name, manager="", takeover=False):
         self.added.remove(name)
 
+    async def tested_source(self, entry):
+        raise UnavailableError("no decoder is ready yet; try again in a moment")
+
     async def export(self, names=()):
         return [ManagedCamera(entry=CameraEntry(name=name)) for name in names or self.NAMES]
 

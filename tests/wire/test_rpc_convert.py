@@ -230,7 +230,7 @@ def test_question_with_an_impossible_threshold():
         convert.question_from_proto(cameras_pb2.Question(id="a", text="b", threshold=1.5))
 
 
-states = st.sampled_from(["waiting", "connecting", "running", "backoff", "error", "ended"])
+states = st.sampled_from(["waiting", "connecting", "running", "backoff", "error", "ended", "paused"])
 
 
 @prop

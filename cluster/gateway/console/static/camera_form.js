@@ -15,11 +15,23 @@ export function entryOf({ source, priority, settings }) {
   return { source: source.trim(), settings: kept };
 }
 
+const isFile = (source) => /^(demo:|file:|\/|\.)/.test(source.trim());
+const loops = (settings) => Boolean(settings.source_options?.loop && settings.source_options?.realtime);
+
+function looping(settings, on) {
+  const { loop: _loop, realtime: _realtime, ...rest } = settings.source_options ?? {};
+  const options = on ? { ...rest, loop: true, realtime: true } : rest;
+  const { source_options: _options, ...kept } = settings;
+  return Object.keys(options).length ? { ...kept, source_options: options } : kept;
+}
+
 export function SourceFields({ draft, onChange }) {
   const set = (change) => onChange({ ...draft, ...change });
   return html`<label class="field column">Source
       <input type="text" value=${draft.source} autocomplete="off" spellcheck=${false} placeholder="rtsp://user:password@10.0.0.11/stream1" onInput=${(event) => set({ source: event.target.value })} /></label>
     <p class="soft">An address, a file the decoders can read, or nothing for a camera that pushes. ${draft.source.includes("***") && "*** stands for a password that stays as it is."}</p>
+    ${isFile(draft.source) && html`<label class="field switch"><input type="checkbox" role="switch" checked=${loops(draft.settings)} onChange=${(event) => set({ settings: looping(draft.settings, event.target.checked) })} />
+      Play it at its own speed, over and over, like a camera</label>`}
     <label class="field column">Priority
       <select value=${draft.priority} onChange=${(event) => set({ priority: event.target.value })}>${PRIORITIES.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>`;
 }

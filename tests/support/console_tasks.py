@@ -1,0 +1,257 @@
+"""What people do in the console, in a real browser on a real cluster (``sightline serve``) that begins with no camera.
+
+Every task is done at desktop width with the pointer, at phone width by touch, and at desktop width with the keyboard
+alone; after each one axe looks at the page. Cameras show bundled clips, and the bundled model answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+from console_bench import DESK, PHONE, browser
+from playwright.sync_api import Page, expect
+
+from cluster.errors import SightlineError
+from cluster.lab.bench.harness import BenchResult, print_progress
+
+CONFIGURATION = {
+    "model": {"name": "demo"},
+    # As the bundled model was trained.
+    "sampling": {"anchor_interval_s": 4},
+    "window": {"length_s": 20, "stride_s": 4},
+    "gateway": {"port": 0, "metrics_port": 0},
+}
+TEXT = "Is someone inside the marked zone?"
+START_S = 240.0
+PATIENCE_MS = 60_000
+KINDS: dict[str, dict[str, Any]] = {
+    "pointer": {"viewport": DESK},
+    "touch": {"viewport": PHONE, "is_mobile": True, "has_touch": True},
+    "keyboard": {"viewport": DESK},
+}
+MOST_TABS = 120
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The browser."""
+    parser.add_argument("--browser", help="Chromium's command (default: the first that is found)")
+
+
+def run(args: argparse.Namespace) -> BenchResult:
+    """Figures: ``console_tasks`` done of ``console_tasks_tried``, and ``first_answer_s`` from an empty console to the
+    first answer of a camera that is added in it, with the pointer.
+
+    Raises:
+        ConfigError: no browser.
+        SightlineError: the cluster does not start.
+    """
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as url, browser(args.browser) as chromium:
+        for kind, options in KINDS.items():
+            context = chromium.new_context(**options)
+            context.set_default_timeout(PATIENCE_MS)
+            page = context.new_page()
+            try:
+                rows += do_tasks(page, url, kind)
+            finally:
+                context.close()
+    first = next(row["seconds"] for row in rows if row["task"] == "first answer")
+    figures = {
+        "console_tasks": float(sum(row["done"] for row in rows)),
+        "console_tasks_tried": float(len(rows)),
+        "first_answer_s": first if first is not None else float("nan"),
+    }
+    return BenchResult(
+        "console_tasks", figures, rows, [f"{row['task']}, {row['kind']}: {row['why']}" for row in rows if row["why"]]
+    )
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """``http://host:port`` of the console of ``sightline serve`` without a camera.
+
+    Raises:
+        SightlineError: it does not start.
+    """
+    (folder / "config.json").write_text(json.dumps(CONFIGURATION))
+    addresses, output = folder / "addresses.json", folder / "serve.log"
+    command = [str(Path(sys.executable).with_name("sightline")), "serve", "-c", "config.json", "--state", "none"]
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            [*command, "--json", str(addresses)], stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=os.environ
+        )
+    try:
+        deadline_s = time.monotonic() + START_S
+        url = ""
+        while not url and time.monotonic() < deadline_s and process.poll() is None:
+            with suppress(OSError, ValueError):
+                url = json.loads(addresses.read_text())["metrics"].removesuffix("/metrics")
+            time.sleep(0.1)
+        if not url:
+            said = output.read_text().strip().splitlines()
+            raise SightlineError(f"sightline serve did not start: {said[-1] if said else 'it said nothing'}")
+        yield url if url.startswith("http") else f"http://{url}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def do_tasks(page: Page, url: str, kind: str) -> list[dict[str, Any]]:
+    """A row for each task: whether it was done, in how many seconds, and why not."""
+    hand = Keyboard(page) if kind == "keyboard" else Pointer(page)
+    name = f"gate-{kind}"
+    tasks: dict[str, Callable[[], None]] = {
+        "add a camera": lambda: add_camera(page, hand, url, name),
+        "first answer": lambda: expect(page.locator(".answers li").first).to_be_visible(),
+        "draw a mask": lambda: draw_mask(page, hand, url, name),
+        "write a question and see its replay": lambda: write_question(page, hand, url, name),
+    }
+    rows = []
+    began_s = time.monotonic()
+    for task, do in tasks.items():
+        task_s, why = time.monotonic(), ""
+        print_progress(f"console_tasks: {task}, {kind}")
+        try:
+            do()
+            done_s = time.monotonic()
+            why = complaints(page)
+        except Exception as error:
+            done_s, why = time.monotonic(), " ".join(str(error).split())[:300]
+        # The first answer counts from the empty console on.
+        seconds = round(done_s - (began_s if task == "first answer" else task_s), 1)
+        rows.append({"task": task, "kind": kind, "done": not why, "seconds": seconds, "why": why})
+    return rows
+
+
+def complaints(page: Page) -> str:
+    """What axe says of the page, and whether it is wider than its window; empty when all is well."""
+    found = Axe().run(page).response["violations"]
+    wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
+    return "; ".join([*(each["id"] for each in found), *(["it scrolls sideways"] if wide else [])])
+
+
+class Pointer:
+    """Clicks and fills."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    def press(self, role: Any, name: str) -> None:
+        """Use a button or a link."""
+        self.page.get_by_role(role, name=name, exact=True).click()
+
+    def fill(self, name: str, text: str) -> None:
+        """Put text into a field."""
+        self.page.get_by_role("textbox", name=name, exact=True).fill(text)
+
+    def switch(self, name: str) -> None:
+        """Turn a switch on."""
+        self.page.get_by_role("switch", name=name).check()
+
+    def draw(self, corners: list[tuple[float, float]]) -> None:
+        """A closed shape on the picture."""
+        canvas = self.page.get_by_role("application", name="Draw a privacy mask")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        assert box is not None
+        for x, y in [*corners, corners[0]]:
+            canvas.click(position={"x": x * box["width"], "y": y * box["height"]})
+
+
+class Keyboard(Pointer):
+    """Nothing but keys: Tab until what is wanted has the focus."""
+
+    def _reach(self, target: Any) -> None:
+        target.wait_for()
+        for _ in range(MOST_TABS):
+            if target.evaluate("element => element === document.activeElement"):
+                return
+            self.page.keyboard.press("Tab")
+        raise SightlineError(f"the keyboard does not reach {target}")
+
+    def press(self, role: Any, name: str) -> None:
+        """See :class:`Pointer`."""
+        target = self.page.get_by_role(role, name=name, exact=True)
+        expect(target).to_be_enabled()
+        self._reach(target)
+        self.page.keyboard.press("Enter")
+
+    def fill(self, name: str, text: str) -> None:
+        """See :class:`Pointer`."""
+        self._reach(self.page.get_by_role("textbox", name=name, exact=True))
+        self.page.keyboard.type(text)
+
+    def switch(self, name: str) -> None:
+        """See :class:`Pointer`."""
+        self._reach(self.page.get_by_role("switch", name=name))
+        self.page.keyboard.press("Space")
+
+    def draw(self, corners: list[tuple[float, float]]) -> None:
+        """See :class:`Pointer`; the cross begins in the middle."""
+        self._reach(self.page.get_by_role("application", name="Draw a privacy mask"))
+        at = (0.5, 0.5)
+        for x, y in corners:
+            for way, steps in (("Right", x - at[0]), ("Down", y - at[1])):
+                key = {"Right": "Left", "Down": "Up"}[way] if steps < 0 else way
+                for _ in range(round(abs(steps) / 0.05)):
+                    self.page.keyboard.press(f"Shift+Arrow{key}")
+            self.page.keyboard.press("Enter")
+            at = x, y
+        self.page.keyboard.press("c")
+
+
+def add_camera(page: Page, hand: Pointer, url: str, name: str) -> None:
+    """From the console's front page to the page of the new camera."""
+    page.goto(f"{url}/")
+    hand.press("link", "Cameras")
+    hand.press("link", "Add a camera")
+    hand.fill("Name", name)
+    hand.fill("Source", "demo://gate")
+    hand.switch("Play it at its own speed, over and over, like a camera")
+    hand.fill("First question", TEXT)
+    hand.press("button", "Add camera")
+    expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
+
+
+def draw_mask(page: Page, hand: Pointer, url: str, name: str) -> None:
+    """A mask that the cluster has afterwards."""
+    page.goto(f"{url}/#/settings/{name}")
+    expect(page.locator(".mask-frame .picture.there")).to_be_visible()
+    hand.draw([(0.1, 0.1), (0.3, 0.1), (0.3, 0.3)])
+    hand.press("button", "Save masks")
+    expect(page.get_by_text("1 mask saved.")).to_be_visible()
+    settings = page.evaluate("name => fetch(`/v1/cameras/${name}/settings`).then((reply) => reply.json())", name)
+    [corners] = settings["settings"]["privacy_masks"]
+    if any(
+        max(abs(x - u), abs(y - v)) > 0.02
+        for (x, y), (u, v) in zip(corners, [(0.1, 0.1), (0.3, 0.1), (0.3, 0.3)], strict=True)
+    ):
+        raise SightlineError(f"the mask was saved as {corners}")
+
+
+def write_question(page: Page, hand: Pointer, url: str, name: str) -> None:
+    """A second question, with the scores it would have had, which is asked afterwards."""
+    page.goto(f"{url}/#/settings/{name}")
+    hand.press("button", "Write a question")
+    hand.fill("Question", "Did a vehicle stop?")
+    hand.press("button", "Replay")
+    expect(page.locator(".replay")).to_contain_text("replayed from its memory")
+    expect(page.locator(".rehearsal")).to_contain_text("at this threshold")
+    hand.press("button", "Save question")
+    expect(page.get_by_role("button", name="Edit a vehicle stop")).to_be_visible()
