@@ -40,6 +40,7 @@ class AskResult:
     * ``tokens_held``, ``tokens_read``: of the memory, all layers and heads; ``bytes_read`` from the tiers
     * ``first_token_s``: from the start of the computation; ``degraded``: part of the memory was out of reach
     * ``prompt_tokens``, ``answer_tokens``: of the text asked, what was said before included, and of the answer
+    * ``yes``: P(yes) at the answer's first token
     """
 
     stream: str
@@ -55,6 +56,7 @@ class AskResult:
     degraded: bool = False
     prompt_tokens: int = 0
     answer_tokens: int = 0
+    yes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

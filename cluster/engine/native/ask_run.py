@@ -13,6 +13,7 @@ from torch import Tensor
 from cluster.engine.native.memory_attention import MemoryAttention, ask_context
 from cluster.engine.native.plan import SystemPrompt
 from cluster.engine.window.kv import StreamKV
+from cluster.engine.window.score import YesNoScore
 from cluster.engine.window.stream import StreamFrame
 from cluster.memory.manifest import FrameLog
 from cluster.memory.retrieval_session import RetrievalSession, RetrievalStats
@@ -43,6 +44,7 @@ class NativeAskRun:
         ask: the question.
         ends: tokens that end an answer.
         prefetch: see :class:`RetrievalSession`.
+        score: of the answer's first token; without, ``yes`` is 0.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class NativeAskRun:
         ends: frozenset[int],
         *,
         prefetch: bool = True,
+        score: YesNoScore | None = None,
     ) -> None:
         self._model, self._system, self._ask, self._ends = model, system, ask, ends
         self._memory, self._retriever, self._prefetch = memory, retriever, prefetch
+        self._score, self._yes = score, 0.0
         self._began = time.perf_counter()
         self._first_token_s = 0.0
         self._tokens: list[int] = []
@@ -135,6 +139,8 @@ class NativeAskRun:
             newest, oldest = self._newest(), self._memory.oldest
             self._span = newest if oldest is None else oldest, newest
         self._logits = logits
+        if self._score is not None:
+            self._yes = float(self._score(logits[None])[0])
         self._first_token_s = time.perf_counter() - self._began
         return int(logits.argmax())
 
@@ -201,6 +207,7 @@ class NativeAskRun:
             degraded=stats.unavailable > 0 or stats.lost > 0,
             prompt_tokens=len(self._prompt_ids),
             answer_tokens=len(self._tokens),
+            yes=self._yes,
         )
         # Free the context of all layers.
         self._attention = None

@@ -361,7 +361,17 @@ class NativeEngine(WindowedEngine):
         stream = self._streams.get(ask.stream)
         if memory.newest is None and not (stream and any(frame.has_kv for frame in stream.frames)):
             raise NotReadyError(f"camera {ask.stream!r} has no memory yet; ask after its first window")
-        return NativeAskRun(self.model, self._system, stream, memory, retriever, ask, self._ends, prefetch=prefetch)
+        return NativeAskRun(
+            self.model,
+            self._system,
+            stream,
+            memory,
+            retriever,
+            ask,
+            self._ends,
+            prefetch=prefetch,
+            score=self._score,
+        )
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         newest = self._streams[stream].newest if stream in self._streams else None

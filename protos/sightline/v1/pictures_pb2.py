@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsightline/v1/pictures.proto\x12\x0csightline.v1\"=\n\x0ePictureRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0c\n\x04kept\x18\x02 \x01(\x08\x12\r\n\x05width\x18\x03 \x01(\r\"e\n\x0cPictureReply\x12\x0c\n\x04jpeg\x18\x01 \x01(\x0c\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x0b\n\x03pts\x18\x03 \x01(\x03\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0e\n\x06height\x18\x06 \x01(\r\"d\n\x0e\x46ootageRequest\x12\x10\n\x08incident\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12\x12\n\nonly_about\x18\x05 \x01(\x08\"\\\n\x0c\x46ootageAbout\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\x12\x0c\n\x04note\x18\x05 \x01(\t\"U\n\x0b\x46ootagePart\x12.\n\x05\x61\x62out\x18\x01 \x01(\x0b\x32\x1a.sightline.v1.FootageAboutH\x00\x88\x01\x01\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x42\x08\n\x06_about\"8\n\x14\x46orgetFootageRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x10\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x01\"U\n\x12\x46orgetFootageReply\x12\r\n\x05\x66iles\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tincidents\x18\x03 \x01(\x04\x12\x0e\n\x06\x61lerts\x18\x04 \x01(\x04\"t\n\rRecordRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x03\x12\r\n\x05until\x18\x03 \x01(\x03\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x0e\n\x06moment\x18\x05 \x01(\x03\x12\x11\n\tonly_clip\x18\x06 \x01(\x08\"6\n\tRecordEnd\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\x0c\n\x04last\x18\x02 \x01(\x03\x12\x0c\n\x04note\x18\x03 \x01(\t\"`\n\nRecordPart\x12\x12\n\x08snapshot\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04\x63lip\x18\x02 \x01(\x0cH\x00\x12&\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.sightline.v1.RecordEndH\x00\x42\x06\n\x04part2\xe5\x01\n\x08Pictures\x12\x43\n\x07Picture\x12\x1c.sightline.v1.PictureRequest\x1a\x1a.sightline.v1.PictureReply\x12\x44\n\x07\x46ootage\x12\x1c.sightline.v1.FootageRequest\x1a\x19.sightline.v1.FootagePart0\x01\x12N\n\x06\x46orget\x12\".sightline.v1.ForgetFootageRequest\x1a .sightline.v1.ForgetFootageReply2\xe2\x01\n\x08Recorder\x12\x43\n\x07Picture\x12\x1c.sightline.v1.PictureRequest\x1a\x1a.sightline.v1.PictureReply\x12\x41\n\x06Record\x12\x1b.sightline.v1.RecordRequest\x1a\x18.sightline.v1.RecordPart0\x01\x12N\n\x06\x46orget\x12\".sightline.v1.ForgetFootageRequest\x1a .sightline.v1.ForgetFootageReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsightline/v1/pictures.proto\x12\x0csightline.v1\"=\n\x0ePictureRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0c\n\x04kept\x18\x02 \x01(\x08\x12\r\n\x05width\x18\x03 \x01(\r\"e\n\x0cPictureReply\x12\x0c\n\x04jpeg\x18\x01 \x01(\x0c\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x0b\n\x03pts\x18\x03 \x01(\x03\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0e\n\x06height\x18\x06 \x01(\r\"\x1d\n\x0bLiveRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\"\x18\n\x08LivePart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"d\n\x0e\x46ootageRequest\x12\x10\n\x08incident\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12\x12\n\nonly_about\x18\x05 \x01(\x08\"\\\n\x0c\x46ootageAbout\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\x12\x0c\n\x04note\x18\x05 \x01(\t\"U\n\x0b\x46ootagePart\x12.\n\x05\x61\x62out\x18\x01 \x01(\x0b\x32\x1a.sightline.v1.FootageAboutH\x00\x88\x01\x01\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x42\x08\n\x06_about\"8\n\x14\x46orgetFootageRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x10\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x01\"U\n\x12\x46orgetFootageReply\x12\r\n\x05\x66iles\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tincidents\x18\x03 \x01(\x04\x12\x0e\n\x06\x61lerts\x18\x04 \x01(\x04\"t\n\rRecordRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x03\x12\r\n\x05until\x18\x03 \x01(\x03\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x0e\n\x06moment\x18\x05 \x01(\x03\x12\x11\n\tonly_clip\x18\x06 \x01(\x08\"6\n\tRecordEnd\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\x0c\n\x04last\x18\x02 \x01(\x03\x12\x0c\n\x04note\x18\x03 \x01(\t\"`\n\nRecordPart\x12\x12\n\x08snapshot\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04\x63lip\x18\x02 \x01(\x0cH\x00\x12&\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.sightline.v1.RecordEndH\x00\x42\x06\n\x04part2\xa2\x02\n\x08Pictures\x12\x43\n\x07Picture\x12\x1c.sightline.v1.PictureRequest\x1a\x1a.sightline.v1.PictureReply\x12;\n\x04Live\x12\x19.sightline.v1.LiveRequest\x1a\x16.sightline.v1.LivePart0\x01\x12\x44\n\x07\x46ootage\x12\x1c.sightline.v1.FootageRequest\x1a\x19.sightline.v1.FootagePart0\x01\x12N\n\x06\x46orget\x12\".sightline.v1.ForgetFootageRequest\x1a .sightline.v1.ForgetFootageReply2\x9f\x02\n\x08Recorder\x12\x43\n\x07Picture\x12\x1c.sightline.v1.PictureRequest\x1a\x1a.sightline.v1.PictureReply\x12;\n\x04Live\x12\x19.sightline.v1.LiveRequest\x1a\x16.sightline.v1.LivePart0\x01\x12\x41\n\x06Record\x12\x1b.sightline.v1.RecordRequest\x1a\x18.sightline.v1.RecordPart0\x01\x12N\n\x06\x46orget\x12\".sightline.v1.ForgetFootageRequest\x1a .sightline.v1.ForgetFootageReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,24 +35,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PICTUREREQUEST']._serialized_end=106
   _globals['_PICTUREREPLY']._serialized_start=108
   _globals['_PICTUREREPLY']._serialized_end=209
-  _globals['_FOOTAGEREQUEST']._serialized_start=211
-  _globals['_FOOTAGEREQUEST']._serialized_end=311
-  _globals['_FOOTAGEABOUT']._serialized_start=313
-  _globals['_FOOTAGEABOUT']._serialized_end=405
-  _globals['_FOOTAGEPART']._serialized_start=407
-  _globals['_FOOTAGEPART']._serialized_end=492
-  _globals['_FORGETFOOTAGEREQUEST']._serialized_start=494
-  _globals['_FORGETFOOTAGEREQUEST']._serialized_end=550
-  _globals['_FORGETFOOTAGEREPLY']._serialized_start=552
-  _globals['_FORGETFOOTAGEREPLY']._serialized_end=637
-  _globals['_RECORDREQUEST']._serialized_start=639
-  _globals['_RECORDREQUEST']._serialized_end=755
-  _globals['_RECORDEND']._serialized_start=757
-  _globals['_RECORDEND']._serialized_end=811
-  _globals['_RECORDPART']._serialized_start=813
-  _globals['_RECORDPART']._serialized_end=909
-  _globals['_PICTURES']._serialized_start=912
-  _globals['_PICTURES']._serialized_end=1141
-  _globals['_RECORDER']._serialized_start=1144
-  _globals['_RECORDER']._serialized_end=1370
+  _globals['_LIVEREQUEST']._serialized_start=211
+  _globals['_LIVEREQUEST']._serialized_end=240
+  _globals['_LIVEPART']._serialized_start=242
+  _globals['_LIVEPART']._serialized_end=266
+  _globals['_FOOTAGEREQUEST']._serialized_start=268
+  _globals['_FOOTAGEREQUEST']._serialized_end=368
+  _globals['_FOOTAGEABOUT']._serialized_start=370
+  _globals['_FOOTAGEABOUT']._serialized_end=462
+  _globals['_FOOTAGEPART']._serialized_start=464
+  _globals['_FOOTAGEPART']._serialized_end=549
+  _globals['_FORGETFOOTAGEREQUEST']._serialized_start=551
+  _globals['_FORGETFOOTAGEREQUEST']._serialized_end=607
+  _globals['_FORGETFOOTAGEREPLY']._serialized_start=609
+  _globals['_FORGETFOOTAGEREPLY']._serialized_end=694
+  _globals['_RECORDREQUEST']._serialized_start=696
+  _globals['_RECORDREQUEST']._serialized_end=812
+  _globals['_RECORDEND']._serialized_start=814
+  _globals['_RECORDEND']._serialized_end=868
+  _globals['_RECORDPART']._serialized_start=870
+  _globals['_RECORDPART']._serialized_end=966
+  _globals['_PICTURES']._serialized_start=969
+  _globals['_PICTURES']._serialized_end=1259
+  _globals['_RECORDER']._serialized_start=1262
+  _globals['_RECORDER']._serialized_end=1549
 # @@protoc_insertion_point(module_scope)

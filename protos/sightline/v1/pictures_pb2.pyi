@@ -31,6 +31,18 @@ class PictureReply(_message.Message):
     height: int
     def __init__(self, jpeg: _Optional[bytes] = ..., etag: _Optional[str] = ..., pts: _Optional[int] = ..., age_s: _Optional[float] = ..., width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
 
+class LiveRequest(_message.Message):
+    __slots__ = ("camera",)
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    def __init__(self, camera: _Optional[str] = ...) -> None: ...
+
+class LivePart(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
 class FootageRequest(_message.Message):
     __slots__ = ("incident", "kind", "offset", "length", "only_about")
     INCIDENT_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,7 @@ MAY = {
     "GET /v1/cameras/{name}/history": VIEW,
     "GET /v1/cameras/{name}/timeline": VIEW,
     "GET /v1/cameras/{name}/picture.jpg": VIEW,
+    "GET /v1/cameras/{name}/live.mp4": VIEW,
     "GET /v1/replicas": VIEW,
     "POST /v1/replicas/{name}/drain": ADMIN,
     "GET /v1/fleet": VIEW,
@@ -54,6 +55,7 @@ MAY = {
     "DELETE /v1/mutes": ASK,
     "GET /v1/outbox": VIEW,
     "POST /v1/ask": ASK,
+    "POST /v1/ask/all": ASK,
     "POST /v1/forget": ADMIN,
     "GET /v1/memory/{name}": VIEW,
     "GET /v1/events": VIEW,
@@ -106,6 +108,7 @@ def request_of(name, camera, incident, token):
         "POST /v1/incidents/{id}/review": {"verdict": "confirmed"},
         "POST /v1/mutes": {"camera": camera, "subject": "person", "for_s": 60},
         "POST /v1/ask": {"camera": camera, "text": "Who?"},
+        "POST /v1/ask/all": {"text": "Who?"},
         "POST /v1/forget": {"camera": camera, "before_s": 0},
         "POST /v1/chat/completions": {"model": f"camera/{camera}", "messages": [{"role": "user", "content": "Who?"}]},
     }

@@ -63,6 +63,7 @@ BODIES = {
     "POST /v1/incidents/{id}/review": lambda camera, token: {"verdict": "confirmed"},
     "POST /v1/mutes": lambda camera, token: {"camera": camera, "subject": "person", "for_s": 60},
     "POST /v1/ask": lambda camera, token: {"camera": camera, "text": "Who?"},
+    "POST /v1/ask/all": lambda camera, token: {"text": "Who?"},
     "POST /v1/forget": lambda camera, token: {"camera": camera, "before_s": 3600},
     "POST /v1/chat/completions": lambda camera, token: {
         "model": f"camera/{camera}",
@@ -141,6 +142,7 @@ CALLS = {
     "Replicas/List": lambda camera, incident: replicas_pb2.ListReplicasRequest(),
     "Replicas/Drain": lambda camera, incident: replicas_pb2.DrainReplicaRequest(name="replica-0", undo=True),
     "Results/Watch": lambda camera, incident: results_pb2.WatchRequest(recent=True),
+    "Memory/AskAll": lambda camera, incident: memory_pb2.AskAllRequest(text="Who?"),
     "Memory/Ask": lambda camera, incident: memory_pb2.AskRequest(camera=camera, text="Who?"),
     "Memory/Describe": lambda camera, incident: memory_pb2.DescribeRequest(camera=camera),
     "Memory/Forget": lambda camera, incident: memory_pb2.ForgetRequest(camera=camera, before_s=3600.0),
