@@ -60,7 +60,7 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         self._alerts = alerts
         self._clips: dict[int, bytes] = {}
         self.footage: dict[str, CameraFootage] = {}
-        self.recorder = Recorder(ClipsConfig(), self._footage_of)
+        self.recorder = Recorder(ClipsConfig(), self.footage_of)
 
     async def Picture(self, request: pictures_pb2.PictureRequest, context: Any) -> pictures_pb2.PictureReply:  # noqa: N802
         try:
@@ -80,7 +80,7 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         """Of the cameras in ``footage``, by the decoder's own servicer."""
         await RecorderServicer(self.recorder).Live(request, context)
 
-    def _footage_of(self, camera: str) -> CameraFootage:
+    def footage_of(self, camera: str) -> CameraFootage:
         return self.footage.setdefault(camera, CameraFootage(PacketRing(10.0, 1 << 24, RingBudget(1 << 26))))
 
     async def Footage(self, request: pictures_pb2.FootageRequest, context: Any) -> None:  # noqa: N802
@@ -168,7 +168,7 @@ class ConsoleGateway:
         self.alerts = AlertService(self.config, folder)
         self.url = ""
         self._pictures = CityPictures(city, self.alerts)
-        self.footage = self._pictures.footage
+        self.footage, self.footage_of = self._pictures.footage, self._pictures.footage_of
         self._port = port
         self._guard = None if tokens is None else Guard(TokenFile(tokens, check_s=0.0).verify)
         self._every_s, self._poll_s, self._ping_s = every_s if live else 0.0, poll_s, ping_s

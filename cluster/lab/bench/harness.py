@@ -42,6 +42,7 @@ BENCHES: dict[str, str] = {
     "alerts": "from an answer to a webhook that has it, and what is lost when everything is killed",
     "dashboards": "every dashboard panel against a running cluster and a real Prometheus, series per camera",
     "console": "the wall of cameras in a real browser: first paint, and growth while it stays open",
+    "fleet": "a question to every camera's memory, and the delay of a live view in a real browser",
     "faults": "silent faults caused on purpose: positions, gaps, kills, outages, attacks, leaks",
     "fuzz": "malformed input to every gRPC method, HTTP and YAML: nothing dies, hangs or answers with a defect",
     "gpu": "the engine on a GPU; --dry-run: launches, reads, copies and faults on a fake one",
@@ -51,6 +52,7 @@ BENCHES: dict[str, str] = {
 IN_CHECKOUT = {
     "console": "console_bench",
     "dashboards": "dashboards_bench",
+    "fleet": "fleet_bench",
     "fuzz": "fuzz",
     "faults.cluster": "process_faults",
     "faults.decoder": "decoder_bombs",

@@ -16,7 +16,7 @@ VIDEO = ".live-view video"
 @pytest.mark.parametrize("width", [1280, 360])
 def test_it_shows_what_the_camera_sends_as_it_comes(open_page, gateway, width):
     name = running(gateway)
-    ring = gateway._pictures._footage_of(name).ring
+    ring = gateway.footage_of(name).ring
     with LiveCamera(ring):
         until(lambda: ring.seconds > 1)
         page = open_page(f"{gateway.url}/#/camera/{name}", ready=".plot svg", viewport={"width": width, "height": 720})
