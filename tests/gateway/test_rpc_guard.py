@@ -57,6 +57,10 @@ CALLS = {
     "/sightline.v1.Memory/Ask": lambda c, camera, m: list(
         memory_pb2_grpc.MemoryStub(c).Ask(memory_pb2.AskRequest(camera=camera, text="Who?"), metadata=m, timeout=5)
     ),
+    # Of the cameras there are, those that the token sees are asked: its scope is tested in test_ask_all.py.
+    "/sightline.v1.Memory/AskAll": lambda c, camera, m: list(
+        memory_pb2_grpc.MemoryStub(c).AskAll(memory_pb2.AskAllRequest(text="Who?"), metadata=m, timeout=5)
+    ),
     "/sightline.v1.Memory/Describe": lambda c, camera, m: memory_pb2_grpc.MemoryStub(c).Describe(
         memory_pb2.DescribeRequest(camera=camera), metadata=m, timeout=5
     ),
@@ -74,6 +78,9 @@ CALLS = {
     "/sightline.v1.Pictures/Picture": lambda c, camera, m: pictures_pb2_grpc.PicturesStub(c).Picture(
         pictures_pb2.PictureRequest(camera=camera), metadata=m, timeout=5
     ),
+    "/sightline.v1.Pictures/Live": lambda c, camera, m: list(
+        pictures_pb2_grpc.PicturesStub(c).Live(pictures_pb2.LiveRequest(camera=camera), metadata=m, timeout=5)
+    ),
     # Whose footage an incident's is, only alerting knows: its scope is tested in test_footage_flow.py.
     "/sightline.v1.Pictures/Footage": lambda c, camera, m: list(
         pictures_pb2_grpc.PicturesStub(c).Footage(
@@ -85,6 +92,7 @@ CALLS = {
     ),
 }
 WITHOUT_CAMERA = {
+    "/sightline.v1.Memory/AskAll",
     "/sightline.v1.Pictures/Footage",
     "/sightline.v1.Cameras/List",
     "/sightline.v1.Replicas/List",
@@ -103,9 +111,11 @@ MAY = {
     "/sightline.v1.Replicas/Drain": set(),
     "/sightline.v1.Results/Watch": {Role.VIEW, Role.ASK, Role.ADMIN},
     "/sightline.v1.Memory/Ask": {Role.ASK, Role.ADMIN},
+    "/sightline.v1.Memory/AskAll": {Role.ASK, Role.ADMIN},
     "/sightline.v1.Memory/Describe": {Role.VIEW, Role.ASK, Role.ADMIN},
     "/sightline.v1.Memory/Forget": {Role.ADMIN},
     "/sightline.v1.Pictures/Picture": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Pictures/Live": {Role.VIEW, Role.ASK, Role.ADMIN},
     "/sightline.v1.Pictures/Footage": {Role.VIEW, Role.ASK, Role.ADMIN},
     "/sightline.v1.Pictures/Forget": {Role.ADMIN},
 }
@@ -113,6 +123,7 @@ LET_THROUGH = {
     # No decoder, and no alerting, is behind this gateway.
     "/sightline.v1.Ingest/Push": Code.DEADLINE_EXCEEDED,
     "/sightline.v1.Pictures/Picture": Code.UNAVAILABLE,
+    "/sightline.v1.Pictures/Live": Code.UNAVAILABLE,
     "/sightline.v1.Pictures/Footage": Code.FAILED_PRECONDITION,
 }
 

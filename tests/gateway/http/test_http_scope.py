@@ -157,6 +157,7 @@ CALLS = {
     "Incidents/ListMutes": lambda camera, incident: incidents_pb2.ListMutesRequest(),
     "Incidents/Outbox": lambda camera, incident: incidents_pb2.OutboxRequest(dead=100),
     "Incidents/Resend": lambda camera, incident: incidents_pb2.ResendRequest(),
+    "Pictures/Live": lambda camera, incident: pictures_pb2.LiveRequest(camera=camera),
     "Pictures/Picture": lambda camera, incident: pictures_pb2.PictureRequest(camera=camera),
     "Pictures/Footage": lambda camera, incident: pictures_pb2.FootageRequest(incident=incident, kind="clip"),
     "Pictures/Forget": lambda camera, incident: pictures_pb2.ForgetFootageRequest(camera=camera, before_s=3600.0),
