@@ -216,15 +216,22 @@ class Gateway:
         self._server.add(
             results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
         )
+        listed = incidents.IncidentsProxy(self._alerting, self._channels)
         self._server.add(
             memory.SERVICE,
             memory_pb2_grpc.add_MemoryServicer_to_server,
-            MemoryProxy(self._replica_of, self._channels, on_forget=self._delete_footage),
+            MemoryProxy(
+                self._replica_of,
+                self._channels,
+                on_forget=self._delete_footage,
+                cameras=self._controller.list,
+                incidents=listed.list_incidents if self._config.alerts.enabled else None,
+            ),
         )
         self._server.add(
             incidents.SERVICE,
             incidents_pb2_grpc.add_IncidentsServicer_to_server,
-            incidents.IncidentsProxy(self._alerting, self._channels),
+            listed,
         )
         self._server.add(pictures.SERVICE, pictures_pb2_grpc.add_PicturesServicer_to_server, self._pictures)
         bound = self._server.bind(host, port)

@@ -46,8 +46,11 @@ from cluster.types.reports import ReplicaStatus
 from cluster.wire.channel import channel_options, split_address
 from cluster.wire.convert import answer_from_proto, question_to_proto, replica_from_proto, status_from_proto
 from cluster.wire.memory_wire import (
+    AskAllProgress,
+    CameraTold,
     ForgottenCamera,
     Told,
+    all_from_proto,
     check_camera,
     check_name,
     check_question,
@@ -249,6 +252,36 @@ class GatewayClient:
         finally:
             call.cancel()
         raise UnavailableError(f"the gateway at {self.address} ended the answer without a result")
+
+    def ask_all(
+        self,
+        text: str,
+        cameras: Collection[str] = (),
+        *,
+        since_s: float = 0.0,
+        max_new_tokens: int = 0,
+        with_pictures: bool = False,
+        at_once: int = 0,
+        deadline_s: float = 0.0,
+    ) -> Generator[CameraTold | AskAllProgress, None, None]:
+        """Cameras' answers as they come, with progress; closing the iterator stops it. See ``AskAllRequest``."""
+        request = memory_pb2.AskAllRequest(
+            text=check_question(text),
+            cameras=list(cameras),
+            since_s=since_s,
+            max_new_tokens=max_new_tokens,
+            with_pictures=with_pictures,
+            at_once=at_once,
+            deadline_s=deadline_s,
+        )
+        call = self._memory.AskAll(request, timeout=(deadline_s or 60.0) + self._deadline_s, metadata=self._metadata)
+        try:
+            for event in call:
+                yield all_from_proto(event)
+        except grpc.RpcError as error:
+            raise self._explain(error) from None
+        finally:
+            call.cancel()
 
     def forget(self, camera: str, before_s: float = 0.0) -> ForgottenCamera:
         """Forget what was seen more than ``before_s`` seconds before the newest frame, and what was kept of incidents

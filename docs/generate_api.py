@@ -66,7 +66,8 @@ client = openai.OpenAI(base_url="https://gateway:9464/v1", api_key=TOKEN)
 client.chat.completions.create(model="camera/gate", messages=[{"role": "user", "content": "Who came in?"}])
 ```
 
-* `model` is `camera/NAME`; `GET /v1/models` lists the token's cameras. The role `ask` is needed.
+* `model` is `camera/NAME`; `GET /v1/models` lists the token's cameras. The role `ask` is needed. `fleet` asks all of
+  them: a line for each camera that says yes as it answers, then the best moments by rank; it has no conversation.
 * User and assistant messages are the conversation, of which the last 16 turns count; nothing is kept between requests.
 * System and developer messages, together at most 2,000 characters, are put before the last question, since all
   questions share the model's own beginning.

@@ -19,7 +19,7 @@ PROMPT = "? "
 
 
 def ask(
-    camera: Annotated[str, typer.Argument(metavar="CAMERA", help="Name of the camera.")],
+    camera: Annotated[str, typer.Argument(metavar="CAMERA", help="Name of the camera; with --all the question.")],
     question: Annotated[
         str,
         typer.Argument(metavar="QUESTION", help="The question; without it, interactive on a terminal."),
@@ -40,6 +40,11 @@ def ask(
         int, typer.Option(min=0, max=1024, help="Longest answer, in tokens; 0 for the cluster's limit.")
     ] = 0,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="Timeout of an answer.")] = "2m",
+    every: Annotated[bool, typer.Option("--all", help="Ask all cameras; their moments are ranked.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--camera", metavar="PATTERN", help="With --all: only these, like gate-*.")
+    ] = None,
+    at_once: Annotated[int, typer.Option(min=0, max=32, help="With --all: cameras at the same time; 0 is 8.")] = 0,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
@@ -50,6 +55,8 @@ def ask(
     $ sightline ask gate "Who opened the door?" --pictures out/door --json -
 
     $ sightline ask gate
+
+    $ sightline ask --all "Was there a red van?" --since 6h --pictures out/van
     """
     from actors.cli.options import parse_duration
     from actors.cli.output import check_writable
@@ -61,6 +68,20 @@ def ask(
         "max_new_tokens": max_tokens,
         "with_pictures": pictures is not None,
     }
+    if every:
+        if question:
+            raise ConfigError(f"--all asks every camera; leave {camera!r} away, or choose with --camera {camera}")
+        if conversation:
+            raise ConfigError("a question to all begins no conversation; leave --conversation away")
+        from actors.cli.ask_all import show_all
+
+        if pictures is not None:
+            check_writable(pictures)
+        deadline_s = min(wanted.pop("timeout_s"), 300.0)
+        with connect(gateway) as client:
+            events = client.ask_all(camera, only or (), at_once=at_once, deadline_s=deadline_s, **wanted)
+            show_all(events, pictures=pictures, json=json)
+        return
     interactive = not question
     if interactive and not sys.stdin.isatty():
         raise ConfigError('no question; write it behind the camera, as in: sightline ask gate "Who came in?"')

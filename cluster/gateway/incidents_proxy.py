@@ -131,6 +131,13 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
             sent: incidents_pb2.ResendResponse = await stub.Resend(_scoped(request), timeout=self._call_s)
             return sent
 
+    async def list_incidents(self, request: incidents_pb2.ListIncidentsRequest) -> incidents_pb2.ListIncidentsResponse:
+        """Asked by the gateway itself, for the request's ``scope``. Raises ``SightlineError`` or gRPC's error."""
+        async with self._alerting.channels.lease(await self._route()) as channel:
+            stub = incidents_pb2_grpc.IncidentsStub(channel)
+            found: incidents_pb2.ListIncidentsResponse = await stub.List(request, timeout=self._call_s)
+            return found
+
     # -- inside ---------------------------------------------------------------------------------
     async def _of_mine(self, stub: Any, incident_id: str, role: Role) -> incidents_pb2.IncidentDetail:
         detail: incidents_pb2.IncidentDetail = await stub.Get(

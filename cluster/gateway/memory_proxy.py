@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TypeAlias
 
@@ -11,14 +11,24 @@ import grpc
 import grpc.aio
 from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
 
+from cluster.errors import UnavailableError
+from cluster.gateway.ask_all import AskAll, ListCameras, ListIncidents
 from cluster.gateway.forwarding import Forwarding
+from cluster.types import CameraStatus
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera
+from cluster.wire.status import explained
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
 Route = Callable[[str], Awaitable[str]]
 """Camera -> ``host:port`` of its replica; raises ``UnavailableError`` while there is none."""
+
+
+async def _no_cameras() -> list[CameraStatus]:
+    return []
+
+
 ForgetKept = Callable[[str, float], Awaitable[pictures_pb2.ForgetFootageReply]]
 
 
@@ -31,6 +41,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         max_calls: calls at once; one more is refused with ``CapacityError``.
         on_forget: forgets the rest that is kept of a camera (all of it, or with seconds what was kept before), once its
             memory is forgotten; raises ``SightlineError`` where something may still be there.
+        cameras, incidents: see :class:`~cluster.gateway.ask_all.AskAll`.
         ask_s, call_s: longest that an answer, and any other call, may take, whatever the client allows.
     """
 
@@ -41,6 +52,8 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         *,
         max_calls: int = 256,
         on_forget: ForgetKept | None = None,
+        cameras: ListCameras = _no_cameras,
+        incidents: ListIncidents | None = None,
         ask_s: float = 300.0,
         call_s: float = 30.0,
     ) -> None:
@@ -48,6 +61,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         self._replicas = Forwarding(channels, "calls about memories", max_calls=max_calls)
         self._ask_s, self._call_s = ask_s, call_s
         self._on_forget = on_forget
+        self._all = AskAll(self._ask_one, cameras, incidents)
 
     async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:  # noqa: N802
         """See protos/sightline/v1/memory.proto."""
@@ -68,6 +82,24 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
                     await context.write(window)
             finally:
                 call.cancel()
+
+    async def AskAll(self, request: memory_pb2.AskAllRequest, context: Context) -> None:  # noqa: N802
+        """See protos/sightline/v1/memory.proto."""
+        async with explained(context), aclosing(self._all.answers(request, context.time_remaining())) as events:
+            async for event in events:
+                await context.write(event)
+
+    async def _ask_one(self, request: memory_pb2.AskRequest, limit_s: float) -> memory_pb2.AskResult:
+        async with self._replicas.channels.lease(await self._find(request.camera)) as channel:
+            call = memory_pb2_grpc.MemoryStub(channel).Ask(request, timeout=limit_s)
+            try:
+                async for event in call:
+                    if event.WhichOneof("event") == "result":
+                        result: memory_pb2.AskResult = event.result
+                        return result
+            finally:
+                call.cancel()
+        raise UnavailableError("the answer ended without a result")
 
     async def Forget(  # noqa: N802
         self, request: memory_pb2.ForgetRequest, context: Context

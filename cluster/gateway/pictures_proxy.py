@@ -30,6 +30,7 @@ CALL_S = 10.0
 TEST_S = 30.0
 """Longest test of a source: the time to connect, some seconds of watching, and closing it."""
 FILE_S = 300.0
+MOST_WATCHING = 64
 LONGEST_ID = 64
 CAMERA = "sightline-camera-bin"
 """In the initial metadata of ``Footage``: whose incident it is, for the gateway, also where there is no file of it."""
@@ -135,6 +136,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         self._decoder = decoder
         self._alerting = alerting
         self._forwarding = Forwarding(channels, "calls about pictures and clips", max_calls=max_calls)
+        self._live = Forwarding(channels, "live views", max_calls=MOST_WATCHING)
 
     async def Picture(  # noqa: N802
         self, request: pictures_pb2.PictureRequest, context: Context
@@ -164,6 +166,17 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         async with self._forwarding.to(context, "the decoder that tests it", there, TEST_S) as channel:
             reply: pictures_pb2.TestReply = await pictures_pb2_grpc.RecorderStub(channel).Test(asked, timeout=TEST_S)
             return reply
+
+    async def Live(self, request: pictures_pb2.LiveRequest, context: Context) -> None:  # noqa: N802
+        """See the proto."""
+        who = f"the decoder of camera {request.camera!r}"
+        async with self._live.to(context, who, lambda: self._find(request.camera), CALL_S) as channel:
+            call = pictures_pb2_grpc.RecorderStub(channel).Live(request)
+            try:
+                async for part in call:
+                    await context.write(part)
+            finally:
+                call.cancel()
 
     async def Footage(self, request: pictures_pb2.FootageRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""

@@ -148,7 +148,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
             for number, span in enumerate(spans, 1):
                 ask = AskSpec(camera, text, max_new_tokens=1, span=span, standing=True)
                 try:
-                    score = (await self._relay(ask, context)).score
+                    score = (await self._relay(ask, context)).yes
                 except NotReadyError:
                     # Nothing of this window is left; that it was asked for is still progress.
                     score = None

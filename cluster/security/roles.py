@@ -81,6 +81,7 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Results/Watch": Rule(Role.VIEW, "cameras"),
     "/sightline.v1.Memory/Ask": Rule(Role.ASK, "camera"),
     "/sightline.v1.Memory/Replay": Rule(Role.ASK, "camera"),
+    "/sightline.v1.Memory/AskAll": Rule(Role.ASK, cost=5.0),
     "/sightline.v1.Memory/Describe": Rule(Role.VIEW, "camera", audited=False),
     "/sightline.v1.Memory/Forget": Rule(Role.ADMIN, "camera"),
     "/sightline.v1.Incidents/List": Rule(Role.VIEW, audited=False),
@@ -96,6 +97,7 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Incidents/Resend": Rule(Role.ADMIN),
     "/sightline.v1.Pictures/Picture": Rule(Role.VIEW, "camera", audited=False, cost=0.1),
     "/sightline.v1.Pictures/Test": Rule(Role.ADMIN, "camera"),
+    "/sightline.v1.Pictures/Live": Rule(Role.VIEW, "camera"),
     "/sightline.v1.Pictures/Footage": Rule(Role.VIEW),
     "/sightline.v1.Pictures/Forget": Rule(Role.ADMIN, "camera"),
 }

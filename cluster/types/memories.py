@@ -14,7 +14,7 @@ class AskSpec:
     * ``since_s``: seconds before the newest frame; older ones are left out; ``None`` asks about everything
     * ``max_new_tokens``: longest answer
     * ``span``: only frames with ``start <= pts < end`` on the camera's clock, and all of them
-    * ``standing``: asked as the standing yes/no questions are; the result has a score and no text
+    * ``standing``: asked as the standing yes/no questions are; the result has ``yes`` and no text
     """
 
     stream: str
@@ -43,8 +43,8 @@ class AskResult:
     * ``moments``: heaviest first; ``newest``: the newest frame the answer may know of, ``oldest`` the oldest
     * ``tokens_held``, ``tokens_read``: of the memory, all layers and heads; ``bytes_read`` from the tiers
     * ``first_token_s``: from the start of the computation; ``degraded``: part of the memory was out of reach
-    * ``score``: P(yes) of a standing question
     * ``prompt_tokens``, ``answer_tokens``: of the text asked, what was said before included, and of the answer
+    * ``yes``: P(yes) at the answer's first token
     """
 
     stream: str
@@ -60,7 +60,7 @@ class AskResult:
     degraded: bool = False
     prompt_tokens: int = 0
     answer_tokens: int = 0
-    score: float | None = None
+    yes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

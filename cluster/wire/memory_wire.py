@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sightline.v1 import memory_pb2
@@ -39,6 +39,67 @@ class Told:
     result: AskResult
     conversation: str
     pictures: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CameraTold:
+    """One camera's answer to a question to all: ``told``, or None and the ``error``. ``incidents``: for each moment,
+    the one whose clip shows it, or empty."""
+
+    camera: str
+    told: Told | None = None
+    error: str = ""
+    incidents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AskAllProgress:
+    """Cameras asked in all, those that answered, those that could not; ``tokens`` of text so far. ``finished``: the
+    last one."""
+
+    cameras: int
+    answered: int
+    failed: int
+    tokens: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankedMoment:
+    """A moment of one camera; ``rank`` is P(yes) of its answer times its share of the attention."""
+
+    camera: str
+    rank: float
+    yes: float
+    ago_s: float
+    moment: Moment
+    text: str
+    incident: str
+    picture: bytes
+
+
+def ranked(answers: Iterable[CameraTold]) -> list[RankedMoment]:
+    """All moments, best first."""
+    found = []
+    for each in answers:
+        if each.told is None:
+            continue
+        result = each.told.result
+        pictures = each.told.pictures or (b"",) * len(result.moments)
+        for moment, incident, picture in zip(result.moments, each.incidents, pictures, strict=True):
+            rank = result.yes * moment.weight
+            ago = ago_s(result, moment)
+            found.append(RankedMoment(each.camera, rank, result.yes, ago, moment, result.text, incident, picture))
+    return sorted(found, key=lambda each: -each.rank)
+
+
+def all_from_proto(message: memory_pb2.AskAllEvent) -> CameraTold | AskAllProgress:
+    """An event of ``AskAll``."""
+    if message.WhichOneof("event") == "progress":
+        return from_message(AskAllProgress, message.progress)
+    answer = message.answer
+    told = told_from_proto(answer.result, answer.camera) if answer.HasField("result") else None
+    return CameraTold(answer.camera, told, answer.error, tuple(answer.incidents))
 
 
 def ago_s(result: AskResult, moment: Moment) -> float:

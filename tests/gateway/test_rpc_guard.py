@@ -67,6 +67,10 @@ CALLS = {
     "/sightline.v1.Pictures/Test": lambda c, camera, m: pictures_pb2_grpc.PicturesStub(c).Test(
         pictures_pb2.TestRequest(camera=camera, source="demo://gate"), metadata=m, timeout=5
     ),
+    # Of the cameras there are, those that the token sees are asked: its scope is tested in test_ask_all.py.
+    "/sightline.v1.Memory/AskAll": lambda c, camera, m: list(
+        memory_pb2_grpc.MemoryStub(c).AskAll(memory_pb2.AskAllRequest(text="Who?"), metadata=m, timeout=5)
+    ),
     "/sightline.v1.Memory/Describe": lambda c, camera, m: memory_pb2_grpc.MemoryStub(c).Describe(
         memory_pb2.DescribeRequest(camera=camera), metadata=m, timeout=5
     ),
@@ -84,6 +88,9 @@ CALLS = {
     "/sightline.v1.Pictures/Picture": lambda c, camera, m: pictures_pb2_grpc.PicturesStub(c).Picture(
         pictures_pb2.PictureRequest(camera=camera), metadata=m, timeout=5
     ),
+    "/sightline.v1.Pictures/Live": lambda c, camera, m: list(
+        pictures_pb2_grpc.PicturesStub(c).Live(pictures_pb2.LiveRequest(camera=camera), metadata=m, timeout=5)
+    ),
     # Whose footage an incident's is, only alerting knows: its scope is tested in test_footage_flow.py.
     "/sightline.v1.Pictures/Footage": lambda c, camera, m: list(
         pictures_pb2_grpc.PicturesStub(c).Footage(
@@ -95,6 +102,7 @@ CALLS = {
     ),
 }
 WITHOUT_CAMERA = {
+    "/sightline.v1.Memory/AskAll",
     "/sightline.v1.Pictures/Footage",
     "/sightline.v1.Cameras/List",
     "/sightline.v1.Replicas/List",
@@ -115,9 +123,11 @@ MAY = {
     "/sightline.v1.Memory/Ask": {Role.ASK, Role.ADMIN},
     "/sightline.v1.Memory/Replay": {Role.ASK, Role.ADMIN},
     "/sightline.v1.Pictures/Test": {Role.ADMIN},
+    "/sightline.v1.Memory/AskAll": {Role.ASK, Role.ADMIN},
     "/sightline.v1.Memory/Describe": {Role.VIEW, Role.ASK, Role.ADMIN},
     "/sightline.v1.Memory/Forget": {Role.ADMIN},
     "/sightline.v1.Pictures/Picture": {Role.VIEW, Role.ASK, Role.ADMIN},
+    "/sightline.v1.Pictures/Live": {Role.VIEW, Role.ASK, Role.ADMIN},
     "/sightline.v1.Pictures/Footage": {Role.VIEW, Role.ASK, Role.ADMIN},
     "/sightline.v1.Pictures/Forget": {Role.ADMIN},
 }
@@ -126,6 +136,7 @@ LET_THROUGH = {
     "/sightline.v1.Ingest/Push": Code.DEADLINE_EXCEEDED,
     "/sightline.v1.Pictures/Picture": Code.UNAVAILABLE,
     "/sightline.v1.Pictures/Test": Code.UNAVAILABLE,
+    "/sightline.v1.Pictures/Live": Code.UNAVAILABLE,
     "/sightline.v1.Pictures/Footage": Code.FAILED_PRECONDITION,
 }
 

@@ -22,18 +22,23 @@ from typing import Any
 import av
 from console_city import HEIGHT, QUESTIONS, STRIDE_S, WIDTH, City, CityMemory
 from prometheus_client import CollectorRegistry
-from sightline.v1 import pictures_pb2, pictures_pb2_grpc
+from sightline.v1 import memory_pb2, pictures_pb2, pictures_pb2_grpc
 
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.health import default_rule
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig, load_config
+from cluster.config.alerts import ClipsConfig
 from cluster.control.cameras.managed import settings_of
+from cluster.decoder.footage.camera import CameraFootage
+from cluster.decoder.footage.ring import PacketRing, RingBudget
+from cluster.decoder.footage.service import Recorder, RecorderServicer
 from cluster.decoder.source_test import SourceTester
 from cluster.errors import NotReadyError, SightlineError
 from cluster.gateway import cameras, replicas
 from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
+from cluster.gateway.ask_all import AskAll
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
@@ -45,7 +50,7 @@ from cluster.types import Answer
 from cluster.wire.answers import AnswerHub
 from cluster.wire.channel import EventLoopThread
 from cluster.wire.mapping import to_message
-from cluster.wire.status import abort
+from cluster.wire.status import abort, explained
 
 PICTURES = "sightline.v1.Pictures"
 CLIP_S, CLIP_FPS = 4, 8
@@ -60,6 +65,8 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         self._alerts = alerts
         self._clips: dict[int, bytes] = {}
         self._tester = SourceTester(load_config(None, {}))
+        self.footage: dict[str, CameraFootage] = {}
+        self.recorder = Recorder(ClipsConfig(), self.footage_of)
 
     async def Picture(self, request: pictures_pb2.PictureRequest, context: Any) -> pictures_pb2.PictureReply:  # noqa: N802
         try:
@@ -83,6 +90,13 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         except (SightlineError, ValueError) as error:
             await abort(context, error)
         return to_message(pictures_pb2.TestReply, found)
+
+    async def Live(self, request: pictures_pb2.LiveRequest, context: Any) -> None:  # noqa: N802
+        """Of the cameras in ``footage``, by the decoder's own servicer."""
+        await RecorderServicer(self.recorder).Live(request, context)
+
+    def footage_of(self, camera: str) -> CameraFootage:
+        return self.footage.setdefault(camera, CameraFootage(PacketRing(10.0, 1 << 24, RingBudget(1 << 26))))
 
     async def Footage(self, request: pictures_pb2.FootageRequest, context: Any) -> None:  # noqa: N802
         try:
@@ -122,6 +136,25 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         return self._clips[scene]
 
 
+class CityAnswers(memory.MemoryServicer):
+    """One replica that answers for the city; questions to all go through the gateway's own fan-out."""
+
+    def __init__(self, city: City, alerts: AlertService) -> None:
+        super().__init__(CityMemory(city))
+        servicer = IncidentsServicer(alerts)
+        self._all = AskAll(self._ask_one, city.list, lambda request: servicer.List(request, None))
+
+    async def AskAll(self, request: memory_pb2.AskAllRequest, context: Any) -> None:  # noqa: N802
+        async with explained(context), contextlib.aclosing(self._all.answers(request)) as events:
+            async for event in events:
+                await context.write(event)
+
+    async def _ask_one(self, request: memory_pb2.AskRequest, limit_s: float) -> memory_pb2.AskResult:
+        calls = Calls({memory.SERVICE: self})
+        async with contextlib.aclosing(calls.inner_stream(f"/{memory.SERVICE}/Ask", request)) as events:
+            return [event async for event in events][-1].result
+
+
 class ConsoleGateway:
     """A context manager; ``url`` while it serves. ``live``: the city goes on, a step every ``every_s`` seconds.
 
@@ -150,6 +183,7 @@ class ConsoleGateway:
         self.alerts = AlertService(self.config, folder)
         self.url = ""
         self._pictures = CityPictures(city, self.alerts)
+        self.footage, self.footage_of = self._pictures.footage, self._pictures.footage_of
         self._port = port
         self._guard = None if tokens is None else Guard(TokenFile(tokens, check_s=0.0).verify)
         self._every_s, self._poll_s, self._ping_s = every_s if live else 0.0, poll_s, ping_s
@@ -202,7 +236,7 @@ class ConsoleGateway:
             cameras.SERVICE: cameras.CamerasServicer(self.city),
             replicas.SERVICE: replicas.ReplicasServicer(self.city),
             incidents.SERVICE: IncidentsServicer(self.alerts),
-            memory.SERVICE: memory.MemoryServicer(CityMemory(self.city)),
+            memory.SERVICE: CityAnswers(self.city, self.alerts),
             PICTURES: self._pictures,
         }
         self._hub = AnswerHub(limit=10_000)

@@ -34,6 +34,11 @@ class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServ
             jpeg=jpeg, etag=f"{self.version}-{size}-{request.kept}", pts=5, age_s=0.5, width=size, height=size * 9 // 16
         )
 
+    async def Live(self, request, context):  # noqa: N802
+        if request.camera == "dark":
+            await abort(context, NotReadyError("the camera sends no video at the moment"))
+        await context.write(pictures_pb2.LivePart(data=clip()))
+
     async def Forget(self, request, context):  # noqa: N802
         return pictures_pb2.ForgetFootageReply()
 

@@ -244,9 +244,8 @@ class Replica:
                 await asyncio.sleep(self.pause_s)
                 yield word
             moments = (Moment(0, 8_000_000, 0.6), Moment(16_000_000, 24_000_000, 0.3))
-            yield AskResult(
-                ask.stream, "".join(words), moments, 0, 60_000_000, 4000, 900, 2**20, 0.1, 0.4, False, 17, len(words)
-            )
+            counts = 0, 60_000_000, 4000, 900, 2**20, 0.1, 0.4, False, 17, len(words), self.yes(ask.stream)
+            yield AskResult(ask.stream, "".join(words), moments, *counts)
         finally:
             self.under_way -= 1
 
@@ -265,6 +264,10 @@ class Replica:
 
     async def pictures(self, camera, moments):
         return [b"\xff\xd8\xff\xd9" for _ in moments]
+
+    def yes(self, camera):
+        """P(yes): the higher, the higher the camera's number."""
+        return int(camera[-3:]) / 1000 if camera[-3:].isdigit() else 0.5
 
     def _check(self, camera):
         if camera == "dark":

@@ -25,6 +25,11 @@ _FRAGMENTED = {
     "frag_duration": "2000000",
     "flush_packets": "1",
 }
+_EVERY_FRAME = {
+    # A part for each packet, as soon as the next one is there: for who watches now.
+    "movflags": "frag_every_frame+empty_moov+default_base_moof",
+    "flush_packets": "1",
+}
 _TIME_BASE = Fraction(1, MICROSECONDS)
 _CLOCK = Fraction(1, 90_000)
 _TICK = 23
@@ -88,9 +93,10 @@ class _Parts:
 
 
 class Remuxer:
-    """Remuxes H.264 unchanged. The clip begins with the first packet, a keyframe."""
+    """Remuxes H.264 unchanged. The clip begins with the first packet, a keyframe. ``live``: a part for each packet."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, *, live: bool = False) -> None:
+        self._options = _EVERY_FRAME if live else _FRAGMENTED
         self._segment = segment
         self._parts = _Parts()
         self._container: Any = None
@@ -125,7 +131,7 @@ class Remuxer:
         width, height = segment.width, segment.height
         if not width or not height:
             width, height = picture_size(first)
-        self._container = av.open(self._parts, "w", format="mp4", options=_FRAGMENTED)
+        self._container = av.open(self._parts, "w", format="mp4", options=self._options)
         # The stubs lack the attributes that PyAV sets from keywords.
         add: Any = self._container.add_mux_stream
         self._stream = add(segment.codec, width=width, height=height, extradata=segment.extradata)

@@ -78,11 +78,16 @@ class _Gop:
 class Recording:
     """Packet source of one clip: what the ring held, then live packets, until ``until`` is decoded.
 
+    At most ``most_bytes`` in all; of an ``endless`` one, at most so many wait for its reader.
+
     ``missing``: why it begins late; ``end_reason``: why nothing follows; each empty if not so. Created by
     :meth:`PacketRing.record`; read by one thread while the camera's thread appends.
     """
 
-    def __init__(self, segment: Segment | None, start: int, until: int, most_bytes: int) -> None:
+    def __init__(
+        self, segment: Segment | None, start: int, until: int, most_bytes: int, *, endless: bool = False
+    ) -> None:
+        self._endless = endless
         self.segment = segment
         self.start = start
         self.until = until
@@ -102,7 +107,10 @@ class Recording:
     def pop_packets(self, most: int = 32) -> list[SegmentPacket]:
         """The next packets, at most so many; empty while there are none."""
         with self._lock:
-            return [self._packets.popleft() for _ in range(min(most, len(self._packets)))]
+            taken = [self._packets.popleft() for _ in range(min(most, len(self._packets)))]
+            if self._endless:
+                self._bytes_left += sum(len(placed.packet.data) for placed in taken)
+            return taken
 
     def end(self, why: str) -> None:
         """Stop recording."""
@@ -244,6 +252,20 @@ class PacketRing:
                     recording.end(groups[0].segment.end_reason)
                 elif not recording.done:
                     self._recordings.append(recording)
+            return recording
+
+    def follow(self, most_bytes: int) -> Recording:
+        """Packets from the newest keyframe on, without end; ends with the segment, or when more than ``most_bytes``
+        wait for its reader."""
+        with self._lock:
+            newest = self._gops[-1] if self._gops else None
+            if newest is None or newest.segment.end_reason:
+                return Recording(None, 0, 0, most_bytes)
+            first = newest.packets[0]
+            recording = Recording(newest.segment, first.order, 2**62, most_bytes + newest.bytes, endless=True)
+            for placed in newest.packets:
+                recording.add_packet(placed)
+            self._recordings.append(recording)
             return recording
 
     def gop_packets(self, time: int) -> list[SegmentPacket]:

@@ -18,7 +18,7 @@ from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
 from cluster.config.alerts import ClipsConfig
 from cluster.decoder.footage.camera import CameraFootage
-from cluster.decoder.footage.clip import PLAYED, ClipWriter, clip_writer
+from cluster.decoder.footage.clip import PLAYED, ClipWriter, Remuxer, clip_writer
 from cluster.decoder.footage.pictures import Picture, still
 from cluster.decoder.footage.ring import Recording
 from cluster.decoder.source_test import SourceTester
@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POLL_S = 0.2
+LIVE_POLL_S = 0.02
+MOST_WATCHING = 32
+SLOW_BYTES = 4_000_000
+"""Bytes that may wait for a viewer: some seconds of an ordinary camera; then it is cut off."""
 MOST_PICTURES = 64
 MOST_REENCODED = 16
 """Concurrent re-encoded clips: they share one thread, and slow the live cameras."""
@@ -91,11 +95,12 @@ class Recorder:
         # A separate pool, so that snapshots do not wait for clips.
         self._stills = ThreadPoolExecutor(1, "stills", initializer=_lower_thread_priority)
         self._clips = ThreadPoolExecutor(1, "clips", initializer=_lower_thread_priority)
-        self._asked = self._recording = self._reencoding = 0
+        self._live = ThreadPoolExecutor(1, "live")
+        self._asked = self._recording = self._reencoding = self._watching = 0
 
     def close(self) -> None:
         """Accept no more work; running work ends by itself."""
-        for pool in (self._pictures, self._stills, self._clips):
+        for pool in (self._pictures, self._stills, self._clips, self._live):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def picture(self, camera: str, *, kept: bool = False, width: int = 0) -> Picture:
@@ -145,6 +150,45 @@ class Recorder:
             # Also when the reader leaves: nothing more is recorded.
             self._recording -= 1
             recording.end("its reader left")
+
+    async def watch(self, camera: str) -> AsyncGenerator[bytes, None]:
+        """The camera's packets as a fragmented MP4, unchanged, from the newest keyframe on; parts are whole boxes.
+
+        Raises:
+            UnknownCameraError: this process does not run the camera.
+            NotReadyError: there is nothing that may be shown, or that browsers play.
+            CapacityError: too many watch.
+            SourceError: its video cannot be put into an MP4.
+        """
+        footage = self._cameras(camera)
+        if footage.make_painter() is not None:
+            raise NotReadyError(
+                "the camera has privacy masks, and its packets are not masked: there is no live view of it; the "
+                "picture shows what may be seen"
+            )
+        if footage.ring is None:
+            raise NotReadyError("no packets are held, so there is no live view (clips.enabled)")
+        if self._watching >= MOST_WATCHING:
+            raise CapacityError(f"{MOST_WATCHING} live views of this decoder's cameras are open already; close one")
+        recording = footage.ring.follow(SLOW_BYTES)
+        if recording.segment is None:
+            raise NotReadyError("the camera sends no video at the moment")
+        if recording.segment.codec not in PLAYED:
+            recording.end("it is not shown")
+            raise NotReadyError(f"browsers do not play {recording.segment.codec}: there is no live view of it")
+        self._watching += 1
+        writer = Remuxer(recording.segment, live=True)
+        try:
+            while packets := recording.pop_packets() or not recording.done:
+                if packets is True:
+                    await asyncio.sleep(LIVE_POLL_S)
+                elif data := await self._on(self._live, lambda taken=packets: writer.feed(taken)):  # type: ignore[misc]
+                    yield data
+        finally:
+            self._watching -= 1
+            recording.end("its viewer left")
+            with contextlib.suppress(SourceError):
+                await self._on(self._live, writer.close)
 
     # -- inside ---------------------------------------------------------------------------------
     async def _snapshot(self, footage: CameraFootage, moment: int) -> bytes:
@@ -254,6 +298,15 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
         except (SightlineError, ValueError) as error:
             await abort(context, error)
         return to_message(pictures_pb2.PictureReply, picture)
+
+    async def Live(self, request: pictures_pb2.LiveRequest, context: Context) -> None:  # noqa: N802
+        """See the proto."""
+        try:
+            async with contextlib.aclosing(self._recorder.watch(request.camera)) as parts:
+                async for data in parts:
+                    await context.write(pictures_pb2.LivePart(data=data))
+        except (SightlineError, ValueError) as error:
+            await abort(context, error)
 
     async def Record(self, request: pictures_pb2.RecordRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""

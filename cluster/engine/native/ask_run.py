@@ -45,7 +45,7 @@ class NativeAskRun:
         ask: the question.
         ends: tokens that end an answer.
         prefetch: see :class:`RetrievalSession`.
-        score: of a standing question.
+        score: of the answer's first token; without, ``yes`` is 0.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class NativeAskRun:
         prefetch: bool = True,
         score: YesNoScore | None = None,
     ) -> None:
-        self._score = score if ask.standing else None
         self._model, self._system, self._ask, self._ends = model, system, ask, ends
         self._memory, self._retriever, self._prefetch = memory, retriever, prefetch
+        self._score, self._yes = score, 0.0
         self._began = time.perf_counter()
         self._first_token_s = 0.0
         self._tokens: list[int] = []
@@ -102,7 +102,7 @@ class NativeAskRun:
         if self._result is not None:
             return None
         token = self._prompt() if self._attention is None else self._next()
-        if self._score is not None or token in self._ends:
+        if self._ask.standing or token in self._ends:
             self._finish()
             return None
         self._tokens.append(token)
@@ -144,6 +144,8 @@ class NativeAskRun:
             newest, oldest = self._newest(), self._memory.oldest
             self._span = newest if oldest is None else oldest, newest
         self._logits = logits
+        if self._score is not None:
+            self._yes = float(self._score(logits[None])[0])
         self._first_token_s = time.perf_counter() - self._began
         return int(logits.argmax())
 
@@ -217,7 +219,7 @@ class NativeAskRun:
             degraded=stats.unavailable > 0 or stats.lost > 0,
             prompt_tokens=len(self._prompt_ids),
             answer_tokens=len(self._tokens),
-            score=None if self._score is None else float(self._score(self._logits[None])[0]),
+            yes=self._yes,
         )
         # Free the context of all layers.
         self._attention = None

@@ -384,7 +384,15 @@ class NativeEngine(WindowedEngine):
         if memory.newest is None and not (stream and any(frame.has_kv for frame in stream.frames)):
             raise NotReadyError(f"camera {ask.stream!r} has no memory yet; ask after its first window")
         return NativeAskRun(
-            self.model, self._system, stream, memory, retriever, ask, self._ends, prefetch=prefetch, score=self._score
+            self.model,
+            self._system,
+            stream,
+            memory,
+            retriever,
+            ask,
+            self._ends,
+            prefetch=prefetch,
+            score=self._score,
         )
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from sightline.v1 import memory_pb2
 
 from cluster.errors import CapacityError, SightlineError, UnavailableError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import plain
-from cluster.wire.memory_wire import Told, ago_s, told_from_proto
+from cluster.wire.memory_wire import AskAllProgress, CameraTold, Told, ago_s, all_from_proto, told_from_proto
 
 ASK = "/sightline.v1.Memory/Ask"
+ASK_ALL = "/sightline.v1.Memory/AskAll"
+Event = TypeVar("Event")
 
 
 class Answering:
@@ -49,10 +51,16 @@ class Answering:
         finally:
             self.under_way -= 1
 
+    async def ask_all(self, request: memory_pb2.AskAllRequest) -> AsyncGenerator[CameraTold | AskAllProgress, None]:
+        """Cameras' answers as they come, with progress. Raises ``SightlineError``: what the gateway says."""
+        async with aclosing(self._calls.stream(ASK_ALL, request)) as events:
+            async for event in events:
+                yield all_from_proto(event)
+
 
 async def written(
-    events: AsyncGenerator[str | Told, None],
-    write: Callable[[str | Told], bytes],
+    events: AsyncGenerator[Event, None],
+    write: Callable[[Event], bytes],
     fail: Callable[[SightlineError], bytes],
 ) -> AsyncGenerator[bytes, None]:
     """The answer as a body; what goes wrong after its first piece is written with ``fail``."""
@@ -72,11 +80,19 @@ def result_body(told: Told) -> dict[str, Any]:
     """A result as JSON; pictures in base64."""
     body: dict[str, Any] = plain(told.result)
     body["camera"] = body.pop("stream")
-    # Of standing questions alone, which are replayed.
-    del body["score"]
     body["conversation"] = told.conversation
     for moment, entry, picture in zip(told.result.moments, body["moments"], told.pictures, strict=True):
         entry["ago_s"] = ago_s(told.result, moment)
         if picture:
             entry["picture"] = base64.b64encode(picture).decode()
+    return body
+
+
+def answer_body(answer: CameraTold) -> dict[str, Any]:
+    """One camera's answer to a question to all as JSON: the result, with the rank and the incident of each moment."""
+    if answer.told is None:
+        return {"camera": answer.camera, "error": answer.error}
+    body = result_body(answer.told)
+    for entry, incident in zip(body["moments"], answer.incidents, strict=True):
+        entry |= {"rank": body["yes"] * entry["weight"], "incident": incident}
     return body

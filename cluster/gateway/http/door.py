@@ -34,7 +34,9 @@ OPENAI = ("/v1/chat/completions", "/v1/models")
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
-        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        # blob: is what MediaSource plays.
+        "default-src 'self'; media-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

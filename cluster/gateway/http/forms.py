@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 from cluster.alerts.incident import Delivery, Incident, Mute
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
+from cluster.wire.memory_wire import AskAllProgress
 
 
 class Nothing(TypedDict):
@@ -189,13 +190,16 @@ class OutboxStatus(TypedDict):
 
 
 class ToldMoment(TypedDict):
-    """A stretch of time that an answer rests on; ``picture``: JPEG in base64, where one was asked for and is there."""
+    """A stretch of time that an answer rests on; ``picture``: JPEG in base64, where one was asked for and is there.
+    Of a question to all: ``rank``, P(yes) times weight, and the ``incident`` whose clip shows it, or empty."""
 
     start: int
     end: int
     weight: float
     ago_s: float
     picture: NotRequired[str]
+    rank: NotRequired[float]
+    incident: NotRequired[str]
 
 
 class AskReply(TypedDict):
@@ -213,6 +217,7 @@ class AskReply(TypedDict):
     degraded: bool
     prompt_tokens: int
     answer_tokens: int
+    yes: float
     camera: str
     conversation: str
 
@@ -222,6 +227,15 @@ class AskLine(TypedDict, total=False):
 
     text: str
     result: AskReply
+    error: str
+
+
+class AskAllLine(TypedDict, total=False):
+    """One line of a question to all: a camera's answer (an ``AskReply``, or its ``error``), progress (``cameras``,
+    ``answered``, ``failed``, ``tokens``, ``finished``), or what went wrong."""
+
+    answer: AskReply
+    progress: AskAllProgress
     error: str
 
 
@@ -264,7 +278,7 @@ class ChatCompletion(TypedDict):
 
 
 class Model(TypedDict):
-    """A camera as OpenAI's clients see it: ``camera/NAME``."""
+    """A camera as OpenAI's clients see it: ``camera/NAME``; ``fleet`` is all of them."""
 
     id: str
     object: Literal["model"]

@@ -2,7 +2,8 @@
 
 Answers of ``/v1/ask`` are newline-delimited JSON: ``{"text": …}`` for every piece, then one ``{"result": …}``. What
 fails before the first piece has a status and ``{"error": …}``; what fails later ends the lines with ``{"error": …}``.
-A connection that the client closes stops the answer.
+A connection that the client closes stops the answer. ``/v1/ask/all`` has one ``{"answer": …}`` for each camera and
+``{"progress": …}`` in between, of which the last is ``finished``.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import json
 from pydantic import Field
 from sightline.v1 import memory_pb2
 
-from cluster.gateway.http.answering import ASK, result_body, written
-from cluster.gateway.http.forms import AskLine
-from cluster.gateway.http.replies import Reply, Stream
-from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes
+from cluster.gateway.http.answering import ASK, ASK_ALL, answer_body, result_body, written
+from cluster.gateway.http.forms import AskAllLine, AskLine
+from cluster.gateway.http.replies import Reply, Stream, plain
+from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes, Text
 from cluster.types import MemoryStatus
 from cluster.wire.memory_wire import (
+    AskAllProgress,
+    CameraTold,
     ForgottenCamera,
     Told,
     check_camera,
@@ -44,6 +47,22 @@ class Ask(Body):
     timeout_s: float = Field(default=120.0, ge=0, le=MAX_NUMBER)
 
 
+class AskEvery(Body):
+    """A question to every camera that the token may see; see ``AskAllRequest``."""
+
+    text: str
+    cameras: list[Text] = Field(default_factory=list, max_length=100, description="Patterns; none: all.")
+    since_s: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
+    max_new_tokens: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    with_pictures: bool = False
+    at_once: int = Field(default=0, ge=0, le=32)
+    deadline_s: float = Field(default=0.0, ge=0, le=300)
+
+    def request(self) -> memory_pb2.AskAllRequest:
+        """The same for the gateway's service."""
+        return memory_pb2.AskAllRequest(**self.model_dump() | {"text": check_question(self.text)})
+
+
 class Forget(Body):
     """What a camera is to forget."""
 
@@ -64,6 +83,18 @@ async def ask(body: Ask, gateway: Gateway) -> Stream:
     )
     events = gateway.answering.ask(asked, body.timeout_s)
     return await Stream.begin(written(events, _line, lambda error: _json({"error": str(error)})), NDJSON)
+
+
+@router.on("POST /v1/ask/all", ASK_ALL, AskAllLine, media=NDJSON)
+async def ask_all(body: AskEvery, gateway: Gateway) -> Stream:
+    """Ask every camera the same; answers come line by line in the order they are there, with progress."""
+    events = gateway.answering.ask_all(body.request())
+    return await Stream.begin(written(events, all_line, lambda error: _json({"error": str(error)})), NDJSON)
+
+
+def all_line(event: CameraTold | AskAllProgress) -> bytes:
+    """One line of a question to all: ``{"progress": …}`` or ``{"answer": …}``."""
+    return _json({"answer": answer_body(event)} if isinstance(event, CameraTold) else {"progress": plain(event)})
 
 
 @router.on("POST /v1/forget", f"{SERVICE}Forget", ForgottenCamera, errors=(404,))

@@ -1,4 +1,5 @@
-"""OpenAI's chat protocol: ``model: camera/NAME`` asks that camera about what it has seen, so that existing tools can.
+"""OpenAI's chat protocol: ``model: camera/NAME`` asks that camera about what it has seen, so that existing tools can;
+``model: fleet`` asks every camera that the token may see.
 
 A conversation is what its client sends, every time: nothing of it is kept here. Answers are greedy, whatever is said
 about sampling; system messages are put before the last question, since the model's own beginning is shared by all.
@@ -9,7 +10,9 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import Response
@@ -17,14 +20,24 @@ from pydantic import ConfigDict, Field
 from sightline.v1 import cameras_pb2, memory_pb2
 
 from cluster.errors import ConfigError
-from cluster.gateway.http.answering import ASK, result_body, written
+from cluster.gateway.http.answering import ASK, answer_body, result_body, written
 from cluster.gateway.http.forms import ChatCompletion, Model, Models
-from cluster.gateway.http.replies import HttpError, Reply, Stream, openai_error
+from cluster.gateway.http.replies import HttpError, Reply, Stream, openai_error, plain
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes
 from cluster.security.roles import MODELS
-from cluster.wire.memory_wire import MAX_TURNS, Told, check_camera, check_question
+from cluster.wire.memory_wire import (
+    MAX_TURNS,
+    AskAllProgress,
+    CameraTold,
+    Told,
+    check_camera,
+    check_question,
+    ranked,
+)
 
 PREFIX = "camera/"
+FLEET = "fleet"
+SAYS_YES = 0.5
 CAMERAS = "/sightline.v1.Cameras/"
 SSE = "text/event-stream"
 TIMEOUT_S = 300.0
@@ -105,7 +118,9 @@ def camera_of(model: str) -> str:
     """
     name = model.removeprefix(PREFIX)
     if name == model or not name:
-        raise HttpError(404, f"there is no model {model[:256]!r}; models are camera/NAME, as GET /v1/models lists them")
+        raise HttpError(
+            404, f"there is no model {model[:256]!r}; models are camera/NAME and fleet, as GET /v1/models lists them"
+        )
     return check_camera(name)
 
 
@@ -165,6 +180,8 @@ async def chat(body: Chat, gateway: Gateway) -> Response:
     server-sent events.
     """
     check_extras(body)
+    if body.model == FLEET:
+        return await _fleet(body, gateway)
     camera = camera_of(body.model)
     question, turns = conversation(body.messages)
     limit = min(body.max_completion_tokens or body.max_tokens or gateway.longest_answer, gateway.longest_answer)
@@ -190,14 +207,71 @@ async def chat(body: Chat, gateway: Gateway) -> Response:
 async def models(gateway: Gateway) -> Reply:
     """The cameras as OpenAI's models."""
     found = await gateway.calls.unary(f"{CAMERAS}List", cameras_pb2.ListCamerasRequest())
-    return Reply({"object": "list", "data": [_model(camera.name) for camera in found.cameras]})
+    names = [f"{PREFIX}{each.name}" for each in found.cameras]
+    return Reply({"object": "list", "data": [_model(name) for name in (*names, FLEET)]})
 
 
 @router.on("GET /v1/models/{model:path}", f"{CAMERAS}Get", Model, errors=(404,), openai=True)
 async def model(model: str, gateway: Gateway) -> Reply:
-    """One camera."""
+    """One camera, or the fleet."""
+    if model == FLEET:
+        gateway.calls.check(f"{CAMERAS}List", cameras_pb2.ListCamerasRequest())
+        return Reply(_model(FLEET))
     asked = cameras_pb2.GetCameraRequest(name=camera_of(model))
-    return Reply(_model((await gateway.calls.unary(f"{CAMERAS}Get", asked)).name))
+    return Reply(_model(f"{PREFIX}{(await gateway.calls.unary(f'{CAMERAS}Get', asked)).name}"))
+
+
+async def _fleet(body: Chat, gateway: Gateway) -> Response:
+    """The last question to every camera: those that say yes as they come, then all moments by rank."""
+    question, _ = conversation(body.messages)
+    limit = min(body.max_completion_tokens or body.max_tokens or 0, gateway.longest_answer)
+    asked = memory_pb2.AskAllRequest(text=question, since_s=body.since_s, max_new_tokens=limit)
+    base = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": body.model}
+    events = fleet_text(gateway.answering.ask_all(asked))
+    if body.stream:
+        chunks = Chunks(base, 0, body.stream_options is not None and body.stream_options.include_usage)
+        return await Stream.begin(written(events, chunks.write, lambda error: _data(openai_error(error))), SSE)
+    pieces = [event async for event in events]
+    end = pieces.pop()
+    assert isinstance(end, FleetEnd)
+    message = {"role": "assistant", "content": "".join(map(str, pieces)), "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+    whole = {"choices": [choice], "usage": _usage(end), "sightline": _grounds(end)}
+    return Reply({**base, "object": "chat.completion", **whole})
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEnd:
+    """The end of an answer of all cameras."""
+
+    answers: tuple[CameraTold, ...]
+    progress: AskAllProgress
+
+
+async def fleet_text(
+    events: AsyncGenerator[CameraTold | AskAllProgress, None], most: int = 10
+) -> AsyncGenerator[str | FleetEnd, None]:
+    """The answer as text: a line for each camera that says yes as it comes, then the best moments, and how many
+    answered."""
+    answers, progress = [], AskAllProgress(0, 0, 0, 0, False)
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, AskAllProgress):
+                progress = event
+                continue
+            answers.append(event)
+            if event.told is not None and event.told.result.yes >= SAYS_YES:
+                yield f"{event.camera}: {event.told.result.text} ({event.told.result.yes:.2f})\n"
+    for number, each in enumerate(ranked(answers)[:most], start=1):
+        yield f"{number}. {each.camera}, {each.ago_s:.0f} s ago, rank {each.rank:.2f}: {each.text}\n"
+    yield f"{progress.answered} of {progress.cameras} cameras answered.\n"
+    yield FleetEnd(tuple(answers), progress)
+
+
+def _grounds(end: Told | FleetEnd) -> dict[str, Any]:
+    if isinstance(end, Told):
+        return result_body(end)
+    return {"progress": plain(end.progress), "answers": [answer_body(each) for each in end.answers]}
 
 
 class Chunks:
@@ -208,13 +282,13 @@ class Chunks:
         self._limit, self._usage = limit, usage
         self._begun = False
 
-    def write(self, event: str | Told) -> bytes:
+    def write(self, event: str | Told | FleetEnd) -> bytes:
         """The chunks of one event; before the first of them, who speaks, and after the last, that this was all."""
         head = b"" if self._begun else self._chunk({"role": "assistant", "content": ""})
         self._begun = True
         if isinstance(event, str):
             return head + self._chunk({"content": event})
-        end = self._chunk({}, _finish(event, self._limit), sightline=result_body(event))
+        end = self._chunk({}, _finish(event, self._limit), sightline=_grounds(event))
         if self._usage:
             end += _data({**self._base, "choices": [], "usage": _usage(event)})
         return head + end + b"data: [DONE]\n\n"
@@ -225,14 +299,20 @@ class Chunks:
 
 
 def _model(name: str) -> dict[str, Any]:
-    return {"id": f"{PREFIX}{name}", "object": "model", "created": _BEGAN_S, "owned_by": "sightline"}
+    return {"id": name, "object": "model", "created": _BEGAN_S, "owned_by": "sightline"}
 
 
-def _finish(told: Told, limit: int) -> str:
+def _finish(told: Told | FleetEnd, limit: int) -> str:
+    if isinstance(told, FleetEnd):
+        return "stop"
     return "length" if told.result.answer_tokens >= limit else "stop"
 
 
-def _usage(told: Told) -> dict[str, int]:
+def _usage(told: Told | FleetEnd) -> dict[str, int]:
+    if isinstance(told, FleetEnd):
+        results = [each.told.result for each in told.answers if each.told is not None]
+        asked, answered = sum(each.prompt_tokens for each in results), sum(each.answer_tokens for each in results)
+        return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
     asked, answered = told.result.prompt_tokens, told.result.answer_tokens
     return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 

@@ -43,6 +43,21 @@ async def picture(request: Request, name: str, gateway: Gateway, kept: Kept = Fa
     return Response(found.jpeg, media_type=JPEG, headers=headers)
 
 
+@router.on("GET /v1/cameras/{name}/live.mp4", f"{SERVICE}Live", media=MP4, errors=(404,))
+async def live(name: str, gateway: Gateway) -> Response:
+    """What the camera sends, unchanged, as a fragmented MP4 without end; 404 says why there is none."""
+    try:
+        return await Stream.begin(_watched(gateway.calls, pictures_pb2.LiveRequest(camera=name)), MP4)
+    except (RefusedError, NotReadyError) as error:
+        raise _not_there(error) from None
+
+
+async def _watched(calls: Calls, asked: pictures_pb2.LiveRequest) -> AsyncGenerator[bytes, None]:
+    async with aclosing(calls.stream(f"{SERVICE}Live", asked)) as parts:
+        async for part in parts:
+            yield part.data
+
+
 @router.on("GET /v1/incidents/{id}/snapshot.jpg", FOOTAGE, media=JPEG, errors=(404, 416))
 async def snapshot(request: Request, id: str, gateway: Gateway) -> Response:
     """The incident's picture."""

@@ -24,6 +24,58 @@ class AskRequest(_message.Message):
     history: History
     def __init__(self, camera: _Optional[str] = ..., text: _Optional[str] = ..., conversation: _Optional[str] = ..., since_s: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., with_pictures: _Optional[bool] = ..., history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
 
+class AskAllRequest(_message.Message):
+    __slots__ = ("text", "cameras", "since_s", "max_new_tokens", "with_pictures", "at_once", "deadline_s")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CAMERAS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WITH_PICTURES_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    cameras: _containers.RepeatedScalarFieldContainer[str]
+    since_s: float
+    max_new_tokens: int
+    with_pictures: bool
+    at_once: int
+    deadline_s: float
+    def __init__(self, text: _Optional[str] = ..., cameras: _Optional[_Iterable[str]] = ..., since_s: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., with_pictures: _Optional[bool] = ..., at_once: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class AskAllEvent(_message.Message):
+    __slots__ = ("answer", "progress")
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    answer: CameraAnswer
+    progress: AskAllProgress
+    def __init__(self, answer: _Optional[_Union[CameraAnswer, _Mapping]] = ..., progress: _Optional[_Union[AskAllProgress, _Mapping]] = ...) -> None: ...
+
+class CameraAnswer(_message.Message):
+    __slots__ = ("camera", "result", "error", "incidents")
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    result: AskResult
+    error: str
+    incidents: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, camera: _Optional[str] = ..., result: _Optional[_Union[AskResult, _Mapping]] = ..., error: _Optional[str] = ..., incidents: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AskAllProgress(_message.Message):
+    __slots__ = ("cameras", "answered", "failed", "tokens", "finished")
+    CAMERAS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    cameras: int
+    answered: int
+    failed: int
+    tokens: int
+    finished: bool
+    def __init__(self, cameras: _Optional[int] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., tokens: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+
 class History(_message.Message):
     __slots__ = ("turns",)
     TURNS_FIELD_NUMBER: _ClassVar[int]
@@ -47,7 +99,7 @@ class AskEvent(_message.Message):
     def __init__(self, piece: _Optional[str] = ..., result: _Optional[_Union[AskResult, _Mapping]] = ...) -> None: ...
 
 class AskResult(_message.Message):
-    __slots__ = ("text", "moments", "oldest", "newest", "tokens_held", "tokens_read", "bytes_read", "first_token_s", "total_s", "degraded", "conversation", "prompt_tokens", "answer_tokens")
+    __slots__ = ("text", "moments", "oldest", "newest", "tokens_held", "tokens_read", "bytes_read", "first_token_s", "total_s", "degraded", "conversation", "prompt_tokens", "answer_tokens", "yes")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MOMENTS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +113,7 @@ class AskResult(_message.Message):
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    YES_FIELD_NUMBER: _ClassVar[int]
     text: str
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
     oldest: int
@@ -74,7 +127,8 @@ class AskResult(_message.Message):
     conversation: str
     prompt_tokens: int
     answer_tokens: int
-    def __init__(self, text: _Optional[str] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., tokens_held: _Optional[int] = ..., tokens_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., degraded: _Optional[bool] = ..., conversation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., answer_tokens: _Optional[int] = ...) -> None: ...
+    yes: float
+    def __init__(self, text: _Optional[str] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., tokens_held: _Optional[int] = ..., tokens_read: _Optional[int] = ..., bytes_read: _Optional[int] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., degraded: _Optional[bool] = ..., conversation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., answer_tokens: _Optional[int] = ..., yes: _Optional[float] = ...) -> None: ...
 
 class Moment(_message.Message):
     __slots__ = ("start", "end", "weight", "ago_s", "picture")

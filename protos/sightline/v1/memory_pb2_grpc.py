@@ -44,6 +44,11 @@ class MemoryStub:
                 request_serializer=sightline_dot_v1_dot_memory__pb2.ReplayRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_memory__pb2.ReplayedWindow.FromString,
                 _registered_method=True)
+        self.AskAll = channel.unary_stream(
+                '/sightline.v1.Memory/AskAll',
+                request_serializer=sightline_dot_v1_dot_memory__pb2.AskAllRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_memory__pb2.AskAllEvent.FromString,
+                _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/sightline.v1.Memory/Forget',
                 request_serializer=sightline_dot_v1_dot_memory__pb2.ForgetRequest.SerializeToString,
@@ -76,6 +81,14 @@ class MemoryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AskAll(self, request, context):
+        """The same question to every camera that the caller may see, by the gateway: answers in the order they come, with
+        progress, at last one that is `finished`. Cancelling the call stops all of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Forget(self, request, context):
         """For good: its memory in every tier and its conversations, its footage, and what was recorded of its incidents.
         """
@@ -101,6 +114,11 @@ def add_MemoryServicer_to_server(servicer, server):
                     servicer.Replay,
                     request_deserializer=sightline_dot_v1_dot_memory__pb2.ReplayRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_memory__pb2.ReplayedWindow.SerializeToString,
+            ),
+            'AskAll': grpc.unary_stream_rpc_method_handler(
+                    servicer.AskAll,
+                    request_deserializer=sightline_dot_v1_dot_memory__pb2.AskAllRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_memory__pb2.AskAllEvent.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -167,6 +185,33 @@ class Memory:
             '/sightline.v1.Memory/Replay',
             sightline_dot_v1_dot_memory__pb2.ReplayRequest.SerializeToString,
             sightline_dot_v1_dot_memory__pb2.ReplayedWindow.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AskAll(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sightline.v1.Memory/AskAll',
+            sightline_dot_v1_dot_memory__pb2.AskAllRequest.SerializeToString,
+            sightline_dot_v1_dot_memory__pb2.AskAllEvent.FromString,
             options,
             channel_credentials,
             insecure,

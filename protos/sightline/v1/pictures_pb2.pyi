@@ -73,6 +73,18 @@ class TestReply(_message.Message):
     kept_jpeg: bytes
     def __init__(self, codec: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., fps: _Optional[float] = ..., gop_pictures: _Optional[int] = ..., gop_s: _Optional[float] = ..., kbit_s: _Optional[float] = ..., cue: _Optional[str] = ..., decode: _Optional[str] = ..., first_picture_s: _Optional[float] = ..., decode_errors: _Optional[int] = ..., kept: _Optional[float] = ..., jpeg: _Optional[bytes] = ..., kept_jpeg: _Optional[bytes] = ...) -> None: ...
 
+class LiveRequest(_message.Message):
+    __slots__ = ("camera",)
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    camera: str
+    def __init__(self, camera: _Optional[str] = ...) -> None: ...
+
+class LivePart(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
 class FootageRequest(_message.Message):
     __slots__ = ("incident", "kind", "offset", "length", "only_about")
     INCIDENT_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,11 @@ class PicturesStub:
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.PictureRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_pictures__pb2.PictureReply.FromString,
                 _registered_method=True)
+        self.Live = channel.unary_stream(
+                '/sightline.v1.Pictures/Live',
+                request_serializer=sightline_dot_v1_dot_pictures__pb2.LiveRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_pictures__pb2.LivePart.FromString,
+                _registered_method=True)
         self.Footage = channel.unary_stream(
                 '/sightline.v1.Pictures/Footage',
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.FootageRequest.SerializeToString,
@@ -63,6 +68,15 @@ class PicturesServicer:
 
     def Picture(self, request, context):
         """The newest sample, as the model sees it, as a JPEG. FAILED_PRECONDITION: there is none (yet).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Live(self, request, context):
+        """A camera's packets as they come, unchanged, as a fragmented MP4 from the newest keyframe on, until the stream changes
+        or the caller leaves; one that reads too slowly is cut off. FAILED_PRECONDITION: there is none, the sentence says why:
+        privacy masks, a codec that browsers do not play, no packets held.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,6 +113,11 @@ def add_PicturesServicer_to_server(servicer, server):
                     servicer.Picture,
                     request_deserializer=sightline_dot_v1_dot_pictures__pb2.PictureRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_pictures__pb2.PictureReply.SerializeToString,
+            ),
+            'Live': grpc.unary_stream_rpc_method_handler(
+                    servicer.Live,
+                    request_deserializer=sightline_dot_v1_dot_pictures__pb2.LiveRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_pictures__pb2.LivePart.SerializeToString,
             ),
             'Footage': grpc.unary_stream_rpc_method_handler(
                     servicer.Footage,
@@ -144,6 +163,33 @@ class Pictures:
             '/sightline.v1.Pictures/Picture',
             sightline_dot_v1_dot_pictures__pb2.PictureRequest.SerializeToString,
             sightline_dot_v1_dot_pictures__pb2.PictureReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Live(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sightline.v1.Pictures/Live',
+            sightline_dot_v1_dot_pictures__pb2.LiveRequest.SerializeToString,
+            sightline_dot_v1_dot_pictures__pb2.LivePart.FromString,
             options,
             channel_credentials,
             insecure,
@@ -251,6 +297,11 @@ class RecorderStub:
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.PictureRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_pictures__pb2.PictureReply.FromString,
                 _registered_method=True)
+        self.Live = channel.unary_stream(
+                '/sightline.v1.Recorder/Live',
+                request_serializer=sightline_dot_v1_dot_pictures__pb2.LiveRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_pictures__pb2.LivePart.FromString,
+                _registered_method=True)
         self.Record = channel.unary_stream(
                 '/sightline.v1.Recorder/Record',
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.RecordRequest.SerializeToString,
@@ -273,6 +324,12 @@ class RecorderServicer:
     """
 
     def Picture(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Live(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -304,6 +361,11 @@ def add_RecorderServicer_to_server(servicer, server):
                     servicer.Picture,
                     request_deserializer=sightline_dot_v1_dot_pictures__pb2.PictureRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_pictures__pb2.PictureReply.SerializeToString,
+            ),
+            'Live': grpc.unary_stream_rpc_method_handler(
+                    servicer.Live,
+                    request_deserializer=sightline_dot_v1_dot_pictures__pb2.LiveRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_pictures__pb2.LivePart.SerializeToString,
             ),
             'Record': grpc.unary_stream_rpc_method_handler(
                     servicer.Record,
@@ -349,6 +411,33 @@ class Recorder:
             '/sightline.v1.Recorder/Picture',
             sightline_dot_v1_dot_pictures__pb2.PictureRequest.SerializeToString,
             sightline_dot_v1_dot_pictures__pb2.PictureReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Live(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sightline.v1.Recorder/Live',
+            sightline_dot_v1_dot_pictures__pb2.LiveRequest.SerializeToString,
+            sightline_dot_v1_dot_pictures__pb2.LivePart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from browsing import change, running, say_no, until
 from playwright.sync_api import expect
 
@@ -88,3 +89,36 @@ def test_the_fleet_page_says_how_full_it_is_and_drains_a_replica(open_page, gate
     row.get_by_role("button", name="Take back").click()
     expect(row).not_to_contain_text("draining")
     expect(page.locator("section", has=page.locator("#fleet-sinks"))).to_contain_text("No sink is configured")
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_all_cameras_are_asked_at_once_and_the_best_moments_come_first(open_page, gateway, width):
+    page = open_page(f"{gateway.url}/#/ask", ready="input[list]", viewport={"width": width, "height": 720})
+    hot, dark = sorted(gateway.city.hot)[0], running(gateway, 9)
+    change(gateway, dark, state="connecting")
+    page.get_by_role("switch", name="All cameras").press("Space")
+    page.get_by_label("Question to all cameras").fill("Was there a red van?")
+    page.keyboard.press("Enter")
+    found = page.locator(".found li")
+    # While it goes on there are answers already, and how far it is.
+    expect(found.first).to_be_visible()
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    running_now = sum(status.state == "running" for status in gateway.city.cameras.values())
+    status = page.locator(".ask-progress")
+    expect(status).to_contain_text(f"{running_now} of {CAMERAS} cameras answered.", timeout=60_000)
+    ranks = [float(text.split("rank ")[1].split()[0]) for text in found.all_inner_texts()]
+    assert ranks == sorted(ranks, reverse=True)
+    until(lambda: found.first.locator("canvas").evaluate("canvas => canvas.width") == 224)
+    page.get_by_text("could not answer").click()
+    expect(page.locator(".asked details li").first).to_contain_text("has seen nothing yet")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    change(gateway, dark, state="running")
+    # Only some; and stopped by a key.
+    page.get_by_label("Only cameras called").fill(f"{hot}, nowhere-*")
+    page.get_by_label("Question to all cameras").press("Enter")
+    expect(status).to_contain_text("of 1 camera answered.")
+    page.get_by_label("Only cameras called").fill("")
+    page.get_by_label("Question to all cameras").press("Enter")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator(".asked .error")).to_have_text("Stopped.")

@@ -97,7 +97,7 @@ async def test_a_longer_answer_than_the_cluster_gives_is_cut(tmp_path):
 
 async def test_models_are_the_cameras_that_may_be_seen(tmp_path):
     async with asking(tmp_path) as (client, _):
-        assert [model.id async for model in client.models.list()] == [MODEL]
+        assert [model.id async for model in client.models.list()] == [MODEL, "fleet"]
         assert (await client.models.retrieve(MODEL)).owned_by == "sightline"
         with pytest.raises(openai.PermissionDeniedError):
             await client.models.retrieve("camera/cam-000")
@@ -224,3 +224,25 @@ def test_whatever_is_said_the_last_word_is_the_users(given_messages):
 def test_a_model_that_is_no_camera(model):
     with pytest.raises(HttpError, match="models are camera/NAME"):
         camera_of(model)
+
+
+async def test_the_fleet_answers_for_the_cameras_that_the_token_sees(tmp_path):
+    async with asking(tmp_path) as (client, served):
+        # What it may not see is not asked.
+        names = [model.id async for model in await client.models.list()]
+        assert names == [MODEL, "fleet"]
+        assert (await client.models.retrieve("fleet")).id == "fleet"
+        answer = await client.chat.completions.create(model="fleet", messages=said("Who came in?"), max_tokens=9)
+        assert {spec.stream for spec in served.replica.asked} == {"cam-001"}
+        assert served.replica.asked[0].max_new_tokens == 9
+        text = answer.choices[0].message.content
+        assert "1. cam-001, 60 s ago, rank 0.00: Somebody in a red coat came in." in text
+        assert "1 of 1 cameras answered." in text
+        assert (answer.usage.total_tokens, answer.sightline["progress"]["answered"]) == (21, 1)
+        served.replica.yes = lambda camera: 0.9
+        chunks = []
+        async for chunk in await client.chat.completions.create(model="fleet", messages=said("Who?"), stream=True):
+            chunks.append(chunk.choices[0].delta.content or "")
+        whole = "".join(chunks)
+        assert whole.startswith("cam-001: Somebody in a red coat came in. (0.90)\n1. cam-001")
+        assert len([each for each in chunks if each]) >= 3

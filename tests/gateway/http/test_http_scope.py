@@ -63,6 +63,7 @@ BODIES = {
     "POST /v1/incidents/{id}/review": lambda camera, token: {"verdict": "confirmed"},
     "POST /v1/mutes": lambda camera, token: {"camera": camera, "subject": "person", "for_s": 60},
     "POST /v1/ask": lambda camera, token: {"camera": camera, "text": "Who?"},
+    "POST /v1/ask/all": lambda camera, token: {"text": "Who?"},
     "POST /v1/forget": lambda camera, token: {"camera": camera, "before_s": 3600},
     "POST /v1/chat/completions": lambda camera, token: {
         "model": f"camera/{camera}",
@@ -141,6 +142,7 @@ CALLS = {
     "Replicas/List": lambda camera, incident: replicas_pb2.ListReplicasRequest(),
     "Replicas/Drain": lambda camera, incident: replicas_pb2.DrainReplicaRequest(name="replica-0", undo=True),
     "Results/Watch": lambda camera, incident: results_pb2.WatchRequest(recent=True),
+    "Memory/AskAll": lambda camera, incident: memory_pb2.AskAllRequest(text="Who?"),
     "Memory/Ask": lambda camera, incident: memory_pb2.AskRequest(camera=camera, text="Who?"),
     "Memory/Replay": lambda camera, incident: memory_pb2.ReplayRequest(camera=camera, text="Is anyone there?"),
     "Memory/Describe": lambda camera, incident: memory_pb2.DescribeRequest(camera=camera),
@@ -156,6 +158,7 @@ CALLS = {
     "Incidents/ListMutes": lambda camera, incident: incidents_pb2.ListMutesRequest(),
     "Incidents/Outbox": lambda camera, incident: incidents_pb2.OutboxRequest(dead=100),
     "Incidents/Resend": lambda camera, incident: incidents_pb2.ResendRequest(),
+    "Pictures/Live": lambda camera, incident: pictures_pb2.LiveRequest(camera=camera),
     "Pictures/Picture": lambda camera, incident: pictures_pb2.PictureRequest(camera=camera),
     "Pictures/Test": lambda camera, incident: pictures_pb2.TestRequest(camera=camera, source="demo://gate"),
     "Pictures/Footage": lambda camera, incident: pictures_pb2.FootageRequest(incident=incident, kind="clip"),

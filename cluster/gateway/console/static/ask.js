@@ -1,37 +1,41 @@
 // A free question to a camera: the answer as it comes, and the moments it rests on.
 import { lines, open } from "./api.js";
+import { AskAll } from "./ask_all.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { bytes, count, duration, percent } from "./format.js";
 import { Badge, Empty, Skeleton, Thumbnail } from "./parts.js";
 import { may, store, useTopics } from "./store.js";
 
-const LONGEST = 2000;
+export const LONGEST = 2000;
 const MOST_TURNS = 16;
 const MOST_OFFERED = 24;
 const EXAMPLES = ["Did anybody come in?", "Was there a vehicle, and what did it look like?", "What changed?"];
-const SPANS = [[0, "everything it remembers"], [300, "the last 5 minutes"], [3600, "the last hour"], [12 * 3600, "the last 12 hours"]];
+export const SPANS = [[0, "everything it remembers"], [300, "the last 5 minutes"], [3600, "the last hour"], [12 * 3600, "the last 12 hours"]];
 
 export function AskPage({ camera }) {
   useTopics("cameras", "me");
   const [typed, setName] = useState(camera || null);
+  const [all, setAll] = useState(false);
   if (!store.loaded) return html`<h1>Ask</h1><${Skeleton} rows=${3} />`;
   const names = [...store.cameras.keys()].sort();
-  const all = [...store.cameras.values()];
-  const name = typed ?? (all.find((each) => each.state === "running") ?? all[0])?.name ?? "";
+  const cameras = [...store.cameras.values()];
+  const name = typed ?? (cameras.find((each) => each.state === "running") ?? cameras[0])?.name ?? "";
   const known = store.cameras.has(name);
   const needle = known ? "" : name.toLocaleLowerCase();
   const offered = names.filter((each) => each.toLocaleLowerCase().includes(needle)).slice(0, MOST_OFFERED);
   return html`<div class="ask-page">
     <header class="page-head"><h1>Ask</h1><p class="soft">A question about what a camera has seen, answered from its memory.</p></header>
     <div class="card">
-      <label class="field column">Camera
+      <label class="field switch ask-all-switch"><input type="checkbox" role="switch" checked=${all} onChange=${(event) => setAll(event.target.checked)} />All cameras</label>
+      ${all ? may("ask") && html`<${AskAll} />` : html`<label class="field column">Camera
         <input list="ask-cameras" value=${name} placeholder="Name of a camera" autocomplete="off" spellcheck=${false} onInput=${(event) => setName(event.target.value)} /></label>
       <datalist id="ask-cameras">${names.map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
       <div class="chips ask-cameras" role="group" aria-label="Cameras">${offered.map((each) => html`<button type="button" class="chip" key=${each}
         aria-pressed=${each === name} onClick=${() => setName(each)}>${each}</button>`)}</div>
+      `}
       ${!may("ask") && html`<p class="soft">Asking needs a token with the role “ask”.</p>`}
-      ${may("ask") && known && html`<${AskBox} camera=${name} key=${name} />`}
-      ${may("ask") && !known && html`<${Empty} title=${name ? "There is no such camera" : "Choose a camera"}>${names.length ? "Choose one of those above." : "There are none yet."}<//>`}
+      ${!all && may("ask") && known && html`<${AskBox} camera=${name} key=${name} />`}
+      ${!all && may("ask") && !known && html`<${Empty} title=${name ? "There is no such camera" : "Choose a camera"}>${names.length ? "Choose one of those above." : "There are none yet."}<//>`}
     </div>
   </div>`;
 }

@@ -8,8 +8,10 @@ import { IncidentRow } from "./incident_row.js";
 import { MuteButton } from "./mutes.js";
 import { Badge, Empty, Failure, Figure, Icon, Picture, RungBadge, Skeleton, StateBadge } from "./parts.js";
 import { pictures } from "./pictures.js";
+import { LiveView } from "./player.js";
 import { Plot } from "./plot.js";
 import { isOlder, may, store, useTopics } from "./store.js";
+import { Timeline } from "./timeline.js";
 
 export function CameraPage({ name }) {
   useTopics(`camera:${name}`, "epoch", "me");
@@ -34,10 +36,11 @@ export function CameraPage({ name }) {
     </header>
     ${camera.reason && html`<p class="notice">${camera.reason}${camera.retry_in_s > 0 ? `; next try in ${duration(camera.retry_in_s)}` : ""}</p>`}
     <div class="camera-top">
-      <section class="card picture-card" aria-label="Newest picture"><${BigPicture} name=${name} /></section>
+      <section class="card picture-card" aria-label="Newest picture"><${BigPicture} name=${name} /><${LiveView} name=${name} key=${name} /></section>
       <section class="card" aria-labelledby="camera-figures"><h2 id="camera-figures">Now</h2><${Figures} camera=${camera} /></section>
     </div>
     <section class="card" aria-labelledby="camera-scores"><h2 id="camera-scores">Scores</h2><${Scores} camera=${camera} /></section>
+    <section class="card" aria-labelledby="camera-day"><h2 id="camera-day">Timeline</h2><${Timeline} name=${name} key=${name} /></section>
     <div class="two">
       <section class="card" aria-labelledby="camera-ask"><h2 id="camera-ask">Ask this camera</h2>
         ${may("ask") ? html`<${AskBox} camera=${name} key=${name} />` : html`<p class="soft">Asking needs a token with the role “ask”.</p>`}</section>

@@ -1,0 +1,224 @@
+"""One free question to many cameras at once, within bounds of cost and time (``AskAll``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from itertools import chain, zip_longest
+
+import grpc
+import grpc.aio
+from sightline.v1 import incidents_pb2, memory_pb2
+
+from cluster.errors import CapacityError, ConfigError, SightlineError
+from cluster.security.roles import current_principal, in_scope
+from cluster.types import CameraStatus
+from cluster.wire.memory_wire import check_name, check_question, check_seconds
+from cluster.wire.status import as_told
+
+log = logging.getLogger(__name__)
+
+AT_ONCE, MOST_AT_ONCE = 8, 32
+TOKENS = 16
+"""Longest answer of one camera, unless the request says."""
+DEADLINE_S, LONGEST_S = 60.0, 300.0
+RETRY_S = 0.5
+"""Before a replica whose questions all wait is asked again."""
+PROGRESS_S = 0.5
+MOST_PATTERNS = 100
+CLIPS = 1000
+"""Newest incidents that are searched for clips of the moments."""
+
+AskCamera = Callable[[memory_pb2.AskRequest, float], Awaitable[memory_pb2.AskResult]]
+"""(question, seconds it may take) -> the camera's result; raises ``SightlineError`` or gRPC's error."""
+ListCameras = Callable[[], Awaitable[Sequence[CameraStatus]]]
+ListIncidents = Callable[[incidents_pb2.ListIncidentsRequest], Awaitable[incidents_pb2.ListIncidentsResponse]]
+
+
+class AskAll:
+    """Asks the cameras that the caller may see, ``at_once`` of them at a time, replicas in turn.
+
+    Args:
+        ask: asks one camera.
+        cameras: all that there are.
+        incidents: lists incidents, for the clips of moments; None where there are none.
+        most: such questions at once; one more is refused with ``CapacityError``.
+    """
+
+    def __init__(
+        self, ask: AskCamera, cameras: ListCameras, incidents: ListIncidents | None = None, *, most: int = 4
+    ) -> None:
+        self._ask = ask
+        self._cameras = cameras
+        self._incidents = incidents
+        self._most, self._running = most, 0
+
+    async def answers(
+        self, request: memory_pb2.AskAllRequest, remaining_s: float | None = None
+    ) -> AsyncGenerator[memory_pb2.AskAllEvent, None]:
+        """Cameras' answers as they come, progress in between, and at last one that is ``finished``.
+
+        Closing it stops all that is under way.
+
+        Raises:
+            ConfigError: not a question, or more than may be asked for.
+            CapacityError: too many such questions are under way.
+        """
+        text, at_once = check_question(request.text), request.at_once or AT_ONCE
+        deadline_s = check_seconds(request.deadline_s, "deadline_s") or DEADLINE_S
+        check_seconds(request.since_s, "since_s")
+        if at_once > MOST_AT_ONCE or deadline_s > LONGEST_S or len(request.cameras) > MOST_PATTERNS:
+            raise ConfigError(
+                f"at most {MOST_AT_ONCE} cameras at once, {LONGEST_S:g} s and {MOST_PATTERNS} patterns of cameras"
+            )
+        for pattern in request.cameras:
+            check_name(pattern, "a camera's pattern")
+        if self._running >= self._most:
+            raise CapacityError(f"{self._most} questions to all cameras are being answered already; ask again later")
+        self._running += 1
+        try:
+            ends_s = time.monotonic() + min(deadline_s, remaining_s or LONGEST_S)
+            sees, asked = current_principal().sees, request.cameras
+            statuses = [
+                each for each in await self._cameras() if sees(each.name) and (not asked or in_scope(each.name, asked))
+            ]
+            clips = await self._clips(request)
+            run = _Run(self._ask, request, text, replicas_in_turn(statuses), clips, ends_s)
+            async with contextlib.aclosing(run.events(at_once)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._running -= 1
+
+    async def _clips(self, request: memory_pb2.AskAllRequest) -> dict[str, list[incidents_pb2.Incident]]:
+        found: dict[str, list[incidents_pb2.Incident]] = {}
+        if self._incidents is None:
+            return found
+        scope = list(current_principal().cameras) or [""]
+        since_s = time.time() - request.since_s if request.since_s else 0.0
+        with contextlib.suppress(SightlineError, grpc.aio.AioRpcError):
+            # Without alerting there are answers all the same.
+            asked = incidents_pb2.ListIncidentsRequest(limit=CLIPS, scope=scope, since_s=since_s)
+            for incident in (await self._incidents(asked)).incidents:
+                if incident.clip in ("whole", "part"):
+                    found.setdefault(incident.camera, []).append(incident)
+        return found
+
+
+class _Run:
+    """One question under way."""
+
+    def __init__(
+        self,
+        ask: AskCamera,
+        request: memory_pb2.AskAllRequest,
+        text: str,
+        cameras: Sequence[str],
+        clips: dict[str, list[incidents_pb2.Incident]],
+        ends_s: float,
+    ) -> None:
+        self._ask, self._request, self._text, self._clips, self._ends_s = ask, request, text, clips, ends_s
+        self._waiting = iter(cameras)
+        self._total = len(cameras)
+        self._answered = self._failed = 0
+        self._tokens = 0
+
+    async def events(self, at_once: int) -> AsyncGenerator[memory_pb2.AskAllEvent, None]:
+        queue: asyncio.Queue[memory_pb2.AskAllEvent | None] = asyncio.Queue(at_once)
+        workers = [asyncio.create_task(self._work(queue)) for _ in range(min(at_once, self._total))]
+        try:
+            yield self._progress()
+            left = len(workers)
+            while left:
+                try:
+                    event = await asyncio.wait_for(queue.get(), PROGRESS_S)
+                except TimeoutError:
+                    yield self._progress()
+                    continue
+                if event is None:
+                    left -= 1
+                    continue
+                yield event
+            yield self._progress(finished=True)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            if workers:
+                await asyncio.wait(workers, timeout=5.0)
+
+    async def _work(self, queue: asyncio.Queue[memory_pb2.AskAllEvent | None]) -> None:
+        for camera in self._waiting:
+            if time.monotonic() >= self._ends_s:
+                break
+            await queue.put(memory_pb2.AskAllEvent(answer=await self._answer(camera)))
+        await queue.put(None)
+
+    async def _answer(self, camera: str) -> memory_pb2.CameraAnswer:
+        request = memory_pb2.AskRequest(
+            camera=camera,
+            text=self._text,
+            since_s=self._request.since_s,
+            max_new_tokens=self._request.max_new_tokens or TOKENS,
+            with_pictures=self._request.with_pictures,
+        )
+        # Nothing of it is remembered as a conversation.
+        request.history.SetInParent()
+        while True:
+            left_s = self._ends_s - time.monotonic()
+            try:
+                async with asyncio.timeout(left_s):
+                    result = await self._ask(request, left_s)
+            except (SightlineError, grpc.aio.AioRpcError, TimeoutError) as error:
+                told = _explained(error, camera)
+                if isinstance(told, CapacityError) and left_s > 2 * RETRY_S:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                self._failed += 1
+                return memory_pb2.CameraAnswer(camera=camera, error=str(told))
+            except Exception:
+                # One camera's fault must not keep the others' answers.
+                log.exception("camera %s: a question to all failed", camera)
+                self._failed += 1
+                return memory_pb2.CameraAnswer(camera=camera, error="the gateway failed to ask it")
+            self._answered += 1
+            self._tokens += result.prompt_tokens + result.answer_tokens
+            clips = [self._clip(camera, moment) for moment in result.moments]
+            return memory_pb2.CameraAnswer(camera=camera, result=result, incidents=clips)
+
+    def _clip(self, camera: str, moment: memory_pb2.Moment) -> str:
+        """Incident whose clip shows the moment; empty for none."""
+        for incident in self._clips.get(camera, ()):
+            if incident.start < moment.end and moment.start < incident.end:
+                return incident.id
+        return ""
+
+    def _progress(self, *, finished: bool = False) -> memory_pb2.AskAllEvent:
+        told = memory_pb2.AskAllProgress(
+            cameras=self._total,
+            answered=self._answered,
+            failed=self._failed,
+            tokens=self._tokens,
+            finished=finished,
+        )
+        return memory_pb2.AskAllEvent(progress=told)
+
+
+def replicas_in_turn(statuses: Iterable[CameraStatus]) -> list[str]:
+    """Names, those that remember something first, one of each replica after the other."""
+    by_replica: dict[tuple[bool, str], list[str]] = {}
+    for status in sorted(statuses, key=lambda each: each.name):
+        by_replica.setdefault((status.memory_frames == 0, status.replica), []).append(status.name)
+    found: list[str] = []
+    for empty in (False, True):
+        groups = [names for (none, _), names in sorted(by_replica.items()) if none is empty]
+        found += [name for name in chain.from_iterable(zip_longest(*groups)) if name is not None]
+    return found
+
+
+def _explained(error: BaseException, camera: str) -> BaseException:
+    if isinstance(error, TimeoutError):
+        return TimeoutError("no answer within the time that the question had")
+    return as_told(error, f"the replica of camera {camera!r}") if isinstance(error, grpc.aio.AioRpcError) else error

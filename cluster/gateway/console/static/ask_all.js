@@ -1,0 +1,96 @@
+// One question to every camera: answers as they come, their moments by rank, and how far it is.
+import { lines, open } from "./api.js";
+import { LONGEST, SPANS, Thumbnail } from "./ask.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
+import { count, duration, plural, score } from "./format.js";
+import { Badge } from "./parts.js";
+
+const MOST_SHOWN = 24;
+const NOTHING = { moments: [], progress: null, failed: new Map(), state: "" };
+
+export function AskAll() {
+  const [text, setText] = useState("");
+  const [only, setOnly] = useState("");
+  const [since, setSince] = useState(0);
+  const [run, setRun] = useState(NOTHING);
+  const abort = useRef(null);
+  useEffect(() => () => abort.current?.abort(), []);
+  const busy = run.state === "asking";
+
+  const ask = async (event) => {
+    event?.preventDefault();
+    const question = text.trim();
+    if (!question || busy) return;
+    setRun({ ...NOTHING, question, state: "asking" });
+    abort.current = new AbortController();
+    try {
+      const body = { text: question, with_pictures: true };
+      if (since) body.since_s = since;
+      const patterns = only.split(/[,\s]+/).filter(Boolean);
+      if (patterns.length) body.cameras = patterns;
+      const headers = { "Content-Type": "application/json" };
+      const response = await open("/v1/ask/all", { method: "POST", headers, body: JSON.stringify(body), signal: abort.current.signal });
+      let finished = false;
+      for await (const event of lines(response)) {
+        if (event.error) throw new Error(event.error);
+        finished ||= event.progress?.finished ?? false;
+        setRun((before) => step(before, event));
+      }
+      if (!finished) throw new Error("The answers ended before all cameras were asked.");
+      setRun((before) => ({ ...before, state: "done" }));
+    } catch (error) {
+      setRun((before) => ({ ...before, state: "failed", error: error.name === "AbortError" ? "Stopped." : error.message }));
+    }
+  };
+  const onKeyDown = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) ask(event);
+    if (event.key === "Escape" && busy) abort.current.abort();
+  };
+  return html`<div class="ask-all">
+    <form onSubmit=${ask} onKeyDown=${onKeyDown}>
+      <label class="field column">Question to all cameras
+        <textarea rows="2" maxlength=${LONGEST} value=${text} placeholder="Was there a red van?" onInput=${(event) => setText(event.target.value)}></textarea></label>
+      <label class="field column">Only cameras called
+        <input value=${only} placeholder="all of them, or as in gate-*, yard-*" autocomplete="off" spellcheck=${false} onInput=${(event) => setOnly(event.target.value)} /></label>
+      <div class="ask-actions">
+        <label class="field">About
+          <select value=${since} onChange=${(event) => setSince(Number(event.target.value))}>${SPANS.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>
+        ${busy
+          ? html`<button type="button" class="button" onClick=${() => abort.current.abort()}>Stop</button>`
+          : html`<button class="button primary" disabled=${!text.trim()}>Ask all</button>`}
+      </div>
+    </form>
+    ${run.state && html`<${Found} run=${run} />`}
+  </div>`;
+}
+
+/** What is known after one more line of the reply. */
+function step(before, { answer, progress }) {
+  if (progress) return { ...before, progress };
+  if (answer.error) return { ...before, failed: new Map(before.failed).set(answer.camera, answer.error) };
+  const more = answer.moments.map((moment) => ({ ...moment, camera: answer.camera, text: answer.text, yes: answer.yes }));
+  return { ...before, moments: [...before.moments, ...more].sort((a, b) => b.rank - a.rank).slice(0, MOST_SHOWN) };
+}
+
+function Found({ run }) {
+  const { moments, progress, failed, state, error } = run;
+  const asked = progress ? progress.answered + progress.failed : 0;
+  return html`<section class="asked" aria-label="Answers">
+    <p class="ask-progress" role="status" aria-busy=${state === "asking"}>
+      ${state === "asking" && html`<progress max=${progress?.cameras || 1} value=${asked} aria-label="Cameras asked"></progress> `}
+      ${progress ? `${count(progress.answered)} of ${plural(progress.cameras, "camera")} answered${state === "done" && asked < progress.cameras ? "; the rest was not reached in time" : ""}.` : "Asking…"}
+    </p>
+    ${error && html`<p class="error" role="alert">${error}</p>`}
+    <ol class="found">${moments.map((moment) => html`<li key=${`${moment.camera} ${moment.start}`}>
+      <${Thumbnail} picture=${moment.picture} label=${`${moment.camera}, ${duration(moment.ago_s)} before its newest frame`} />
+      <a href=${`#/camera/${encodeURIComponent(moment.camera)}`}>${moment.camera}</a>
+      <span>${moment.ago_s < 1 ? "newest" : `${duration(moment.ago_s)} ago`}</span>
+      <${Badge} tone=${moment.yes >= 0.5 ? "good" : "quiet"}>${moment.yes >= 0.5 ? "yes" : "no"} ${score(moment.yes)}<//>
+      <span class="soft">rank ${score(moment.rank)}</span>
+      ${moment.incident && html`<a href=${`#/incidents/${encodeURIComponent(moment.incident)}`}>Clip</a>`}
+      <span class="soft">${moment.text}</span>
+    </li>`)}</ol>
+    ${failed.size > 0 && html`<details><summary>${plural(failed.size, "camera")} could not answer</summary>
+      <ul class="plain">${[...failed].map(([camera, why]) => html`<li key=${camera}>${camera}: <span class="soft">${why}</span></li>`)}</ul></details>`}
+  </section>`;
+}

@@ -1,0 +1,116 @@
+// What a camera sends, at its own frame rate: the fragmented MP4 of the gateway, played at its newest end.
+import { cameraPath, open } from "./api.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
+
+const BEHIND_S = 0.6;
+const KEPT_S = 20;
+const RETRY_MS = 2_000;
+
+export function LiveView({ name }) {
+  const [on, setOn] = useState(false);
+  return html`<div class="live-view">
+    <button type="button" class="button small" aria-pressed=${on} onClick=${() => setOn(!on)}>${on ? "Stop live view" : "Live view"}</button>
+    ${on && html`<${Player} name=${name} />`}
+  </div>`;
+}
+
+function Player({ name }) {
+  const video = useRef(null);
+  const [trouble, setTrouble] = useState("");
+  useEffect(() => {
+    const abort = new AbortController();
+    watch(video.current, `${cameraPath(name)}/live.mp4`, abort.signal, setTrouble);
+    return () => abort.abort();
+  }, [name]);
+  return html`<video ref=${video} muted playsinline autoplay aria-label=${`${name}, live`}></video>
+    ${trouble && html`<p class="soft" role="status">${trouble}</p>`}`;
+}
+
+/** Plays until aborted; when the stream ends (the camera reconnected, this browser was too slow) it begins again. */
+async function watch(video, path, signal, say) {
+  while (!signal.aborted) {
+    try {
+      await play(video, path, signal, say);
+      say("The live view was interrupted; it begins again.");
+    } catch (error) {
+      if (signal.aborted) return;
+      say(error.message);
+      // What has a reason will not change in a moment: masks, a codec.
+      if (error.status === 404 || error.status === 403) return;
+    }
+    await new Promise((done) => setTimeout(done, RETRY_MS));
+  }
+}
+
+async function play(video, path, signal, say) {
+  const response = await open(path, { signal });
+  const reader = response.body.getReader();
+  const source = new MediaSource();
+  const address = URL.createObjectURL(source);
+  video.src = address;
+  try {
+    await new Promise((done) => source.addEventListener("sourceopen", done, { once: true }));
+    let buffer = null;
+    let head = new Uint8Array();
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done || signal.aborted) return;
+      if (!buffer) {
+        // The beginning says which codec it is; it comes whole, or with what is after it.
+        head = joined(head, value);
+        const codec = codecOf(head);
+        if (!codec) continue;
+        const type = `video/mp4; codecs="${codec}"`;
+        if (!MediaSource.isTypeSupported(type)) throw new Error(`This browser does not play ${codec}.`);
+        buffer = source.addSourceBuffer(type);
+        await append(buffer, head);
+        say("");
+      } else await append(buffer, value);
+      await keepUp(video, buffer);
+    }
+  } finally {
+    await reader.cancel().catch(() => {});
+    URL.revokeObjectURL(address);
+  }
+}
+
+function append(buffer, data) {
+  return new Promise((done, failed) => {
+    buffer.addEventListener("updateend", done, { once: true });
+    buffer.addEventListener("error", () => failed(new Error("The video cannot be played.")), { once: true });
+    buffer.appendBuffer(data);
+  });
+}
+
+/** At the newest end, however it began or stalled; what was played long ago goes. */
+async function keepUp(video, buffer) {
+  const ranges = buffer.buffered;
+  if (!ranges.length) return;
+  const end = ranges.end(ranges.length - 1);
+  if (end - video.currentTime > BEHIND_S) video.currentTime = Math.max(ranges.start(ranges.length - 1), end - 0.1);
+  if (video.paused) video.play().catch(() => {});
+  const first = ranges.start(0);
+  if (video.currentTime - first > 2 * KEPT_S) {
+    await new Promise((done) => {
+      buffer.addEventListener("updateend", done, { once: true });
+      buffer.remove(first, video.currentTime - KEPT_S);
+    });
+  }
+}
+
+/** `avc1.PPCCLL` of an MP4's beginning (ISO 14496-15, 5.3.3.1: avcC has version, profile, compatibility, level). */
+function codecOf(data) {
+  for (let at = 0; at + 8 <= data.length; at += 1) {
+    if (data[at] === 0x61 && data[at + 1] === 0x76 && data[at + 2] === 0x63 && data[at + 3] === 0x43) {
+      return `avc1.${[...data.subarray(at + 5, at + 8)].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+    }
+  }
+  return "";
+}
+
+function joined(head, more) {
+  const whole = new Uint8Array(head.length + more.length);
+  whole.set(head);
+  whole.set(more, head.length);
+  return whole;
+}

@@ -1,0 +1,45 @@
+"""The live view in a real browser: it plays at the camera's own rate, keeps to the newest end, and says why not."""
+
+from __future__ import annotations
+
+import pytest
+from browsing import running, until
+from live_camera import FPS, READ, LiveCamera
+from playwright.sync_api import expect
+
+from cluster.decoder.footage.camera import CameraFootage
+
+CAMERAS = 12
+VIDEO = ".live-view video"
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_it_shows_what_the_camera_sends_as_it_comes(open_page, gateway, width):
+    name = running(gateway)
+    ring = gateway.footage_of(name).ring
+    with LiveCamera(ring):
+        until(lambda: ring.seconds > 1)
+        page = open_page(f"{gateway.url}/#/camera/{name}", ready=".plot svg", viewport={"width": width, "height": 720})
+        page.get_by_role("button", name="Live view").press("Enter")
+        until(lambda: page.locator(VIDEO).evaluate("video => video.currentTime") > 1)
+        ages_s = page.evaluate(READ, [VIDEO, 2 * FPS])
+        # Each frame carries when it was taken: they are its own, one after the other, and not those of long ago.
+        assert all(0 <= each < 10 for each in ages_s)
+        assert page.locator(VIDEO).evaluate("video => [video.videoWidth, video.videoHeight]") == [512, 96]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        # The camera connects again: the view begins anew by itself.
+        before = page.locator(VIDEO).evaluate("video => video.src")
+        ring.pause("the connection to the camera was lost")
+        until(lambda: page.locator(VIDEO).evaluate("video => video.src") != before)
+        until(lambda: page.locator(VIDEO).evaluate("video => video.currentTime") > 0.5)
+        page.get_by_role("button", name="Stop live view").click()
+        expect(page.locator(VIDEO)).to_have_count(0)
+        until(lambda: gateway._pictures.recorder._watching == 0)
+
+
+def test_a_masked_camera_has_none_and_says_why(open_page, gateway):
+    name = running(gateway, 1)
+    gateway.footage[name] = CameraFootage(None, [((0.0, 0.0), (0.5, 0.0), (0.5, 0.5))])
+    page = open_page(f"{gateway.url}/#/camera/{name}", ready=".plot svg")
+    page.get_by_role("button", name="Live view").click()
+    expect(page.locator(".live-view [role=status]")).to_contain_text("the camera has privacy masks")

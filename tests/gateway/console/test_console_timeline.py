@@ -1,0 +1,64 @@
+"""A day of one camera in a real browser: by pointer, by keyboard, and as a table."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from browsing import change, running, say_yes
+from playwright.sync_api import expect
+
+from cluster.alerts.timeline_store import StateChange
+
+CAMERAS = 12
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_a_day_is_scrubbed_by_pointer_and_keyboard_and_read_as_a_table(open_page, gateway, width):
+    name = running(gateway, 2 if width > 400 else 3)
+    now_s = time.time()
+    store = gateway.alerts.timelines
+    question = "person-in-restricted-area"
+    for ago_min, score in ((600, 0.31), (599, 0.87), (30, 0.12)):
+        store.add_window(name, question, now_s - 60 * ago_min, score, 0.0, score > 0.5)
+    changes = [
+        StateChange(now_s - 86_000, "running", "full", 0),
+        StateChange(now_s - 36_000, "backoff", "stride", 1),
+        StateChange(now_s - 34_000, "running", "full", 1),
+    ]
+    store._states += [(name, each) for each in changes]
+    change(gateway, name, rung="full")
+    say_yes(gateway, name)
+    page = open_page(f"{gateway.url}/#/camera/{name}", ready=".day-line", viewport={"width": width, "height": 720})
+    day = page.locator("section", has=page.locator("#camera-day"))
+    day.get_by_label("Question").select_option(question)
+    line = page.locator(".day-line")
+    expect(line.locator(".scores")).to_have_count(4)
+    expect(line.locator(".state")).to_have_count(2)
+    expect(line.locator(".lowered")).to_have_count(1)
+    expect(line.locator(".incident")).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    reading = page.locator(".day-reading")
+    # By keyboard: to the newest minutes, where the incident is, and back ten hours.
+    line.press("End")
+    expect(line).to_have_attribute("aria-valuenow", "1439")
+    expect(reading).to_contain_text("incident: person in restricted area")
+    expect(reading.get_by_role("link")).to_have_count(1)
+    for _ in range(10):
+        line.press("PageDown")
+    seen = []
+    for _ in range(4):
+        seen.append(line.get_attribute("aria-valuetext"))
+        line.press("ArrowRight")
+    assert any("person in restricted area 0.87, 1 of 1 windows yes; backoff, quality stride" in each for each in seen)
+    page.get_by_text("as a table").last.click()
+    expect(day.locator("tbody tr")).to_have_count(60)
+    expect(day.locator("table")).to_contain_text("0.87")
+    # By pointer: the left edge is a day ago.
+    box = line.bounding_box()
+    line.hover(position={"x": 2, "y": box["height"] / 2})
+    assert int(line.get_attribute("aria-valuenow")) < 15
+    expect(reading).to_contain_text("no answer")
+    line.press("End")
+    line.press("Enter")
+    assert "#/incidents/" in page.url
