@@ -46,6 +46,7 @@ MAY = {
     "POST /v1/mutes": ASK,
     "DELETE /v1/mutes": ASK,
     "GET /v1/outbox": VIEW,
+    "POST /v1/sinks/{name}/test": ADMIN,
     "POST /v1/ask": ASK,
     "POST /v1/forget": ADMIN,
     "GET /v1/memory/{name}": VIEW,
@@ -62,7 +63,7 @@ HIDDEN = {
 }
 """Not even that there is such a thing is told to a token that is not for its camera."""
 
-OF_ALL = {"POST /v1/replicas/{name}/drain"}
+OF_ALL = {"POST /v1/replicas/{name}/drain", "POST /v1/sinks/{name}/test"}
 """They concern everybody's cameras."""
 
 UNSCOPED = {
@@ -96,6 +97,7 @@ def request_of(name, camera, incident, token):
         "POST /v1/replicas/{name}/drain": {"undo": True},
         "POST /v1/incidents/{id}/acknowledge": {},
         "POST /v1/mutes": {"camera": camera, "subject": "person", "for_s": 60},
+        "POST /v1/sinks/{name}/test": {},
         "POST /v1/ask": {"camera": camera, "text": "Who?"},
         "POST /v1/forget": {"camera": camera, "before_s": 0},
         "POST /v1/chat/completions": {"model": f"camera/{camera}", "messages": [{"role": "user", "content": "Who?"}]},
