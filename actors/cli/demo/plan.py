@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jinja2
-
 from cluster.models.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -133,6 +131,8 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
         model: name of the model, whose own ``settings`` decide window, sampling, questions and thresholds.
     """
     path = folder / "config.yaml"
+    import jinja2
+
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
     environment.filters |= {"quoted": _quoted, "shell": lambda path: shlex.quote(str(path))}
     environment.globals |= {
