@@ -140,7 +140,8 @@ def test_the_two_redis_are_two() -> None:
     assert ray["redisAddress"] == "sightline-gcs-redis:6379"
     assert "externalStorageNamespace" not in ray
     memories = serve_config(objects)["applications"][1]["args"]["configuration"]["tiers"]["redis_url"]
-    assert memories.endswith("@sightline-kv-redis:6379/0")
+    assert memories.startswith("rediss://")
+    assert "@sightline-kv-redis:6379/0?ssl_ca_certs=/etc/sightline/internal-tls/ca.crt&" in memories
     kept = {
         each["metadata"]["name"]: each["spec"].get("volumeClaimTemplates") for each in of_kind(objects, "StatefulSet")
     }
