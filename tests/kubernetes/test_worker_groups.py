@@ -1,4 +1,4 @@
-"""Numbers of pods: KubeRay takes over no changed number of a RayService, so the reconciler sets those of the cluster."""
+"""Numbers of pods: KubeRay takes over no changed number of a RayService; the reconciler sets those of the cluster."""
 
 from __future__ import annotations
 
