@@ -12,7 +12,6 @@ from actors.startup import configure_logging, describe_process
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.cameras.managed import KUBERNETES, ManagedCamera
-from cluster.errors import SightlineError
 from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch
@@ -20,9 +19,6 @@ from cluster.types import CameraStatus
 from cluster.wire.metrics_server import MetricsServer
 
 log = logging.getLogger(__name__)
-
-RAY_CLUSTER = "RAY_CLUSTER_NAME"
-"""Environment of every pod that KubeRay makes: the RayCluster it belongs to."""
 
 REMOVE_S = 60.0
 """Timeout of removing a camera: the controller waits some heartbeats until its memory is deleted."""
@@ -43,7 +39,6 @@ class ReconcilerActor:
         self._watch: CameraWatch | None = None
         self._reconciler: Reconciler | None = None
         self._task: asyncio.Task[None] | None = None
-        self._scaling: asyncio.Task[None] | None = None
         self._started = asyncio.create_task(self._start())
 
     async def ready(self) -> bool:
@@ -62,8 +57,6 @@ class ReconcilerActor:
     async def stop(self) -> None:
         """Stop watching; the cameras stay as they are."""
         self._started.cancel()
-        if self._scaling is not None:
-            self._scaling.cancel()
         await asyncio.to_thread(self._page.close)
         if self._task is None or self._watch is None or self._reconciler is None:
             return
@@ -78,25 +71,8 @@ class ReconcilerActor:
         self._reconciler = Reconciler(self._config.kubernetes, ControllerCameras(), self._watch, api)
         self._watch.start()
         self._task = asyncio.create_task(self._reconciler.run())
-        groups, cluster = self._config.kubernetes.worker_groups, os.environ.get(RAY_CLUSTER)
-        if groups and cluster:
-            self._scaling = asyncio.create_task(self._keep_groups(api, cluster))
         log.info("watching Camera resources of namespace %s", api.namespace)
         return True
-
-    async def _keep_groups(self, api: KubernetesApi, cluster: str) -> None:
-        """Keep the RayCluster's worker groups at their numbers of pods."""
-        wanted, trouble = self._config.kubernetes.worker_groups, ""
-        while True:
-            try:
-                for name in await asyncio.to_thread(api.scale_worker_groups, cluster, wanted):
-                    log.info("worker group %s has %d pods now", name, wanted[name])
-                trouble = ""
-            except SightlineError as error:
-                if trouble != str(error):
-                    log.warning("cannot set the numbers of pods: %s", error)
-                trouble = str(error)
-            await asyncio.sleep(self._config.kubernetes.resync_s)
 
     def _wake(self) -> None:
         if self._reconciler is not None:

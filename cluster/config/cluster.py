@@ -56,11 +56,6 @@ class KubernetesConfig(Section):
         "account.",
     )
     context: str | None = Field(default=None, description="Context of the kubeconfig; null: its current one.")
-    worker_groups: dict[str, int] = Field(
-        default_factory=dict,
-        description="Pods of this pod's RayCluster by worker group, kept at these numbers, since KubeRay takes over no "
-        "changed number of a RayService; empty leaves them alone.",
-    )
     resync_s: float = Field(
         default=30.0,
         ge=1,

@@ -202,6 +202,18 @@ class KubernetesApi:
                 continue
         return found
 
+    def ray_clusters(self, service: str) -> list[str]:
+        """Names of the RayClusters that KubeRay has made for a RayService. Raises ``UnavailableError``, as
+        :meth:`list`."""
+        where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayclusters"}
+        listing = functools.partial(
+            self._objects.list_namespaced_custom_object,
+            **where,
+            label_selector=f"ray.io/originated-from-cr-name={service}",
+            _request_timeout=self._timeouts,
+        )
+        return [str(each["metadata"]["name"]) for each in self._call(listing, what="rayclusters.ray.io")["items"]]
+
     def scale_worker_groups(self, cluster: str, pods: Mapping[str, int]) -> list[str]:
         """Set the numbers of pods of a RayCluster's worker groups; returns the names of those that had another.
 
@@ -316,8 +328,8 @@ def _refusal(error: Any, what: str) -> SightlineError:
         return ChangedError(f"the {what} changed meanwhile")
     if error.status in (401, 403):
         return UnavailableError(
-            f"the Kubernetes API server refuses this service account ({error.status}); it must be allowed to get and "
-            f"patch {what}"
+            f"the Kubernetes API server refuses this service account ({error.status}); it must be allowed to "
+            f"list, get and patch {what}"
         )
     return UnavailableError(f"the Kubernetes API server answers {error.status} {error.reason} about {what}")
 

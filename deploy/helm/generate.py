@@ -28,7 +28,7 @@ OWNED = {
     ],
     "cluster": ["ray_address", "decoders", "replicas", "placement", "log_dir", "state_dir"],
     "alerts": ["folder"],
-    "kubernetes": ["enabled", "kubeconfig", "context", "worker_groups"],
+    "kubernetes": ["enabled", "kubeconfig", "context"],
 }
 """Keys of the configuration that the chart sets, and nobody else may."""
 

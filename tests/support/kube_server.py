@@ -189,6 +189,10 @@ class KubeServer:
             if name not in self.secrets:
                 return handler.say(404, {"kind": "Status", "code": 404})
             return handler.say(200, {"kind": "Secret", "metadata": {"name": name}, "data": self.secrets[name]})
+        if path == RAY.removesuffix("/"):
+            label = query["labelSelector"].removeprefix("ray.io/originated-from-cr-name=")
+            items = [{"metadata": {"name": name}} for name in self.ray_clusters if name.startswith(f"{label}-")]
+            return handler.say(200, {"kind": "RayClusterList", "items": items})
         if path.startswith(RAY):
             body = self.ray_clusters.get(path.removeprefix(RAY))
             return handler.say(200, body) if body else handler.say(404, {"kind": "Status", "code": 404})
@@ -214,6 +218,11 @@ class KubeServer:
     def patch(self, handler, path, _query, body):
         """RFC 6902, as far as ``test`` and ``add`` go, all or nothing."""
         after = copy.deepcopy(self.ray_clusters[path.removeprefix(RAY)])
+        if self.conflicts:
+            # Somebody puts a group in front between the reading and the writing.
+            self.conflicts -= 1
+            after["spec"]["workerGroupSpecs"].insert(0, {"groupName": f"new-{self.conflicts}"})
+            self.ray_clusters[path.removeprefix(RAY)] = copy.deepcopy(after)
         if handler.headers["Content-Type"] != "application/json-patch+json":
             return handler.say(415, {"kind": "Status", "code": 415})
         for change in json.loads(body):

@@ -34,7 +34,7 @@
       "security" $security
       "cluster" $cluster
       "alerts" (dict "folder" "/var/lib/sightline/alerts")
-      "kubernetes" (dict "enabled" .Values.cameras.enabled "worker_groups" (dict "decoders" .Values.decoders.pods "replicas" .Values.replicas.pods)) -}}
+      "kubernetes" (dict "enabled" .Values.cameras.enabled) -}}
 {{- if .Values.kvRedis.enabled -}}
 {{- $url := printf "://:${KV_REDIS_PASSWORD}@%s-kv-redis:6379/0" (include "sightline.fullname" .) -}}
 {{- $files := "/etc/sightline/internal-tls" -}}
