@@ -130,10 +130,11 @@ schema: setup ## generate configs/schema.json again, and the chart's schema of v
 api-docs: setup ## write docs/api.md again, from the protos and the OpenAPI document
 	PYTHONPATH=. $(BIN)/python docs/generate_api.py
 
-lock: setup setup-vllm ## write requirements-cpu.txt and requirements-vllm-cpu.txt from what is installed
+lock: setup setup-vllm ## write requirements-cpu.txt, the CPU image's lock and requirements-vllm-cpu.txt from what is installed
 	@{ sed -n '/^#/p' requirements-cpu.txt; \
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > requirements-cpu.tmp
 	@mv requirements-cpu.tmp requirements-cpu.txt
+	@$(BIN)/python deploy/docker/lock.py
 	@{ sed -n '/^#/p' requirements-vllm-cpu.txt; \
 	  $(VLLM_BIN)/python -m pip freeze --exclude-editable | LC_ALL=C sort -f; } > requirements-cpu.tmp
 	@mv requirements-cpu.tmp requirements-vllm-cpu.txt
