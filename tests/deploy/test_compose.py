@@ -23,6 +23,17 @@ FOLDER = ROOT / "deploy" / "compose"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
 OURS = ("cpu", "nvidia")
+SETTINGS = {"cpu": ".env", "nvidia": "nvidia.env"}
+
+
+def settings(name):
+    """The variables of one of the two."""
+    lines = (FOLDER / SETTINGS[name]).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
+def filled(text, name):
+    return text.replace("${SIGHTLINE_VARIANT:-cpu}", settings(name)["SIGHTLINE_VARIANT"])
 
 
 def mounts(name):
@@ -48,7 +59,8 @@ def test_every_file_and_volume_is_there():
         if "build" in service:
             context = (FOLDER / service["build"]["context"]).resolve()
             assert context == ROOT
-            assert (context / service["build"]["dockerfile"]).is_file()
+            for each in OURS:
+                assert (context / filled(service["build"]["dockerfile"], each)).is_file()
         for needed in service.get("depends_on", {}):
             assert needed in SERVICES
             assert "healthcheck" in SERVICES[needed]
@@ -56,7 +68,12 @@ def test_every_file_and_volume_is_there():
 
 def test_one_of_two_is_started_unless_told_otherwise():
     assert {name: SERVICES[name]["profiles"] for name in OURS} == {name: [name] for name in OURS}
-    assert "COMPOSE_PROFILES=cpu" in (FOLDER / ".env").read_text().splitlines()
+    for name in OURS:
+        assert settings(name)["COMPOSE_PROFILES"] == name
+        assert settings(name)["COMPOSE_PROJECT_NAME"] == "sightline"
+        # Both services of one run are one image.
+        assert SERVICES[name]["image"] == filled(SERVICES["tokens"]["image"], name)
+    assert [settings(name)["SIGHTLINE_VARIANT"] for name in OURS] == ["cpu", "cuda"]
     [device] = SERVICES["nvidia"]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
 
@@ -67,7 +84,7 @@ def test_nothing_is_open_to_other_machines_and_nobody_is_root_for_long():
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert "privileged" not in service
-        assert re.search(r":(v?\d+\.\d+\.\d+|cpu|cuda)$", service["image"]), name
+        assert re.search(r":(v?\d+\.\d+\.\d+|cpu|cuda)$", filled(service["image"], "cpu")), name
     assert SERVICES["tokens"]["network_mode"] == "none"
     assert all(SERVICES[name]["read_only"] for name in (*OURS, "tokens"))
 
