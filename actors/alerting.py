@@ -104,6 +104,8 @@ class Alerting:
         self._footage = footage_collector(self._config, self._folder, self._run_id, pool, self._service)
         if self._footage is None:
             self._service.disable_clips()
+        if self._footage is not None:
+            self._service.routes.use_pictures(self._footage.snapshot)
         await self._service.start()
         if self._footage is not None:
             await start_footage(self._footage, self._service, self._clips)

@@ -348,6 +348,11 @@ class GatewayClient:
         """Try dead letters again; how many."""
         return int(self._call(self._incidents.Resend, incidents_pb2.ResendRequest(sink=sink, key=key)).count)
 
+    def test_sink(self, sink: str) -> None:
+        """Send a made-up incident to one sink. Raises ``NotReadyError``: there is none; ``UnavailableError``: it
+        did not accept it."""
+        self._call(self._incidents.TestSink, incidents_pb2.TestSinkRequest(sink=sink), deadline_s=60.0)
+
     def follow(self, cameras: Collection[str] = (), *, opened: bool = False) -> Iterator[tuple[AlertEvent, int]]:
         """Events as they come, each with how many were missed before it; ends when the gateway stops.
 

@@ -167,9 +167,11 @@ sinks: Registry[Any] = Registry(
     "alert sink",
     {
         "alertmanager": "cluster.alerts.sinks.alertmanager:AlertmanagerSink",
+        "homeassistant": "cluster.alerts.sinks.homeassistant:HomeAssistantSink",
         "kafka": "cluster.alerts.sinks.kafka:KafkaSink",
         "log": "cluster.alerts.sinks.log:LogSink",
         "mqtt": "cluster.alerts.sinks.mqtt:MqttSink",
+        "notify": "cluster.alerts.sinks.notify:NotifySink",
         "webhook": "cluster.alerts.sinks.webhook:WebhookSink",
     },
 )

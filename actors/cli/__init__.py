@@ -37,6 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if context is not None:
             print(f"try: {context.command_path} --help", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("actors", "cluster", "loadtest", "sightline"):
+            raise
+        _complain(f"this needs {error.name}, which is not installed: pip install 'sightline-cluster[cluster]'")
+        return 2
     except typer.Abort:
         return 1
     except KeyboardInterrupt:

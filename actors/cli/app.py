@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from actors.cli import (
+    alerts,
     ask,
     bench,
     cameras,
@@ -63,6 +64,7 @@ def command() -> Any:
     app.add_typer(replicas.app, name="replicas")
     app.command("watch")(watch.watch)
     app.add_typer(incidents.app, name="incidents")
+    app.add_typer(alerts.app, name="alerts")
     app.command("ask")(ask.ask)
     app.command("memory")(memory.memory)
     app.command("forget")(memory.forget)

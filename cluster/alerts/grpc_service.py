@@ -279,6 +279,13 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
             count = await self._service.resend(request.sink, request.key, request.scope or EVERY)
             return incidents_pb2.ResendResponse(count=count)
 
+    async def TestSink(  # noqa: N802
+        self, request: incidents_pb2.TestSinkRequest, context: Context
+    ) -> incidents_pb2.TestSinkResponse:
+        async with explained(context):
+            await self._service.routes.test(request.sink)
+            return incidents_pb2.TestSinkResponse()
+
 
 def _is_told(event: AlertEvent, events: int) -> bool:
     """Whether an incident already reported with ``events`` events includes this event."""

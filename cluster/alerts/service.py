@@ -35,13 +35,13 @@ from cluster.alerts.incident import (
 )
 from cluster.alerts.journal import Journal
 from cluster.alerts.open_incidents import OpenIncidents
+from cluster.alerts.routing import SinkRoutes
 from cluster.alerts.store import AlertStore, StoredState
 from cluster.alerts.timeline_store import KEEP_S, TimelineStore
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
-from cluster.registry import sinks
 from cluster.security.roles import EVERY
 from cluster.types import Answer
 
@@ -97,9 +97,9 @@ class AlertService:
             on_late=self._load,
         )
         self.timelines = TimelineStore(folder / TIMELINES, keep_s=min(KEEP_S, alerts.retention))
-        self._routes = list(alerts.sinks)
+        self.routes = SinkRoutes(alerts.sinks)
         self._dispatcher = Dispatcher(
-            {sink.name: sinks.get(sink.kind)(**sink.options) for sink in alerts.sinks},
+            self.routes.sinks,
             self._settle,
             retry=alerts.retry,
             most=2 * alerts.max_events,
@@ -153,6 +153,7 @@ class AlertService:
             self._informed = True
             self._rules = {camera.name: question_rules(camera, self._config) for camera in watched.settings}
             self._cameras = {each.name: each for each in watched.settings}
+            self.routes.follow_cameras(watched.settings)
         lives = {status.name: status.life for status in watched.statuses}
         gone = {name for name, life in self._lives.items() if lives.get(name) != life}
         for name in gone:
@@ -276,8 +277,7 @@ class AlertService:
         letters: list[Delivery] = []
         if dead:
             letters = await self._journal.read(lambda store: store.dead(limit=dead, scope=scope))
-        kinds = {sink.name: sink.kind for sink in self._routes}
-        lanes = {name: (kinds[name], status) for name, status in self._dispatcher.status().items()}
+        lanes = {name: (self.routes.kinds[name], status) for name, status in self._dispatcher.status().items()}
         journal = self._journal
         return Outbox(
             lanes, journal.trouble, journal.pending_events, journal.trimmed, self._lost, self.answers_missed, letters
@@ -394,7 +394,7 @@ class AlertService:
             changes = self._open_incidents.pop_changes()
             settled, self._settled = self._settled, {}
             revised, self._revised = self._revised, {}
-            routed = [Delivery(e, name) for e in changes.events.values() for name in self._sinks_of(e)]
+            routed = [Delivery(e, name) for e in changes.events.values() for name in self.routes.names_for(e)]
             changes.deliveries = settled | {(each.event.key, each.sink): each for each in routed}
             if not changes:
                 return
@@ -408,10 +408,6 @@ class AlertService:
             for event in changes.events.values():
                 metrics.incident_events.labels(event.incident.kind, event.kind).inc()
                 self._on_event(event)
-
-    def _sinks_of(self, event: AlertEvent) -> list[str]:
-        what = event.incident.camera, event.incident.severity, event.kind
-        return [] if event.quiet else [sink.name for sink in self._routes if sink.wants(*what)]
 
     async def _tick(self) -> None:
         while True:

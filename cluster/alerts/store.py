@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from cluster.alerts.disk_reserve import DiskReserve
 from cluster.alerts.incident import (
     EVERY_INCIDENT,
     AlertEvent,
@@ -182,6 +183,9 @@ class StoredState:
     pending: list[Delivery]
 
 
+RESERVE = "alerts.reserve"
+
+
 class AlertStore:
     """Not thread-safe: one thread owns it. Every method raises ``sqlite3.Error`` when the disk is full or gone.
 
@@ -198,16 +202,20 @@ class AlertStore:
         self.trimmed = 0
         self.damaged: Path | None = None
         make_private_folder(path.parent)
+        self._reserve = DiskReserve(path.with_name(RESERVE))
         try:
             self._db = self._open()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
-                raise
-            self.damaged = path.with_name(f"{path.name}{DAMAGED}{int(time.time())}")
-            path.rename(self.damaged)
-            for side in ("-wal", "-shm"):
-                path.with_name(path.name + side).unlink(missing_ok=True)
+                if "full" not in str(error) or not self._reserve.release():
+                    raise
+            else:
+                self.damaged = path.with_name(f"{path.name}{DAMAGED}{int(time.time())}")
+                path.rename(self.damaged)
+                for side in ("-wal", "-shm"):
+                    path.with_name(path.name + side).unlink(missing_ok=True)
             self._db = self._open()
+        self._reserve.hold()
         self._eraser = Eraser(self._db)
         self.salt = self._meta("salt", uuid.uuid4().hex)
 
@@ -273,9 +281,17 @@ class AlertStore:
                 self._transaction(changes)
         except (CapacityError, sqlite3.OperationalError):
             # Sinks hear of these incidents from memory: after a restart somebody must know that they are to be ended.
-            with contextlib.suppress(sqlite3.Error):
-                self._transaction(replace(changes, events={}, erasures={}))
+            state = replace(changes, events={}, erasures={})
+            if not self._written(state) and self._reserve.release():
+                self._written(state)
             raise
+        self._reserve.hold()
+
+    def _written(self, changes: Changes) -> bool:
+        with contextlib.suppress(sqlite3.Error):
+            self._transaction(changes)
+            return True
+        return False
 
     def probe(self, now_s: float) -> None:
         """One small write that evicts nothing.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from datetime import datetime, time
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator, model_validator
 
@@ -95,13 +97,47 @@ Severity = Literal["info", "warning", "critical"]
 EventKind = Literal["new", "update", "end"]
 
 
+class QuietHoursConfig(Section):
+    """Hours in which a sink gets only what is grave, and the ends of what it was told before."""
+
+    start: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Begin, like 22:00.")
+    end: str = Field(
+        pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="End, like 06:30; before start: on the next day."
+    )
+    timezone: str = Field(default="UTC", description="Time zone of both, like Europe/Berlin.")
+    min_severity: Severity | None = Field(
+        default="critical", description="Lowest severity that is sent all the same; null: none."
+    )
+
+    @field_validator("timezone")
+    @classmethod
+    def _zone(cls, timezone: str) -> str:
+        try:
+            ZoneInfo(timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(f"must be a time zone like Europe/Berlin, not {timezone!r}") from None
+        return timezone
+
+    @model_validator(mode="after")
+    def _hours(self) -> QuietHoursConfig:
+        if self.start == self.end:
+            raise ValueError(f"start and end must differ, both are {self.start}")
+        return self
+
+    def covers(self, at_s: float) -> bool:
+        """Whether a moment, seconds since 1970, lies in them."""
+        now = datetime.fromtimestamp(at_s, ZoneInfo(self.timezone)).time()
+        start, end = time.fromisoformat(self.start), time.fromisoformat(self.end)
+        return start <= now < end if start < end else now >= start or now < end
+
+
 class SinkConfig(Section):
     """A destination of alerts."""
 
     name: str = Field(
         min_length=1, max_length=64, pattern=r"^[\w.-]+$", description="Name of the sink: letters, digits, _ . -"
     )
-    kind: str = Field(description="Kind: webhook, mqtt, kafka, alertmanager or log.")
+    kind: str = Field(description="Kind: webhook, notify, homeassistant, mqtt, kafka, alertmanager or log.")
     options: dict[str, Any] = Field(
         default_factory=dict, repr=False, description="Parameters of the sink, see docs/alerts.md."
     )
@@ -113,12 +149,24 @@ class SinkConfig(Section):
         default=["new", "update", "end"], min_length=1, description="Which events are sent."
     )
 
-    def wants(self, camera: str, severity: Severity, event: EventKind) -> bool:
-        """Whether an event of an incident passes the sink's filters."""
-        order = get_args(Severity)
-        grave = order.index(severity) >= order.index(self.min_severity)
-        here = not self.cameras or any(fnmatchcase(camera, pattern) for pattern in self.cameras)
-        return grave and here and event in self.events
+    quiet_hours: QuietHoursConfig | None = Field(
+        default=None, description="Hours in which only grave incidents are sent; null: none."
+    )
+
+    def watches(self, camera: str) -> bool:
+        """Whether the camera's incidents are for this sink."""
+        return not self.cameras or any(fnmatchcase(camera, pattern) for pattern in self.cameras)
+
+    def wants(self, camera: str, severity: Severity, event: EventKind, at_s: float, opened_s: float) -> bool:
+        """Whether an event passes the sink's filters; ``at_s``, ``opened_s``: of the event and of its incident, seconds
+        since 1970."""
+        if not self.watches(camera) or event not in self.events or not _reaches(severity, self.min_severity):
+            return False
+        quiet = self.quiet_hours
+        if quiet is None or (quiet.min_severity is not None and _reaches(severity, quiet.min_severity)):
+            return True
+        # What was told before they began is told to be over.
+        return not quiet.covers(at_s) or (event == "end" and not quiet.covers(opened_s))
 
     @model_validator(mode="after")
     def _known(self) -> SinkConfig:
@@ -139,6 +187,11 @@ class SinkConfig(Section):
         if missing := [name for name in needed if name not in self.options]:
             return [Problem(("options", missing[0]), f"is missing; a {self.kind} sink cannot do without")]
         return option_problems(f"{self.kind} sink", sink, policy_parameters(sink), "options", self.options)
+
+
+def _reaches(severity: Severity, least: Severity) -> bool:
+    order = get_args(Severity)
+    return order.index(severity) >= order.index(least)
 
 
 _AFTER = "Time it must last: seconds, or like 2m."

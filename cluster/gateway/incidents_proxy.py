@@ -11,6 +11,7 @@ import grpc.aio
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
 from cluster.alerts.incident import unknown_incident
+from cluster.alerts.routing import TEST_S
 from cluster.errors import ForbiddenError
 from cluster.gateway.forwarding import Forwarding
 from cluster.security.roles import ANYBODY, Role, current_principal
@@ -137,6 +138,18 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
             stub = incidents_pb2_grpc.IncidentsStub(channel)
             found: incidents_pb2.ListIncidentsResponse = await stub.List(request, timeout=self._call_s)
             return found
+
+    async def TestSink(  # noqa: N802
+        self, request: incidents_pb2.TestSinkRequest, context: Context
+    ) -> incidents_pb2.TestSinkResponse:
+        async with self._forwarding(context) as stub:
+            if not current_principal().sees_all:
+                who = current_principal().name
+                raise ForbiddenError(
+                    f"a sink is everybody's: to test it needs a token for all cameras; {who!r} has some"
+                )
+            done: incidents_pb2.TestSinkResponse = await stub.TestSink(request, timeout=TEST_S + 5.0)
+            return done
 
     # -- inside ---------------------------------------------------------------------------------
     async def _of_mine(self, stub: Any, incident_id: str, role: Role) -> incidents_pb2.IncidentDetail:

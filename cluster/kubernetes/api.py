@@ -31,6 +31,7 @@ MAX_LINE = 8 * 2**20
 WATCH_S = 300
 """Seconds after which the server ends a watch, and it is opened again."""
 
+_COUNTS = ("replicas", "minReplicas", "maxReplicas")
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -201,6 +202,52 @@ class KubernetesApi:
                 continue
         return found
 
+    def ray_clusters(self, service: str) -> list[str]:
+        """Names of the RayClusters that KubeRay has made for a RayService. Raises ``UnavailableError``, as
+        :meth:`list`."""
+        where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayclusters"}
+        listing = functools.partial(
+            self._objects.list_namespaced_custom_object,
+            **where,
+            label_selector=f"ray.io/originated-from-cr-name={service}",
+            _request_timeout=self._timeouts,
+        )
+        return [str(each["metadata"]["name"]) for each in self._call(listing, what="rayclusters.ray.io")["items"]]
+
+    def scale_worker_groups(self, cluster: str, pods: Mapping[str, int]) -> list[str]:
+        """Set the numbers of pods of a RayCluster's worker groups; returns the names of those that had another.
+
+        Raises:
+            ChangedError: its groups have changed since they were read.
+            UnavailableError: as :meth:`list`, or there is no such RayCluster.
+        """
+        where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayclusters", "name": cluster}
+        found = self._call(
+            functools.partial(self._objects.get_namespaced_custom_object, **where, _request_timeout=self._timeouts),
+            what="rayclusters.ray.io",
+        )
+        changes: list[dict[str, Any]] = []
+        names = []
+        for index, group in enumerate(found["spec"].get("workerGroupSpecs", [])):
+            name, path = str(group["groupName"]), f"/spec/workerGroupSpecs/{index}"
+            count = pods.get(name)
+            if count is None or all(group.get(key) == count for key in _COUNTS):
+                continue
+            names.append(name)
+            changes.append({"op": "test", "path": f"{path}/groupName", "value": name})
+            # ``add`` also replaces.
+            changes += [{"op": "add", "path": f"{path}/{key}", "value": count} for key in _COUNTS]
+        if changes:
+            patch = functools.partial(
+                self._objects.patch_namespaced_custom_object,
+                **where,
+                body=changes,
+                _content_type="application/json-patch+json",
+                _request_timeout=self._timeouts,
+            )
+            self._call(patch, what="rayclusters.ray.io")
+        return names
+
     def _lines(self, response: Any) -> Iterator[bytes]:
         """Complete lines; an unterminated last line was cut off."""
         from urllib3.exceptions import HTTPError
@@ -219,13 +266,15 @@ class KubernetesApi:
             if not self._closed:
                 raise UnavailableError(f"the watch of the Kubernetes API server broke: {_short(error)}") from None
 
-    def _call(self, call: Callable[[], T], *, missing: str = "") -> T:
+    def _call(self, call: Callable[[], T], *, missing: str = "", what: str = "") -> T:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
         try:
             return call()
         except ApiException as error:
+            if what:
+                raise _refusal(error, what) from None
             raise self._meaning(error, missing) from None
         except RecursionError:
             raise UnavailableError("the Kubernetes API server has an object that is nested too deeply") from None
@@ -271,6 +320,18 @@ def _configure(config: KubernetesConfig, settings: Any) -> str:
     wanted = config.context or current["name"]
     chosen: Mapping[str, Any] = next((each["context"] for each in contexts if each["name"] == wanted), {})
     return str(chosen.get("namespace", "default"))
+
+
+def _refusal(error: Any, what: str) -> SightlineError:
+    """Of calls about objects that are not ours."""
+    if error.status in (409, 422):
+        return ChangedError(f"the {what} changed meanwhile")
+    if error.status in (401, 403):
+        return UnavailableError(
+            f"the Kubernetes API server refuses this service account ({error.status}); it must be allowed to "
+            f"list, get and patch {what}"
+        )
+    return UnavailableError(f"the Kubernetes API server answers {error.status} {error.reason} about {what}")
 
 
 def _event(line: bytes) -> tuple[str, CameraResource | str]:

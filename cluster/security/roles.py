@@ -95,6 +95,7 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Incidents/ListMutes": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Outbox": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Resend": Rule(Role.ADMIN),
+    "/sightline.v1.Incidents/TestSink": Rule(Role.ADMIN),
     "/sightline.v1.Pictures/Picture": Rule(Role.VIEW, "camera", audited=False, cost=0.1),
     "/sightline.v1.Pictures/Test": Rule(Role.ADMIN, "camera"),
     "/sightline.v1.Pictures/Live": Rule(Role.VIEW, "camera"),

@@ -52,6 +52,8 @@ def test_every_sink_can_be_configured():
         "kafka": {"brokers": "h:9092", "settings": {"security.protocol": "ssl"}},
         "alertmanager": {"url": "http://h:9093", "labels": {"site": "n"}},
         "log": {},
+        "notify": {"url": "mailtos://ann:geheim@mail.example?to=ben@mail.example", "picture": False},
+        "homeassistant": {"url": "mqtts://u:p@h", "node": "city"},
     }
     assert sorted(options) == sinks.names()
     for kind, given in options.items():

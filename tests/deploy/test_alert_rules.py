@@ -29,6 +29,17 @@ def down(count):
     return series
 
 
+def site_down(count):
+    """Three cameras of the site north, so many of which give no picture; one in the south, among 40 elsewhere."""
+    series = {EXPECTED % f"c{n}": "1x60" for n in range(40)} | {STATE % (f"c{n}", "running"): "1x60" for n in range(40)}
+    for n, name in enumerate(("north-gate", "north/yard", "north-roof-2", "south-gate")):
+        gone = n < count or name == "south-gate"
+        series[EXPECTED % name] = "1x60"
+        series[STATE % (name, "running")] = f"{int(not gone)}x60"
+        series[STATE % (name, "backoff")] = f"{int(gone)}x60"
+    return series
+
+
 # name: when it fires, and the same with one thing in order: (series that break it, series where all is well). Values in
 # promtool's notation, a sample a minute; every case ends after an hour.
 CASES = {
@@ -67,6 +78,7 @@ CASES = {
         {S + 'log_records_total{level="error",process="gateway"}': "0+1x60"},
     ),
     "SightlineManyCamerasDown": (down(3), down(1)),
+    "SightlineSiteDown": (site_down(3), site_down(2)),
     "SightlineCameraMissing": (
         {EXPECTED % "gate": "1x60", EXPECTED % "yard": "1x60", STATE % ("yard", "running"): "1x60"},
         {EXPECTED % "gate": "1x60", STATE % ("gate", "backoff"): "1x60", STATE % ("gate", "running"): "0x60"},

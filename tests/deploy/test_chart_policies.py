@@ -140,7 +140,8 @@ def test_the_two_redis_are_two() -> None:
     assert ray["redisAddress"] == "sightline-gcs-redis:6379"
     assert "externalStorageNamespace" not in ray
     memories = serve_config(objects)["applications"][1]["args"]["configuration"]["tiers"]["redis_url"]
-    assert memories.endswith("@sightline-kv-redis:6379/0")
+    assert memories.startswith("rediss://")
+    assert "@sightline-kv-redis:6379/0?ssl_ca_certs=/etc/sightline/internal-tls/ca.crt&" in memories
     kept = {
         each["metadata"]["name"]: each["spec"].get("volumeClaimTemplates") for each in of_kind(objects, "StatefulSet")
     }
@@ -151,7 +152,14 @@ def test_the_two_redis_are_two() -> None:
 def test_least_rights() -> None:
     objects = rendered("everything")
     assert of_kind(objects, "ClusterRole") == of_kind(objects, "ClusterRoleBinding") == []
-    [role] = of_kind(objects, "Role")
+    role, scale = of_kind(objects, "Role")
+    # Whoever may patch RayClusters may run any pod: a hook, while it runs.
+    assert [(rule["resources"], rule["verbs"]) for rule in scale["rules"]] == [
+        (["rayclusters"], ["list", "get", "patch"])
+    ]
+    hooked = [each for each in objects if "helm.sh/hook" in each["metadata"].get("annotations", {})]
+    assert {each["kind"] for each in hooked} == {"ServiceAccount", "Role", "RoleBinding", "Job"}
+    assert {each["metadata"]["name"] for each in hooked} == {"sightline-scale"}
     allowed = {
         (resource, verb): rule.get("resourceNames")
         for rule in role["rules"]
@@ -163,12 +171,13 @@ def test_least_rights() -> None:
         **{("cameras/status", verb): None for verb in ("get", "update", "patch")},
         ("secrets", "get"): ["gate"],
     }
-    [binding] = of_kind(objects, "RoleBinding")
+    binding, of_scale = of_kind(objects, "RoleBinding")
     assert [each["name"] for each in binding["subjects"]] == ["sightline-control"]
+    assert [each["name"] for each in of_scale["subjects"]] == ["sightline-scale"]
     for component, pod in pods(objects).items():
         assert pod["spec"]["automountServiceAccountToken"] == (component == "control")
         assert pod["spec"]["serviceAccountName"] == f"sightline-{'control' if component == 'control' else 'worker'}"
-    assert of_kind(rendered("default", "cameras.enabled=false"), "Role") == []
+    assert of_kind(rendered("default", "cameras.enabled=false"), "Role") == [scale]
 
 
 def budget_pods(objects: list[dict[str, Any]]) -> dict[str, int]:

@@ -8,9 +8,12 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 
 import pytest
 from chart_parts import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 FILES = [path for path in sorted((ROOT / "deploy" / "docker").iterdir()) if path.suffix in (".cpu", ".cuda")]
 EACH = pytest.mark.parametrize("path", FILES, ids=lambda path: path.suffix)
@@ -78,13 +81,56 @@ def test_everything_that_is_copied_exists_and_is_let_into_the_build(path) -> Non
     assert "protos" in copied
 
 
-@EACH
-def test_dependencies_are_those_of_the_project(path) -> None:
+def locked() -> dict[str, str]:
+    """Name -> version of the CPU image's packages, each with a digest."""
+    lines = (ROOT / "deploy/docker/requirements-cpu.lock").read_text().splitlines()
+    found = [re.fullmatch(r"([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines if line[0] != "#"]
+    assert all(found)
+    return {match[1]: match[2] for match in found}
+
+
+def test_cpu_installs_by_digest_and_from_one_index_at_a_time() -> None:
+    text = (ROOT / "deploy/docker/Dockerfile.cpu").read_text()
+    assert "--extra-index-url" not in text
+    installs = re.findall(r"pip install (.*?)(?: \\\n|\n)", text)
+    assert installs == [
+        '--index-url "${TORCH_INDEX}" --no-deps "$(grep ^torch== requirements-cpu.txt)"',
+        "--require-hashes --no-deps --requirement requirements-cpu.lock",
+        "--no-deps .",
+    ]
+
+
+def test_the_lock_has_all_that_the_image_needs_in_the_tested_versions() -> None:
+    """By the metadata of what is installed, package by package."""
+    found = locked()
+    pinned = dict(line.split("==") for line in (ROOT / "requirements-cpu.txt").read_text().splitlines() if "==" in line)
+    assert found.items() <= {canonicalize_name(name): version for name, version in pinned.items()}.items()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = list(project["dependencies"])
+    asked += [each for extra in ("cluster", "kafka", "otel") for each in project["optional-dependencies"][extra]]
+    needed = [Requirement(each) for each in asked]
+    needed += [Requirement(each) for name in (*found, "torch") for each in metadata.requires(name) or []]
+    lacking = {
+        str(each)
+        for each in needed
+        if each.marker is None or each.marker.evaluate({"extra": ""})
+        if canonicalize_name(each.name) not in {*found, "torch"}
+        or not each.specifier.contains(_version(each.name, found))
+    }
+    assert not lacking
+
+
+def _version(name: str, found: dict[str, str]) -> str:
+    return found.get(canonicalize_name(name)) or metadata.version(name).partition("+")[0]
+
+
+def test_cuda_dependencies_are_those_of_the_project() -> None:
     """The line that reads pyproject.toml, run as it stands."""
+    path = ROOT / "deploy" / "docker" / "Dockerfile.cuda"
     [script] = re.findall(r"python -c ('.*?') > dependencies.txt", path.read_text())
     done = subprocess.run([sys.executable, "-c", *shlex.split(script)], cwd=ROOT, capture_output=True, text=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = ["kafka", "otel"] if path.suffix == ".cpu" else ["kafka", "otel", "vllm"]
+    extras = ["cluster", "kafka", "otel", "vllm"]
     expected = project["dependencies"] + [each for extra in extras for each in project["optional-dependencies"][extra]]
     assert done.stdout.splitlines() == expected
 

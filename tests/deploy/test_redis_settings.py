@@ -11,7 +11,8 @@ import time
 import psutil
 import pytest
 import redis
-from chart_parts import of_kind, pods, rendered
+from certificates import Authority
+from chart_parts import of_kind, pods, rendered, serve_config
 
 
 @pytest.fixture(params=["kv-redis", "gcs-redis"])
@@ -27,7 +28,13 @@ def server(request, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     text = settings["data"]["redis.conf"].replace("dir /data", f"dir {tmp_path}/data")
-    (tmp_path / "etc" / "redis.conf").write_text(f"{text}\nport {port}\n")
+    authority = Authority()
+    authority.write(tmp_path / "ca.crt")
+    for name in ("tls", "stranger"):
+        (authority if name == "tls" else Authority()).issue(tmp_path, name, host="sightline")
+    text = text.replace("/etc/sightline/internal-tls", str(tmp_path))
+    text = text.replace("tls-port 6379", f"tls-port {port}") if "tls-port" in text else f"{text}\nport {port}\n"
+    (tmp_path / "etc" / "redis.conf").write_text(text)
     [script] = container["args"]
     script = script.replace("/etc/redis/", f"{tmp_path}/etc/").replace("/run/redis/", f"{tmp_path}/run/")
     environment = {"REDIS_PASSWORD": "secret-1", "PATH": "/usr/bin:/bin"}
@@ -39,8 +46,18 @@ def server(request, tmp_path):
         process.wait(10)
 
 
-def connected(port: int, password: str | None) -> redis.Redis:
-    client = redis.Redis(port=port, password=password, socket_timeout=5)
+def url_of(name, port, folder, user=""):
+    """Of the KV Redis, the one that the chart gives to the replicas."""
+    if name != "kv-redis":
+        return f"redis://{user}127.0.0.1:{port}/0"
+    objects = rendered("city")
+    url = serve_config(objects)["applications"][1]["args"]["configuration"]["tiers"]["redis_url"]
+    url = url.replace("/etc/sightline/internal-tls", str(folder)).replace(":${KV_REDIS_PASSWORD}@", user)
+    return url.replace("sightline-kv-redis:6379", f"127.0.0.1:{port}")
+
+
+def connected(name, port: int, folder, password: str) -> redis.Redis:
+    client = redis.from_url(url_of(name, port, folder, f":{password}@"), socket_timeout=5)
     deadline = time.monotonic() + 20
     while True:
         with contextlib.suppress(redis.ConnectionError):
@@ -52,9 +69,14 @@ def connected(port: int, password: str | None) -> redis.Redis:
 
 def test_it_starts_asks_for_the_password_and_forgets_as_it_should(server) -> None:
     name, port, process, folder = server
-    client = connected(port, "secret-1")
+    client = connected(name, port, folder, "secret-1")
     with pytest.raises(redis.AuthenticationError):
-        redis.Redis(port=port).ping()
+        redis.from_url(url_of(name, port, folder)).ping()
+    if name == "kv-redis":
+        with pytest.raises(redis.ConnectionError):
+            redis.Redis(port=port, password="secret-1").ping()
+        with pytest.raises(redis.ConnectionError):
+            redis.from_url(url_of(name, port, folder).replace("/tls.", "/stranger.")).ping()
     settings = client.config_get("maxmemory*")
     keeps = client.config_get("appendonly")["appendonly"]
     if name == "kv-redis":

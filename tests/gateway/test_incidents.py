@@ -263,6 +263,7 @@ MATRIX = {
     "ListMutes": (lambda *_: incidents_pb2.ListMutesRequest(), VIEWERS, None),
     "Outbox": (lambda *_: incidents_pb2.OutboxRequest(dead=5), VIEWERS, None),
     "Resend": (lambda *_: incidents_pb2.ResendRequest(), BOSSES, None),
+    "TestSink": (lambda *_: incidents_pb2.TestSinkRequest(sink="log"), {"boss"}, None),
     "Follow": (
         lambda camera, _: incidents_pb2.FollowRequest(cameras=[camera], open=True),
         VIEWERS,

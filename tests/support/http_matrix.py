@@ -40,6 +40,7 @@ MAY = {
     "POST /v1/rehearse": VIEW,
     "GET /v1/cameras/{name}/timeline": VIEW,
     "GET /v1/cameras/{name}/picture.jpg": VIEW,
+    "GET /v1/cameras/{name}/live.mp4": VIEW,
     "GET /v1/replicas": VIEW,
     "POST /v1/replicas/{name}/drain": ADMIN,
     "GET /v1/fleet": VIEW,
@@ -53,7 +54,9 @@ MAY = {
     "POST /v1/mutes": ASK,
     "DELETE /v1/mutes": ASK,
     "GET /v1/outbox": VIEW,
+    "POST /v1/sinks/{name}/test": ADMIN,
     "POST /v1/ask": ASK,
+    "POST /v1/ask/all": ASK,
     "POST /v1/forget": ADMIN,
     "GET /v1/memory/{name}": VIEW,
     "GET /v1/events": VIEW,
@@ -70,7 +73,7 @@ HIDDEN = {
 }
 """Not even that there is such a thing is told to a token that is not for its camera."""
 
-OF_ALL = {"POST /v1/replicas/{name}/drain"}
+OF_ALL = {"POST /v1/replicas/{name}/drain", "POST /v1/sinks/{name}/test"}
 """They concern everybody's cameras."""
 
 UNSCOPED = {
@@ -85,6 +88,7 @@ UNSCOPED = {
     "GET /v1/me",
     "POST /v1/cameras/import",
     "POST /v1/rehearse",
+    "POST /v1/ask/all",
 }
 """They name no camera: their replies hold only what the token is for, see the test of that."""
 
@@ -111,7 +115,9 @@ def request_of(name, camera, incident, token):
         "POST /v1/incidents/{id}/acknowledge": {},
         "POST /v1/incidents/{id}/review": {"verdict": "confirmed"},
         "POST /v1/mutes": {"camera": camera, "subject": "person", "for_s": 60},
+        "POST /v1/sinks/{name}/test": {},
         "POST /v1/ask": {"camera": camera, "text": "Who?"},
+        "POST /v1/ask/all": {"text": "Who?"},
         "POST /v1/forget": {"camera": camera, "before_s": 0},
         "POST /v1/chat/completions": {"model": f"camera/{camera}", "messages": [{"role": "user", "content": "Who?"}]},
     }

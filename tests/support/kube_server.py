@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 GROUP = "/apis/sightline.io/v1alpha1/namespaces/yard/cameras"
+RAY = "/apis/ray.io/v1/namespaces/yard/rayclusters/"
 SECRETS = "/api/v1/namespaces/yard/secrets/"
 TOKEN = "the-service-account's-token"
 
@@ -32,6 +33,7 @@ class KubeServer:
         self.refuse = {}
         self.conflicts = 0
         self.status_writes = []
+        self.ray_clusters = {}
         self.lists = self.watches = 0
         self.delay_s = 0.0
         self.cut_after = None
@@ -148,6 +150,9 @@ class KubeServer:
             def do_PUT(self):
                 self.answer(kube.put)
 
+            def do_PATCH(self):
+                self.answer(kube.patch)
+
             def answer(self, call):
                 address = urlsplit(self.path)
                 query = {key: values[0] for key, values in parse_qs(address.query).items()}
@@ -184,6 +189,13 @@ class KubeServer:
             if name not in self.secrets:
                 return handler.say(404, {"kind": "Status", "code": 404})
             return handler.say(200, {"kind": "Secret", "metadata": {"name": name}, "data": self.secrets[name]})
+        if path == RAY.removesuffix("/"):
+            label = query["labelSelector"].removeprefix("ray.io/originated-from-cr-name=")
+            items = [{"metadata": {"name": name}} for name in self.ray_clusters if name.startswith(f"{label}-")]
+            return handler.say(200, {"kind": "RayClusterList", "items": items})
+        if path.startswith(RAY):
+            body = self.ray_clusters.get(path.removeprefix(RAY))
+            return handler.say(200, body) if body else handler.say(404, {"kind": "Status", "code": 404})
         if path != GROUP:
             name = path.removeprefix(GROUP + "/")
             with self.lock:
@@ -202,6 +214,28 @@ class KubeServer:
             if begin + count < len(names):
                 metadata["continue"] = str(begin + count)
         return handler.say(200, {"kind": "CameraList", "metadata": metadata, "items": items})
+
+    def patch(self, handler, path, _query, body):
+        """RFC 6902, as far as ``test`` and ``add`` go, all or nothing."""
+        after = copy.deepcopy(self.ray_clusters[path.removeprefix(RAY)])
+        if self.conflicts:
+            # Somebody puts a group in front between the reading and the writing.
+            self.conflicts -= 1
+            after["spec"]["workerGroupSpecs"].insert(0, {"groupName": f"new-{self.conflicts}"})
+            self.ray_clusters[path.removeprefix(RAY)] = copy.deepcopy(after)
+        if handler.headers["Content-Type"] != "application/json-patch+json":
+            return handler.say(415, {"kind": "Status", "code": 415})
+        for change in json.loads(body):
+            *parents, key = change["path"].split("/")[1:]
+            node = after
+            for parent in parents:
+                node = node[int(parent)] if isinstance(node, list) else node[parent]
+            if change["op"] == "add":
+                node[key] = change["value"]
+            elif change["op"] != "test" or node.get(key) != change["value"]:
+                return handler.say(422, {"kind": "Status", "code": 422})
+        self.ray_clusters[path.removeprefix(RAY)] = after
+        return handler.say(200, after)
 
     def put(self, handler, path, _query, body):
         name = path.removeprefix(GROUP + "/").removesuffix("/status")

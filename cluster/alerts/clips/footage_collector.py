@@ -18,7 +18,7 @@ from cluster.alerts.clips.footage_store import Deleted, DraftFile, FootageStore,
 from cluster.alerts.incident import AlertEvent, ClipState, Incident
 from cluster.config.alerts import ClipsConfig
 from cluster.decoder.footage.service import ClipEnd, ClipPart, RecordOrder, Snapshot
-from cluster.errors import SightlineError, UnavailableError
+from cluster.errors import NotReadyError, SightlineError, UnavailableError
 from cluster.security.private_files import open_private
 from cluster.types import MICROSECONDS
 
@@ -108,6 +108,19 @@ class FootageCollector:
     def in_progress(self) -> int:
         """Number of clips being recorded."""
         return len(self._work)
+
+    async def snapshot(self, incident: Incident) -> bytes | None:
+        """Its JPEG; None: there is none (yet), or no more."""
+
+        def read() -> bytes | None:
+            stored = self.store.find(incident.id, "snapshot")
+            if stored is None:
+                return None
+            with contextlib.suppress(NotReadyError, OSError), self.store.open(stored) as file:
+                return file.read()
+            return None
+
+        return await self._on_disk(read)
 
     def handle_event(self, event: AlertEvent) -> None:
         """Start recording at an incident's first event."""

@@ -5,10 +5,14 @@ The ``Sink`` protocol and its error.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, runtime_checkable
 
-from cluster.alerts.incident import AlertEvent
+from cluster.alerts.incident import AlertEvent, Incident
 from cluster.errors import SightlineError
+
+ReadPicture = Callable[[Incident], Awaitable[bytes | None]]
+"""JPEG snapshot of an incident; None: there is none (yet)."""
 
 
 class DeliveryError(SightlineError):
@@ -32,4 +36,22 @@ class Sink(Protocol):
 
     async def close(self) -> None:
         """Close connections; the sink may be used again after it."""
+        ...
+
+
+@runtime_checkable
+class PictureSink(Sink, Protocol):
+    """Sends snapshots as well."""
+
+    def use_pictures(self, read: ReadPicture) -> None:
+        """Where snapshots are read; called before the first event."""
+        ...
+
+
+@runtime_checkable
+class CameraSink(Sink, Protocol):
+    """Tells its receiver which cameras there are."""
+
+    def follow_cameras(self, cameras: Mapping[str, Mapping[str, str]]) -> None:
+        """All cameras with the text of each question by its id, whenever that changes. Must not wait."""
         ...

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from cluster.alerts.incident import AlertEvent
-from cluster.alerts.sinks import DeliveryError
+from cluster.alerts.sinks.mqtt_client import Message, MqttPublisher
 from cluster.errors import ConfigError
-from cluster.redaction import redact
 
-if TYPE_CHECKING:
-    from paho.mqtt.client import Client
-
-_PORTS = {"mqtt": 1883, "mqtts": 8883}
 _FIELDS = ("camera", "subject", "event", "severity", "kind")
 
 
@@ -26,9 +18,6 @@ class MqttSink:
 
     * ``url``: ``mqtt://user:password@host:1883``, or ``mqtts://`` with TLS
     * ``topic``: may contain ``{camera}``, ``{subject}``, ``{event}``, ``{severity}``, ``{kind}``
-
-    Speaks MQTT 3.1.1 through paho-mqtt, the Eclipse project's client. Its own queue of unacknowledged messages is not
-    used: after a failure the connection is opened anew, and the outbox sends again.
     """
 
     url: str = field(repr=False)
@@ -38,128 +27,19 @@ class MqttSink:
     timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        try:
-            self._address = urlsplit(self.url)
-            self._port = self._address.port or _PORTS[self._address.scheme]
-        except (ValueError, KeyError):
-            self._address = urlsplit("")
-        if not self._address.hostname:
-            raise ConfigError(f"url must be an address like mqtt://host:1883, not {redact(self.url)!r}")
+        self._broker = MqttPublisher(self.url, self.timeout_s, client_id=self.client_id, ca_file=self.ca_file)
         try:
             example = self.topic.format(**dict.fromkeys(_FIELDS, "x"))
         except (KeyError, IndexError, ValueError):
             raise ConfigError(f"topic may name {{{'}, {'.join(_FIELDS)}}}, not {self.topic!r}") from None
         if not example or any(letter in example for letter in "+#\0"):
             raise ConfigError(f"topic must be text without + and #, not {self.topic!r}")
-        if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s must be above 0, not {self.timeout_s:g}")
-        self._client: Client | None = None
-        self._connecting = asyncio.Lock()
-        self._acknowledged: dict[int, asyncio.Future[None]] = {}
 
     async def send(self, event: AlertEvent) -> None:
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                await self._publish(event)
-        except TimeoutError:
-            await self.close()
-            raise DeliveryError(
-                f"the broker at {self._shown} did not acknowledge within {self.timeout_s:g} s", retryable=True
-            ) from None
-        except DeliveryError:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        client, self._client = self._client, None
-        self._fail("the connection was closed")
-        if client is not None:
-            await asyncio.to_thread(_disconnect, client)
-
-    # -- inside ---------------------------------------------------------------------------------
-    @property
-    def _shown(self) -> str:
-        return f"{self._address.hostname}:{self._port}"
-
-    async def _publish(self, event: AlertEvent) -> None:
-        client = await self._connected()
         incident = event.incident
         names = (incident.camera, incident.subject, event.kind, incident.severity, incident.kind)
         topic = self.topic.format(**dict(zip(_FIELDS, names, strict=True)))
-        taken = asyncio.get_running_loop().create_future()
-        # The acknowledgement arrives in a later iteration of the loop, so it cannot be missed between these lines.
-        sent = client.publish(topic, json.dumps(event.body(), ensure_ascii=False), qos=1)
-        if sent.rc:
-            raise DeliveryError(f"the connection to {self._shown} is gone", retryable=True)
-        self._acknowledged[sent.mid] = taken
-        try:
-            await taken
-        finally:
-            self._acknowledged.pop(sent.mid, None)
+        await self._broker.publish(Message(topic, json.dumps(event.body(), ensure_ascii=False)))
 
-    async def _connected(self) -> Client:
-        async with self._connecting:
-            if self._client is not None and self._client.is_connected():
-                return self._client
-            await self.close()
-            self._client = await self._connect()
-            return self._client
-
-    async def _connect(self) -> Client:
-        from paho.mqtt.client import Client
-        from paho.mqtt.enums import CallbackAPIVersion
-
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[str] = loop.create_future()
-
-        def tell(call: Any, *arguments: Any) -> None:
-            # paho calls from its own thread, possibly after the loop has closed.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(call, *arguments)
-
-        def connected(reason: Any) -> None:
-            if not answered.done():
-                answered.set_result(str(reason) if reason.is_failure else "")
-
-        client = Client(CallbackAPIVersion.VERSION2, client_id=self.client_id, reconnect_on_failure=False)
-        client.on_connect = lambda _client, _data, _flags, reason, _properties: tell(connected, reason)
-        client.on_publish = lambda _client, _data, mid, _reason, _properties: tell(self._taken, mid)
-        client.on_disconnect = lambda *_: tell(self._gone, client)
-        client.connect_timeout = self.timeout_s
-        if self._address.username:
-            client.username_pw_set(unquote(self._address.username), unquote(self._address.password or ""))
-        try:
-            if self._address.scheme == "mqtts":
-                client.tls_set(self.ca_file or None)
-            await asyncio.to_thread(client.connect, str(self._address.hostname), self._port)
-            client.loop_start()
-            refused = await answered
-        except (OSError, ValueError) as error:
-            raise DeliveryError(f"no MQTT broker at {self._shown}: {error}", retryable=True) from None
-        except BaseException:
-            _disconnect(client)
-            raise
-        if refused:
-            await asyncio.to_thread(_disconnect, client)
-            raise DeliveryError(f"the MQTT broker at {self._shown} refuses us: {refused}", retryable=True)
-        return client
-
-    def _taken(self, mid: int) -> None:
-        future = self._acknowledged.get(mid)
-        if future is not None and not future.done():
-            future.set_result(None)
-
-    def _gone(self, client: Client) -> None:
-        if client is self._client:
-            self._fail("the connection broke")
-
-    def _fail(self, why: str) -> None:
-        for future in self._acknowledged.values():
-            if not future.done():
-                future.set_exception(DeliveryError(f"MQTT broker at {self._shown}: {why}", retryable=True))
-
-
-def _disconnect(client: Client) -> None:
-    """Disconnect and join the client's thread."""
-    client.disconnect()
-    client.loop_stop()
+    async def close(self) -> None:
+        await self._broker.close()

@@ -10,7 +10,7 @@ from sightline.v1 import incidents_pb2
 
 from cluster.alerts.grpc_service import detail_from_proto, incident_from_proto, mutes_from_proto, outbox_from_proto
 from cluster.alerts.incident import Incident, IncidentDetail
-from cluster.gateway.http.forms import Incidents, Mutes, OutboxStatus
+from cluster.gateway.http.forms import Incidents, Mutes, Nothing, OutboxStatus
 from cluster.gateway.http.replies import Reply, plain
 from cluster.gateway.http.routes import Body, Count, Flag, Gateway, Number, Routes, Text
 
@@ -40,6 +40,10 @@ class MuteFor(Body):
     subject: Text = ""
     for_s: float = Field(gt=0, le=YEAR_S, description="Seconds from now on.")
     by: Text = ""
+
+
+class SinkTest(Body):
+    """Nothing more needs to be said."""
 
 
 OfCamera = Annotated[str, Query(description="Of this camera only.")]
@@ -124,3 +128,10 @@ async def outbox(gateway: Gateway, dead: Dead = 0) -> Reply:
     found = outbox_from_proto(await gateway.calls.unary(f"{SERVICE}Outbox", asked))
     sinks = {name: {"kind": kind, **plain(lane)} for name, (kind, lane) in found.sinks.items()}
     return Reply({**plain(found), "sinks": sinks})
+
+
+@router.on("POST /v1/sinks/{name}/test", f"{SERVICE}TestSink", Nothing, errors=(409,))
+async def test_sink(name: str, body: SinkTest, gateway: Gateway) -> Reply:  # noqa: ARG001
+    """Send a made-up incident to one sink, now."""
+    await gateway.calls.unary(f"{SERVICE}TestSink", incidents_pb2.TestSinkRequest(sink=name))
+    return Reply({})

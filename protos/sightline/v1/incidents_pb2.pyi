@@ -309,3 +309,13 @@ class ResendResponse(_message.Message):
     COUNT_FIELD_NUMBER: _ClassVar[int]
     count: int
     def __init__(self, count: _Optional[int] = ...) -> None: ...
+
+class TestSinkRequest(_message.Message):
+    __slots__ = ("sink",)
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    sink: str
+    def __init__(self, sink: _Optional[str] = ...) -> None: ...
+
+class TestSinkResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -89,6 +89,11 @@ class IncidentsStub:
                 request_serializer=sightline_dot_v1_dot_incidents__pb2.ResendRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_incidents__pb2.ResendResponse.FromString,
                 _registered_method=True)
+        self.TestSink = channel.unary_unary(
+                '/sightline.v1.Incidents/TestSink',
+                request_serializer=sightline_dot_v1_dot_incidents__pb2.TestSinkRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_incidents__pb2.TestSinkResponse.FromString,
+                _registered_method=True)
 
 
 class IncidentsServicer:
@@ -171,6 +176,13 @@ class IncidentsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TestSink(self, request, context):
+        """A made-up incident goes to one sink, now. FAILED_PRECONDITION: there is no such sink. UNAVAILABLE: it was not accepted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IncidentsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -228,6 +240,11 @@ def add_IncidentsServicer_to_server(servicer, server):
                     servicer.Resend,
                     request_deserializer=sightline_dot_v1_dot_incidents__pb2.ResendRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_incidents__pb2.ResendResponse.SerializeToString,
+            ),
+            'TestSink': grpc.unary_unary_rpc_method_handler(
+                    servicer.TestSink,
+                    request_deserializer=sightline_dot_v1_dot_incidents__pb2.TestSinkRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_incidents__pb2.TestSinkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -527,6 +544,33 @@ class Incidents:
             '/sightline.v1.Incidents/Resend',
             sightline_dot_v1_dot_incidents__pb2.ResendRequest.SerializeToString,
             sightline_dot_v1_dot_incidents__pb2.ResendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TestSink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sightline.v1.Incidents/TestSink',
+            sightline_dot_v1_dot_incidents__pb2.TestSinkRequest.SerializeToString,
+            sightline_dot_v1_dot_incidents__pb2.TestSinkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -113,12 +113,33 @@ function Sinks({ outbox: { data, error, reload } }) {
   if (error && !data) return html`<${Failure} error=${error} onRetry=${reload} />`;
   if (!data) return html`<${Skeleton} rows=${2} />`;
   const sinks = Object.entries(data.sinks);
+  const mayTest = may("admin");
   return html`${data.trouble && html`<p class="notice">Alerts are not written to disk: ${data.trouble}</p>`}
     ${data.lost > 0 && html`<p class="notice">${plural(data.lost, "alert")} were lost.</p>`}
     ${!sinks.length && html`<${Empty} title="No sink is configured">Incidents are recorded here, and nobody is told. See <code>alerts.sinks</code> in the configuration.<//>`}
     ${sinks.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Table of sinks"><table>
-      <thead><tr><th scope="col">Sink</th><th scope="col">State</th><th scope="col">Waiting</th><th scope="col">Delivered</th><th scope="col">Failed attempts</th><th scope="col">Dead</th></tr></thead>
+      <thead><tr><th scope="col">Sink</th><th scope="col">State</th><th scope="col">Waiting</th><th scope="col">Delivered</th><th scope="col">Failed attempts</th><th scope="col">Dead</th>${mayTest && html`<th scope="col"><span class="unseen">Actions</span></th>`}</tr></thead>
       <tbody>${sinks.map(([name, sink]) => html`<tr key=${name}><th scope="row">${name} <span class="soft">${sink.kind}</span></th>
         <td>${sink.trouble ? html`<${Badge} tone="critical">${sink.trouble}<//>` : html`<${Badge} tone="good">taking alerts<//>`}</td>
-        <td>${count(sink.waiting)}</td><td>${count(sink.delivered)}</td><td>${count(sink.failures)}</td><td>${count(sink.dead)}</td></tr>`)}</tbody></table></div>`}`;
+        <td>${count(sink.waiting)}</td><td>${count(sink.delivered)}</td><td>${count(sink.failures)}</td><td>${count(sink.dead)}</td>
+        ${mayTest && html`<td><${TestButton} sink=${name} /></td>`}</tr>`)}</tbody></table></div>`}`;
+}
+
+/** Sends a made-up incident to a sink, and says what came of it. */
+function TestButton({ sink }) {
+  const [said, setSaid] = useState("");
+  const [busy, setBusy] = useState(false);
+  const test = async () => {
+    setBusy(true);
+    setSaid("");
+    try {
+      await post(`/v1/sinks/${encodeURIComponent(sink)}/test`, {});
+      setSaid("Accepted.");
+    } catch (failure) {
+      setSaid(failure.message);
+    }
+    setBusy(false);
+  };
+  return html`<button type="button" class="button small" disabled=${busy} onClick=${test}>${busy ? "Testing…" : "Test"}<span class="unseen"> ${sink}</span></button>
+    <span role="status">${said}</span>`;
 }

@@ -36,7 +36,11 @@
       "alerts" (dict "folder" "/var/lib/sightline/alerts")
       "kubernetes" (dict "enabled" .Values.cameras.enabled) -}}
 {{- if .Values.kvRedis.enabled -}}
-{{- $_ := set $own "tiers" (dict "redis_url" (printf "redis://:${KV_REDIS_PASSWORD}@%s-kv-redis:6379/0" (include "sightline.fullname" .))) -}}
+{{- $url := printf "://:${KV_REDIS_PASSWORD}@%s-kv-redis:6379/0" (include "sightline.fullname" .) -}}
+{{- $files := "/etc/sightline/internal-tls" -}}
+{{- /* The certificate is of all processes, and for a name of its own: the authority is what is checked. */ -}}
+{{- $tls := printf "?ssl_ca_certs=%s/ca.crt&ssl_certfile=%s/tls.crt&ssl_keyfile=%s/tls.key&ssl_check_hostname=false" $files $files $files -}}
+{{- $_ := set $own "tiers" (dict "redis_url" (ternary (printf "rediss%s%s" $url $tls) (printf "redis%s" $url) (hasKey $secrets "internalTls"))) -}}
 {{- end -}}
 {{- $default := dict "model" (dict "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0))) -}}
 {{- toYaml (mergeOverwrite $default (deepCopy .Values.config | default (include "sightline.demo" . | fromYaml)) $own) -}}

@@ -1,0 +1,119 @@
+"""Which sinks get which events, what sinks are told besides, and test messages (``SinkRoutes``)."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+
+from cluster.alerts.incident import AlertEvent, EventKind, Incident
+from cluster.alerts.sinks import CameraSink, DeliveryError, PictureSink, ReadPicture, Sink
+from cluster.config import CameraConfig
+from cluster.config.alerts import SinkConfig
+from cluster.errors import NotReadyError, UnavailableError
+from cluster.registry import sinks
+
+TEST = "test"
+"""Camera and question of a test message."""
+TEST_S = 40.0
+"""Longest that a sink may take for it."""
+TESTED: tuple[EventKind, ...] = ("new", "end")
+
+
+class SinkRoutes:
+    """The configured sinks by name."""
+
+    def __init__(self, configured: Sequence[SinkConfig]) -> None:
+        self._configured = {each.name: each for each in configured}
+        self.sinks: Mapping[str, Sink] = {each.name: sinks.get(each.kind)(**each.options) for each in configured}
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Kind by name."""
+        return {name: each.kind for name, each in self._configured.items()}
+
+    def names_for(self, event: AlertEvent) -> list[str]:
+        """Sinks that get an event; a muted one goes to none."""
+        incident = event.incident
+        what = incident.camera, incident.severity, event.kind, event.at_s, incident.opened_s
+        return [] if event.quiet else [name for name, each in self._configured.items() if each.wants(*what)]
+
+    def use_pictures(self, read: ReadPicture) -> None:
+        """Where sinks that send snapshots read them."""
+
+        async def read_or_draw(incident: Incident) -> bytes | None:
+            return (
+                await asyncio.to_thread(_drawn) if incident.camera == TEST == incident.subject else await read(incident)
+            )
+
+        for sink in self.sinks.values():
+            if isinstance(sink, PictureSink):
+                sink.use_pictures(read_or_draw)
+
+    def follow_cameras(self, cameras: Sequence[CameraConfig]) -> None:
+        """Tell sinks which cameras there are, those that are for them."""
+        for name, sink in self.sinks.items():
+            if isinstance(sink, CameraSink):
+                mine = [camera for camera in cameras if self._configured[name].watches(camera.name)]
+                sink.follow_cameras({each.name: {q.id: q.text for q in each.questions} for each in mine})
+
+    async def test(self, name: str) -> None:
+        """Send a made-up incident to one sink: its beginning and its end, as far as the sink wants these.
+
+        Raises:
+            NotReadyError: there is no such sink.
+            UnavailableError: it was not accepted; the message says why.
+        """
+        if name not in self.sinks:
+            known = f"there are: {', '.join(self.sinks)}" if self.sinks else "there are none, see alerts.sinks"
+            raise NotReadyError(f"there is no sink {name!r}; {known}")
+        made = _test_incident()
+        try:
+            async with asyncio.timeout(TEST_S):
+                for number, kind in enumerate(TESTED, 1):
+                    if kind in self._configured[name].events:
+                        await self.sinks[name].send(
+                            AlertEvent(f"{made.id}-{number}", kind, time.time(), _at(made, kind))
+                        )
+        except TimeoutError:
+            raise UnavailableError(f"sink {name!r} did not finish within {TEST_S:g} s") from None
+        except DeliveryError as error:
+            raise UnavailableError(f"sink {name!r}: {error}") from None
+
+
+def _test_incident() -> Incident:
+    now_s = time.time()
+    return Incident(
+        id=secrets.token_hex(8),
+        camera=TEST,
+        kind="question",
+        subject=TEST,
+        severity="info",
+        start=0,
+        end=0,
+        score=0.0,
+        windows=0,
+        opened_s=now_s,
+        updated_s=now_s,
+        text="This is a test of Sightline's alerts; nothing has happened.",
+        announced=True,
+    )
+
+
+def _at(incident: Incident, kind: EventKind) -> Incident:
+    from dataclasses import replace
+
+    return incident if kind != "end" else replace(incident, ended_s=time.time())
+
+
+def _drawn() -> bytes:
+    """The picture of a test: grey, with its name."""
+    from PIL import Image, ImageDraw
+
+    picture = Image.new("RGB", (320, 180), (64, 72, 80))
+    ImageDraw.Draw(picture).text((120, 84), "Sightline test", fill=(255, 255, 255))
+    data = io.BytesIO()
+    picture.save(data, "JPEG")
+    return data.getvalue()

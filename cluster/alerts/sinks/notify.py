@@ -1,0 +1,146 @@
+"""``notify``: a message to people: e-mail, Telegram, Slack, web push, ntfy and whatever else Apprise speaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cluster.alerts.incident import AlertEvent, Incident
+from cluster.alerts.sinks import DeliveryError, ReadPicture
+from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from apprise import Apprise
+
+_LOOK_EVERY_S = 0.25
+_TYPES = {"info": "info", "warning": "warning", "critical": "failure"}
+
+
+@dataclass
+class NotifySink:
+    """Sends to one address of Apprise, which has a plugin per service, the snapshot attached where the service takes
+    pictures; delivered when the service has accepted it.
+
+    * ``url``: ``mailtos://user:password@host?to=…``, ``tgram://token/chat``, ``slack://xoxb-…/#channel``, ``vapid://…``
+    * ``picture``: attach the snapshot, for which a new incident waits up to ``picture_wait_s``
+    """
+
+    url: str = field(repr=False)
+    picture: bool = True
+    picture_wait_s: float = 5.0
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > self.picture_wait_s >= 0:
+            raise ConfigError("timeout_s must be above picture_wait_s, and that at least 0")
+        self._target = _target(self.url)
+        self._read_picture: ReadPicture | None = None
+
+    def use_pictures(self, read: ReadPicture) -> None:
+        """See :class:`~cluster.alerts.sinks.PictureSink`."""
+        self._read_picture = read
+
+    async def send(self, event: AlertEvent) -> None:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self._send(event)
+        except TimeoutError:
+            raise DeliveryError(f"the service did not answer within {self.timeout_s:g} s", retryable=True) from None
+
+    async def close(self) -> None:
+        """Nothing to close: every message has a connection of its own."""
+
+    # -- inside ---------------------------------------------------------------------------------
+    async def _send(self, event: AlertEvent) -> None:
+        from apprise.attachment.memory import AttachMemory
+
+        snapshot = await self._snapshot(event) if self.picture else None
+        attached: Any = None
+        if snapshot is not None:
+            attached = AttachMemory(content=snapshot, name=f"{event.incident.id}.jpg", mimetype="image/jpeg")
+        said: list[str] = []
+        result = await self._target.async_notify(
+            body=text_of(event),
+            title=title_of(event),
+            notify_type=_TYPES[event.incident.severity],
+            body_format="text",
+            attach=attached,
+            # Apprise's own sentences say what the service answered, without addresses and tokens.
+            log_callback=lambda entry, _plugin: said.append(str(entry.message)),
+            log_level="WARNING",
+        )
+        if not result:
+            raise DeliveryError(_reason(said, self.url), retryable=True)
+
+    async def _snapshot(self, event: AlertEvent) -> bytes | None:
+        if self._read_picture is None:
+            return None
+        waits = round(self.picture_wait_s / _LOOK_EVERY_S) if event.kind == "new" else 0
+        for _ in range(waits):
+            if (found := await self._read_picture(event.incident)) is not None:
+                return found
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return await self._read_picture(event.incident)
+
+
+def title_of(event: AlertEvent) -> str:
+    """``gate: fence (critical)``, ``gate: fence is over``."""
+    incident = event.incident
+    state = "is over" if event.kind == "end" else f"({incident.severity})"
+    return f"{incident.camera}: {incident.subject} {state}"
+
+
+def text_of(event: AlertEvent) -> str:
+    """What was asked and seen, when, and where to look."""
+    incident = event.incident
+    lines = [incident.question, incident.text, _when(event), incident.reason]
+    lines += [each for each in (incident.snapshot_url, incident.clip_url) if each.startswith("http")]
+    return "\n".join(line for line in lines if line)
+
+
+def _when(event: AlertEvent) -> str:
+    from datetime import datetime
+
+    incident = event.incident
+    since = datetime.fromtimestamp(incident.opened_s).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    score = f", score {incident.score:.2f}" if _is_scored(incident) else ""
+    ended = "" if incident.ended_s is None else f", for {incident.ended_s - incident.opened_s:.0f} s"
+    return f"Since {since}{ended}{score}"
+
+
+def _is_scored(incident: Incident) -> bool:
+    return incident.kind == "question" and incident.windows > 0
+
+
+def _target(url: str) -> Apprise:
+    import apprise
+
+    # At their debug level, requests are logged with the tokens in them.
+    for name in ("apprise", "urllib3"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # No plugins from files, and no configuration from elsewhere: the address is all there is.
+    asset = apprise.AppriseAsset(app_id="Sightline", app_desc="Sightline", app_url="", secure_logging=True)
+    target = apprise.Apprise(asset=asset)
+    scheme = url.partition("://")[0]
+    if "://" not in url or not target.add(url) or len(target) != 1:
+        known = scheme if scheme.isalnum() and len(scheme) <= 20 else "…"
+        raise ConfigError(f"url must be one address as Apprise has it, like mailtos:// or tgram://, not {known}://…")
+    return target
+
+
+def _reason(said: list[str], url: str) -> str:
+    """The service's answer in one line, without anything of the address."""
+    line = next((each.split("\n")[0].strip() for each in said if each.strip()), "the service did not accept it")
+    for secret in sorted({part for part in _parts(url) if len(part) >= 4}, key=len, reverse=True):
+        line = line.replace(secret, "***")
+    return f"{url.partition('://')[0]}: {line[:200]}"
+
+
+def _parts(url: str) -> list[str]:
+    import re
+    from urllib.parse import unquote
+
+    rest = url.partition("://")[2]
+    return [part for each in re.split(r"[/?&=@,:#]", rest) for part in (each, unquote(each))]

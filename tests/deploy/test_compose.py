@@ -1,0 +1,162 @@
+"""Compose on one machine: valid by the specification's schema (of docker-compose 1.29.2, Apache-2.0), made of files
+that are there, nothing open to others, and its configurations, tokens and scrapes are right."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from chart_parts import ROOT
+from jsonschema import Draft7Validator
+from promtool import needs_promtool, promtool
+
+from cluster.config import load_config
+from cluster.security.roles import Role
+from cluster.security.tokens import TokenFile
+
+FOLDER = ROOT / "deploy" / "compose"
+COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+SERVICES = COMPOSE["services"]
+OURS = ("cpu", "nvidia")
+SETTINGS = {"cpu": ".env", "nvidia": "nvidia.env"}
+
+
+def settings(name):
+    """The variables of one of the two."""
+    lines = (FOLDER / SETTINGS[name]).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
+def filled(text, name):
+    return text.replace("${SIGHTLINE_VARIANT:-cpu}", settings(name)["SIGHTLINE_VARIANT"])
+
+
+def mounts(name):
+    """``(source, target)`` of a service's mounts; a source without a slash is a volume."""
+    return [tuple(each.split(":")[:2]) for each in SERVICES[name].get("volumes", [])]
+
+
+def test_it_is_what_the_specification_allows():
+    schema = json.loads(Path(__file__).with_name("compose").joinpath("compose_spec.json").read_text())
+    problems = [f"{list(each.path)}: {each.message}" for each in Draft7Validator(schema).iter_errors(COMPOSE)]
+    assert not problems
+    broken = {**COMPOSE, "services": {"x": {"ports": "80"}}}
+    assert list(Draft7Validator(schema).iter_errors(broken)), "a schema that finds nothing"
+
+
+def test_every_file_and_volume_is_there():
+    for name, service in SERVICES.items():
+        for source, _ in mounts(name):
+            if source.startswith("."):
+                assert (FOLDER / source).exists(), (name, source)
+            else:
+                assert source in COMPOSE["volumes"], (name, source)
+        if "build" in service:
+            context = (FOLDER / service["build"]["context"]).resolve()
+            assert context == ROOT
+            for each in OURS:
+                assert (context / filled(service["build"]["dockerfile"], each)).is_file()
+        for needed in service.get("depends_on", {}):
+            assert needed in SERVICES
+            assert "healthcheck" in SERVICES[needed]
+
+
+def test_one_of_two_is_started_unless_told_otherwise():
+    assert {name: SERVICES[name]["profiles"] for name in OURS} == {name: [name] for name in OURS}
+    for name in OURS:
+        assert settings(name)["COMPOSE_PROFILES"] == name
+        assert settings(name)["COMPOSE_PROJECT_NAME"] == "sightline"
+        # Both services of one run are one image.
+        assert SERVICES[name]["image"] == filled(SERVICES["tokens"]["image"], name)
+    assert [settings(name)["SIGHTLINE_VARIANT"] for name in OURS] == ["cpu", "cuda"]
+    [device] = SERVICES["nvidia"]["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+
+
+def test_nothing_is_open_to_other_machines_and_nobody_is_root_for_long():
+    for name, service in SERVICES.items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "privileged" not in service
+        assert re.search(r":(v?\d+\.\d+\.\d+|cpu|cuda)$", filled(service["image"], "cpu")), name
+    assert SERVICES["tokens"]["network_mode"] == "none"
+    assert all(SERVICES[name]["read_only"] for name in (*OURS, "tokens"))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_its_configuration_is_right(name):
+    [source] = [source for source, target in mounts(name) if target == "/etc/sightline/sightline.yaml"]
+    config = load_config(FOLDER / source)
+    volumes = {target for _, target in mounts(name)}
+    for path in (config.security.tokens_file, config.security.audit_log):
+        assert any(path.startswith(f"{target}/") for target in volumes), path
+    ports = [int(port.rpartition(":")[2]) for port in SERVICES[name]["ports"]]
+    assert ports == [config.gateway.port, config.gateway.metrics_port]
+    assert config.model.device == ("cuda" if name == "nvidia" else "cpu")
+
+
+def test_its_commands_are_known():
+    told = subprocess.run(
+        [Path(sys.executable).with_name("sightline"), "serve", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for name in OURS:
+        command, *rest = SERVICES[name]["command"]
+        assert command == "serve"
+        assert all(each in told for each in rest if each.startswith("--"))
+
+
+def test_tokens_are_made_once(tmp_path):
+    """The very script, with folders of this machine."""
+    [script] = SERVICES["tokens"]["command"]
+    for folder in ("/tokens", "/state", "/tmp"):
+        (tmp_path / folder[1:]).mkdir()
+    script = re.sub(r"(?<![\w/])/(tokens|state|tmp)\b", rf"{tmp_path}/\1", script)
+    # Only root may give files away.
+    script = re.sub(r"chown (-R )?\d+:\d+", "true", script).replace("exec sleep infinity", "exit 0")
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT}/protos"}
+    command = [*SERVICES["tokens"]["entrypoint"], script]
+    for _ in range(2):
+        subprocess.run(command, check=True, env=environment, capture_output=True)
+        secrets = {name: (tmp_path / "tokens" / name).read_text().strip() for name in ("admin", "prometheus")}
+        known = TokenFile(tmp_path / "state" / "tokens.json")
+        assert known.verify(secrets["admin"]).roles == {Role.ADMIN}
+        assert known.verify(secrets["prometheus"]).roles == {Role.VIEW}
+        kept = locals().get("kept", secrets)
+        assert secrets == kept
+    assert (tmp_path / "tokens" / "admin").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "tmp" / "done").exists(), "what the healthcheck looks for"
+
+
+@needs_promtool
+def test_prometheus_scrapes_the_gateway(tmp_path):
+    text = (FOLDER / "prometheus.yml").read_text()
+    for source, target in mounts("prometheus"):
+        if source.startswith(".") and source != "./prometheus.yml":
+            text = text.replace(str(Path(target).parent), str((FOLDER / source).resolve().parent))
+    (tmp_path / "token").write_text("x")
+    text = text.replace("/tokens/prometheus", str(tmp_path / "token"))
+    (tmp_path / "prometheus.yml").write_text(text)
+    code, said = promtool("check", "config", str(tmp_path / "prometheus.yml"))
+    assert code == 0, said
+    assert "rules found" in said
+    [target] = yaml.safe_load(text)["scrape_configs"][0]["static_configs"][0]["targets"]
+    host, port = target.split(":")
+    assert all(host in SERVICES[name]["networks"]["default"]["aliases"] for name in OURS)
+    assert int(port) == load_config(FOLDER / "cpu.yaml").gateway.metrics_port
+
+
+def test_grafana_has_the_charts_dashboards():
+    places = dict(mounts("grafana"))
+    dashboards = FOLDER / next(source for source, target in places.items() if target == "/var/lib/grafana/dashboards")
+    assert len(list(dashboards.glob("*.json"))) >= 5
+    provider = yaml.safe_load((FOLDER / "grafana" / "dashboards.yaml").read_text())["providers"][0]
+    assert provider["options"]["path"] == places["../helm/sightline/dashboards"]
+    source = yaml.safe_load((FOLDER / "grafana" / "datasource.yaml").read_text())["datasources"][0]
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in SERVICES
