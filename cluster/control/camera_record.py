@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cluster.config import CameraConfig
 from cluster.control.cameras.managed import CLUSTER
 from cluster.control.demand import Measured
 from cluster.control.ladder import Rung, Step
 from cluster.types import CameraStatus, PatchGeometry
-from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, ReplicaReport, StreamReport, Totals
+from cluster.types.reports import (
+    CameraReport,
+    DecoderInfo,
+    ReplicaInfo,
+    ReplicaReport,
+    ReplicaStatus,
+    StreamReport,
+    Totals,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,12 @@ class Member(Generic[Info]):
             return None
         busy_share = (load.busy_s - self.load.busy_s) / (now_s - self.seen_s)
         return busy_share, load.steps - self.load.steps, load.windows - self.load.windows
+
+    def replica_status(self, name: str, **found: Any) -> ReplicaStatus:
+        """Status of a replica as an operator sees it; ``found``: what the fleet knows of it."""
+        load, address = self.load, self.info.address
+        held, backlog_s, trouble = (load.held, load.backlog_s, load.trouble) if load is not None else (0, 0.0, "")
+        return ReplicaStatus(name, address, held=held, backlog_s=backlog_s, trouble=trouble, **found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from cluster.control.admission import Admission
 from cluster.control.camera_record import Assignment, CameraAssignment, CameraRecord, CountedWindows, Member, Route
 from cluster.control.cameras.managed import CLUSTER, check_manager
 from cluster.control.demand import windows_per_s
-from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of
+from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of, observe_pictures
 from cluster.control.ladder import Step
 from cluster.control.placement import Placement
 from cluster.errors import (
@@ -235,22 +235,11 @@ class Directory:
             camera.totals.update(report.run, report.counts)
             if self._on_decoder.owner(report.camera) == name:
                 if report.width and (camera.report is None or camera.report.width != report.width):
-                    self._observe_codec(camera, report)
+                    observe_pictures(self._fleet, camera.settings, report, self.geometry)
                 if report.counts.get("frames_decoded"):
                     self._fleet.set_connected(report.camera)
                 camera.report = None if camera.settings.paused else report
         return True
-
-    def _observe_codec(self, camera: CameraRecord, report: CameraReport) -> None:
-        """Update the demand from picture size and activity."""
-        name, size = camera.settings.name, (report.width, report.height)
-        demand = demand_of(camera.settings, self.geometry, size)
-        if demand != self._fleet.declared_demand(name):
-            self._fleet.set_demand(name, demand)
-        if report.picture is not None:
-            self._fleet.observe_codec(
-                name, kbit_s=0.0, pixels=size[0] * size[1], fps=demand.fps, activity=report.picture.changed
-            )
 
     def heartbeat_replica(
         self, instance: str, reports: Iterable[StreamReport], now_s: float, load: ReplicaReport | None = None
@@ -324,17 +313,13 @@ class Directory:
         plans = [self._fleet.plan(name) for name in self._cameras]
         full = self._fleet.ladder.rungs[0].name
         return [
-            ReplicaStatus(
-                name=name,
-                address=member.info.address,
+            member.replica_status(
+                name,
                 draining=self._fleet.draining(name),
                 cameras=sum(plan.owner == name for plan in plans),
-                held=0 if member.load is None else member.load.held,
                 lowered=sum(plan.owner == name and plan.rung != full for plan in plans),
                 utilisation=self._fleet.utilisation(name) if self._measured else 0.0,
                 expected_lag_s=self._lag_s(name),
-                backlog_s=0.0 if member.load is None else member.load.backlog_s,
-                trouble="" if member.load is None else member.load.trouble,
             )
             for name, member in sorted(self._replicas.items())
         ]

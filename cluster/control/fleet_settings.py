@@ -15,6 +15,7 @@ from cluster.errors import ConfigError
 from cluster.models.catalog import locate
 from cluster.types import PatchGeometry
 from cluster.types.cameras import Priority
+from cluster.types.reports import CameraReport
 
 UNMEASURED = CostModel(
     model="",
@@ -90,6 +91,20 @@ def demand_of(settings: CameraConfig, geometry: PatchGeometry | None, size: tupl
         refresh_budget=window.refresh_budget,
         rate=0.0 if settings.paused else 1.0,
     )
+
+
+def observe_pictures(
+    fleet: Fleet, settings: CameraConfig, report: CameraReport, geometry: PatchGeometry | None
+) -> None:
+    """Update the fleet's demand of a camera by its pictures' size and activity."""
+    size = (report.width, report.height)
+    demand = demand_of(settings, geometry, size)
+    if demand != fleet.declared_demand(settings.name):
+        fleet.set_demand(settings.name, demand)
+    if report.picture is not None:
+        fleet.observe_codec(
+            settings.name, kbit_s=0.0, pixels=size[0] * size[1], fps=demand.fps, activity=report.picture.changed
+        )
 
 
 def fleet_settings(config: SightlineConfig) -> FleetSettings:

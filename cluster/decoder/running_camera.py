@@ -1,5 +1,4 @@
-"""One camera of a decoder process: its pipeline, its path to the replica, and accounting of lost windows. No Ray
-here."""
+"""One camera of a decoder process: its pipeline, its path to the replica, and accounting of lost windows."""
 
 from __future__ import annotations
 

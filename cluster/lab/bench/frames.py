@@ -12,7 +12,8 @@ from typing import Any
 
 from cluster.codec.change import ChangeAccumulator
 from cluster.codec.file import FileSource
-from cluster.codec.processor import CodecOptions, CodecProcessor, CodecStats
+from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.codec.stats import CodecStats
 from cluster.lab.bench.harness import add_model_arguments, timed_calls
 from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledPicture
 from cluster.vision import make_pruner
