@@ -439,8 +439,7 @@ class Directory:
         Raises:
             UnknownCameraError: no such camera.
         """
-        report = self._require(name).report
-        return report.picture if report is not None else None
+        return report.picture if (report := self._require(name).report) is not None else None
 
     def _require(self, name: str) -> CameraRecord:
         try:
