@@ -196,6 +196,8 @@ class NativeEngine(WindowedEngine):
         """Launch the tower for frames of the next step's windows, which the device begins when it is done with this
         one's, while the host reads its scores. What fails is left for their own step."""
         following, self._following = self._following, []
+        if not following:
+            return
         work: list[WindowWork] = []
         for request in following:
             stream = self._streams.get(request.stream)

@@ -332,6 +332,7 @@ class Stream:
         self.outstanding.clear()
         self.kv.clear()
         self.progress = None
+        self.encoded_beside = (0, 0)
         self.last = None
         self.windows_since_fresh = 0
         self.first_token = self.next_token

@@ -12,7 +12,7 @@ from cluster.vision.pruners.codecsight import CodecSight
 SHAPE = WindowShape()
 
 
-@pytest.mark.parametrize("name", [name for name in GRIDS if name != "ladder"])
+@pytest.mark.parametrize("name", [name for name in GRIDS if name not in ("basic", "ladder")])
 def test_every_grid_of_comparisons_has_full_the_published_rule_and_ours(name):
     settings = make_grid(name, SHAPE)
     assert settings[0] == full_computation(SHAPE)
@@ -23,6 +23,10 @@ def test_every_grid_of_comparisons_has_full_the_published_rule_and_ours(name):
     names = [setting.name for setting in settings]
     assert len(set(names)) == len(names)
     assert len({(s.key, s.sweep) for s in settings}) == len(settings)
+
+
+def test_the_basic_grid_is_full_and_ours():
+    assert [setting.role for setting in make_grid("basic", SHAPE)] == ["full", "ours"]
 
 
 def test_the_published_rule_is_as_published():
