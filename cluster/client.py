@@ -339,7 +339,8 @@ class GatewayClient:
             source=SourceAddress(source).reveal(),
             settings_json=json.dumps(settings) if settings else "",
         )
-        return self._call(self._pictures.Test, request, TEST_S)
+        reply: pictures_pb2.TestReply = self._call(self._pictures.Test, request, TEST_S)
+        return reply
 
     def forget_footage(self, camera: str) -> Deleted:
         """Delete all snapshots and clips of a camera."""
