@@ -20,6 +20,7 @@ from cluster.types import MICROSECONDS, BoolGrid, EncodedPacket, FrameSample, Pa
 
 LONGEST_S = 8.0
 """Seconds of watching, beyond the time to connect: two GOPs of most cameras."""
+MOST_CONNECT_S = 10.0
 SAMPLES = 4
 """Samples after the first anchor from which the cue is judged."""
 POLL_S = 0.05
@@ -156,7 +157,7 @@ def watch_source(
         show=show,
     )
     began_s = time.monotonic()
-    connect_s = 0.0 if camera.is_file else camera.source_options.connect_timeout_s
+    connect_s = 0.0 if camera.is_file else min(camera.source_options.connect_timeout_s, MOST_CONNECT_S)
     first_s = 0.0
     pipeline.start()
     try:
@@ -220,7 +221,14 @@ class SourceTester:
         if self._running >= MOST_AT_ONCE:
             raise CapacityError(f"{self._running} sources are being tested already; try again in a moment")
         self._running += 1
-        try:
-            return await asyncio.to_thread(watch_source, camera, self._config, self.geometry or USUAL_GEOMETRY)
-        finally:
-            self._running -= 1
+        geometry = self.geometry or USUAL_GEOMETRY
+        test = asyncio.ensure_future(asyncio.to_thread(watch_source, camera, self._config, geometry))
+        test.add_done_callback(self._ended)
+        # A caller that leaves does not end the thread, which counts until it has ended.
+        return await asyncio.shield(test)
+
+    def _ended(self, test: asyncio.Future[SourceTest]) -> None:
+        self._running -= 1
+        # Also where nobody waits for it any more.
+        if not test.cancelled():
+            test.exception()
