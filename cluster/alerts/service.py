@@ -106,7 +106,7 @@ class AlertService:
         )
         self._feed = EventFeed()
         self._settled: dict[tuple[str, str], Delivery] = {}
-        self._revised: dict[str, ToldAs] = {}
+        self._revised: list[tuple[str, ToldAs]] = []
         self._expired = 0
         self._expire_s = self._probe_s = 0.0
         self._changed = asyncio.Event()
@@ -342,7 +342,7 @@ class AlertService:
     ) -> Incident | None:
         """Change an incident that is open or ended, without an event for sinks. None for an unknown id."""
         if (incident := self._open_incidents.revise(incident_id, change)) is not None:
-            self._revised[incident_id] = told_as
+            self._revised.append((incident_id, told_as))
             await self._flush()
             return incident
         # It has ended: write and publish its end first.
@@ -393,7 +393,7 @@ class AlertService:
         async with self._flushing:
             changes = self._open_incidents.pop_changes()
             settled, self._settled = self._settled, {}
-            revised, self._revised = self._revised, {}
+            revised, self._revised = self._revised, []
             routed = [Delivery(e, name) for e in changes.events.values() for name in self.routes.names_for(e)]
             changes.deliveries = settled | {(each.event.key, each.sink): each for each in routed}
             if not changes:
@@ -404,7 +404,7 @@ class AlertService:
             # Last, and with the current state, so that nothing earlier in this batch is undone. An erased incident has
             # none.
             now_s, kept = time.time(), changes.incidents
-            self._feed.publish(told_as(kept[each], now_s) for each, told_as in revised.items() if each in kept)
+            self._feed.publish(told_as(kept[each], now_s) for each, told_as in revised if each in kept)
             for event in changes.events.values():
                 metrics.incident_events.labels(event.incident.kind, event.kind).inc()
                 self._on_event(event)

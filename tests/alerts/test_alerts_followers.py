@@ -180,6 +180,21 @@ async def test_where_no_clips_can_be_kept_none_are_promised(tmp_path, make):
         assert [(each.clip, each.clip_url, each.snapshot_url) for each in service.open_incidents()] == [("", "", "")]
 
 
+async def test_what_changes_in_one_batch_is_told_each_by_itself(tmp_path, make):
+    async with running(tmp_path) as service:
+        with service.follow() as follower:
+            service.accept_answer(make.answer(0))
+            [new] = await told(follower, 1)
+            async with service._flushing:
+                settling = asyncio.create_task(service.set_clip_state(new.incident.id, "whole", ""))
+                reviewing = asyncio.create_task(service.review(new.incident.id, "confirmed", "ann"))
+                await asyncio.sleep(0)
+            await asyncio.gather(settling, reviewing)
+            events = await told(follower, 2)
+        assert [event.cause for event in events] == ["clip", "review"]
+        assert all((each.incident.clip, each.incident.verdict) == ("whole", "confirmed") for each in events)
+
+
 async def test_a_verdict_is_kept_with_who_and_when_and_told_to_followers_alone(tmp_path, make, until):
     """Of one that goes on, and of one that has ended; it outlives a restart."""
     async with Receiver() as receiver, running(tmp_path, receiver) as service:

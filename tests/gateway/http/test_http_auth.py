@@ -39,7 +39,7 @@ async def test_replies_hold_only_what_the_token_is_for(tmp_path):
                     break
             assert [camera["name"] for camera in cameras["cameras"]] == ["cam-001"]
             assert [incident["camera"] for incident in incidents["incidents"]] == ["cam-001"]
-            assert [model["id"] for model in models["data"]] == ["camera/cam-001"]
+            assert [model["id"] for model in models["data"]] == ["camera/cam-001", "fleet"]
             assert fleet["cameras"] == 1
             status, body = await client("GET", "/v1/cameras/cam-000")
             other, same = await client("GET", "/v1/cameras/cam-999")
