@@ -12,7 +12,7 @@ import contextlib
 import functools
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -202,7 +202,7 @@ class KubernetesApi:
                 continue
         return found
 
-    def ray_clusters(self, service: str) -> list[str]:
+    def ray_clusters(self, service: str) -> Sequence[str]:
         """Names of the RayClusters that KubeRay has made for a RayService. Raises ``UnavailableError``, as
         :meth:`list`."""
         where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayclusters"}
@@ -214,7 +214,7 @@ class KubernetesApi:
         )
         return [str(each["metadata"]["name"]) for each in self._call(listing, what="rayclusters.ray.io")["items"]]
 
-    def scale_worker_groups(self, cluster: str, pods: Mapping[str, int]) -> list[str]:
+    def scale_worker_groups(self, cluster: str, pods: Mapping[str, int]) -> Sequence[str]:
         """Set the numbers of pods of a RayCluster's worker groups; returns the names of those that had another.
 
         Raises:
