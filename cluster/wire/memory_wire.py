@@ -204,15 +204,13 @@ def told_to_proto(told: Told) -> memory_pb2.AskResult:
         kept = picture if len(picture) <= room else b""
         room -= len(kept)
         moments.append(to_message(memory_pb2.Moment, moment, ago_s=ago_s(result, moment), picture=kept))
-    return to_message(
-        memory_pb2.AskResult, result, ("camera", "score"), moments=moments, conversation=told.conversation
-    )
+    return to_message(memory_pb2.AskResult, result, ("camera",), moments=moments, conversation=told.conversation)
 
 
 def told_from_proto(message: memory_pb2.AskResult, camera: str) -> Told:
     """The inverse of :func:`told_to_proto`; a message says nothing of its camera."""
     pictures = tuple(moment.picture for moment in message.moments)
-    return Told(from_message(AskResult, message, stream=camera, score=None), message.conversation, pictures)
+    return Told(from_message(AskResult, message, stream=camera), message.conversation, pictures)
 
 
 @dataclass(frozen=True, slots=True)
