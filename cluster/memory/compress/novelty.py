@@ -117,7 +117,7 @@ def novelty(unit: Tensor, frame: Tensor, cell: Tensor, background: Tensor, rate:
     """
     scores = unit.new_zeros(len(unit))
     _, sizes = torch.unique_consecutive(frame, return_counts=True)
-    for rows in torch.arange(len(unit), device=unit.device).split(sizes.tolist()):
+    for rows in torch.split(torch.arange(len(unit), device=unit.device), sizes.tolist()):
         here, there = unit[rows], background[cell[rows]]
         known = there.square().sum(dim=1) > 0
         scores[rows] = torch.where(known, 1 - F.cosine_similarity(here, there, dim=1), 0.0).clamp(min=0)
