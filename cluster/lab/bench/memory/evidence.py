@@ -213,13 +213,8 @@ def _read_rows(watched: Sequence[Watched], share: int) -> list[dict[str, Any]]:
     rows = []
     for (organiser, name), parts in found.items():
         recall = np.concatenate([each for each, _ in parts])
-        row: dict[str, Any] = {
-            "compressor": own.compressor,
-            "organiser": organiser,
-            "retriever": name,
-            "cap": f"1/{share}",
-        }
-        row |= {"read": sum(read for _, read in parts) / len(parts)}
+        row: dict[str, Any] = {"compressor": own.compressor, "organiser": organiser, "retriever": name}
+        row |= {"cap": f"1/{share}", "read": sum(read for _, read in parts) / len(parts)}
         row |= estimate(_mean(recall), *weights).row("recall")
         rows.append(row | estimate(_mean(ours_found - recall), *weights).row("ours_more"))
     return rows
