@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,7 +131,12 @@ class Controller:
         """Where to test a camera's source, ``host:port`` of a decoder, and the camera with its secrets. Raises
         ``ConfigError`` and ``UnavailableError``."""
         await self._until_settled()
-        return self._directory.decoder_for(entry.name), self._table.check_test(entry)
+        entry = self._table.check_test(entry)
+        known = self._directory.route(entry.name).decoder_address if entry.name in self._table.names else None
+        others = [info.address for info in self._directory.decoders.values()]
+        if not others:
+            raise UnavailableError("no decoder is ready yet; try again in a moment")
+        return known or random.choice(others), entry
 
     async def managed_cameras(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
         """Declared cameras, passwords included, sorted by name; all of them without ``names``. Raises

@@ -19,14 +19,7 @@ from cluster.control.demand import windows_per_s
 from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of, observe_pictures
 from cluster.control.ladder import Step
 from cluster.control.placement import Placement
-from cluster.errors import (
-    CameraExistsError,
-    CapacityError,
-    ConfigError,
-    NotReadyError,
-    UnavailableError,
-    UnknownCameraError,
-)
+from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 from cluster.types.reports import (
     CameraReport,
@@ -377,19 +370,6 @@ class Directory:
             replica,
             self._replicas[replica].info.address if replica in self._replicas else None,
         )
-
-    def decoder_for(self, name: str) -> str:
-        """Address of the decoder of a camera, or of the least loaded one for a name that no camera has.
-
-        Raises:
-            UnavailableError: none is ready.
-        """
-        owner = self._on_decoder.owner(name)
-        if owner in self._decoders:
-            return self._decoders[owner].info.address
-        if not self._decoders:
-            raise UnavailableError("no decoder is ready yet; try again in a moment")
-        return self._decoders[min(self._decoders, key=lambda each: len(self._on_decoder.keys(each)))].info.address
 
     def assignment(self, decoder: str) -> Assignment:
         """What a decoder must run now."""
