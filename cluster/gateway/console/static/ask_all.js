@@ -1,9 +1,9 @@
 // One question to every camera: answers as they come, their moments by rank, and how far it is.
 import { lines, open } from "./api.js";
-import { LONGEST, SPANS, Thumbnail } from "./ask.js";
+import { LONGEST, SPANS } from "./ask.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { count, duration, plural, score } from "./format.js";
-import { Badge } from "./parts.js";
+import { Badge, Thumbnail } from "./parts.js";
 
 const MOST_SHOWN = 24;
 const NOTHING = { moments: [], progress: null, failed: new Map(), state: "" };
