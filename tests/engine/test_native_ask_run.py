@@ -127,7 +127,7 @@ def test_a_replayed_window_has_the_score_that_it_had(family: VisionLanguageModel
         while run.step() is not None:
             pass
         assert run.result.text == ""
-        assert run.result.score == pytest.approx(answer.score, abs=1e-4)
+        assert run.result.yes == pytest.approx(answer.score, abs=1e-4)
 
 
 def test_a_span_reads_its_own_frames_alone(family: VisionLanguageModel) -> None:

@@ -38,7 +38,7 @@ def test_nothing_of_alerting_is_for_others(tmp_path, umask):
     audit = AuditLog(folder / "log" / "audit.jsonl")
     audit.write("ann", "a call", cameras=[], outcome="ok")
     found = modes(folder)
-    assert len(found) == 9
+    assert len(found) == 10
     assert {name for name, mode in found.items() if mode == "0o700"} == {"clips", "log"}
     assert set(found.values()) == {"0o700", "0o600"}
     assert oct(folder.stat().st_mode & 0o777) == "0o700"

@@ -323,7 +323,7 @@ class CityMemory:
             raise NotReadyError(f"camera {ask.stream!r} has seen nothing yet")
         if ask.span is not None:
             await asyncio.sleep(0.01)
-            yield AskResult(ask.stream, "", (), *ask.span, 0, 0, 0, 0.0, 0.0, score=replayed_score(ask.span[1]))
+            yield AskResult(ask.stream, "", (), *ask.span, 0, 0, 0, 0.0, 0.0, yes=replayed_score(ask.span[1]))
             return
         newest = (self._city.second + 3_600) * MICROSECONDS
         words = f"Somebody in a dark jacket walked past the {ask.stream.split('-')[0]}, stopped, and left to the right."

@@ -93,7 +93,7 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
 
     async def Live(self, request: pictures_pb2.LiveRequest, context: Any) -> None:  # noqa: N802
         """Of the cameras in ``footage``, by the decoder's own servicer."""
-        await RecorderServicer(self.recorder).Live(request, context)
+        await RecorderServicer(self.recorder, self._tester).Live(request, context)
 
     def footage_of(self, camera: str) -> CameraFootage:
         return self.footage.setdefault(camera, CameraFootage(PacketRing(10.0, 1 << 24, RingBudget(1 << 26))))

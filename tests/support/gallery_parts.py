@@ -39,6 +39,11 @@ class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServ
             await abort(context, NotReadyError("the camera sends no video at the moment"))
         await context.write(pictures_pb2.LivePart(data=clip()))
 
+    async def Test(self, request, context):  # noqa: N802
+        if request.camera == "dark":
+            await abort(context, NotReadyError("the source sends nothing"))
+        return pictures_pb2.TestReply(codec="h264", width=320, height=180, jpeg=picture(request.camera, 320, False, 1))
+
     async def Forget(self, request, context):  # noqa: N802
         return pictures_pb2.ForgetFootageReply()
 

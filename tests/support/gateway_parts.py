@@ -236,7 +236,7 @@ class Replica:
             words = self.words[: ask.max_new_tokens]
             if ask.span is not None:
                 await asyncio.sleep(self.pause_s)
-                yield AskResult(ask.stream, "", (), *ask.span, 0, 0, 0, 0.0, 0.0, score=ask.span[1] / 100_000_000)
+                yield AskResult(ask.stream, "", (), *ask.span, 0, 0, 0, 0.0, 0.0, yes=ask.span[1] / 100_000_000)
                 return
             for number, word in enumerate(words):
                 if self.error is not None and number == self.error_at:

@@ -20,7 +20,7 @@ async def test_a_camera_comes_changes_and_goes(tmp_path):
         _, body = await client("GET", "/v1/cameras")
         assert [camera["name"] for camera in body["cameras"]] == ["cam-000", "cam-001"]
         question = {"id": "person", "text": "Is there a person?", "threshold": 0.7}
-        new = {"name": "gate", "source": "rtsp://gate/1", "questions": [question], "settings": {"priority": "high"}}
+        new = {"name": "gate", "source": "rtsp://gate/1", "questions": [question], "settings": {"priority": "critical"}}
         assert (await client("POST", "/v1/cameras", new))[1]["source"] == "rtsp://gate/1"
         status, body = await client("POST", "/v1/cameras", new)
         assert (status, body["error"]) == (409, "there is a camera 'gate' already")

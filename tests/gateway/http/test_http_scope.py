@@ -158,6 +158,7 @@ CALLS = {
     "Incidents/ListMutes": lambda camera, incident: incidents_pb2.ListMutesRequest(),
     "Incidents/Outbox": lambda camera, incident: incidents_pb2.OutboxRequest(dead=100),
     "Incidents/Resend": lambda camera, incident: incidents_pb2.ResendRequest(),
+    "Incidents/TestSink": lambda camera, incident: incidents_pb2.TestSinkRequest(sink="nobody"),
     "Pictures/Live": lambda camera, incident: pictures_pb2.LiveRequest(camera=camera),
     "Pictures/Picture": lambda camera, incident: pictures_pb2.PictureRequest(camera=camera),
     "Pictures/Test": lambda camera, incident: pictures_pb2.TestRequest(camera=camera, source="demo://gate"),
