@@ -19,6 +19,7 @@ from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
 from cluster.engine.native.explanations import decode_explanations
 from cluster.engine.native.forward import PassResult
+from cluster.engine.native.graphed_decode import GraphedDecode
 from cluster.engine.native.idle_windows import IdleWindows
 from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
@@ -82,6 +83,7 @@ class NativeEngine(WindowedEngine):
         self.pass_rows = pass_rows(model.device)
         self.ahead_rows = ahead_rows(model.device)
         self.pool = KVPool(model, kv_bytes, pass_rows=self.pass_rows, host_bytes=host_kv_bytes)
+        self.decode = GraphedDecode(model, self.pool, self.kernel)
         self.idle = IdleWindows(self.pool, self._streams, idle_kv_share)
         # Whether the host goes on while the device computes, and the windows of the step after the current one.
         self.launches_return = model.device.type == "cuda"
@@ -181,7 +183,7 @@ class NativeEngine(WindowedEngine):
                 results = self._run(plans)
                 self._encode_following()
                 scores, firsts = self._read(plans, results)
-                texts, decoded = decode_explanations(self.model, self.kernel, plans, firsts, self._ends)
+                texts, decoded = decode_explanations(self.model, self.decode, plans, firsts, self._ends)
                 vision_s, plan_s, llm_s = clock.stop()
                 return self._commit(plans, results, scores, texts, decoded), (vision_s, plan_s, llm_s)
         except CapacityError:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.native.forward import StreamPass, ragged_forward
-from cluster.engine.native.kernels import Kernel
+from cluster.engine.native.graphed_decode import DecodeStep, GraphedDecode
 from cluster.engine.native.plan import WindowPlan
-from cluster.engine.window.planner import Run, Tail
+from cluster.engine.window.planner import IntArray, Run, Tail
 from cluster.models.base import VisionLanguageModel
 
 
@@ -34,7 +32,7 @@ class Explanation:
 
 def decode_explanations(
     model: VisionLanguageModel,
-    kernel: Kernel[Any],
+    decode: GraphedDecode,
     plans: Sequence[WindowPlan],
     firsts: Sequence[Sequence[int]],
     ends: frozenset[int],
@@ -60,8 +58,7 @@ def decode_explanations(
         active = [(i, going) for i, going in active if going]
         if not active:
             break
-        results = ragged_forward(model, [_next(model, plans[i], going) for i, going in active], kernel)
-        chosen = model.logits(torch.cat([result.hidden for result in results])).argmax(dim=1).tolist()
+        chosen = decode(_next([(plans[i], going) for i, going in active])).tolist()
         for i, going in active:
             computed[i] += len(going)
             for explanation in going:
@@ -70,22 +67,26 @@ def decode_explanations(
     return texts, computed
 
 
-def _next(model: VisionLanguageModel, plan: WindowPlan, going: Sequence[Explanation]) -> StreamPass:
+def _next(active: Sequence[tuple[WindowPlan, Sequence[Explanation]]]) -> DecodeStep:
     """One row per explanation: its newest token, which attends to the window, its question and its earlier tokens."""
-    slots = [e.tail.start + e.tail.tokens + len(e.tokens) - 1 for e in going]
-    runs = [
-        Run(row, 1, plan.slots, e.tail.start, slot + 1) for row, (e, slot) in enumerate(zip(going, slots, strict=True))
-    ]
-    embeds: Tensor = model.embed(torch.tensor([e.tokens[-1] for e in going]))
-    at = [plan.places.next + slot - e.tail.start for e, slot in zip(going, slots, strict=True)]
-    return StreamPass(
-        pool=plan.work.pool,
-        table=plan.work.table,
-        slots=np.zeros(0, np.int64),
-        tail_slots=np.array(slots, np.int64),
-        tail_runs=tuple(runs),
-        embeds=embeds,
-        positions=plan.places.text(at),
+    slots: list[IntArray] = []
+    positions: list[Tensor] = []
+    runs: list[list[Run]] = []
+    row = 0
+    for plan, going in active:
+        starts = [e.tail.start for e in going]
+        places = [e.tail.start + e.tail.tokens + len(e.tokens) - 1 for e in going]
+        pairs = list(zip(starts, places, strict=True))
+        slots.append(plan.work.table[places])
+        positions.append(plan.places.text([plan.places.next + place - start for start, place in pairs]))
+        runs.append([Run(i, 1, plan.slots, start, place + 1) for i, (start, place) in enumerate(pairs, row)])
+        row += len(going)
+    return DecodeStep(
+        ids=torch.tensor([e.tokens[-1] for _, going in active for e in going]),
+        positions=torch.cat(positions, 1),
+        slots=np.concatenate(slots),
+        tables=[plan.work.table for plan, _ in active],
+        runs=runs,
     )
 
 

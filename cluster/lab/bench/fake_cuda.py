@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -51,13 +51,17 @@ class FakeCuda:
         reads: reads of device data by the host, by the line of ours that wanted them.
         watch: ``(key heads, head size)``: keys and values of these dimensions that an operation writes are counted in
             ``written``, in slots of all key heads.
+        current: the one that was entered last.
     """
+
+    current: ClassVar[FakeCuda | None] = None
 
     def __init__(self) -> None:
         self.launches: Counter[str] = Counter()
         self.reads: Counter[str] = Counter()
         self.watch: tuple[int, int] | None = None
         self.written = 0
+        self._capturing = False
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._lock = threading.RLock()
         self._here = contextlib.ExitStack()
@@ -74,10 +78,25 @@ class FakeCuda:
         stack.callback(setattr, threading.Thread, "run", run)
         stack.enter_context(_Dispatch(self))
         stack.enter_context(_Functions(self))
+        FakeCuda.current = self
+        stack.callback(setattr, FakeCuda, "current", None)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._here.close()
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        """In place of a CUDA graph: the function itself, which runs here for the first time.
+
+        Raises:
+            RuntimeError: it reads data of the device, or gives it data of the host, as in a capture on a GPU.
+        """
+        self._capturing = True
+        try:
+            function()
+        finally:
+            self._capturing = False
+        return function
 
     def reset(self) -> None:
         """Count from zero."""
@@ -92,6 +111,8 @@ class FakeCuda:
 
     def read(self, tensor: Tensor) -> Tensor:
         """What the host gets to see of a tensor on the device."""
+        if self._capturing:
+            raise RuntimeError("the host reads the device's data during a capture")
         frame: Any = sys._getframe()
         while frame.f_back is not None and (
             not frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_filename == __file__
@@ -107,6 +128,9 @@ class FakeCuda:
 
         def fake(part: Any) -> Any:
             real = isinstance(part, Tensor) and not isinstance(part, FakeTensor)
+            # A number travels with a launch.
+            if real and part.ndim and self._capturing:
+                raise RuntimeError("the device gets data of the host during a capture")
             return self._fake.from_tensor(part) if real else part
 
         with self._lock:

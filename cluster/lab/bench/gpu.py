@@ -174,6 +174,21 @@ def _explain(shape: str, layers: int) -> None:
     Rig.of(shape, layers).drive(questions=(replace(QUESTION, id="why", explain=True), QUESTION))
 
 
+def _explain_captured(shape: str, layers: int) -> None:
+    """Three explanations at a time from graphs, in whose capture the host reads and gives nothing.
+
+    Raises:
+        RuntimeError: a step was not replayed.
+    """
+    rig = Rig.of(shape, layers)
+    assert FakeCuda.current is not None
+    rig.engine.decode.capture = FakeCuda.current.capture
+    rig.drive(questions=(*(replace(QUESTION, id=f"why {i}", explain=True) for i in range(3)), QUESTION))
+    replayed, eager = rig.engine.decode.replayed, rig.engine.decode.eager
+    if eager or not replayed:
+        raise RuntimeError(f"{eager} of {eager + replayed} steps of explanations were not replayed")
+
+
 def _remember(shape: str, layers: int, **memory: Any) -> Rig:
     rig = Rig.of(shape, layers, memory=True)
     # Clusters are found on the host, whatever the organiser; this one does it without looking at the keys.
@@ -225,6 +240,7 @@ SCENARIOS: dict[str, Callable[[str, int], Any]] = {
     **{f"refresh {name}": _policy(name) for name in refresh_policies},
     "gate": _gate,
     "explain": _explain,
+    "explain, captured": _explain_captured,
     "memory": _remember,
     "ask": _ask,
     "export, import": _move,

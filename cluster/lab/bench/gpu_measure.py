@@ -19,6 +19,7 @@ import torch
 
 from cluster.codec.nvdec import NvdecError, probe_machine
 from cluster.engine.native import NativeEngine
+from cluster.engine.native.graphed_decode import DecodeStep
 from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import CapacityError, ConfigError
@@ -37,6 +38,8 @@ GOALS: Goals = {
     "window_speedup": (">=", 8.0),
     "streams_per_gpu": (">=", 200.0),
     "host_loads_hidden": (">=", 0.9),
+    "graphed_decode_speedup": (">=", 1.0),
+    "graphed_decode_share": (">=", 1.0),
 }
 REPEATS = 5
 # Cameras of a step, and windows of one, after the first.
@@ -232,6 +235,48 @@ class Rig:
         print_progress(f"gpu: {count} cameras: {before:.2f} and {last:.2f} s of {STRIDE_S:g} s")
         return before, last
 
+    def explanations(self) -> Part:
+        """Tokens of explanations a second, one of each camera at a time, launched one by one and, on a GPU, from CUDA
+        graphs. The first window, in which graphs are captured, does not count."""
+        if self.device.type != "cuda":
+            return Part({}, [self._decoding(graphs=False)], ["CUDA graphs need a GPU"])
+        eager, graphed = (self._decoding(graphs=graphs) for graphs in (False, True))
+        figures = {
+            "graphed_decode_speedup": graphed["tokens_s"] / eager["tokens_s"],
+            "graphed_decode_share": graphed["replayed"] / (graphed["replayed"] + graphed["eager"]),
+        }
+        return Part(figures, [eager, graphed])
+
+    def _decoding(self, *, graphs: bool) -> dict[str, Any]:
+        engine = NativeEngine(self.model, max_new_tokens=32)
+        decode, counted = engine.decode, [0, 0.0]
+        if not graphs:
+            decode.capture = None
+
+        def timed(step: DecodeStep) -> torch.Tensor:
+            self.wait()
+            began = time.perf_counter()
+            chosen = decode(step)
+            self.wait()
+            counted[0] += len(step.ids)
+            counted[1] += time.perf_counter() - began
+            return chosen
+
+        specs = [
+            replace(SPEC, stream=f"camera-{number}", questions=(replace(SPEC.questions[0], explain=True),))
+            for number in range(STEP)
+        ]
+        for spec in specs:
+            engine.admit(spec)
+        for sample in self.ours:
+            requests = [each for spec in specs for each in engine.push(replace(sample, stream=spec.stream))]
+            if requests:
+                engine.step(requests)
+                engine.decode = timed  # type: ignore[assignment]
+        tokens_s = counted[0] / counted[1] if counted[0] else math.nan
+        name = "CUDA graphs" if graphs else "one by one"
+        return {"decoding": name, "tokens_s": tokens_s, "replayed": decode.replayed, "eager": decode.eager}
+
     def library(self) -> Part:
         """transformers' own full computation of a window beside ours, one camera."""
         samples = [sample for sample in self.full if sample.pts < self.full[0].pts + WINDOW_S * MICROSECONDS]
@@ -257,6 +302,7 @@ PARTS: dict[str, Callable[[Rig], Part]] = {
     "windows": Rig.windows,
     "host loads": Rig.host_loads,
     "streams": Rig.streams_per_gpu,
+    "explanations": Rig.explanations,
     "library": Rig.library,
     "nvdec": Rig.nvdec,
 }

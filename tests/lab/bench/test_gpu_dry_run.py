@@ -92,6 +92,27 @@ def test_a_read_by_the_host_is_counted(read):
         assert cuda.syncs == 1
 
 
+@pytest.mark.parametrize(
+    ("captured", "says"),
+    [
+        (lambda there, _: there.tolist(), "host reads"),
+        (lambda there, _: there[there > 0], "host reads"),
+        (lambda there, here: there.copy_(here), "data of the host"),
+        (lambda _, here: here.to(DEVICE), "data of the host"),
+    ],
+)
+def test_a_capture_refuses_what_a_gpu_s_refuses(captured, says):
+    with FakeCuda() as cuda:
+        there, here = torch.zeros(4, device=DEVICE), torch.ones(4)
+        with pytest.raises(RuntimeError, match=says):
+            cuda.capture(lambda: captured(there, here))
+        cuda.reset()
+        replay = cuda.capture(lambda: there.mul_(2).add_(torch.tensor(1.0)))
+        replay()
+        assert cuda.launches["aten.mul_"] == 2
+        assert there.tolist() is not None, "reads are allowed again"
+
+
 def test_written_keys_are_counted_by_slots():
     with FakeCuda() as cuda:
         keys = torch.zeros(4, 10, 8, device=DEVICE)
@@ -128,6 +149,8 @@ def test_threads_that_start_inside_have_the_device_too():
         ("qwen2_5_vl-7b", "refresh anchors"),
         ("qwen2_5_vl-7b", "refresh first_percent"),
         ("internvl3-8b", "explain"),
+        ("internvl3-8b", "explain, captured"),
+        ("qwen2_5_vl-7b", "explain, captured"),
         ("internvl3-8b", "ask"),
         ("internvl3-8b", "idle windows"),
     ],
@@ -141,6 +164,8 @@ def test_production_runs_on_a_gpu(shape, scenario):
 def test_the_tower_launches_as_much_for_many_frames_as_for_one(shape):
     with FakeCuda() as cuda:
         rig = gpu.Rig.of(shape, 2)
+        # The first call joins the projections of each layer.
+        gpu._tower(rig, cuda, 1)
         assert gpu._tower(rig, cuda, 8) == gpu._tower(rig, cuda, 1)
 
 

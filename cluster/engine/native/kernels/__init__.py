@@ -31,6 +31,15 @@ class Kernel(ABC, Generic[Prepared]):
     def attend(self, prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """``query [H, n, d]`` and one layer of the pool, ``key, value [slots, Hkv, d]``, rotated -> ``[n, H, d]``."""
 
+    def static_inputs(self, rows: int, slots: int, device: torch.device) -> Prepared | None:  # noqa: ARG002
+        """What :meth:`attend` reads of any ``rows`` rows over streams of ``slots`` slots at most, at fixed addresses,
+        so that it can be captured in a CUDA graph; ``None``: what it launches depends on data."""
+        return None
+
+    def fill(self, inputs: Prepared, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]]) -> None:
+        """Write what :meth:`prepare` computes to ``inputs``; as many rows as these are for."""
+        raise NotImplementedError
+
 
 def grouped(query: Tensor, kv_heads: int) -> Tensor:
     """``[H, n, d]`` -> ``[Hkv, H / Hkv, n, d]``: query heads grouped by key head."""

@@ -53,6 +53,18 @@ class SlotsKernel(Kernel[SlotTables]):
         arrays = np.concatenate(tables), np.concatenate(blocks), np.concatenate(rows)
         return SlotTables(*(torch.from_numpy(array.astype(np.int32)).to(like.device) for array in arrays))
 
+    def static_inputs(self, rows: int, slots: int, device: torch.device) -> SlotTables:
+        shapes = (slots,), (rows, 6), (rows, 3)
+        return SlotTables(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
+
+    def fill(self, inputs: SlotTables, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]]) -> None:
+        given = self.prepare(tables, streams, torch.empty(0))
+        inputs.table[: len(given.table)].copy_(given.table)
+        inputs.blocks[: len(given.blocks)].copy_(given.blocks)
+        # A block without rows and slots computes nothing.
+        inputs.blocks[len(given.blocks) :].zero_()
+        inputs.rows.copy_(given.rows)
+
     def attend(self, prepared: SlotTables, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         given = (prepared.table, prepared.blocks, prepared.rows)
         attended: Tensor = _attend(query, key, value, *given, scale)

@@ -1,0 +1,160 @@
+"""Explanations under graphs: on a CPU a trace of operations stands in for the graph, and Python does not run again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from cluster.engine.native import NativeEngine, graphed_decode
+from cluster.engine.native.kernels.slots import SlotsKernel
+from cluster.engine.window.planner import Run
+from cluster.models import load_model
+from cluster.models.base import VisionLanguageModel
+from cluster.types import Question
+
+QUESTIONS = tuple(
+    Question(text, text, explain=True)
+    for text in ("Is anyone climbing the fence?", "Is there a fire or smoke?", "Did a vehicle stop on the road?")
+)
+PLAIN = Question("plain", "Is a door open?")
+
+
+class Trace:
+    """In place of a capture: operations with the addresses and numbers of their first run."""
+
+    def __init__(self) -> None:
+        self.captured = 0
+
+    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
+        self.captured += 1
+        graph = make_fx(function)()
+        return lambda: graph()
+
+
+@pytest.fixture
+def model(request) -> VisionLanguageModel:
+    return load_model(getattr(request, "param", "tiny-qwen2_5_vl"))
+
+
+@pytest.fixture
+def explain(make_camera, make_spec):
+    """Answers of two cameras' windows, stepped together, and how many explanations each step of decoding went on with.
+    A fifth of all tokens ends one, so that they end one by one."""
+
+    def answers(engine: NativeEngine) -> tuple[list[tuple[str, str, str]], list[int]]:
+        engine._ends = frozenset(range(0, engine.model.text_config.vocab_size, 5))
+        rows: list[int] = []
+        decode = engine.decode
+
+        def recorded(step):
+            rows.append(len(step.ids))
+            return decode(step)
+
+        engine.decode = recorded
+        cameras = [make_camera(stream=name) for name in ("a", "b")]
+        for camera, questions in zip(cameras, ((*QUESTIONS, PLAIN), QUESTIONS[:2]), strict=True):
+            engine.admit(make_spec(camera.stream, questions=questions))
+        given = []
+        for index in range(6):
+            requests = [request for camera in cameras for request in engine.push(camera.sample(index))]
+            given += engine.step(requests) if requests else []
+        return [(answer.stream, answer.question, answer.text) for answer in given], rows
+
+    return answers
+
+
+def eager_engine(model: VisionLanguageModel) -> NativeEngine:
+    return NativeEngine(model, max_new_tokens=4)
+
+
+def graphed_engine(model: VisionLanguageModel, capture: graphed_decode.Capture) -> NativeEngine:
+    """As on a GPU; only decoding runs the GPU's kernel, which takes long in Triton's interpreter."""
+    engine = eager_engine(model)
+    engine.decode.kernel, engine.decode.capture = SlotsKernel(), capture
+    return engine
+
+
+def bucket(rows: int) -> int:
+    return next(size for size in (1, 2, 4, 8) if size >= rows)
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2_5_vl", "tiny-internvl3"], indirect=True)
+def test_tokens_and_kv_are_those_of_eager_decoding(model, explain) -> None:
+    """Of another kernel. Rows are padded, and fewer explanations need smaller graphs."""
+    eager, capture = eager_engine(model), Trace()
+    graphed = graphed_engine(model, capture)
+    decode = graphed.decode
+    expected, rows = explain(eager)
+    assert explain(graphed) == (expected, rows)
+    assert {each == bucket(each) for each in rows} == {True, False}
+    assert capture.captured == len({bucket(each) for each in rows}) > 1
+    assert (decode.replayed, decode.eager) == (len(rows), 0)
+    # Slots are taken in one order: padding has written nothing else.
+    for got, wanted in ((graphed.pool.k, eager.pool.k), (graphed.pool.v, eager.pool.v)):
+        torch.testing.assert_close(got[:, :2000], wanted[:, :2000], atol=1e-4, rtol=1e-4)
+    assert graphed.pool._fresh == eager.pool._fresh < 2000
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_failed_capture_is_told_once_and_costs_graphs_alone(model, explain, caplog, good) -> None:
+    """The first one fails, or the second, after which the first is gone too."""
+    trace = Trace()
+
+    def capture(function):
+        if trace.captured == good:
+            function()
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return trace(function)
+
+    engine = graphed_engine(model, capture)
+    decode = engine.decode
+    with caplog.at_level(logging.ERROR):
+        got, rows = explain(engine)
+    assert got == explain(eager_engine(model))[0]
+    before = next(i for i, each in enumerate(rows) if bucket(each) != bucket(rows[0])) if good else 0
+    assert (decode.replayed, decode.eager) == (before, len(rows) - before)
+    assert len(caplog.records) == 1
+    assert "without CUDA graphs from here on" in caplog.text
+    assert not decode._graphs
+
+
+def test_more_explanations_than_the_largest_graph_has_rows_are_decoded_eagerly(model, explain, monkeypatch) -> None:
+    monkeypatch.setattr(graphed_decode, "LARGEST", 4)
+    engine = graphed_engine(model, Trace())
+    decode = engine.decode
+    got, rows = explain(engine)
+    assert got == explain(eager_engine(model))[0]
+    assert decode.eager == sum(each > 4 for each in rows) > 0
+    assert decode.replayed == len(rows) - decode.eager > 0
+
+
+def test_without_a_gpu_or_with_a_kernel_of_changing_launches_nothing_is_captured(model, explain) -> None:
+    plain, other, capture = eager_engine(model), eager_engine(model), Trace()
+    other.decode.capture = capture
+    assert plain.decode.capture is None
+    for engine in (plain, other):
+        decode = engine.decode
+        _, rows = explain(engine)
+        assert (decode.replayed, decode.eager) == (0, len(rows))
+    assert capture.captured == 0
+
+
+def test_a_block_that_pads_computes_nothing() -> None:
+    """Of fewer streams than rows: what is left of an earlier step is not visited."""
+    kernel = SlotsKernel()
+    tables = [np.array([3, 1, 4]), np.array([5, 9])]
+    inputs = kernel.static_inputs(2, 16, torch.device("cpu"))
+    kernel.fill(inputs, tables, [[Run(0, 1, 1, 2, 3)], [Run(1, 1, 2, 2, 2)]])
+    assert inputs.table.tolist() == [3, 1, 4, 5, 9, *[0] * 11]
+    assert inputs.blocks.tolist() == [[0, 1, 0, 1, 2, 3], [1, 1, 3, 2, 0, 0]]
+    assert inputs.rows.tolist() == [[1, 2, 3], [2, 0, 0]]
+    addresses = [part.data_ptr() for part in (inputs.table, inputs.blocks, inputs.rows)]
+    kernel.fill(inputs, tables[:1], [[Run(0, 1, 1, 2, 3), Run(1, 1, 1, 2, 3)]])
+    assert inputs.blocks.tolist() == [[0, 2, 0, 1, 2, 3], [0] * 6]
+    assert inputs.rows.tolist() == [[1, 2, 3]] * 2
+    assert addresses == [part.data_ptr() for part in (inputs.table, inputs.blocks, inputs.rows)]
