@@ -124,8 +124,11 @@ def tree(rng: random.Random, depth: int = 3) -> Any:
 
 OUTER = (cameras_pb2, incidents_pb2, ingest_pb2, memory_pb2, pictures_pb2, replicas_pb2, results_pb2)
 INNER = (frames_pb2, incidents_pb2, kv_pb2, memory_pb2, pictures_pb2)
-ABSENT = {("inner", "sightline.v1.Pictures/Picture")}
-"""Not offered where footage is kept; cameras' pictures come from their decoders."""
+ABSENT = {
+    ("inner", f"sightline.v1.{name}")
+    for name in ("Pictures/Picture", "Pictures/Live", "Pictures/Test", "Memory/AskAll")
+}
+"""What the gateway alone offers: pictures and tests come from decoders, and no process inside asks all cameras."""
 ONLY_INSIDE = {"sightline.v1.Recorder"}
 
 DEFECTS = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS}
