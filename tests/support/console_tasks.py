@@ -117,6 +117,7 @@ def serve(folder: Path) -> Iterator[str]:
 
 def do_tasks(page: Page, url: str, kind: str) -> list[dict[str, Any]]:
     """A row for each task: whether it was done, in how many seconds, and why not."""
+    expect.set_options(timeout=PATIENCE_MS)
     hand = Keyboard(page) if kind == "keyboard" else Pointer(page)
     name = f"gate-{kind}"
     tasks: dict[str, Callable[[], None]] = {
