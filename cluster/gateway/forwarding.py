@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -24,6 +24,15 @@ async def in_time(call: Awaitable[T], deadline_s: float) -> T:
         return await asyncio.wait_for(call, deadline_s)
     except TimeoutError:
         raise UnavailableError(f"the controller did not answer within {deadline_s:g} s") from None
+
+
+async def relay(call: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Pass a stream of replies on; the call behind it ends with this one."""
+    try:
+        async for reply in call:
+            await context.write(reply)
+    finally:
+        call.cancel()
 
 
 class Forwarding:

@@ -13,7 +13,7 @@ from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
 
 from cluster.errors import UnavailableError
 from cluster.gateway.ask_all import AskAll, ListCameras, ListIncidents
-from cluster.gateway.forwarding import Forwarding
+from cluster.gateway.forwarding import Forwarding, relay
 from cluster.types import CameraStatus
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera
@@ -66,22 +66,12 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
     async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:  # noqa: N802
         """See protos/sightline/v1/memory.proto."""
         async with self._forwarding(request.camera, context, self._ask_s) as (replica, limit_s):
-            call = replica.Ask(request, timeout=limit_s)
-            try:
-                async for event in call:
-                    await context.write(event)
-            finally:
-                call.cancel()
+            await relay(replica.Ask(request, timeout=limit_s), context)
 
     async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:  # noqa: N802
         """See protos/sightline/v1/memory.proto."""
         async with self._forwarding(request.camera, context, self._ask_s) as (replica, limit_s):
-            call = replica.Replay(request, timeout=limit_s)
-            try:
-                async for window in call:
-                    await context.write(window)
-            finally:
-                call.cancel()
+            await relay(replica.Replay(request, timeout=limit_s), context)
 
     async def AskAll(self, request: memory_pb2.AskAllRequest, context: Context) -> None:  # noqa: N802
         """See protos/sightline/v1/memory.proto."""

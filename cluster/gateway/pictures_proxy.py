@@ -18,7 +18,7 @@ from cluster.alerts.incident import Erased, unknown_incident
 from cluster.config import CameraEntry, parse_camera
 from cluster.control.cameras.managed import settings_of
 from cluster.errors import ConfigError, NotReadyError, UnavailableError
-from cluster.gateway.forwarding import Forwarding
+from cluster.gateway.forwarding import Forwarding, relay
 from cluster.security.roles import current_principal
 from cluster.wire.channel import ChannelPool
 from cluster.wire.convert import settings_from_json
@@ -171,12 +171,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         """See the proto."""
         who = f"the decoder of camera {request.camera!r}"
         async with self._live.to(context, who, lambda: self._find(request.camera), CALL_S) as channel:
-            call = pictures_pb2_grpc.RecorderStub(channel).Live(request)
-            try:
-                async for part in call:
-                    await context.write(part)
-            finally:
-                call.cancel()
+            await relay(pictures_pb2_grpc.RecorderStub(channel).Live(request), context)
 
     async def Footage(self, request: pictures_pb2.FootageRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""
