@@ -17,13 +17,15 @@ from typing import Any
 
 import torch
 
-from cluster.codec.nvdec import NvdecError, probe_machine
+from cluster.codec.nvdec import NvdecError, shared_nvdec
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.graphed_decode import DecodeStep
 from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import CapacityError, ConfigError
 from cluster.lab.bench.frames import prune_clip, read_clip
+from cluster.lab.bench.gpu_decode import DecodeLoad, decode_rates
+from cluster.lab.bench.gpu_frontend import host_nvdec
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
 from cluster.lab.bench.harness import Goals, Part, print_progress
 from cluster.lab.scenes.street_clips import make_clip
@@ -289,12 +291,17 @@ class Rig:
         return Part({"library_speedup": theirs / ours}, rows, ["vLLM beside it: `bench engines --device cuda`"])
 
     def nvdec(self) -> Part:
-        """Whether NVDEC decodes here; its sessions and pictures per second are read off a running decoder."""
+        """Pictures of 1080p that NVDEC and the decoder's front end take a second, or why there are none. A CPU stands
+        for NVDEC with small pictures, for tests."""
+        if self.device.type != "cuda":
+            found = decode_rates(host_nvdec(), DecodeLoad((320, 180), clip_s=2.0, run_s=1.0, most=2))
+            return replace(found, figures={}, notes=["pictures of 320 x 180, decoded on the CPU"])
+        nvdec = shared_nvdec()
         try:
-            probe_machine()
+            nvdec.check()
         except NvdecError as error:
             return Part({}, [{"nvdec": "none", "why": str(error)}])
-        return Part({}, [{"nvdec": "there", "why": ""}])
+        return decode_rates(nvdec, DecodeLoad())
 
 
 PARTS: dict[str, Callable[[Rig], Part]] = {

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from cluster.codec.nvdec import Nvdec
 from cluster.errors import ConfigError
 from cluster.lab.bench import harness
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
-from cluster.lab.bench.gpu_measure import search_streams
+from cluster.lab.bench.gpu_decode import DecodeLoad, decode_rates
+from cluster.lab.bench.gpu_frontend import HostNvdecDecoder, host_nvdec
+from cluster.lab.bench.gpu_measure import PARTS, search_streams
 from cluster.models.loading import load_random_shape
 
 
@@ -49,8 +55,39 @@ def test_everything_is_measured_on_a_cpu_too(capsys, tmp_path, clip) -> None:
     for figure in ("window_speedup", "prefill_mfu", "tower_mfu", "library_speedup", "host_loads_hidden"):
         assert f"{figure} = " in shown
     assert "streams_per_gpu = 2" in shown
-    assert "no NVIDIA driver" in shown or torch.cuda.is_available()
+    assert "pictures of 320 x 180, decoded on the CPU" in shown
+    assert "nvdec_1080p_fps" not in shown, "a CPU's figure is none of NVDEC's"
     assert '"figure": "window_speedup"' in file.read_text()
+
+
+SMALL = DecodeLoad((320, 180), clip_s=6.0, run_s=0.3, most=2)
+
+
+def test_every_session_decodes_and_prunes() -> None:
+    part = decode_rates(host_nvdec(), SMALL)
+    assert {(row["codec"], row["refused"]) for row in part.rows} == {("h264", ""), ("hevc", "")}
+    assert all(row["sessions"] in (1, 2) and 0 < row["kept"] < 0.5 for row in part.rows)
+    best = max(row["pictures_s"] for row in part.rows if row["codec"] == "h264")
+    assert part.figures["nvdec_1080p_fps"] == best > 0
+
+
+def test_sessions_that_the_gpu_refuses_end_the_search() -> None:
+    """A card of one session: the second camera is told so, and no more are tried."""
+    nvdec = Nvdec(lambda: None, HostNvdecDecoder, clock=lambda: 0.0)
+    nvdec.limit = 1
+    rows = decode_rates(nvdec, replace(SMALL, most=8)).rows
+    last = {row["codec"]: row for row in rows}
+    for row in last.values():
+        assert (row["sessions"], row["refused"]) == (1, "all 1 NVDEC sessions of this process are taken")
+    assert len(rows) == 4
+    assert nvdec.sessions == 0, "every session is given back"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_without_nvdec_says_why() -> None:
+    rig = SimpleNamespace(device=torch.device("cuda"))
+    [row] = PARTS["nvdec"](rig).rows
+    assert row == {"nvdec": "none", "why": "this machine has no NVIDIA driver (libcuda.so.1)"}
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
