@@ -133,10 +133,15 @@ class Controller:
         await self._until_settled()
         entry = self._table.check_test(entry)
         known = self._directory.route(entry.name).decoder_address if entry.name in self._table.names else None
-        others = [info.address for info in self._directory.decoders.values()]
-        if not others:
+        return known or await self.any_decoder(), entry
+
+    async def any_decoder(self) -> str:
+        """``host:port`` of a decoder. Raises ``UnavailableError``."""
+        await self._until_settled()
+        decoders = [info.address for info in self._directory.decoders.values()]
+        if not decoders:
             raise UnavailableError("no decoder is ready yet; try again in a moment")
-        return known or random.choice(others), entry
+        return random.choice(decoders)
 
     async def managed_cameras(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
         """Declared cameras, passwords included, sorted by name; all of them without ``names``. Raises

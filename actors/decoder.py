@@ -25,6 +25,7 @@ from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, CameraAssignment, Route
 from cluster.decoder.decode_gate import make_decode_gate
 from cluster.decoder.decode_pressure import DecodePressure
+from cluster.decoder.discovery import NetworkSearch
 from cluster.decoder.footage import service as recorder
 from cluster.decoder.footage.camera import CameraFootage, clip_shortages
 from cluster.decoder.footage.ring import RingBudget
@@ -175,7 +176,9 @@ class Decoder:
         self._server.add(
             recorder.SERVICE,
             pictures_pb2_grpc.add_RecorderServicer_to_server,
-            recorder.RecorderServicer(self._recorder, self._tester),
+            recorder.RecorderServicer(
+                self._recorder, self._tester, NetworkSearch(self._config.security.discovery_networks)
+            ),
         )
         port = self._server.bind(self._host, 0)
         await self._server.start()

@@ -158,6 +158,7 @@ class Gateway:
             self._alerting if config.alerts.enabled else None,
             self._channels,
             tested=self._tested_source,
+            any_decoder=self._any_decoder,
         )
         self._missed = 0
         self._guard = make_guard(config.security)
@@ -269,6 +270,9 @@ class Gateway:
     async def _tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
         return await self._controller.tested_source(entry)
 
+    async def _any_decoder(self) -> str:
+        return await self._controller.any_decoder()
+
     async def _replica_of(self, camera: str) -> str:
         route = await self._controller.where(camera)
         if route.replica_address is None:
@@ -363,6 +367,10 @@ class ControllerDirectory:
         """See the controller."""
         found: tuple[str, CameraEntry] = await ask_controller("tested_source", entry)
         return found
+
+    async def any_decoder(self) -> str:
+        """See the controller."""
+        return str(await ask_controller("any_decoder"))
 
     async def where(self, name: str) -> Any:
         """A :class:`~cluster.control.directory.Route`."""

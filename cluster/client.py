@@ -43,8 +43,10 @@ from cluster.hosts import is_loopback
 from cluster.redaction import SourceAddress
 from cluster.types import Answer, CameraStatus, MemoryStatus, Question
 from cluster.types.reports import ReplicaStatus
+from cluster.types.sources import Discovery
 from cluster.wire.channel import channel_options, split_address
 from cluster.wire.convert import answer_from_proto, question_to_proto, replica_from_proto, status_from_proto
+from cluster.wire.mapping import from_message
 from cluster.wire.memory_wire import (
     AskAllProgress,
     CameraTold,
@@ -206,7 +208,7 @@ class GatewayClient:
             raise self._nobody() from None
         call = self._results.Watch(results_pb2.WatchRequest(cameras=list(cameras)), metadata=self._metadata)
         call.initial_metadata()
-        return self._answers(call)
+        return self._stream(call, lambda message: (answer_from_proto(message), message.missed))
 
     def ask(
         self,
@@ -275,13 +277,7 @@ class GatewayClient:
             deadline_s=deadline_s,
         )
         call = self._memory.AskAll(request, timeout=(deadline_s or 60.0) + self._deadline_s, metadata=self._metadata)
-        try:
-            for event in call:
-                yield all_from_proto(event)
-        except grpc.RpcError as error:
-            raise self._explain(error) from None
-        finally:
-            call.cancel()
+        yield from self._stream(call, all_from_proto)
 
     def forget(self, camera: str, before_s: float = 0.0) -> ForgottenCamera:
         """Forget what was seen more than ``before_s`` seconds before the newest frame, and what was kept of incidents
@@ -399,6 +395,12 @@ class GatewayClient:
         reply: pictures_pb2.TestReply = self._call(self._pictures.Test, request, TEST_S)
         return reply
 
+    def discover(self, network: str, user: str = "", password: str = "") -> Generator[Discovery, None, None]:
+        """Search a network for ONVIF cameras; closing the iterator stops it. See ``DiscoverRequest``."""
+        request = pictures_pb2.DiscoverRequest(network=network, user=user, password=password)
+        call = self._pictures.Discover(request, timeout=FILE_S, metadata=self._metadata)
+        yield from self._stream(call, lambda message: from_message(Discovery, message))
+
     def forget_footage(self, camera: str) -> Deleted:
         """Delete all snapshots and clips of a camera."""
         reply = self._call(self._pictures.Forget, pictures_pb2.ForgetFootageRequest(camera=camera))
@@ -413,10 +415,10 @@ class GatewayClient:
         finally:
             call.cancel()
 
-    def _answers(self, call: Any) -> Iterator[tuple[Answer, int]]:
+    def _stream(self, call: Any, read: Callable[[Any], T]) -> Generator[T, None, None]:
         try:
             for message in call:
-                yield answer_from_proto(message), message.missed
+                yield read(message)
         except grpc.RpcError as error:
             raise self._explain(error) from None
         finally:

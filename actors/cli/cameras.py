@@ -11,12 +11,14 @@ import typer
 from actors.cli import camera_files
 from actors.cli.calibrate import calibrate
 from actors.cli.camera_files import Takeover
+from actors.cli.discover import discover
 from actors.cli.options import DEFAULT_GATEWAY, CameraPriority, Gateway, Json, Questions, Settings, connect
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
 app.command("apply")(camera_files.apply)
 app.command("export")(camera_files.export)
 app.command("calibrate")(calibrate)
+app.command("discover")(discover)
 
 CONNECT_S = 2.0
 """Seconds that `add` waits for what becomes of the source."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Network
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -174,6 +175,11 @@ class SecurityConfig(Section):
     follow_redirects: bool = Field(
         default=False,
         description="Follow redirects of cameras to other addresses; never those of RTSP cameras with credentials.",
+    )
+    discovery_networks: list[IPv4Network] = Field(
+        default=[],
+        description="Networks, like 10.0.0.0/24, that administrators of all cameras may search for ONVIF cameras from "
+        "the decoders' machines; [] allows none.",
     )
     calls_per_s: float = Field(default=50.0, gt=0, description="Mean rate limit of one token, calls per second.")
     calls_burst: int = Field(default=200, ge=1, description="Burst limit of one token, calls.")

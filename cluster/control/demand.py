@@ -73,17 +73,49 @@ def whole_share(demand: Demand, fps: float) -> float:
     return min(1.0, demand.temporal / (fps * demand.anchor_interval_s))
 
 
-def work(demand: Demand, rung: Rung) -> WindowWork:
-    """Work of one computed window at that rung; none at a rung that sheds."""
+def gated_before(demand: Demand, rung: Rung) -> float:
+    """Expected gated strides, of those in a window, between its last computed window and the next: with independent
+    windows the sum of ``(1 - busy)^k``, k = 1, 2, ..., overlapped strides."""
+    still = 1.0 - min(1.0, demand.busy)
+    return sum(still**k for k in range(1, _overlapped(demand, rung) + 1))
+
+
+def work(demand: Demand, rung: Rung, *, gated: float | None = None, missed: float = 0.0) -> WindowWork:
+    """Work of one computed window at that rung; none at a rung that sheds.
+
+    Frames of the strides since the last computed window are computed with this one: of a missed (dropped) stride what
+    it keeps, of a gated one its anchors, since a window in which any other patch is kept is not gated.
+
+    Args:
+        demand: of the camera.
+        rung: at which it runs.
+        gated: gated strides since the last computed window; None: as expected.
+        missed: dropped strides since then.
+    """
     if rung.shed:
         return WindowWork(0.0, 0.0, 0.0)
     kept = window_tokens(demand, rung)
-    new = min(kept, kept * demand.stride_s * rung.stride / demand.window_s)
+    stride_s = demand.stride_s * rung.stride
     fps = demand.fps * rung.fps
-    own = whole_share(demand, fps) / _share(demand, rung) if demand.refresh_budget is None else demand.refresh_budget
-    refresh = own if rung.refresh_budget is None else min(own, rung.refresh_budget)
+    whole = whole_share(demand, fps)
+    most = _overlapped(demand, rung)
+    missed = min(missed, most)
+    gated = min(gated_before(demand, rung) if gated is None else gated, most - missed)
+    new = min(kept, kept * (1 + missed) * stride_s / demand.window_s)
+    # Tokens of anchors in the overlap, and those of them that were never computed.
+    anchors = (kept - new) * min(1.0, whole / _share(demand, rung))
+    owed = min(anchors, gated * stride_s * fps / demand.temporal * whole * demand.frame_tokens)
+    rest = kept - new - owed
+    refreshed = anchors - owed if demand.refresh_budget is None else demand.refresh_budget * rest
+    if rung.refresh_budget is not None:
+        refreshed = min(refreshed, rung.refresh_budget * rest)
     query = demand.questions * demand.query_tokens
-    return WindowWork.from_layout(kept=kept, new=new, refreshed=refresh * (kept - new), query=query, encoded=new)
+    return WindowWork.from_layout(kept=kept, new=new + owed, refreshed=refreshed, query=query, encoded=new + owed)
+
+
+def _overlapped(demand: Demand, rung: Rung) -> int:
+    """Whole strides of a window before its newest one."""
+    return max(0, math.floor(demand.window_s / (demand.stride_s * rung.stride)) - 1)
 
 
 def window_tokens(demand: Demand, rung: Rung) -> float:

@@ -17,6 +17,7 @@ from cluster.decoder.footage.pictures import LatestPicture
 from cluster.decoder.pipeline import CameraPipeline, make_source, pipeline_settings
 from cluster.errors import CapacityError, ConfigError, NotReadyError
 from cluster.types import MICROSECONDS, BoolGrid, EncodedPacket, FrameSample, PatchGeometry, ShownPicture
+from cluster.types.sources import SourceTest
 
 LONGEST_S = 8.0
 """Seconds of watching, beyond the time to connect: two GOPs of most cameras."""
@@ -30,26 +31,6 @@ MOST_TIMES = 4096
 
 USUAL_GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
 """Where no replica has said yet how its model cuts pictures."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTest:
-    """What a source sent; see ``TestReply`` in protos/sightline/v1/pictures.proto."""
-
-    codec: str
-    width: int
-    height: int
-    fps: float
-    gop_pictures: int
-    gop_s: float
-    kbit_s: float
-    cue: str
-    decode: str
-    first_picture_s: float
-    decode_errors: int
-    kept: float
-    jpeg: bytes
-    kept_jpeg: bytes
 
 
 @dataclass(slots=True)

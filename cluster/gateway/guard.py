@@ -165,7 +165,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 # A stream's requests come later, and name their camera to the servicer.
                 named = getattr(request, rule.camera) if rule.camera else []
                 cameras = [named] if isinstance(named, str) else list(named)
-                self.check(principal, method, cameras, getattr(request, "text", "") if rule.role is Role.ASK else "")
+                self.check(principal, method, cameras, said(request, rule))
             except SightlineError as error:
                 await abort(context, error)
             return await behavior(request, context)
@@ -190,6 +190,11 @@ class Guard(grpc.aio.ServerInterceptor):
         if self._audit is not None:
             outcome = "ok" if error is None else type(error).__name__.removesuffix("Error").lower()
             self._audit.write(who, method, cameras=cameras, outcome=outcome, peer=peer, text=text)
+
+
+def said(request: Any, rule: Rule) -> str:
+    """What the audit log tells of a request besides its cameras: a question, or the network that is searched."""
+    return str(getattr(request, "text", "") if rule.role is Role.ASK else getattr(request, "network", ""))
 
 
 def _rule(method: str) -> Rule:

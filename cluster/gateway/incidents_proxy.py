@@ -58,18 +58,13 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     ) -> incidents_pb2.Incident:
         async with self._forwarding(context) as stub:
             await self._of_mine(stub, request.id, Role.ASK)
-            if current_principal() is not ANYBODY:
-                # A name of one's own choice would make the record worthless.
-                request.by = current_principal().name
-            incident: incidents_pb2.Incident = await stub.Acknowledge(request, timeout=self._call_s)
+            incident: incidents_pb2.Incident = await stub.Acknowledge(_signed(request), timeout=self._call_s)
             return incident
 
     async def Review(self, request: incidents_pb2.ReviewRequest, context: Context) -> incidents_pb2.Incident:  # noqa: N802
         async with self._forwarding(context) as stub:
             await self._of_mine(stub, request.id, Role.ASK)
-            if current_principal() is not ANYBODY:
-                request.by = current_principal().name
-            incident: incidents_pb2.Incident = await stub.Review(request, timeout=self._call_s)
+            incident: incidents_pb2.Incident = await stub.Review(_signed(request), timeout=self._call_s)
             return incident
 
     async def Timeline(  # noqa: N802
@@ -85,9 +80,7 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     ) -> incidents_pb2.ListMutesResponse:
         async with self._forwarding(context) as stub:
             _require_scope(request.camera)
-            if current_principal() is not ANYBODY:
-                request.by = current_principal().name
-            return self._seen(await stub.Mute(request, timeout=self._call_s))
+            return self._seen(await stub.Mute(_signed(request), timeout=self._call_s))
 
     async def Unmute(  # noqa: N802
         self, request: incidents_pb2.UnmuteRequest, context: Context
@@ -170,6 +163,14 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     async def _forwarding(self, context: Context) -> AsyncIterator[Any]:
         async with self._alerting.to(context, "alerting", self._route, self._call_s) as channel:
             yield incidents_pb2_grpc.IncidentsStub(channel)
+
+
+def _signed(request: Any) -> Any:
+    """The same request by the caller, whoever it says itself; where nobody is known, by whom it says."""
+    # A name of one's own choice would make the record worthless.
+    if current_principal() is not ANYBODY:
+        request.by = current_principal().name
+    return request
 
 
 def _scoped(request: Any) -> Any:

@@ -17,7 +17,7 @@ from cluster.alerts.clips.footage_store import KINDS, READ_BYTES, Deleted, Kind,
 from cluster.alerts.incident import Erased, unknown_incident
 from cluster.config import CameraEntry, parse_camera
 from cluster.control.cameras.managed import settings_of
-from cluster.errors import ConfigError, NotReadyError, UnavailableError
+from cluster.errors import ConfigError, ForbiddenError, NotReadyError, UnavailableError
 from cluster.gateway.forwarding import Forwarding, relay
 from cluster.security.roles import current_principal
 from cluster.wire.channel import ChannelPool
@@ -29,6 +29,8 @@ SERVICE = "sightline.v1.Pictures"
 CALL_S = 10.0
 TEST_S = 30.0
 """Longest test of a source: the time to connect, some seconds of watching, and closing it."""
+DISCOVER_S = 150.0
+"""Longest search of a network, beyond the decoder's own limit."""
 FILE_S = 300.0
 MOST_WATCHING = 64
 LONGEST_ID = 64
@@ -120,6 +122,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         alerting: ``host:port`` of the alerting process; both raise ``UnavailableError`` while there is none. None in a
             cluster that makes no incidents.
         tested: where a source is tested; None: nowhere.
+        any_decoder: ``host:port`` of a decoder, which searches a network; None: nowhere.
         max_calls: calls at once; one more is refused with ``CapacityError``.
     """
 
@@ -130,9 +133,10 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         channels: ChannelPool,
         *,
         tested: TestedSource | None = None,
+        any_decoder: Callable[[], Awaitable[str]] | None = None,
         max_calls: int = 256,
     ) -> None:
-        self._tested = tested
+        self._tested, self._any_decoder = tested, any_decoder
         self._decoder = decoder
         self._alerting = alerting
         self._forwarding = Forwarding(channels, "calls about pictures and clips", max_calls=max_calls)
@@ -166,6 +170,16 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         async with self._forwarding.to(context, "the decoder that tests it", there, TEST_S) as channel:
             reply: pictures_pb2.TestReply = await pictures_pb2_grpc.RecorderStub(channel).Test(asked, timeout=TEST_S)
             return reply
+
+    async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Context) -> None:  # noqa: N802
+        """See the proto."""
+        async with explained(context):
+            if not current_principal().sees_all:
+                raise ForbiddenError("searching a network concerns all cameras; it needs a token for all of them")
+            if self._any_decoder is None:
+                raise UnavailableError("this gateway searches no networks")
+        async with self._forwarding.to(context, "the decoder that searches", self._any_decoder, CALL_S) as channel:
+            await relay(pictures_pb2_grpc.RecorderStub(channel).Discover(request, timeout=DISCOVER_S), context)
 
     async def Live(self, request: pictures_pb2.LiveRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""

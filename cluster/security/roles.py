@@ -98,6 +98,7 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Incidents/TestSink": Rule(Role.ADMIN),
     "/sightline.v1.Pictures/Picture": Rule(Role.VIEW, "camera", audited=False, cost=0.1),
     "/sightline.v1.Pictures/Test": Rule(Role.ADMIN, "camera"),
+    "/sightline.v1.Pictures/Discover": Rule(Role.ADMIN, cost=5.0),
     "/sightline.v1.Pictures/Live": Rule(Role.VIEW, "camera"),
     "/sightline.v1.Pictures/Footage": Rule(Role.VIEW),
     "/sightline.v1.Pictures/Forget": Rule(Role.ADMIN, "camera"),

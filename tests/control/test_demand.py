@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -36,6 +37,25 @@ def test_work_by_hand() -> None:
     assert work(camera, Rung("r", fps=0.5)).encoded == pytest.approx(50)
     assert work(camera, Rung("r", fps=0.5, kept=1.5)).encoded == pytest.approx(60)
     assert work(camera, SHED) == WindowWork(0, 0, 0)
+
+
+def test_frames_of_strides_before_are_computed_with_the_next_window() -> None:
+    # 20 frames of a window of 20 s, 4 of a stride; an anchor of 100 tokens every stride, 10 of each other frame.
+    camera = demand(window_s=20.0, stride_s=4.0, fps=2.0, frame_tokens=100, kept=0.1, anchor_interval_s=4.0)
+    assert work(camera, FULL).encoded == pytest.approx(100 + 30)
+    # A gated stride left its anchor, which is then new and not refreshed; no more than the four that overlap.
+    for gated, owed in ((1, 100), (3, 300), (4, 400), (9, 400)):
+        found = work(camera, FULL, gated=gated)
+        assert found.encoded == pytest.approx(130 + owed)
+        assert found.computed == pytest.approx(130 + 400 + 20)
+    # A dropped one left everything that it keeps.
+    assert work(camera, FULL, missed=2).encoded == pytest.approx(3 * 130)
+    assert work(camera, FULL, missed=9).encoded == pytest.approx(5 * 130)
+    assert work(camera, FULL, gated=9, missed=3).encoded == pytest.approx(4 * 130 + 100)
+    # Half of the windows are gated: 1/2 + 1/4 + 1/8 + 1/16 of an anchor is expected.
+    assert work(replace(camera, busy=0.5), FULL).encoded == pytest.approx(130 + 100 * 15 / 16)
+    # A stride of twice that has two anchors, and one such stride overlaps whole.
+    assert work(replace(camera, busy=0.5), Rung("r", stride=2.0)).encoded == pytest.approx(260 + 200 / 2)
 
 
 def test_anchors_stay_whole_however_hard_the_rest_is_pruned() -> None:

@@ -65,11 +65,30 @@ async def test_where_there_is_no_live_view_the_reason_is_said(tmp_path, footage,
 
 async def test_a_codec_that_browsers_do_not_play_is_named(tmp_path):
     async with site(tmp_path) as running:
-        running.feed(video(30, "libx265"), 30)
-        with pytest.raises(NotReadyError, match="browsers do not play hevc"):
+        running.feed(video(30, "mjpeg"), 30)
+        with pytest.raises(NotReadyError, match="browsers do not play mjpeg"):
             await anext(running.recorder.watch("gate"))
         ring = running.cameras["gate"].ring
         assert ring._recordings == [] or all(each.done for each in ring._recordings)
+
+
+async def test_hevc_comes_as_it_is_with_its_parameter_sets_in_front(tmp_path):
+    async with site(tmp_path) as running:
+        header, packets = video(60, "libx265")
+        running.feed((header, packets), 30)
+        watching = running.recorder.watch("gate")
+        data = await anext(watching)
+        running.feed((header, packets), 30)
+        data += await anext(watching)
+        await watching.aclose()
+    with av.open(io.BytesIO(data)) as container:
+        [stream] = container.streams.video
+        assert stream.codec_context.name == "hevc"
+        assert len([*container.decode(video=0)]) >= 1
+    # What a browser is told the codec by: an hvcC with at least VPS, SPS and PPS (ISO 14496-15, 8.3.3.1).
+    box = data[data.index(b"hvcC") + 4 :]
+    assert (box[0], box[1] & 0x1F) == (1, 1)
+    assert box[22] >= 3
 
 
 async def test_viewers_are_bounded_and_one_that_leaves_makes_room(tmp_path, monkeypatch):

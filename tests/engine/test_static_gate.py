@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.control.demand import Demand, work
+from cluster.control.ladder import default
 from cluster.types import Answer, Question
 
 
@@ -59,6 +61,25 @@ def test_an_anchor_counts_as_any_other_frame(engine, night, gated_spec, run) -> 
     assert gated(run(engine, quiet)) == [True]
     assert gated(run(engine, [replace(night.sample(6), anchor=True, activity=0.02), night.sample(7)])) == [False]
     assert gated(run(engine, [night.sample(i) for i in (8, 9)])) == [True]
+
+
+@pytest.mark.parametrize("still", [0, 1, 2, 3])
+def test_a_window_after_gated_ones_computes_their_anchors_and_no_more(engine, make_camera, gated_spec, run, still):
+    """Windows of four strides, of two frames each, of which the first is an anchor; and what scheduling assumes."""
+    engine.admit(replace(gated_spec, max_idle_s=60.0))
+    night = make_camera(still=True, anchor_every=2)
+    samples = [night.sample(i) for i in range(4 + 2 * still)]
+    assert gated(run(engine, samples)) == [False, False] + [True] * still
+    own = [replace(night.sample(4 + 2 * still), activity=0.1), night.sample(5 + 2 * still)]
+    assert (own[0].anchor, own[1].tokens) == (True, 0)
+    (answer,) = run(engine, own)
+    whole = own[0].tokens
+    assert not answer.gated
+    assert answer.tokens.encoded == whole * (1 + still)
+    camera = Demand(
+        "cam", window_s=8.0, stride_s=2.0, fps=2.0, temporal=2, frame_tokens=whole, kept=0.0, anchor_interval_s=2.0
+    )
+    assert work(camera, default().rungs[0], gated=still).encoded == pytest.approx(answer.tokens.encoded)
 
 
 def test_other_questions_a_fresh_start_or_no_gate_are_computed(engine, night, gated_spec, run) -> None:

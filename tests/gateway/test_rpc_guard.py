@@ -67,6 +67,11 @@ CALLS = {
     "/sightline.v1.Pictures/Test": lambda c, camera, m: pictures_pb2_grpc.PicturesStub(c).Test(
         pictures_pb2.TestRequest(camera=camera, source="demo://gate"), metadata=m, timeout=5
     ),
+    "/sightline.v1.Pictures/Discover": lambda c, camera, m: list(
+        pictures_pb2_grpc.PicturesStub(c).Discover(
+            pictures_pb2.DiscoverRequest(network="127.0.0.0/30"), metadata=m, timeout=5
+        )
+    ),
     # Of the cameras there are, those that the token sees are asked: its scope is tested in test_ask_all.py.
     "/sightline.v1.Memory/AskAll": lambda c, camera, m: list(
         memory_pb2_grpc.MemoryStub(c).AskAll(memory_pb2.AskAllRequest(text="Who?"), metadata=m, timeout=5)
@@ -102,6 +107,7 @@ CALLS = {
     ),
 }
 WITHOUT_CAMERA = {
+    "/sightline.v1.Pictures/Discover",
     "/sightline.v1.Memory/AskAll",
     "/sightline.v1.Pictures/Footage",
     "/sightline.v1.Cameras/List",
@@ -119,6 +125,7 @@ MAY = {
     "/sightline.v1.Replicas/List": {Role.VIEW, Role.ASK, Role.ADMIN},
     # It needs a token for all cameras, and these are for some.
     "/sightline.v1.Replicas/Drain": set(),
+    "/sightline.v1.Pictures/Discover": set(),
     "/sightline.v1.Results/Watch": {Role.VIEW, Role.ASK, Role.ADMIN},
     "/sightline.v1.Memory/Ask": {Role.ASK, Role.ADMIN},
     "/sightline.v1.Memory/Replay": {Role.ASK, Role.ADMIN},

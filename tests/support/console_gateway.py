@@ -30,6 +30,7 @@ from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig, load_config
 from cluster.config.alerts import ClipsConfig
 from cluster.control.cameras.managed import settings_of
+from cluster.decoder.discovery import NetworkSearch
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.footage.service import Recorder, RecorderServicer
@@ -65,6 +66,7 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         self._alerts = alerts
         self._clips: dict[int, bytes] = {}
         self._tester = SourceTester(load_config(None, {}))
+        self.search = NetworkSearch([])
         self.footage: dict[str, CameraFootage] = {}
         self.recorder = Recorder(ClipsConfig(), self.footage_of)
 
@@ -93,7 +95,11 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
 
     async def Live(self, request: pictures_pb2.LiveRequest, context: Any) -> None:  # noqa: N802
         """Of the cameras in ``footage``, by the decoder's own servicer."""
-        await RecorderServicer(self.recorder, self._tester).Live(request, context)
+        await RecorderServicer(self.recorder, self._tester, self.search).Live(request, context)
+
+    async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Any) -> None:  # noqa: N802
+        """The decoder's own search, of this process."""
+        await RecorderServicer(self.recorder, self._tester, self.search).Discover(request, context)
 
     def footage_of(self, camera: str) -> CameraFootage:
         return self.footage.setdefault(camera, CameraFootage(PacketRing(10.0, 1 << 24, RingBudget(1 << 26))))

@@ -25,6 +25,7 @@ from cluster.alerts.incident import Incident
 from cluster.alerts.service import AlertService
 from cluster.codec.source import StreamHeader
 from cluster.config import SightlineConfig, load_config
+from cluster.decoder.discovery import NetworkSearch
 from cluster.decoder.footage import service as recorder
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
@@ -171,12 +172,16 @@ class Site:
         self.routes = 0
         self._fed: dict[str, int] = {}
         self.alarm = Alarm()
+        self.probe_port = 3702
+
+    async def any_decoder(self) -> str:
+        return self.decoder_address
 
     async def start(self) -> None:
         await self.start_decoder()
         await self.start_alerting()
         self.gateway = RpcServer(guard=self._guard)
-        self.proxy = PicturesProxy(self.decoder_of, self.alerting_at, ChannelPool())
+        self.proxy = PicturesProxy(self.decoder_of, self.alerting_at, ChannelPool(), any_decoder=self.any_decoder)
         self.gateway.add(pictures.SERVICE, pictures_pb2_grpc.add_PicturesServicer_to_server, self.proxy)
         self.address = f"127.0.0.1:{self.gateway.bind('127.0.0.1', 0)}"
         await self.gateway.start()
@@ -190,7 +195,11 @@ class Site:
         self.decoder.add(
             recorder.SERVICE,
             pictures_pb2_grpc.add_RecorderServicer_to_server,
-            RecorderServicer(self.recorder, SourceTester(self.config)),
+            RecorderServicer(
+                self.recorder,
+                SourceTester(self.config),
+                NetworkSearch(self.config.security.discovery_networks, probe_port=self.probe_port),
+            ),
         )
         self.decoder_address = f"127.0.0.1:{self.decoder.bind('127.0.0.1', 0)}"
         await self.decoder.start()

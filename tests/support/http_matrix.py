@@ -35,6 +35,7 @@ MAY = {
     "GET /v1/cameras/{name}/history": VIEW,
     "GET /v1/cameras/{name}/settings": ADMIN,
     "POST /v1/cameras/test": ADMIN,
+    "POST /v1/cameras/discover": ADMIN,
     "POST /v1/cameras/import": ADMIN,
     "POST /v1/replay": ASK,
     "POST /v1/rehearse": VIEW,
@@ -73,7 +74,7 @@ HIDDEN = {
 }
 """Not even that there is such a thing is told to a token that is not for its camera."""
 
-OF_ALL = {"POST /v1/replicas/{name}/drain", "POST /v1/sinks/{name}/test"}
+OF_ALL = {"POST /v1/cameras/discover", "POST /v1/replicas/{name}/drain", "POST /v1/sinks/{name}/test"}
 """They concern everybody's cameras."""
 
 UNSCOPED = {
@@ -108,6 +109,7 @@ def request_of(name, camera, incident, token):
         "POST /v1/cameras": {"name": camera, "source": "x"},
         "PUT /v1/cameras/{name}": {"source": "x"},
         "POST /v1/cameras/test": {"name": camera, "source": "demo://gate"},
+        "POST /v1/cameras/discover": {"network": "127.0.0.0/30"},
         "POST /v1/cameras/import": {"text": f"name,source\n{camera},demo://gate", "apply": True},
         "POST /v1/replay": {"camera": camera, "text": "Is anyone there?"},
         "POST /v1/rehearse": {"windows": [[0, 8, 0.7], [8, 16, 0.8]]},

@@ -18,6 +18,8 @@ from cluster.types import MICROSECONDS
 
 PLAYED = frozenset({"h264"})
 """Codecs that every browser plays."""
+LIVE = PLAYED | {"hevc"}
+"""Codecs of live views: whether it plays HEVC, a browser knows itself."""
 
 _FRAGMENTED = {
     # Nothing is rewritten, so that every part is final; a new part at each keyframe, or every 2 s.
@@ -93,7 +95,7 @@ class _Parts:
 
 
 class Remuxer:
-    """Remuxes H.264 unchanged. The clip begins with the first packet, a keyframe. ``live``: a part for each packet."""
+    """Remuxes H.264 or HEVC unchanged, from the first packet on, a keyframe. ``live``: a part for each packet."""
 
     def __init__(self, segment: Segment, *, live: bool = False) -> None:
         self._options = _EVERY_FRAME if live else _FRAGMENTED

@@ -17,8 +17,9 @@ import grpc.aio
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
 from cluster.config.alerts import ClipsConfig
+from cluster.decoder.discovery import NetworkSearch
 from cluster.decoder.footage.camera import CameraFootage
-from cluster.decoder.footage.clip import PLAYED, ClipWriter, Remuxer, clip_writer
+from cluster.decoder.footage.clip import LIVE, PLAYED, ClipWriter, Remuxer, clip_writer
 from cluster.decoder.footage.pictures import Picture, still
 from cluster.decoder.footage.ring import Recording
 from cluster.decoder.source_test import SourceTester
@@ -173,7 +174,7 @@ class Recorder:
         recording = footage.ring.follow(SLOW_BYTES)
         if recording.segment is None:
             raise NotReadyError("the camera sends no video at the moment")
-        if recording.segment.codec not in PLAYED:
+        if recording.segment.codec not in LIVE:
             recording.end("it is not shown")
             raise NotReadyError(f"browsers do not play {recording.segment.codec}: there is no live view of it")
         self._watching += 1
@@ -275,8 +276,8 @@ Context: TypeAlias = grpc.aio.ServicerContext
 class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
     """The decoder's servicer. See protos/sightline/v1/pictures.proto."""
 
-    def __init__(self, recorder: Recorder, tester: SourceTester) -> None:
-        self._recorder, self._tester = recorder, tester
+    def __init__(self, recorder: Recorder, tester: SourceTester, search: NetworkSearch) -> None:
+        self._recorder, self._tester, self._search = recorder, tester, search
 
     async def Test(  # noqa: N802
         self, request: pictures_pb2.TestRequest, context: Context
@@ -288,6 +289,16 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
         except (SightlineError, ValueError) as error:
             await abort(context, error)
         return to_message(pictures_pb2.TestReply, found)
+
+    async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Context) -> None:  # noqa: N802
+        """See the proto."""
+        try:
+            found = self._search.search(request.network, request.user, request.password)
+            async with contextlib.aclosing(found) as parts:
+                async for each in parts:
+                    await context.write(to_message(pictures_pb2.DiscoverReply, each))
+        except (SightlineError, ValueError) as error:
+            await abort(context, error)
 
     async def Picture(  # noqa: N802
         self, request: pictures_pb2.PictureRequest, context: Context

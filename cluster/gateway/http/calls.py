@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import grpc
 
 from cluster.errors import UnavailableError
-from cluster.gateway.guard import Guard
-from cluster.security.roles import RULES, Role, current_principal
+from cluster.gateway.guard import Guard, said
+from cluster.security.roles import RULES, current_principal
 from cluster.wire.status import RefusedError
 
 _AHEAD = 4
@@ -79,8 +79,7 @@ class Calls:
         rule = RULES[method]
         named = getattr(request, rule.camera) if rule.camera else []
         cameras = [named] if isinstance(named, str) else list(named)
-        text = getattr(request, "text", "") if rule.role is Role.ASK else ""
-        self._guard.check(current_principal(), method, cameras, text)
+        self._guard.check(current_principal(), method, cameras, said(request, rule))
 
     def _behavior(self, method: str) -> Callable[..., Awaitable[Any]]:
         _, service, name = method.split("/")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import astuple
 from typing import Annotated, Any
@@ -16,22 +15,27 @@ from cluster.alerts.timeline_store import BIN_S
 from cluster.config.camera_list import parse_camera_list
 from cluster.control.cameras.managed import settings_of
 from cluster.errors import SightlineError, UnknownCameraError
+from cluster.gateway.http.answering import written
 from cluster.gateway.http.forms import (
     CameraHistory,
     Cameras,
     CameraSettings,
+    DiscoveryLine,
     ImportedCameras,
     Nothing,
-    SourceTest,
     Timeline,
 )
-from cluster.gateway.http.replies import Reply
+from cluster.gateway.http.memory import NDJSON
+from cluster.gateway.http.replies import Reply, Stream, plain
 from cluster.gateway.http.routes import Body, Flag, Gateway, Number, Routes, Text
 from cluster.security.roles import HISTORY, IMPORT, current_principal
 from cluster.types import CameraStatus
+from cluster.types.sources import Discovery, SourceTest
 from cluster.wire.convert import status_from_proto
+from cluster.wire.mapping import from_message
 
 SERVICE = "/sightline.v1.Cameras/"
+DISCOVER = "/sightline.v1.Pictures/Discover"
 TEST = "/sightline.v1.Pictures/Test"
 LIST_BYTES = 2 * 2**20
 INCIDENTS = "/sightline.v1.Incidents/"
@@ -102,10 +106,30 @@ async def test_source(body: TestedSource, gateway: Gateway) -> Reply:
     asked = pictures_pb2.TestRequest(
         camera=body.name, source=body.source, settings_json=json.dumps(body.settings) if body.settings else ""
     )
-    found = await gateway.calls.unary(TEST, asked)
-    named = {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields}
-    pictures = {key: base64.b64encode(named[key]).decode() for key in ("jpeg", "kept_jpeg")}
-    return Reply({**named, **pictures})
+    return Reply(from_message(SourceTest, await gateway.calls.unary(TEST, asked)))
+
+
+class SearchedNetwork(Body):
+    """An IPv4 network within ``security.discovery_networks``, and the cameras' user, if any."""
+
+    network: Text
+    user: str = Field(default="", max_length=256)
+    password: str = Field(default="", max_length=256)
+
+
+@router.on("POST /v1/cameras/discover", DISCOVER, DiscoveryLine, media=NDJSON, errors=(409,))
+async def discover_cameras(body: SearchedNetwork, gateway: Gateway) -> Stream:
+    """Search a network for ONVIF cameras, line by line; nothing is added. Closing the connection stops it."""
+    parts = gateway.calls.stream(DISCOVER, pictures_pb2.DiscoverRequest(**body.model_dump()))
+    return await Stream.begin(written(parts, _found_line, lambda error: _line({"error": str(error)})), NDJSON)
+
+
+def _found_line(part: pictures_pb2.DiscoverReply) -> bytes:
+    return _line({"discovery": plain(from_message(Discovery, part))})
+
+
+def _line(body: dict[str, object]) -> bytes:
+    return json.dumps(body).encode() + b"\n"
 
 
 class CameraList(Body):

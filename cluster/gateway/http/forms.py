@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 from cluster.alerts.incident import Delivery, Incident, Mute
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
+from cluster.types.sources import Discovery
 from cluster.wire.memory_wire import AskAllProgress
 
 
@@ -48,23 +49,11 @@ class ImportedCameras(TypedDict):
     cameras: list[ImportedCamera]
 
 
-class SourceTest(TypedDict):
-    """What a source sends; see ``TestReply`` in protos/sightline/v1/pictures.proto."""
+class DiscoveryLine(TypedDict, total=False):
+    """One line of a search: progress, with the camera that is done, if any; or what went wrong."""
 
-    codec: str
-    width: int
-    height: int
-    fps: float
-    gop_pictures: int
-    gop_s: float
-    kbit_s: float
-    cue: str
-    decode: str
-    first_picture_s: float
-    decode_errors: int
-    kept: float
-    jpeg: str
-    kept_jpeg: str
+    discovery: Discovery
+    error: str
 
 
 class ReplayedWindow(TypedDict):

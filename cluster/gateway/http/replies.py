@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import functools
 import gzip
 import json
@@ -23,11 +24,14 @@ from cluster.wire.status import code_of
 
 
 def plain(value: Any) -> Any:
-    """Dictionaries, lists, text and numbers; what is no number (an infinite age) is None, as JSON knows none."""
+    """Dictionaries, lists, text and numbers; what is no number (an infinite age) is None, as JSON knows none, and bytes
+    are base64."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

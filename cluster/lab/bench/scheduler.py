@@ -27,6 +27,8 @@ from cluster.types import MICROSECONDS, WindowRequest
 from cluster.types.cameras import Priority
 
 STRIDE_S = 8.0
+DROPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+"""Shares of what would fill a replica that are dropped as well, at random."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,9 +183,14 @@ def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over
             fleet.admit(demand, 0.0, force=True)
             plan = fleet.plan(demand.camera)
             cameras[-1].phase, cameras[-1].rung = plan.phase, ladder.index_of(plan.rung)
-    # Dropping as few as will do: what is left fills the replica.
-    drop = 1 - 1 / total if how == "drop" else 0.0
-    return Replica(cameras, costs, fleet=fleet, drop=drop, budget_s=0.5, seed=args.seed).run(args.seconds)
+    # Frames of a dropped window are computed with the next one: of shares from where the rest would fill the replica
+    # without that, the best is compared.
+    drops = [1 - (1 - share) / total for share in DROPS] if how == "drop" else [0.0]
+    found = []
+    for drop in drops:
+        each = copy.deepcopy(cameras) if len(drops) > 1 else cameras
+        found.append(Replica(each, costs, fleet=fleet, drop=drop, budget_s=0.5, seed=args.seed).run(args.seconds))
+    return max(found, key=Run.quality)
 
 
 def _misses(run: Run, priority: Priority) -> int:

@@ -21,6 +21,8 @@ from cluster.types import MICROSECONDS, WindowRequest
 from cluster.types.cameras import Priority
 
 REPLICA = "replica-0"
+MOST_STRIDES = 16
+"""More strides than overlap in a window of the usual lengths."""
 
 
 @dataclass(slots=True)
@@ -46,7 +48,8 @@ class Class:
 
 @dataclass(slots=True)
 class Camera:
-    """``busy``: the real share of windows that the gate lets through; ``pace``: windows for each that was declared."""
+    """``busy``: the real share of windows that the gate lets through; ``pace``: windows for each that was declared;
+    ``gated``, ``missed``: strides since its last computed window, whose frames are computed with the next one."""
 
     demand: Demand
     phase: float
@@ -55,6 +58,8 @@ class Camera:
     rung: int = 0
     skip: float = 0.0
     window: int = 0
+    gated: int = 0
+    missed: int = 0
     since: list[float] = field(default_factory=lambda: [0.0] * 5)
 
 
@@ -101,7 +106,7 @@ class Replica:
         self._random = random.Random(seed)
         self._queue = WindowQueue(per_stream=1, capacity=100_000)
         self._names = {camera.demand.camera: camera for camera in cameras}
-        self._works: dict[tuple[str, int], tuple[WindowWork, float]] = {}
+        self._works: dict[tuple[str, int, int, int], tuple[WindowWork, float]] = {}
         self._arrivals = [(camera.phase * camera.demand.stride_s, i) for i, camera in enumerate(cameras)]
         heapify(self._arrivals)
         self._ticked_s = self._busy_since_tick = 0.0
@@ -153,9 +158,11 @@ class Replica:
             mine.quality += rung.f1
             camera.since[1] += 1
             camera.since[2] += 1
+            camera.gated += 1
             return
         if self._drop and self._random.random() < self._drop:
             mine.dropped["random"] += 1
+            camera.missed += 1
             return
         demand = camera.demand
         end = round(at_s * MICROSECONDS)
@@ -169,9 +176,11 @@ class Replica:
         )
 
     def _work(self, camera: Camera) -> tuple[WindowWork, float]:
-        key = (camera.demand.camera, camera.rung)
+        # What a window can hold of them; the rest has left it.
+        gated, missed = min(camera.gated, MOST_STRIDES), min(camera.missed, MOST_STRIDES)
+        key = (camera.demand.camera, camera.rung, gated, missed)
         if key not in self._works:
-            asked = work(camera.demand, self._rung(camera))
+            asked = work(camera.demand, self._rung(camera), gated=gated, missed=missed)
             self._works[key] = asked, self._costs.window_seconds(asked)
         return self._works[key]
 
@@ -180,6 +189,8 @@ class Replica:
         spread = self._costs.spread
         scatter = math.exp(self._random.gauss(0.0, spread) - spread**2 / 2)
         seconds = self._costs.seconds([self._work(camera)[0] for camera in cameras]) * scatter
+        for camera in cameras:
+            camera.gated = camera.missed = 0
         self.now_s += seconds
         self.run_.steps += 1
         self.run_.busy_s += seconds
@@ -201,6 +212,7 @@ class Replica:
         for gone in dropped:
             camera = self._names[gone.request.stream]
             self.run_.classes[camera.demand.priority].dropped[gone.reason] += 1
+            camera.missed += 1
             camera.since[4] += 1
 
     def _tick(self, fleet: Fleet) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsightline/v1/pictures.proto\x12\x0csightline.v1\"=\n\x0ePictureRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0c\n\x04kept\x18\x02 \x01(\x08\x12\r\n\x05width\x18\x03 \x01(\r\"e\n\x0cPictureReply\x12\x0c\n\x04jpeg\x18\x01 \x01(\x0c\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x0b\n\x03pts\x18\x03 \x01(\x03\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0e\n\x06height\x18\x06 \x01(\r\"D\n\x0bTestRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x15\n\rsettings_json\x18\x03 \x01(\t\"\xf7\x01\n\tTestReply\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06height\x18\x03 \x01(\r\x12\x0b\n\x03\x66ps\x18\x04 \x01(\x01\x12\x14\n\x0cgop_pictures\x18\x05 \x01(\r\x12\r\n\x05gop_s\x18\x06 \x01(\x01\x12\x0e\n\x06kbit_s\x18\x07 \x01(\x01\x12\x0b\n\x03\x63ue\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65\x63ode\x18\t \x01(\t\x12\x17\n\x0f\x66irst_picture_s\x18\n \x01(\x01\x12\x15\n\rdecode_errors\x18\x0b \x01(\r\x12\x0c\n\x04kept\x18\x0c \x01(\x01\x12\x0c\n\x04jpeg\x18\r \x01(\x0c\x12\x11\n\tkept_jpeg\x18\x0e \x01(\x0c\"\x1d\n\x0bLiveRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\"\x18\n\x08LivePart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"d\n\x0e\x46ootageRequest\x12\x10\n\x08incident\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12\x12\n\nonly_about\x18\x05 \x01(\x08\"\\\n\x0c\x46ootageAbout\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\x12\x0c\n\x04note\x18\x05 \x01(\t\"U\n\x0b\x46ootagePart\x12.\n\x05\x61\x62out\x18\x01 \x01(\x0b\x32\x1a.sightline.v1.FootageAboutH\x00\x88\x01\x01\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x42\x08\n\x06_about\"8\n\x14\x46orgetFootageRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x10\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x01\"U\n\x12\x46orgetFootageReply\x12\r\n\x05\x66iles\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tincidents\x18\x03 \x01(\x04\x12\x0e\n\x06\x61lerts\x18\x04 \x01(\x04\"t\n\rRecordRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x03\x12\r\n\x05until\x18\x03 \x01(\x03\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x0e\n\x06moment\x18\x05 \x01(\x03\x12\x11\n\tonly_clip\x18\x06 \x01(\x08\"6\n\tRecordEnd\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\x0c\n\x04last\x18\x02 \x01(\x03\x12\x0c\n\x04note\x18\x03 \x01(\t\"`\n\nRecordPart\x12\x12\n\x08snapshot\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04\x63lip\x18\x02 \x01(\x0cH\x00\x12&\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.sightline.v1.RecordEndH\x00\x42\x06\n\x04part2\xde\x02\n\x08Pictures\x12\x43\n\x07Picture\x12\x1c.sightline.v1.PictureRequest\x1a\x1a.sightline.v1.PictureReply\x12;\n\x04Live\x12\x19.sightline.v1.LiveRequest\x1a\x16.sightline.v1.LivePart0\x01\x12\x44\n\x07\x46ootage\x12\x1c.sightline.v1.FootageRequest\x1a\x19.sightline.v1.FootagePart0\x01\x12:\n\x04Test\x12\x19.sightline.v1.TestRequest\x1a\x17.sightline.v1.TestReply\x12N\n\x06\x46orget\x12\".sightline.v1.ForgetFootageRequest\x1a .sightline.v1.ForgetFootageReply2\xdb\x02\n\x08Recorder\x12\x43\n\x07Picture\x12\x1c.sightline.v1.PictureRequest\x1a\x1a.sightline.v1.PictureReply\x12;\n\x04Live\x12\x19.sightline.v1.LiveRequest\x1a\x16.sightline.v1.LivePart0\x01\x12\x41\n\x06Record\x12\x1b.sightline.v1.RecordRequest\x1a\x18.sightline.v1.RecordPart0\x01\x12:\n\x04Test\x12\x19.sightline.v1.TestRequest\x1a\x17.sightline.v1.TestReply\x12N\n\x06\x46orget\x12\".sightline.v1.ForgetFootageRequest\x1a .sightline.v1.ForgetFootageReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsightline/v1/pictures.proto\x12\x0csightline.v1\"=\n\x0ePictureRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0c\n\x04kept\x18\x02 \x01(\x08\x12\r\n\x05width\x18\x03 \x01(\r\"e\n\x0cPictureReply\x12\x0c\n\x04jpeg\x18\x01 \x01(\x0c\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x0b\n\x03pts\x18\x03 \x01(\x03\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\r\n\x05width\x18\x05 \x01(\r\x12\x0e\n\x06height\x18\x06 \x01(\r\"D\n\x0bTestRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x15\n\rsettings_json\x18\x03 \x01(\t\"\xf7\x01\n\tTestReply\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06height\x18\x03 \x01(\r\x12\x0b\n\x03\x66ps\x18\x04 \x01(\x01\x12\x14\n\x0cgop_pictures\x18\x05 \x01(\r\x12\r\n\x05gop_s\x18\x06 \x01(\x01\x12\x0e\n\x06kbit_s\x18\x07 \x01(\x01\x12\x0b\n\x03\x63ue\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65\x63ode\x18\t \x01(\t\x12\x17\n\x0f\x66irst_picture_s\x18\n \x01(\x01\x12\x15\n\rdecode_errors\x18\x0b \x01(\r\x12\x0c\n\x04kept\x18\x0c \x01(\x01\x12\x0c\n\x04jpeg\x18\r \x01(\x0c\x12\x11\n\tkept_jpeg\x18\x0e \x01(\x0c\"B\n\x0f\x44iscoverRequest\x12\x0f\n\x07network\x18\x01 \x01(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x10\n\x08password\x18\x03 \x01(\t\"\x8f\x01\n\rDiscoverReply\x12\x0e\n\x06probed\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\x12\x10\n\x08\x61nswered\x18\x03 \x01(\r\x12\r\n\x05\x61sked\x18\x04 \x01(\r\x12\x33\n\x06\x63\x61mera\x18\x05 \x01(\x0b\x32\x1e.sightline.v1.DiscoveredCameraH\x00\x88\x01\x01\x42\t\n\x07_camera\"\x80\x01\n\x10\x44iscoveredCamera\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12/\n\x07streams\x18\x04 \x03(\x0b\x32\x1e.sightline.v1.DiscoveredStream\x12\r\n\x05\x65rror\x18\x05 \x01(\t\"n\n\x10\x44iscoveredStream\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\r\n\x05\x63odec\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12\x0b\n\x03\x66ps\x18\x05 \x01(\x01\x12\x0e\n\x06source\x18\x06 \x01(\t\"\x1d\n\x0bLiveRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\"\x18\n\x08LivePart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"d\n\x0e\x46ootageRequest\x12\x10\n\x08incident\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\x04\x12\x12\n\nonly_about\x18\x05 \x01(\x08\"\\\n\x0c\x46ootageAbout\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\x12\x0c\n\x04note\x18\x05 \x01(\t\"U\n\x0b\x46ootagePart\x12.\n\x05\x61\x62out\x18\x01 \x01(\x0b\x32\x1a.sightline.v1.FootageAboutH\x00\x88\x01\x01\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x42\x08\n\x06_about\"8\n\x14\x46orgetFootageRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\x10\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x01\"U\n\x12\x46orgetFootageReply\x12\r\n\x05\x66iles\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tincidents\x18\x03 \x01(\x04\x12\x0e\n\x06\x61lerts\x18\x04 \x01(\x04\"t\n\rRecordRequest\x12\x0e\n\x06\x63\x61mera\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x03\x12\r\n\x05until\x18\x03 \x01(\x03\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x0e\n\x06moment\x18\x05 \x01(\x03\x12\x11\n\tonly_clip\x18\x06 \x01(\x08\"6\n\tRecordEnd\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\x0c\n\x04last\x18\x02 \x01(\x03\x12\x0c\n\x04note\x18\x03 \x01(\t\"`\n\nRecordPart\x12\x12\n\x08snapshot\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04\x63lip\x18\x02 \x01(\x0cH\x00\x12&\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.sightline.v1.RecordEndH\x00\x42\x06\n\x04part2\xa8\x03\n\x08Pictures\x12\x43\n\x07Picture\x12\x1c.sightline.v1.PictureRequest\x1a\x1a.sightline.v1.PictureReply\x12;\n\x04Live\x12\x19.sightline.v1.LiveRequest\x1a\x16.sightline.v1.LivePart0\x01\x12\x44\n\x07\x46ootage\x12\x1c.sightline.v1.FootageRequest\x1a\x19.sightline.v1.FootagePart0\x01\x12:\n\x04Test\x12\x19.sightline.v1.TestRequest\x1a\x17.sightline.v1.TestReply\x12H\n\x08\x44iscover\x12\x1d.sightline.v1.DiscoverRequest\x1a\x1b.sightline.v1.DiscoverReply0\x01\x12N\n\x06\x46orget\x12\".sightline.v1.ForgetFootageRequest\x1a .sightline.v1.ForgetFootageReply2\xa5\x03\n\x08Recorder\x12\x43\n\x07Picture\x12\x1c.sightline.v1.PictureRequest\x1a\x1a.sightline.v1.PictureReply\x12;\n\x04Live\x12\x19.sightline.v1.LiveRequest\x1a\x16.sightline.v1.LivePart0\x01\x12\x41\n\x06Record\x12\x1b.sightline.v1.RecordRequest\x1a\x18.sightline.v1.RecordPart0\x01\x12:\n\x04Test\x12\x19.sightline.v1.TestRequest\x1a\x17.sightline.v1.TestReply\x12H\n\x08\x44iscover\x12\x1d.sightline.v1.DiscoverRequest\x1a\x1b.sightline.v1.DiscoverReply0\x01\x12N\n\x06\x46orget\x12\".sightline.v1.ForgetFootageRequest\x1a .sightline.v1.ForgetFootageReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,28 +39,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TESTREQUEST']._serialized_end=279
   _globals['_TESTREPLY']._serialized_start=282
   _globals['_TESTREPLY']._serialized_end=529
-  _globals['_LIVEREQUEST']._serialized_start=531
-  _globals['_LIVEREQUEST']._serialized_end=560
-  _globals['_LIVEPART']._serialized_start=562
-  _globals['_LIVEPART']._serialized_end=586
-  _globals['_FOOTAGEREQUEST']._serialized_start=588
-  _globals['_FOOTAGEREQUEST']._serialized_end=688
-  _globals['_FOOTAGEABOUT']._serialized_start=690
-  _globals['_FOOTAGEABOUT']._serialized_end=782
-  _globals['_FOOTAGEPART']._serialized_start=784
-  _globals['_FOOTAGEPART']._serialized_end=869
-  _globals['_FORGETFOOTAGEREQUEST']._serialized_start=871
-  _globals['_FORGETFOOTAGEREQUEST']._serialized_end=927
-  _globals['_FORGETFOOTAGEREPLY']._serialized_start=929
-  _globals['_FORGETFOOTAGEREPLY']._serialized_end=1014
-  _globals['_RECORDREQUEST']._serialized_start=1016
-  _globals['_RECORDREQUEST']._serialized_end=1132
-  _globals['_RECORDEND']._serialized_start=1134
-  _globals['_RECORDEND']._serialized_end=1188
-  _globals['_RECORDPART']._serialized_start=1190
-  _globals['_RECORDPART']._serialized_end=1286
-  _globals['_PICTURES']._serialized_start=1289
-  _globals['_PICTURES']._serialized_end=1639
-  _globals['_RECORDER']._serialized_start=1642
-  _globals['_RECORDER']._serialized_end=1989
+  _globals['_DISCOVERREQUEST']._serialized_start=531
+  _globals['_DISCOVERREQUEST']._serialized_end=597
+  _globals['_DISCOVERREPLY']._serialized_start=600
+  _globals['_DISCOVERREPLY']._serialized_end=743
+  _globals['_DISCOVEREDCAMERA']._serialized_start=746
+  _globals['_DISCOVEREDCAMERA']._serialized_end=874
+  _globals['_DISCOVEREDSTREAM']._serialized_start=876
+  _globals['_DISCOVEREDSTREAM']._serialized_end=986
+  _globals['_LIVEREQUEST']._serialized_start=988
+  _globals['_LIVEREQUEST']._serialized_end=1017
+  _globals['_LIVEPART']._serialized_start=1019
+  _globals['_LIVEPART']._serialized_end=1043
+  _globals['_FOOTAGEREQUEST']._serialized_start=1045
+  _globals['_FOOTAGEREQUEST']._serialized_end=1145
+  _globals['_FOOTAGEABOUT']._serialized_start=1147
+  _globals['_FOOTAGEABOUT']._serialized_end=1239
+  _globals['_FOOTAGEPART']._serialized_start=1241
+  _globals['_FOOTAGEPART']._serialized_end=1326
+  _globals['_FORGETFOOTAGEREQUEST']._serialized_start=1328
+  _globals['_FORGETFOOTAGEREQUEST']._serialized_end=1384
+  _globals['_FORGETFOOTAGEREPLY']._serialized_start=1386
+  _globals['_FORGETFOOTAGEREPLY']._serialized_end=1471
+  _globals['_RECORDREQUEST']._serialized_start=1473
+  _globals['_RECORDREQUEST']._serialized_end=1589
+  _globals['_RECORDEND']._serialized_start=1591
+  _globals['_RECORDEND']._serialized_end=1645
+  _globals['_RECORDPART']._serialized_start=1647
+  _globals['_RECORDPART']._serialized_end=1743
+  _globals['_PICTURES']._serialized_start=1746
+  _globals['_PICTURES']._serialized_end=2170
+  _globals['_RECORDER']._serialized_start=2173
+  _globals['_RECORDER']._serialized_end=2594
 # @@protoc_insertion_point(module_scope)

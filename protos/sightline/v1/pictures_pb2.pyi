@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -72,6 +73,60 @@ class TestReply(_message.Message):
     jpeg: bytes
     kept_jpeg: bytes
     def __init__(self, codec: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., fps: _Optional[float] = ..., gop_pictures: _Optional[int] = ..., gop_s: _Optional[float] = ..., kbit_s: _Optional[float] = ..., cue: _Optional[str] = ..., decode: _Optional[str] = ..., first_picture_s: _Optional[float] = ..., decode_errors: _Optional[int] = ..., kept: _Optional[float] = ..., jpeg: _Optional[bytes] = ..., kept_jpeg: _Optional[bytes] = ...) -> None: ...
+
+class DiscoverRequest(_message.Message):
+    __slots__ = ("network", "user", "password")
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    PASSWORD_FIELD_NUMBER: _ClassVar[int]
+    network: str
+    user: str
+    password: str
+    def __init__(self, network: _Optional[str] = ..., user: _Optional[str] = ..., password: _Optional[str] = ...) -> None: ...
+
+class DiscoverReply(_message.Message):
+    __slots__ = ("probed", "total", "answered", "asked", "camera")
+    PROBED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    CAMERA_FIELD_NUMBER: _ClassVar[int]
+    probed: int
+    total: int
+    answered: int
+    asked: int
+    camera: DiscoveredCamera
+    def __init__(self, probed: _Optional[int] = ..., total: _Optional[int] = ..., answered: _Optional[int] = ..., asked: _Optional[int] = ..., camera: _Optional[_Union[DiscoveredCamera, _Mapping]] = ...) -> None: ...
+
+class DiscoveredCamera(_message.Message):
+    __slots__ = ("address", "name", "model", "streams", "error")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    name: str
+    model: str
+    streams: _containers.RepeatedCompositeFieldContainer[DiscoveredStream]
+    error: str
+    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., streams: _Optional[_Iterable[_Union[DiscoveredStream, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class DiscoveredStream(_message.Message):
+    __slots__ = ("profile", "codec", "width", "height", "fps", "source")
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    FPS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    profile: str
+    codec: str
+    width: int
+    height: int
+    fps: float
+    source: str
+    def __init__(self, profile: _Optional[str] = ..., codec: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., fps: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
     __slots__ = ("camera",)

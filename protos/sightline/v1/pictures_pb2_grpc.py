@@ -55,6 +55,11 @@ class PicturesStub:
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.TestRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_pictures__pb2.TestReply.FromString,
                 _registered_method=True)
+        self.Discover = channel.unary_stream(
+                '/sightline.v1.Pictures/Discover',
+                request_serializer=sightline_dot_v1_dot_pictures__pb2.DiscoverRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_pictures__pb2.DiscoverReply.FromString,
+                _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/sightline.v1.Pictures/Forget',
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.ForgetFootageRequest.SerializeToString,
@@ -98,6 +103,14 @@ class PicturesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Discover(self, request, context):
+        """Search a network for ONVIF cameras, and ask them for their streams; nothing is added. Cancelling the call stops it.
+        FAILED_PRECONDITION: the configuration does not name this network. RESOURCE_EXHAUSTED: one is being searched.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Forget(self, request, context):
         """Delete what is kept of a camera's incidents: snapshots and clips, the records with their texts, alerts that no
         sink has taken yet, and the packets that its decoder holds. UNAVAILABLE: something may still be there.
@@ -128,6 +141,11 @@ def add_PicturesServicer_to_server(servicer, server):
                     servicer.Test,
                     request_deserializer=sightline_dot_v1_dot_pictures__pb2.TestRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_pictures__pb2.TestReply.SerializeToString,
+            ),
+            'Discover': grpc.unary_stream_rpc_method_handler(
+                    servicer.Discover,
+                    request_deserializer=sightline_dot_v1_dot_pictures__pb2.DiscoverRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_pictures__pb2.DiscoverReply.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -255,6 +273,33 @@ class Pictures:
             _registered_method=True)
 
     @staticmethod
+    def Discover(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sightline.v1.Pictures/Discover',
+            sightline_dot_v1_dot_pictures__pb2.DiscoverRequest.SerializeToString,
+            sightline_dot_v1_dot_pictures__pb2.DiscoverReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Forget(request,
             target,
             options=(),
@@ -312,6 +357,11 @@ class RecorderStub:
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.TestRequest.SerializeToString,
                 response_deserializer=sightline_dot_v1_dot_pictures__pb2.TestReply.FromString,
                 _registered_method=True)
+        self.Discover = channel.unary_stream(
+                '/sightline.v1.Recorder/Discover',
+                request_serializer=sightline_dot_v1_dot_pictures__pb2.DiscoverRequest.SerializeToString,
+                response_deserializer=sightline_dot_v1_dot_pictures__pb2.DiscoverReply.FromString,
+                _registered_method=True)
         self.Forget = channel.unary_unary(
                 '/sightline.v1.Recorder/Forget',
                 request_serializer=sightline_dot_v1_dot_pictures__pb2.ForgetFootageRequest.SerializeToString,
@@ -348,6 +398,12 @@ class RecorderServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Discover(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Forget(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -376,6 +432,11 @@ def add_RecorderServicer_to_server(servicer, server):
                     servicer.Test,
                     request_deserializer=sightline_dot_v1_dot_pictures__pb2.TestRequest.FromString,
                     response_serializer=sightline_dot_v1_dot_pictures__pb2.TestReply.SerializeToString,
+            ),
+            'Discover': grpc.unary_stream_rpc_method_handler(
+                    servicer.Discover,
+                    request_deserializer=sightline_dot_v1_dot_pictures__pb2.DiscoverRequest.FromString,
+                    response_serializer=sightline_dot_v1_dot_pictures__pb2.DiscoverReply.SerializeToString,
             ),
             'Forget': grpc.unary_unary_rpc_method_handler(
                     servicer.Forget,
@@ -492,6 +553,33 @@ class Recorder:
             '/sightline.v1.Recorder/Test',
             sightline_dot_v1_dot_pictures__pb2.TestRequest.SerializeToString,
             sightline_dot_v1_dot_pictures__pb2.TestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Discover(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sightline.v1.Recorder/Discover',
+            sightline_dot_v1_dot_pictures__pb2.DiscoverRequest.SerializeToString,
+            sightline_dot_v1_dot_pictures__pb2.DiscoverReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -126,7 +126,7 @@ OUTER = (cameras_pb2, incidents_pb2, ingest_pb2, memory_pb2, pictures_pb2, repli
 INNER = (frames_pb2, incidents_pb2, kv_pb2, memory_pb2, pictures_pb2)
 ABSENT = {
     ("inner", f"sightline.v1.{name}")
-    for name in ("Pictures/Picture", "Pictures/Live", "Pictures/Test", "Memory/AskAll")
+    for name in ("Pictures/Picture", "Pictures/Live", "Pictures/Test", "Pictures/Discover", "Memory/AskAll")
 }
 """What the gateway alone offers: pictures and tests come from decoders, and no process inside asks all cameras."""
 ONLY_INSIDE = {"sightline.v1.Recorder"}

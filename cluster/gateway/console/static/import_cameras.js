@@ -1,7 +1,7 @@
 // Importing a list of cameras: checked line by line first, added only when nothing in it is wrong.
-import { post } from "./api.js";
+import { lines, open, post } from "./api.js";
 import { BackToCameras } from "./cameras.js";
-import { html, useState } from "./dom.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
 import { plural } from "./format.js";
 import { Badge } from "./parts.js";
 import { may, useTopics } from "./store.js";
@@ -37,6 +37,7 @@ export function ImportPage() {
   return html`<div class="cameras-page">
     <${BackToCameras} />
     <header class="page-head"><h1>Import a list</h1></header>
+    <${Discovery} onTake=${(listed) => change(`${text.trim() ? `${text.trimEnd()}\n` : "name,source\n"}${listed}`)} />
     <div class="card">
       <label class="field column">Cameras
         <textarea rows="10" spellcheck=${false} value=${text} placeholder=${EXAMPLE} onInput=${(event) => change(event.target.value)}></textarea></label>
@@ -58,4 +59,54 @@ export function ImportPage() {
       </table></div>`}
     </div>
   </div>`;
+}
+
+/** Searches a network for ONVIF cameras; `onTake` gets those that were chosen as lines of a list. */
+function Discovery({ onTake }) {
+  const [asked, setAsked] = useState({ network: "", user: "", password: "" });
+  const [state, setState] = useState({ busy: false, said: "", error: "", cameras: [] });
+  const abort = useRef(null);
+  useEffect(() => () => abort.current?.abort(), []);
+  const field = (name) => ({ value: asked[name], onInput: (event) => setAsked({ ...asked, [name]: event.target.value }) });
+  const search = async (event) => {
+    event.preventDefault();
+    abort.current = new AbortController();
+    const cameras = [];
+    let said = "";
+    setState({ busy: true, said: "Searching…", error: "", cameras });
+    try {
+      const options = { method: "POST", signal: abort.current.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked) };
+      for await (const { discovery, error } of lines(await open("/v1/cameras/discover", options))) {
+        if (error) throw new Error(error);
+        if (discovery.camera) cameras.push(discovery.camera);
+        said = `${discovery.probed} of ${plural(discovery.total, "address", "addresses")} probed, ${discovery.asked} of ${plural(discovery.answered, "device")} asked.`;
+        setState({ busy: true, said, error: "", cameras: [...cameras] });
+      }
+      setState({ busy: false, said, error: "", cameras });
+    } catch (failure) {
+      setState({ busy: false, said: failure.name === "AbortError" ? "Stopped." : "", error: failure.name === "AbortError" ? "" : failure.message, cameras });
+    }
+  };
+  const take = (camera, stream) => {
+    const name = `${camera.name} ${camera.address.split(":")[0]}`.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
+    const credentials = asked.user ? `${encodeURIComponent(asked.user)}:${encodeURIComponent(asked.password)}@` : "";
+    onTake(`${name},"${stream.source.replace("://", `://${credentials}`).replaceAll('"', "%22")}"\n`);
+  };
+  return html`<details class="card"><summary>Search a network for ONVIF cameras</summary>
+    <form onSubmit=${search}>
+      <label class="field column">Network<input type="text" required placeholder="10.0.0.0/24" autocomplete="off" spellcheck=${false} ...${field("network")} /></label>
+      <label class="field column">User of the cameras<input type="text" autocomplete="off" spellcheck=${false} ...${field("user")} /></label>
+      <label class="field column">Password of the cameras<input type="password" autocomplete="new-password" ...${field("password")} /></label>
+      <p class="soft">Only networks that the configuration names. Every device that answers there gets user and a digest of the password. Nothing is added by itself.</p>
+      <div class="actions">${state.busy
+        ? html`<button type="button" class="button" onClick=${() => abort.current.abort()}>Stop</button>`
+        : html`<button class="button" disabled=${!asked.network.trim()}>Search</button>`}</div>
+    </form>
+    <p role="status">${state.said}</p>
+    ${state.error && html`<p class="error" role="alert">${state.error}</p>`}
+    <ul class="camera-rows">${state.cameras.map((camera) => html`<li key=${camera.address} class="camera-row">
+      <div class="camera-row-what">${camera.name || "unnamed"} <span class="soft">${camera.address}${camera.error ? `: ${camera.error}` : ""}</span></div>
+      <div class="actions">${camera.streams.map((stream) => html`<button key=${stream.source} type="button" class="button small" onClick=${() => take(camera, stream)}>Put ${stream.profile} (${stream.codec} ${stream.width}×${stream.height}) on the list</button>`)}</div>
+    </li>`)}</ul>
+  </details>`;
 }

@@ -6,6 +6,13 @@ const BEHIND_S = 0.6;
 const KEPT_S = 20;
 const RETRY_MS = 2_000;
 
+/** A codec that this browser does not play; another one may. */
+class Unplayable extends Error {
+  constructor(codec) {
+    super(`This browser does not play ${codec.startsWith("h") ? "hevc" : codec}: there is no live view of it.`);
+  }
+}
+
 export function LiveView({ name }) {
   const [on, setOn] = useState(false);
   return html`<div class="live-view">
@@ -36,7 +43,7 @@ async function watch(video, path, signal, say) {
       if (signal.aborted) return;
       say(error.message);
       // What has a reason will not change in a moment: masks, a codec.
-      if (error.status === 404 || error.status === 403) return;
+      if (error.status === 404 || error.status === 403 || error instanceof Unplayable) return;
     }
     await new Promise((done) => setTimeout(done, RETRY_MS));
   }
@@ -61,7 +68,7 @@ async function play(video, path, signal, say) {
         const codec = codecOf(head);
         if (!codec) continue;
         const type = `video/mp4; codecs="${codec}"`;
-        if (!MediaSource.isTypeSupported(type)) throw new Error(`This browser does not play ${codec}.`);
+        if (!MediaSource.isTypeSupported(type)) throw new Unplayable(codec);
         buffer = source.addSourceBuffer(type);
         await append(buffer, head);
         say("");
@@ -98,14 +105,29 @@ async function keepUp(video, buffer) {
   }
 }
 
-/** `avc1.PPCCLL` of an MP4's beginning (ISO 14496-15, 5.3.3.1: avcC has version, profile, compatibility, level). */
-function codecOf(data) {
-  for (let at = 0; at + 8 <= data.length; at += 1) {
-    if (data[at] === 0x61 && data[at + 1] === 0x76 && data[at + 2] === 0x63 && data[at + 3] === 0x43) {
-      return `avc1.${[...data.subarray(at + 5, at + 8)].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-    }
-  }
-  return "";
+/** The codec of an MP4's beginning as RFC 6381 writes it, from its avcC (ISO 14496-15, 5.3.3.1) or hvcC (8.3.3.1). */
+export function codecOf(data) {
+  const hex = (byte) => byte.toString(16).padStart(2, "0");
+  const after = (name) => {
+    for (let at = 0; at + 24 <= data.length; at += 1) if ([...name].every((letter, i) => data[at + i] === letter.charCodeAt(0))) return at + 4;
+    return 0;
+  };
+  const avc = after("avcC");
+  if (avc) return `avc1.${[...data.subarray(avc + 1, avc + 4)].map(hex).join("")}`;
+  const hevc = after("hvcC");
+  if (!hevc) return "";
+  const [general, ...rest] = data.subarray(hevc + 1, hevc + 13);
+  // Annex E.3: profile, compatibility flags in reversed order, tier and level, constraints without zeros at the end.
+  const flags = rest.slice(0, 4).map((byte) => byte.toString(2).padStart(8, "0")).join("");
+  const constraints = rest.slice(4, 10);
+  while (constraints.length && !constraints[constraints.length - 1]) constraints.pop();
+  return [
+    after("hvc1") ? "hvc1" : "hev1",
+    `${["", "A", "B", "C"][general >> 6]}${general & 0x1f}`,
+    parseInt([...flags].reverse().join(""), 2).toString(16).toUpperCase(),
+    `${general & 0x20 ? "H" : "L"}${rest[10]}`,
+    ...constraints.map((byte) => byte.toString(16).toUpperCase()),
+  ].join(".");
 }
 
 function joined(head, more) {

@@ -1,0 +1,73 @@
+"""onvif-zeep-async's client, confined to one address: no redirects, bounded replies (``confined_device``)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from onvif import ONVIFCamera
+
+from cluster.errors import SourceError
+
+MOST_BYTES = 2**20
+"""Of one reply."""
+
+
+class _BoundedResponse(aiohttp.ClientResponse):
+    """Response of at most :data:`MOST_BYTES`."""
+
+    async def read(self) -> bytes:
+        """Raises ``SourceError``: it is longer."""
+        body = bytearray()
+        async for chunk in self.content.iter_any():
+            body += chunk
+            if len(body) > MOST_BYTES:
+                raise SourceError(f"a reply is longer than {MOST_BYTES} bytes", retryable=False)
+        return bytes(body)
+
+
+class _ConfinedCamera(ONVIFCamera):
+    """Every service at the address that was asked first, over the session given."""
+
+    session: aiohttp.ClientSession
+
+    async def create_onvif_service(self, *args: Any, **kwargs: Any) -> Any:
+        """As the library's; its own session, which follows redirects, is not used."""
+        service = await super().create_onvif_service(*args, **kwargs)
+        service.transport.session = self.session
+        return service
+
+
+async def _refuse_redirect(*_: Any) -> None:
+    raise SourceError("it redirects to another address, which is not followed", retryable=False)
+
+
+@asynccontextmanager
+async def confined_device(url: str, user: str, password: str) -> AsyncGenerator[Any, None]:
+    """A device whose services are known; password digests are made with the device's own clock.
+
+    Args:
+        url: scheme, address and port.
+        user: empty: nobody.
+        password: sent as a digest (WS-UsernameToken).
+    """
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(_refuse_redirect)
+    parts = urlsplit(url)
+    host = f"{parts.scheme}://{parts.hostname}" if parts.scheme == "https" else str(parts.hostname)
+    device = _ConfinedCamera(
+        host, parts.port or 80, user or None, password or None, adjust_time=True, nat_override=True
+    )
+    try:
+        # Cameras sign their own certificates.
+        connector = aiohttp.TCPConnector(ssl=False)
+        async with aiohttp.ClientSession(
+            connector=connector, response_class=_BoundedResponse, trace_configs=[trace]
+        ) as device.session:
+            await device.update_xaddrs()
+            yield device
+    finally:
+        await device.close()
