@@ -213,12 +213,12 @@ class Cluster:
 
     # -- stopping -------------------------------------------------------------------------------
     def _ask_to_stop(self, timeout_s: float) -> None:
-        actors = self._every_actor()
         try:
-            stopping = [actor.stop.remote() for actor in actors]
-            _, late = ray.wait(stopping, num_returns=len(stopping), timeout=timeout_s) if stopping else ([], [])
+            stopping = {actor.stop.remote(): name for name, actor in reversed(self._actors.items())}
+            late = ray.wait([*stopping], num_returns=len(stopping), timeout=timeout_s)[1] if stopping else []
             if late:
-                log.warning("%d processes did not stop within %g s and are killed", len(late), timeout_s)
+                names = ", ".join(sorted(stopping[each] for each in late))
+                log.warning("%s did not stop within %g s: killed", names, timeout_s)
         except Exception as error:
             log.warning("could not ask the processes to stop: %s", error)
 

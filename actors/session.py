@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 from collections.abc import Collection
 from typing import Any
@@ -130,8 +131,12 @@ class RaySession:
 
 
 def _init(options: dict[str, Any]) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
     with _environment(ONE_THREAD):
         ray.init(**options)
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        # Ray's own aborts the process.
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _start_private(options: dict[str, Any]) -> None:

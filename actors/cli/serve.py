@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -63,15 +64,21 @@ def serve(
     screen = console(stderr=json == "-")
     stop = threading.Event()
     failure: str | None = None
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
         from cluster.decoder.footage.camera import clip_shortages
         from cluster.replica.simulated import WARNING
 
         cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)
-        cluster.start()
+        try:
+            cluster.start()
+        except SystemExit:
+            # Everything that had started is stopped again by then.
+            screen.print("stopped")
+            return
     try:
-        # Ray has installed a handler that exits without cleanup.
+        # From here on it ends the wait below.
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         if json is not None:
             write_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address})

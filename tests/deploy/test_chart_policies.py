@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from chart_parts import VARIANTS, of_kind, pods, rendered, serve_config
+from chart_parts import PLAIN_INSIDE, VARIANTS, of_kind, pods, rendered, serve_config
 
 ANY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -49,7 +49,8 @@ def test_secrets_are_only_referred_to(variant: str) -> None:
     assert len(of_kind(objects, "Secret")) == {"default": 3, "minimal": 3}.get(variant, 0)
     for _, _, container in containers(variant):
         for each in container["env"]:
-            if any(word in each["name"] for word in ("PASSWORD", "TOKEN", "KEY")):
+            named = any(word in each["name"] for word in ("PASSWORD", "TOKEN", "KEY"))
+            if named and not each.get("value", "").startswith("/etc/sightline/internal-tls/"):
                 assert "secretKeyRef" in each["valueFrom"]
         assert "requirepass %s" in json.dumps(container) or "PASSWORD" not in json.dumps(container.get("args", ""))
     url = serve_config(objects)["applications"][1]["args"]["configuration"].get("tiers", {}).get("redis_url")
@@ -137,11 +138,19 @@ def test_the_two_redis_are_two() -> None:
     assert "appendonly yes" in settings["sightline-gcs-redis"]
     [service] = of_kind(objects, "RayService")
     ray = service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
-    assert ray["redisAddress"] == "sightline-gcs-redis:6379"
+    assert ray["redisAddress"] == "rediss://sightline-gcs-redis:6379"
+    for text in settings.values():
+        assert ("port 0\ntls-port 6379" in text) == ("maxmemory-policy" in text), "neither speaks plain"
     assert "externalStorageNamespace" not in ray
     memories = serve_config(objects)["applications"][1]["args"]["configuration"]["tiers"]["redis_url"]
     assert memories.startswith("rediss://")
     assert "@sightline-kv-redis:6379/0?ssl_ca_certs=/etc/sightline/internal-tls/ca.crt&" in memories
+    plain = rendered("city", PLAIN_INSIDE, "internalTls.secretName=")
+    [service] = of_kind(plain, "RayService")
+    address = service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
+    assert address == "sightline-gcs-redis:6379"
+    assert "tls-port" not in str(of_kind(plain, "ConfigMap"))
+    assert "RAY_REDIS_" not in str(pods(plain)["head"])
     kept = {
         each["metadata"]["name"]: each["spec"].get("volumeClaimTemplates") for each in of_kind(objects, "StatefulSet")
     }

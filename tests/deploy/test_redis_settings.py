@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -47,9 +50,7 @@ def server(request, tmp_path):
 
 
 def url_of(name, port, folder, user=""):
-    """Of the KV Redis, the one that the chart gives to the replicas."""
-    if name != "kv-redis":
-        return f"redis://{user}127.0.0.1:{port}/0"
+    """Of the KV Redis, the one that the chart gives to the replicas; Ray's own takes the same certificates."""
     objects = rendered("city")
     url = serve_config(objects)["applications"][1]["args"]["configuration"]["tiers"]["redis_url"]
     url = url.replace("/etc/sightline/internal-tls", str(folder)).replace(":${KV_REDIS_PASSWORD}@", user)
@@ -72,11 +73,10 @@ def test_it_starts_asks_for_the_password_and_forgets_as_it_should(server) -> Non
     client = connected(name, port, folder, "secret-1")
     with pytest.raises(redis.AuthenticationError):
         redis.from_url(url_of(name, port, folder)).ping()
-    if name == "kv-redis":
-        with pytest.raises(redis.ConnectionError):
-            redis.Redis(port=port, password="secret-1").ping()
-        with pytest.raises(redis.ConnectionError):
-            redis.from_url(url_of(name, port, folder).replace("/tls.", "/stranger.")).ping()
+    with pytest.raises(redis.ConnectionError):
+        redis.Redis(port=port, password="secret-1").ping()
+    with pytest.raises(redis.ConnectionError):
+        redis.from_url(url_of(name, port, folder).replace("/tls.", "/stranger.")).ping()
     settings = client.config_get("maxmemory*")
     keeps = client.config_get("appendonly")["appendonly"]
     if name == "kv-redis":
@@ -88,3 +88,40 @@ def test_it_starts_asks_for_the_password_and_forgets_as_it_should(server) -> Non
     assert "redis-server" in arguments
     assert "secret-1" not in arguments
     assert (folder / "run" / "redis.conf").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("server", ["gcs-redis"], indirect=True)
+@pytest.mark.parametrize("authority", ["ca.crt", "stranger.crt"])
+def test_ray_keeps_its_tables_there_and_nowhere_else(server, authority) -> None:
+    """Ray's head, started with the address and the environment that the chart gives it."""
+    name, port, _, folder = server
+    client = connected(name, port, folder, "secret-1")
+    objects = rendered("city")
+    [service] = of_kind(objects, "RayService")
+    address = service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisAddress"]
+    [container] = pods(objects)["head"]["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("RAY_REDIS_")}
+    certificates = {key: value.replace("/etc/sightline/internal-tls", str(folder)) for key, value in given.items()}
+    certificates["RAY_REDIS_CA_CERT"] = certificates["RAY_REDIS_CA_CERT"].replace("ca.crt", authority)
+    environment = {**os.environ, **certificates, "RAY_AUTH_MODE": "disabled", "RAY_num_redis_request_retries": "1"}
+    environment["RAY_REDIS_ADDRESS"] = address.replace("sightline-gcs-redis:6379", f"127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        head_port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", str(head_port)]
+    command += ["--num-cpus", "0", "--include-dashboard=false", "--redis-password", "secret-1"]
+    command += ["--object-store-memory", str(80 * 2**20)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as ray:
+        try:
+            deadline = time.monotonic() + 90
+            while ray.poll() is None and not client.dbsize():
+                assert time.monotonic() < deadline, "neither tables nor an end"
+                time.sleep(0.2)
+            assert bool(client.dbsize()) == (authority == "ca.crt")
+            assert (ray.poll() is None) == (authority == "ca.crt")
+        finally:
+            below = psutil.Process(ray.pid).children(recursive=True) if ray.poll() is None else []
+            ray.terminate()
+            for process in psutil.wait_procs(below, 20)[1]:
+                process.kill()

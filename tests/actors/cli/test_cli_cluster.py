@@ -105,6 +105,20 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
     assert cli.orphans() == []
 
 
+@pytest.mark.parametrize("phase", ["starting ray", "starting serve"])
+def test_terminating_serve_while_it_starts_is_a_clean_end(cli, wait_for, phase):
+    (cli.folder / "c.yaml").write_text(CONFIG)
+    process, log = cli.start("serve", "-c", "c.yaml")
+    wait_for(lambda: phase in log.read_text() or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0, log.read_text()
+    told = log.read_text()
+    assert told.endswith("stopped\n")
+    assert "ready" not in told
+    assert "Traceback" not in told
+    assert cli.orphans() == []
+
+
 def test_terminating_serve_is_a_clean_end(cli, wait_for):
     (cli.folder / "c.yaml").write_text(
         CONFIG.replace("source: street.mp4, source_options: {loop: true, realtime: true}", f'source: "{NOBODY}"')

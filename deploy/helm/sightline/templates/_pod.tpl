@@ -7,6 +7,7 @@ Ray starts the processes in it, so there is one container; its readiness is the 
 {{- $secrets := include "sightline.secrets" .root | fromYaml -}}
 {{- $control := eq .component "control" -}}
 {{- $replica := eq .component "replica" -}}
+{{- $redisTls := and $values.gcsRedis.enabled $secrets.internalTls (eq .component "head") -}}
 {{- $node := dict "path" "/api/healthz" "port" 52365 -}}
 metadata:
   # No versions: a label that changes would ask for new pods.
@@ -52,6 +53,13 @@ spec:
         {{- include "sightline.containerSecurity" $root | nindent 8 }}
       env:
         {{- include "sightline.environment" $root | nindent 8 }}
+        {{- if $redisTls }}
+        # Ray's own, and those of the job with which KubeRay tidies up, which takes them over from the head.
+        - {name: RAY_REDIS_CA_CERT, value: /etc/sightline/internal-tls/ca.crt}
+        - {name: RAY_REDIS_CLIENT_CERT, value: /etc/sightline/internal-tls/tls.crt}
+        - {name: RAY_REDIS_CLIENT_KEY, value: /etc/sightline/internal-tls/tls.key}
+        - {name: RAY_REDIS_SERVER_NAME, value: {{ $values.internalTls.name }}}
+        {{- end }}
         - {name: HF_HOME, value: {{ if and $replica (include "sightline.modelCache" $root) }}/var/cache/sightline{{ else }}/tmp{{ end }}/huggingface}
       ports:
         {{- if eq .component "head" }}
@@ -102,7 +110,7 @@ spec:
         - {name: tls, mountPath: /etc/sightline/tls, readOnly: true}
         {{- end }}
         {{- end }}
-        {{- if and $secrets.internalTls (ne .component "head") }}
+        {{- if or $redisTls (and $secrets.internalTls (ne .component "head")) }}
         - {name: internal-tls, mountPath: /etc/sightline/internal-tls, readOnly: true}
         {{- end }}
         {{- if and $secrets.memoryKey (or $control $replica) }}
@@ -135,7 +143,7 @@ spec:
     - {name: tls, secret: {secretName: {{ .name }}, defaultMode: 0440}}
     {{- end }}
     {{- end }}
-    {{- if and $secrets.internalTls (ne .component "head") }}
+    {{- if or $redisTls (and $secrets.internalTls (ne .component "head")) }}
     - {name: internal-tls, secret: {secretName: {{ $secrets.internalTls.name }}, defaultMode: 0440}}
     {{- end }}
     {{- if and $secrets.memoryKey (or $control $replica) }}
