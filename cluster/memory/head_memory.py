@@ -294,7 +294,7 @@ class HeadMemory:
         partly = thinned[torch.isin(thinned, remaining)].tolist()
         blocks = self.load_blocks(partly, load)
         # A cluster's members and its block's rows are in the same order.
-        members = self.table.order().cpu().split(self.table.count.tolist())
+        members = torch.split(self.table.order().cpu(), self.table.count.tolist())
         left = {n: block.select(stays[members[n]].nonzero()[:, 0]) for n, block in blocks.items()}
         uids = [int(uid[cluster]) for cluster in partly]
         thinned_tokens = torch.cat([kept[:0], *(members[n][stays[members[n]]] for n in left)])

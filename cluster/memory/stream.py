@@ -412,10 +412,10 @@ class StreamMemory(TieredHeads):
             self.delete_frames(before_frame=self.log.first_frame_since(limit))
 
     def settled_frames(self) -> list[int]:
-        """Numbers of the clustered frames."""
+        """Numbers of the frames that are clustered, in one head at least: others may be reached later."""
         with self._lock:
-            waiting = self.recent[0].index if self.recent else self.log.next_number
-            return [number for number in self.log.numbers if number < waiting]
+            until = max((head.settled for _, _, head in self.iter_heads()), default=0)
+            return [number for number in self.log.numbers if number < until]
 
     def _trim_frames(self) -> None:
         """Remove frames without tokens from the log."""

@@ -387,6 +387,28 @@ def test_frames_that_waited_for_a_tier_are_clustered_a_block_at_a_time() -> None
     same(held(memory), expected(chunks))
 
 
+def test_frames_that_only_some_heads_hold_have_their_times_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tier refuses in the middle of a block of frames, and the process ends after its next manifest."""
+    monkeypatch.setattr("cluster.memory.tiered_heads._BATCH", 1)
+    memory = StreamMemory("cam", spec(), stack())
+    for number in range(8):
+        memory.accept_chunk(chunk(number))
+    assert memory.settle(upto=3)
+    store, calls = Arena.store, itertools.count(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Arena, "store", lambda *given_: store(*given_) if next(calls) < 3 else [Outcome.RETRY] * len(given_[1])
+        )
+        assert not memory.settle()
+    assert len({int(head.frame.max()) for _, _, head in memory.iter_heads()}) == 2
+    assert memory.save() is Outcome.HIT
+    other = StreamMemory("cam", spec(), memory.tiers)
+    assert other.restore(sweep=False) is Outcome.HIT
+    for _, _, head in other.iter_heads():
+        assert other.log.frame_times(head.frame).tolist() == [each * MICROSECONDS for each in head.frame.tolist()]
+    assert other.log.numbers == list(range(8))
+
+
 @pytest.mark.parametrize("compressor", ["cords", "novelty"])
 def test_a_compressor_goes_on_after_a_restart_as_without_one(compressor: str) -> None:
     """Weights of earlier compressions and a cell's background decide the next one, and come back with the index."""

@@ -29,6 +29,7 @@ from cluster.memory.head_memory import KVChunk
 from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Outcome as Kept
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS, AskSpec, MemorySpec
@@ -141,8 +142,11 @@ def measure_organiser(
         watching = StreamMemory(CAMERA, spec, TierStack([Arena(_WATCHING, slab_bytes=_SLAB), node]))
         for chunk in watched.chunks:
             watching.add_chunk(chunk)
-        watching.settle()
-        watching.save()
+            if not watching.recent:
+                # As production does after each block; blocks that were replaced are deleted only then.
+                watching.save()
+        if not watching.settle() or watching.save() is not Kept.HIT:
+            raise RuntimeError("the bench's node did not take all frames")
         bank = ListeningBank(TierStack([Arena(_HOST, slab_bytes=_SLAB), node]))
         engine = NativeEngine(model, memories=bank)
         bank.open_stream(CAMERA, spec)
