@@ -294,9 +294,11 @@ class HeadMemory:
         partly = thinned[torch.isin(thinned, remaining)].tolist()
         blocks = self.load_blocks(partly, load)
         # A cluster's members and its block's rows are in the same order.
-        left = {cluster: block.select(stays[of_token == cluster].nonzero()[:, 0]) for cluster, block in blocks.items()}
+        members = torch.split(self.table.order().cpu(), self.table.count.tolist())
+        left = {n: block.select(stays[members[n]].nonzero()[:, 0]) for n, block in blocks.items()}
         uids = [int(uid[cluster]) for cluster in partly]
-        self._narrow(kept, {cluster: (of_token[kept] == cluster, block) for cluster, block in left.items()})
+        thinned_tokens = torch.cat([kept[:0], *(members[n][stays[members[n]]] for n in left)])
+        self._narrow(kept, torch.searchsorted(kept, thinned_tokens), list(left.values()))
         if weight is not None:
             self.weight = weight
         return HeadChange(self.cluster_numbers(uids), list(left.values()))
@@ -306,16 +308,17 @@ class HeadMemory:
         kept = (~torch.isin(self.token_uids(), torch.tensor(list(uids), dtype=torch.int64))).nonzero()[:, 0]
         lost = self.tokens - len(kept)
         if lost:
-            self._narrow(kept, {})
+            self._narrow(kept, kept[:0], [])
         return lost
 
-    def _narrow(self, kept: Tensor, thinned: Mapping[int, tuple[Tensor, Block]]) -> None:
-        """Keep only ``kept``. ``thinned``: per cluster that loses members, the mask ``[m]`` of its remaining rows and
-        their block. Statistics of other clusters stay, so their KV is not needed."""
+    def _narrow(self, kept: Tensor, rows: Tensor, blocks: Sequence[Block]) -> None:
+        """Keep only ``kept [m]``. ``blocks``: what remains of clusters that lose members; ``rows``: places of their
+        tokens in ``kept``. Statistics of other clusters stay, so their KV is not needed."""
         key = torch.zeros(len(kept), self.table.mean.shape[1])
         value = torch.zeros_like(key)
-        for rows, block in thinned.values():
-            key[rows], value[rows] = block.key.float().cpu(), block.value.float().cpu()
+        if blocks:
+            key[rows] = torch.cat([block.key.float().cpu() for block in blocks])
+            value[rows] = torch.cat([block.value.float().cpu() for block in blocks])
         frame, cell = self.frame[kept], self.cell[kept]
         self.table.keep_tokens(kept, key, value, frame.to(torch.int64))
         self.frame, self.cell = frame, cell

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -81,10 +81,15 @@ class FrameLog:
 
     def state(self) -> dict[str, Any]:
         """JSON-compatible state; ``FrameLog(**state)`` is its inverse."""
-        return asdict(self)
+        return {
+            "numbers": list(self.numbers),
+            "times": list(self.times),
+            "next_number": self.next_number,
+            "shift": self.shift,
+        }
 
 
-VERSION = 3
+VERSION = 4
 
 PART_BYTES = 256 * 1024
 """Most bytes of one block of bytes."""

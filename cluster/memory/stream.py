@@ -229,6 +229,19 @@ class StreamMemory(TieredHeads):
         compressor.observe(self._queries)
         return compressor
 
+    def _compressor_state(self) -> dict[str, Tensor]:
+        named = {"all": self.compressor} | {f"head{h}": each for h, each in self._of_head.items()}
+        return {f"{whose}/{name}": part for whose, each in named.items() for name, part in each.state().items()}
+
+    def _load_compressor_state(self, state: dict[str, Tensor]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in state.items():
+            whose, _, own = name.partition("/")
+            parts.setdefault(whose, {})[own] = tensor
+        for whose, own_parts in parts.items():
+            of_head = whose.removeprefix("head")
+            (self.compressor if of_head == whose else self.compressor_of_head(int(of_head))).load_state(own_parts)
+
     @torch.inference_mode()
     def settle(self, upto: int | None = None) -> bool:
         """Cluster waiting frames up to number ``upto`` and write them to the tiers; False if they go on waiting.
@@ -267,8 +280,10 @@ class StreamMemory(TieredHeads):
             return False
         # Without frames deleted just now.
         frames = [chunk for chunk in frames if chunk.index >= self.first_frame]
-        if frames and not self._cluster_frames(frames):
-            return False
+        # After a tier was down, many wait; organisers and compressors take room that grows with the square of a block.
+        for at in range(0, len(frames), self.spec.block_frames):
+            if not self._cluster_frames(frames[at : at + self.spec.block_frames]):
+                return False
         self._split_pending()
         if not self.publish():
             return False
@@ -333,7 +348,7 @@ class StreamMemory(TieredHeads):
         for chunk in waiting:
             number, time = self.log.add(chunk.pts - before.shift)
             self.recent.append(replace(chunk, index=number, pts=time))
-        if self._window and not waiting:
+        if self.stored.named.get("window") and not waiting:
             self._seen, self._skipped = (saved.times[-1] - saved.shift if saved.times else None), None
 
     def _split_pending(self) -> None:
@@ -397,10 +412,10 @@ class StreamMemory(TieredHeads):
             self.delete_frames(before_frame=self.log.first_frame_since(limit))
 
     def settled_frames(self) -> list[int]:
-        """Numbers of the clustered frames."""
+        """Numbers of the frames that are clustered, in one head at least: others may be reached later."""
         with self._lock:
-            waiting = self.recent[0].index if self.recent else self.log.next_number
-            return [number for number in self.log.numbers if number < waiting]
+            until = max((head.settled for _, _, head in self.iter_heads()), default=0)
+            return [number for number in self.log.numbers if number < until]
 
     def _trim_frames(self) -> None:
         """Remove frames without tokens from the log."""

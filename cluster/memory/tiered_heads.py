@@ -17,14 +17,12 @@ from torch import Tensor
 from cluster.memory.head_memory import BlocksLostError, BlocksUnavailableError, HeadChange, HeadMemory, Load
 from cluster.memory.manifest import (
     DTYPES,
-    PART_BYTES,
     FrameLog,
     Manifest,
     check_integers,
     dump_tensors,
     from_byte_blocks,
     load_parts,
-    to_byte_blocks,
 )
 from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
@@ -106,7 +104,7 @@ class TieredHeads:
         # By layer and head: blocks of the stored index, and approximate size of each changed index.
         self._parts: dict[tuple[int, int], list[BlockKey]] = {}
         self._unwritten: dict[tuple[int, int], int] = {}
-        self._window: list[BlockKey] = []
+        self._compressor_hash = 0
         self.exclusive = threading.RLock()
         self._lock = threading.Lock()
 
@@ -117,6 +115,14 @@ class TieredHeads:
     def _append_waiting(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
         """Append frames that arrived before the restore to the restored log (``before``: the log until then). Under the
         lock."""
+        raise NotImplementedError
+
+    def _compressor_state(self) -> dict[str, Tensor]:
+        """What the compressor keeps between compressions, by name."""
+        raise NotImplementedError
+
+    def _load_compressor_state(self, state: dict[str, Tensor]) -> None:
+        """Restore :meth:`_compressor_state`."""
         raise NotImplementedError
 
     def _create_heads(self) -> None:
@@ -261,7 +267,7 @@ class TieredHeads:
 
     def _commit(self) -> bool:
         if self.unsaved:
-            if not self._write_parts():
+            if not self._write_parts() or not self._save_compressor():
                 return False
             if self.tiers.put_manifest(self.stream, self._manifest().dump()) is not Outcome.HIT:
                 return False
@@ -277,7 +283,7 @@ class TieredHeads:
         changed = sorted(self._unwritten)
         for layer, h in changed:
             self.yield_to_engine()
-            of_head = self._byte_items(dump_tensors(self.heads[layer][h].state()), layer, h)
+            of_head = self.stored.byte_items(dump_tensors(self.heads[layer][h].state()), layer, h)
             items += of_head
             parts[layer, h] = [key for key, _ in of_head]
             full = sum(block.nbytes for _, block in items) >= _BATCH_BYTES or len(items) >= _BATCH
@@ -294,20 +300,23 @@ class TieredHeads:
         return True
 
     def _save_window(self, window: bytes) -> bool:
-        if not window and not self._window:
-            return True
         if len(window) > self.max_window_bytes:
             self.counts.windows_not_saved += 1
             window = b""
-        items = self._byte_items(window, 0, 0)
-        if items and not self.stored.store(items, copies=False):
-            return False
-        self.stored.mark_replaced(self._window)
-        self._window, self.unsaved = [key for key, _ in items], True
-        return True
+        return self._put_bytes("window", window)
 
-    def _byte_items(self, data: bytes, layer: int, h: int) -> list[tuple[BlockKey, Block]]:
-        return [(self.stored.new_key(layer, h), block) for block in to_byte_blocks(data)]
+    def _put_bytes(self, name: str, data: bytes) -> bool:
+        self.unsaved |= bool(data or self.stored.named.get(name))
+        return self.stored.put_bytes(name, data)
+
+    def _save_compressor(self) -> bool:
+        """Where there is no room for it, the one before stays: of use all the same."""
+        state = self._compressor_state()
+        data = dump_tensors(state) if state else b""
+        if hash(data) != self._compressor_hash and len(data) <= min(self.max_window_bytes, self._free_bytes() / _INDEX):
+            self._compressor_hash = hash(data)
+            return self._put_bytes("compressor", data)
+        return True
 
     def _manifest(self) -> Manifest:
         """Manifest of the current heads; waiting frames are not part of it."""
@@ -328,7 +337,8 @@ class TieredHeads:
             "tokens": [head.tokens for _, _, head in self.iter_heads()],
             # Empty heads have none.
             "parts": [[key.block for key in self._parts.get((layer, h), ())] for layer, h, _ in self.iter_heads()],
-            "window": [key.block for key in self._window],
+            "named": {name: [key.block for key in keys] for name, keys in self.stored.named.items()},
+            "compressor": self.spec.compressor,
         }
         return Manifest(header, {} if self.partitions is None else self.partitions.state())
 
@@ -360,9 +370,7 @@ class TieredHeads:
 
     def restored_window(self) -> bytes:
         """Window state saved with the restored memory; empty if there is none or it cannot be loaded."""
-        loaded = self.tiers.load(self._window)
-        blocks = [one.block for one in loaded if one.block is not None]
-        return from_byte_blocks(blocks) if len(blocks) == len(loaded) else b""
+        return self.stored.load_bytes("window")
 
     def _load_manifest(self, data: bytes) -> bool:
         """Restore from a manifest; False if it is of another version or organiser.
@@ -406,15 +414,16 @@ class TieredHeads:
             raise
         with self._lock:
             self.partition_of, self.partitions = {pair[0]: pair[1] for pair in pairs}, partitions
-            self._window = [BlockKey(self.stream, 0, 0, block) for block in check_integers(header["window"])]
+            self.stored.add_named({name: check_integers(blocks) for name, blocks in header["named"].items()})
             self._append_waiting(saved, before[3], int(header["first_frame"]))
-        for key in self._window:
-            self.stored.add_block(key, PART_BYTES)
+        if header["compressor"] == self.spec.compressor and (state := self.stored.load_bytes("compressor")):
+            self._load_compressor_state(load_parts(state))
         return True
 
     def _reset_stored(self) -> None:
         self.stored = StoredBlocks(self.stream, self.tiers, self._readers)
-        self._parts, self._unwritten, self._window, self.unsaved = {}, {}, [], False
+        self._parts, self._unwritten, self.unsaved = {}, {}, False
+        self._compressor_hash = 0
 
     def _load_head(self, layer: int, h: int, head: HeadMemory, keys: list[BlockKey], tokens: int) -> None:
         if not keys:

@@ -7,11 +7,12 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from cluster.memory.manifest import PART_BYTES, from_byte_blocks, to_byte_blocks
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
@@ -21,6 +22,7 @@ class StoredBlocks:
     """Bookkeeping of a stream's blocks in the lowest tier. Not thread-safe except for :attr:`readers`.
 
     * ``nbytes``: of all of them, in allocated cells
+    * ``named``: blocks of bytes beside the heads' index (the window's state, the compressor's), by name
     * ``generation``: counts replacements; ``readers``: the generation that each open view reads
     """
 
@@ -28,6 +30,7 @@ class StoredBlocks:
         self.stream, self.tiers, self.readers = stream, tiers, readers
         self.nbytes = 0
         self.generation = 0
+        self.named: dict[str, list[BlockKey]] = {}
         self._sizes: dict[BlockKey, int] = {}
         # Possibly named by the stored manifest but not the next one; with the generation that replaced each.
         self._replaced: dict[BlockKey, int] = {}
@@ -61,6 +64,32 @@ class StoredBlocks:
         if not done:
             self._discard(key for key, _ in items)
         return done
+
+    def byte_items(self, data: bytes, layer: int, head: int) -> list[tuple[BlockKey, Block]]:
+        """Bytes as blocks under new keys."""
+        return [(self.new_key(layer, head), block) for block in to_byte_blocks(data)]
+
+    def put_bytes(self, name: str, data: bytes) -> bool:
+        """Store bytes in place of those of this name; False, and those stay, if the lowest tier refuses."""
+        items = self.byte_items(data, 0, 0)
+        if items and not self.store(items, copies=False):
+            return False
+        if before := self.named.get(name):
+            self.mark_replaced(before)
+        self.named[name] = [key for key, _ in items]
+        return True
+
+    def load_bytes(self, name: str) -> bytes:
+        """The bytes of a name; empty if there are none or they cannot be loaded."""
+        loaded = self.tiers.load(self.named.get(name, []))
+        blocks = [one.block for one in loaded if one.block is not None]
+        return from_byte_blocks(blocks) if len(blocks) == len(loaded) else b""
+
+    def add_named(self, named: Mapping[str, Sequence[int]]) -> None:
+        """Record the bytes of a restored manifest, by name the numbers of their blocks."""
+        self.named = {name: [BlockKey(self.stream, 0, 0, block) for block in blocks] for name, blocks in named.items()}
+        for key in itertools.chain(*self.named.values()):
+            self.add_block(key, PART_BYTES)
 
     def add_block(self, key: BlockKey, nbytes: int) -> None:
         """Record a block in the lowest tier."""

@@ -258,7 +258,7 @@ def test_a_manifest_that_cannot_be_gone_on_with_costs_its_streams_past_and_no_mo
         WRONG[wrong](manifest.header)
     data = manifest.dump()
     if wrong == "version":
-        data = data.replace(rb"\"version\": 3", rb"\"version\": 2")
+        data = data.replace(rb"\"version\": 4", rb"\"version\": 3")
     first.tiers.put_manifest("cam", data[:-40] if wrong == "cut" else data)
     left = set(first.tiers.lowest.list_blocks("cam")[1])
     second = site()

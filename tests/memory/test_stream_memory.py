@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from cluster.memory.compress.infinipot_v import InfiniPotV
 from cluster.memory.eviction import compress
 from cluster.memory.head_memory import HeadMemory, KVChunk
+from cluster.memory.organise import AtHand, NewTokens
+from cluster.memory.organise.resv import ReSV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Loaded, Outcome
@@ -362,12 +364,58 @@ def test_an_exception_costs_the_frames_at_hand_at_most(
     assert memory.stored.nbytes <= cap
 
 
-def test_cords_goes_on_after_a_restart_as_without_one() -> None:
-    """Weights of earlier compressions decide the next one, and come back with the index."""
+def test_frames_that_waited_for_a_tier_are_clustered_a_block_at_a_time() -> None:
+    """Room that clustering takes grows with the square of the tokens that come at once."""
+
+    class Counting(ReSV):
+        most = 0
+
+        def add(self, tokens: NewTokens, at_hand: AtHand) -> torch.Tensor:
+            Counting.most = max(Counting.most, len(tokens))
+            return super().add(tokens, at_hand)
+
+    chunks = [chunk(number) for number in range(50)]
+    memory = StreamMemory("cam", spec(), stack())
+    for each in chunks:
+        memory.accept_chunk(each)
+    memory._create_heads()
+    for _, _, head in memory.iter_heads():
+        head.organiser = Counting(WIDTH)
+    assert memory.settle()
+    assert memory.counts.settled == 13
+    assert 0 < Counting.most <= 4 * ROWS * COLUMNS
+    same(held(memory), expected(chunks))
+
+
+def test_frames_that_only_some_heads_hold_have_their_times_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tier refuses in the middle of a block of frames, and the process ends after its next manifest."""
+    monkeypatch.setattr("cluster.memory.tiered_heads._BATCH", 1)
+    memory = StreamMemory("cam", spec(), stack())
+    for number in range(8):
+        memory.accept_chunk(chunk(number))
+    assert memory.settle(upto=3)
+    store, calls = Arena.store, itertools.count(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Arena, "store", lambda *given_: store(*given_) if next(calls) < 3 else [Outcome.RETRY] * len(given_[1])
+        )
+        assert not memory.settle()
+    assert len({int(head.frame.max()) for _, _, head in memory.iter_heads()}) == 2
+    assert memory.save() is Outcome.HIT
+    other = StreamMemory("cam", spec(), memory.tiers)
+    assert other.restore(sweep=False) is Outcome.HIT
+    for _, _, head in other.iter_heads():
+        assert other.log.frame_times(head.frame).tolist() == [each * MICROSECONDS for each in head.frame.tolist()]
+    assert other.log.numbers == list(range(8))
+
+
+@pytest.mark.parametrize("compressor", ["cords", "novelty"])
+def test_a_compressor_goes_on_after_a_restart_as_without_one(compressor: str) -> None:
+    """Weights of earlier compressions and a cell's background decide the next one, and come back with the index."""
 
     def run(restart: bool, forget: bool = False) -> dict[tuple[int, int], list[tuple[int, int]]]:
         lower = Arena(64 * MIB, name="node")
-        memory = StreamMemory("cam", spec(compressor="cords"), TierStack([Arena(64 * MIB, name="host"), lower]))
+        memory = StreamMemory("cam", spec(compressor=compressor), TierStack([Arena(64 * MIB, name="host"), lower]))
         for number in range(40):
             memory.add_chunk(chunk(number))
             if number % 8 == 7:
@@ -377,6 +425,7 @@ def test_cords_goes_on_after_a_restart_as_without_one() -> None:
             memory = StreamMemory("cam", memory.spec, TierStack([Arena(64 * MIB, name="host"), lower]))
             assert memory.restore() is Outcome.HIT
         if forget:
+            memory.change_spec(memory.spec)
             for _, _, head in memory.iter_heads():
                 head.weight = torch.zeros(0)
         for number in range(40, 48):

@@ -6,7 +6,7 @@ A compressor implements :meth:`Compressor.select`, which returns the tokens to k
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -53,6 +53,14 @@ class Compressor(ABC):
                 key head side by side in ``r``. Each call replaces what the one before it said.
         """
         del queries
+
+    def state(self) -> dict[str, Tensor]:
+        """What is kept between compressions beside the tokens' weights, by name; survives a restart."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state` returned."""
+        del state
 
 
 def all_tokens(layer: LayerKV) -> Tensor:

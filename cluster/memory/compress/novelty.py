@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ class Novelty(Compressor):
     the background of its cell, a moving average of the directions of all keys that came there: one minus their cosine,
     in the mean of the 3 x 3 cells around it in its frame, of which those without a token count 0. So a change of one
     cell counts less than an object, and an object's middle more than its edge. Tokens are scored once, when they first
-    compete; the score is kept as their weight. The background is the compressor's own, one vector per cell: after a
-    restart it begins anew with the next token of each cell, which is then not new.
+    compete; the score is kept as their weight. The background is the compressor's own, one vector per cell, in half
+    precision across a restart.
 
     Alone novelty would fill the memory with the many tokens of whoever stayed longest; so of 4 frames the best token
     counts whole, the second half, the third a third, and likewise of 32. Frames in which nothing changed have no tokens
@@ -72,6 +72,12 @@ class Novelty(Compressor):
             return super().weigh(layers, chosen)
         return [_SCORED + scores.gather(1, stays) for scores, stays in zip(self._scores, chosen, strict=True)]
 
+    def state(self) -> dict[str, Tensor]:
+        return {_name(whose): background.half() for whose, background in self._backgrounds.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self._backgrounds = {_whose(name): background.float() for name, background in state.items()}
+
     def _scored(self, layer: LayerKV, h: int, keys: Sequence[Tensor], whose: tuple[int, int] | None) -> Tensor:
         """Novelty ``[1, n]`` of one head's tokens by their ``keys [n, D]``, of those that were scored before the same;
         ``whose``: background."""
@@ -84,6 +90,15 @@ class Novelty(Compressor):
             self._backgrounds[whose] = background
             scores[fresh] = pooled(novelty(unit, frame, cell, background, self.rate), frame, cell, self.columns)
         return scores[None]
+
+
+def _name(whose: tuple[int, int] | None) -> str:
+    return "" if whose is None else "{}.{}".format(*whose)
+
+
+def _whose(name: str) -> tuple[int, int] | None:
+    number, _, h = name.partition(".")
+    return (int(number), int(h)) if name else None
 
 
 def _chosen(layer: LayerKV, scores: Tensor, budget: int) -> Tensor:

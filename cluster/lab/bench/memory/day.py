@@ -66,6 +66,7 @@ def measure(footage: Footage) -> Part:
                 times[watched].append(run.result.first_token_s)
     for row in rows:
         row["ttft_ms"] = statistics.median(times[row["seconds"]]) * 1000
+    print(f"day: first token after hours over minutes {rows[1]['ttft_ms'] / rows[0]['ttft_ms']:.2f}", file=sys.stderr)
     rows.append(_watch(long, chunks, seconds))
     figures = {
         "ttft_8h_over_10min": rows[1]["ttft_ms"] / rows[0]["ttft_ms"],
