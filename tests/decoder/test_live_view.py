@@ -73,14 +73,12 @@ async def test_a_codec_that_browsers_do_not_play_is_named(tmp_path):
 
 
 async def test_hevc_comes_as_it_is_with_its_parameter_sets_in_front(tmp_path):
-    async with site(tmp_path) as running:
-        header, packets = video(60, "libx265")
-        running.feed((header, packets), 30)
-        watching = running.recorder.watch("gate")
-        data = await anext(watching)
-        running.feed((header, packets), 30)
-        data += await anext(watching)
-        await watching.aclose()
+    made = video(60, "libx265")
+    async with site(tmp_path) as running, open_channel(running.address) as channel:
+        running.feed(made, 30)
+        fed = iter(range(31, 60))
+        stub = pictures_pb2_grpc.PicturesStub(channel)
+        data = await watched(stub, 10, lambda: running.feed(made, next(fed)))
     with av.open(io.BytesIO(data)) as container:
         [stream] = container.streams.video
         assert stream.codec_context.name == "hevc"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import av
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -215,3 +217,36 @@ def test_a_list_is_checked_line_by_line_before_anything_is_added(open_page, gate
     expect(page.get_by_role("status").filter(has_text="2 cameras added")).to_be_visible()
     assert settings_of(gateway, names[0]).source.reveal() == "rtsp://u:hunter2horse@10.0.0.1/s"
     assert page.evaluate("document.documentElement.scrollWidth") == page.viewport_size["width"]
+
+
+def test_a_network_that_may_not_be_searched_is_said(open_page, gateway):
+    page = open_page(f"{gateway.url}/#/import-cameras", ready="textarea")
+    page.get_by_text("Search a network for ONVIF cameras").click()
+    page.get_by_label("Network").fill("10.0.0.0/24")
+    check_axe(page)
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("alert")).to_contain_text("no network may be searched for cameras")
+
+
+def test_a_camera_that_is_found_is_put_on_the_list(open_page, gateway):
+    found = {
+        "address": "10.0.0.9:80",
+        "name": "Acme Dome",
+        "model": "Dome",
+        "error": "",
+        "streams": [
+            {"profile": "main", "codec": "H264", "width": 64, "height": 48, "fps": 5, "source": "rtsp://10.0.0.9/a"}
+        ],
+    }
+    line = {"discovery": {"probed": 2, "total": 2, "answered": 1, "asked": 1, "camera": found}}
+    page = open_page(f"{gateway.url}/#/import-cameras", ready="textarea")
+    # The page alone: what a search finds is tested with real devices in tests/gateway/test_discovery_flow.py.
+    page.route("**/v1/cameras/discover", lambda route: route.fulfill(body=json.dumps(line)))
+    page.get_by_text("Search a network for ONVIF cameras").click()
+    page.get_by_label("Network").fill("10.0.0.0/30")
+    page.get_by_label("User of the cameras").fill("viewer")
+    page.get_by_label("Password of the cameras").fill("s:t")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("button", name="Put main").click()
+    check_axe(page)
+    expect(page.locator("textarea")).to_have_value('name,source\nacme-dome-10-0-0-9,"rtsp://viewer:s%3At@10.0.0.9/a"\n')
