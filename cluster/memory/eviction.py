@@ -31,13 +31,11 @@ Heads = list[list[LayerKV]]
 """Tokens of each layer's heads, one key head each."""
 
 
-def evict(memory: StreamMemory, frames: Sequence[LayerKV]) -> Heads | None:
-    """Compress a memory and new frames, together, until both fit below its cap.
+def evict(memory: StreamMemory, new: Heads) -> Heads | None:
+    """Compress a memory and the tokens of ``new`` frames, together, until both fit below its cap.
 
-    Returns what is to be stored of ``frames`` per layer and head, or None while blocks that must be compressed are
-    unavailable.
+    Returns what is to be stored of ``new``, or None while blocks that must be compressed are unavailable.
     """
-    new = [[_unsettled(memory, number, h, layer) for h in range(layer.heads)] for number, layer in enumerate(frames)]
     if memory.spec.keep < 1:
         new = _thinned(memory, new, memory.spec.keep)
     heads = len(memory.heads) * len(memory.heads[0])
@@ -99,12 +97,6 @@ def _share(memory: StreamMemory, new: Heads, fits: float) -> float:
     # Frames that fill what the target frees would be compressed with all the rest anyway: then no more than must be.
     free = held <= target * (held + sum(head.tokens for row in new for head in row))
     return max(0.1, fits if free else min(fits, target))
-
-
-def _unsettled(memory: StreamMemory, number: int, h: int, layer: LayerKV) -> LayerKV:
-    """One head's tokens of new frames, but those that an earlier attempt stored."""
-    head = LayerKV(*(getattr(layer, name)[h : h + 1] for name in ("key", "value", "frame", "cell")))
-    return head.select((head.frame[0] >= memory.heads[number][h].settled).nonzero()[None, :, 0])
 
 
 def _thinned(memory: StreamMemory, new: Heads, share: float) -> Heads:

@@ -86,6 +86,12 @@ class LayerKV:
         """``weight``, with ones for None."""
         return torch.ones(self.frame.shape, device=self.key.device) if self.weight is None else self.weight
 
+    def of_head(self, head: int, first: int) -> LayerKV:
+        """The tokens of one head from number ``first`` on, as views."""
+        of = slice(head, head + 1), slice(first, None)
+        weight = None if self.weight is None else self.weight[of]
+        return LayerKV(self.key[of], self.value[of], self.frame[of], self.cell[of], weight)
+
     def select(self, kept: Tensor) -> LayerKV:
         """Select the tokens ``kept [H, m]`` int64, ascending in each head."""
         wide = kept[..., None].expand(-1, -1, self.key.shape[2])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cluster.memory.compress import Compressor
-from cluster.memory.eviction import evict
+from cluster.memory.eviction import Heads, evict
 from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV
 from cluster.memory.manifest import (
     FrameLog,
@@ -297,7 +297,7 @@ class StreamMemory(TieredHeads):
             for chunk in frames:
                 if chunk.index not in self.partition_of:
                     self.partition_of[chunk.index] = self.partitions.add(chunk.mean_embedding.cpu())
-        new = evict(self, join_frames(frames))
+        new = evict(self, self._unsettled(frames))
         if new is None:
             return False
         until = frames[-1].index + 1
@@ -310,6 +310,17 @@ class StreamMemory(TieredHeads):
         self._remove_waiting(frames)
         self.counts.settled += 1
         return True
+
+    def _unsettled(self, frames: Sequence[KVChunk]) -> Heads:
+        """The frames' tokens per layer and head, but those that an earlier attempt stored. Which these are is known
+        without the device's data."""
+        return [
+            [
+                layer.of_head(h, sum(chunk.tokens for chunk in frames if chunk.index < head.settled))
+                for h, head in enumerate(heads)
+            ]
+            for layer, heads in zip(join_frames(frames), self.heads, strict=True)
+        ]
 
     def _add_to_head(self, number: int, h: int, new: LayerKV, until: int, head: HeadMemory) -> HeadChange:
         head.settled = max(head.settled, until)

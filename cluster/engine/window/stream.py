@@ -313,9 +313,9 @@ class Stream:
 
     def invalid_tokens(self, frames: Sequence[StreamFrame]) -> BoolArray:
         """``[t]``: those of ``frames`` with KV that are :meth:`invalidated <invalidate_tokens>`."""
-        return np.concatenate(
-            [np.zeros(0, bool), *(f.computed[0] == INVALID for f in frames if f.computed is not None)]
-        )
+        windows = np.concatenate((_ZERO, *(f.computed[0] for f in frames if f.computed is not None)))[1:]
+        invalid: BoolArray = windows == INVALID
+        return invalid
 
     def discard_unfinished(self) -> None:
         """Give back the slots of a pass: scratch, and those of new tokens that it did not finish."""

@@ -190,9 +190,19 @@ def _explain_captured(shape: str, layers: int) -> None:
 
 
 def _remember(shape: str, layers: int, **memory: Any) -> Rig:
+    """Frames that leave the window are written to the memory.
+
+    Raises:
+        RuntimeError: they were not; the writer's thread only logs why.
+    """
     rig = Rig.of(shape, layers, memory=True)
     # Clusters are found on the host, whatever the organiser; this one does it without looking at the keys.
     rig.drive(memory=MemorySpec(organiser="frames", cap_bytes=2**28, **memory))
+    assert rig.engine.memories is not None
+    written = rig.engine.memories.wait_written()
+    counts = rig.engine.memories.get_memory("camera")[0].counts
+    if not written or not counts.settled or counts.frames_dropped:
+        raise RuntimeError(f"{counts.settled} writes to the memory, {counts.frames_dropped} frames dropped")
     return rig
 
 
