@@ -174,11 +174,13 @@ def test_clusters_are_compared_where_they_find_as_much_as_tokens(
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.REKV_TOKENS", 512)
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.QUESTIONS", ("What happened?",))
     found = measured(clip, tmp_path, "--part", "retrieval")
-    tokens, *clusters, rekv, longer = found["rows"]
+    tokens, *clusters, rekv, joined, longer = found["rows"]
     assert tokens["organiser"] == "tokens"
     assert rekv["organiser"] == "frames"
     assert longer["recall"] >= rekv["recall"] > 0
     assert longer["tokens"] == rekv["tokens"] >= 512
+    assert joined["organiser"] == "frames"
+    assert joined["transfers"] <= rekv["transfers"]
     assert found["figures"]["ttft_vs_rekv"] == longer["ttft_ratio"]
     assert {row["organiser"] for row in clusters} == {"resv"}
     for row in clusters:

@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Part:
-    """Figures ``cap_violations`` (frames after which some tier held more than its cap), ``memory_growth`` and
+    """Figures ``cap_violations`` (frames after which some tier held more than its cap), ``memory_growth``,
+    ``written_per_byte_taken_in`` (to the node, of blocks and index, for each byte of KV that came) and
     ``leak_at_ten_caps`` (growth over ten caps of frames, as a share of the cap).
 
     Raises:
@@ -61,12 +62,13 @@ def measure(args: argparse.Namespace) -> Part:
     memory = StreamMemory(CAMERA, MemorySpec(cap_bytes=CAP_BYTES), TierStack([host, node]))
     process = psutil.Process()
     warm = round(args.frames * WARM_UP)
-    warm_rss = violations = 0
+    warm_rss = violations = taken = 0
     most = {"host": 0, "node": 0}
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
     for number, chunk in enumerate(made_chunks(CAMERA, args.frames, **SHAPE), start=1):
         memory.add_chunk(chunk)
+        taken += chunk.key.nbytes + chunk.value.nbytes
         held = {tier.name: tier.nbytes(CAMERA) for tier in (host, node)}
         violations += held["host"] > CAP_BYTES // 2 or held["node"] > CAP_BYTES
         most = {name: max(most[name], held[name]) for name in most}
@@ -79,7 +81,11 @@ def measure(args: argparse.Namespace) -> Part:
             print(f"cap: {number}/{args.frames} frames, {rows[-1]['rss_mib']} MiB", file=sys.stderr)
             most = dict.fromkeys(most, 0)
     rss = process.memory_info().rss
-    figures = {"cap_violations": float(violations), "memory_growth": (rss - warm_rss) / warm_rss}
+    figures = {
+        "cap_violations": float(violations),
+        "memory_growth": (rss - warm_rss) / warm_rss,
+        "written_per_byte_taken_in": node.state().counts["bytes_in"] / taken,
+    }
     spec = memory.spec
     note = (
         f"{args.frames} made frames ({SHAPE}), cap {CAP_BYTES / 2**20:g} MiB, {spec.compressor} and {spec.organiser}; "
