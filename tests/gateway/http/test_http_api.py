@@ -173,10 +173,12 @@ async def test_whoever_has_a_token_acknowledges_in_its_name(tmp_path):
 
 
 def test_what_is_no_number_is_none():
-    assert plain({"a": math.inf, "b": (1, math.nan), "c": CameraStatus("x").last_answers}) == {
+    assert plain({"a": math.inf, "b": (1, math.nan), "c": CameraStatus("x").last_answers, "d": b"Man"}) == {
         "a": None,
         "b": [1, None],
         "c": [],
+        # The example of RFC 4648.
+        "d": "TWFu",
     }
-    with pytest.raises(TypeError, match="bytes has no JSON form"):
-        plain(b"x")
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        plain(object())

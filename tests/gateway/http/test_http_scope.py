@@ -162,6 +162,7 @@ CALLS = {
     "Pictures/Live": lambda camera, incident: pictures_pb2.LiveRequest(camera=camera),
     "Pictures/Picture": lambda camera, incident: pictures_pb2.PictureRequest(camera=camera),
     "Pictures/Test": lambda camera, incident: pictures_pb2.TestRequest(camera=camera, source="demo://gate"),
+    "Pictures/Discover": lambda camera, incident: pictures_pb2.DiscoverRequest(network="127.0.0.0/30"),
     "Pictures/Footage": lambda camera, incident: pictures_pb2.FootageRequest(incident=incident, kind="clip"),
     "Pictures/Forget": lambda camera, incident: pictures_pb2.ForgetFootageRequest(camera=camera, before_s=3600.0),
     "Ingest/Push": lambda camera, incident: ingest_pb2.PushRequest(
