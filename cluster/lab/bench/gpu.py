@@ -127,7 +127,8 @@ class Rig:
     @classmethod
     def of(cls, shape: str, layers: int, *, memory: bool = False, **options: Any) -> Rig:
         model = load_truncated(shape, layers, DEVICE)
-        bank = MemoryBank(TierStack([Arena(2**30, evicts=False)])) if memory else None
+        # The lower one stands for a tier that other processes read, without which no window is handed over.
+        bank = MemoryBank(TierStack([Arena(2**26), Arena(2**30, name="node", evicts=False)])) if memory else None
         return cls(NativeEngine(model, memories=bank, max_new_tokens=4, **options), model)
 
     def spec(self, name: str, **options: Any) -> StreamSpec:
@@ -219,6 +220,12 @@ def _move(shape: str, layers: int) -> None:
     rig.engine.import_stream(StreamSpec("other", (QUESTION,), WINDOW_S, STRIDE_S), rig.engine.export_stream("camera"))
 
 
+def _hand_over(shape: str, layers: int) -> None:
+    """Raises ``RuntimeError``: another process would not find the window."""
+    if not _remember(shape, layers).engine.hand_over("camera").result(60.0):
+        raise RuntimeError("the window was not handed over")
+
+
 def _idle_windows(shape: str, layers: int) -> Rig:
     """Two cameras whose windows wait in host memory between strides, computed as frames come."""
     rig = Rig.of(shape, layers, idle_kv_share=0.0)
@@ -256,7 +263,7 @@ SCENARIOS: dict[str, Callable[[str, int], Any]] = {
     "export, import": _move,
     "host memory": _host_memory,
     "idle windows": _idle_windows,
-    "hand over": lambda shape, layers: _remember(shape, layers).engine.hand_over("camera").result(60.0),
+    "hand over": _hand_over,
 }
 
 
