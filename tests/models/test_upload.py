@@ -1,0 +1,59 @@
+"""Patches go to the device beside the computation, which reads them only once they are there."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import torch
+
+from cluster.models.base import PatchBatch, VisionLanguageModel
+from cluster.types import PatchGrid
+
+GRID = PatchGrid(2, 2, 14, 2, 2)
+
+
+class Queue:
+    """A stream that notes what is asked of it, in order."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: Queue) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+def batch(value: int) -> PatchBatch:
+    return PatchBatch(
+        torch.full((4, 2, 3, 14, 14), value, dtype=torch.uint8), torch.zeros(1, 2, dtype=torch.long), GRID
+    )
+
+
+def test_the_computation_waits_for_patches_and_keeps_their_memory(monkeypatch) -> None:
+    """No GPU is here: queues are replaced by ones that note the order; copies are real, in host memory."""
+    log: list[str] = []
+    compute, uploads = Queue("compute", log), Queue("uploads", log)
+    running = [compute]
+
+    @contextlib.contextmanager
+    def stream(queue: Queue):
+        running.append(queue)
+        yield
+        running.pop()
+
+    empty, to = torch.empty, torch.Tensor.to
+
+    def copied(tensor, device, *, non_blocking):
+        log.append(f"copy in {running[-1].name}, {'without' if non_blocking else 'with'} waiting")
+        return to(tensor, "cpu", copy=True)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: running[-1])
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **options: empty(*shape, **options))
+    monkeypatch.setattr(torch.Tensor, "to", copied)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, queue: log.append(f"memory of {queue.name}"))
+    model = SimpleNamespace(device=torch.device("cuda"), _uploads=uploads)
+    found = VisionLanguageModel._upload(model, [batch(1), batch(2)])
+    assert log == ["copy in uploads, without waiting", "compute waits for uploads", "memory of compute"]
+    assert found[:, 0, 0, 0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
