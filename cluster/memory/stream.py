@@ -230,17 +230,13 @@ class StreamMemory(TieredHeads):
         return compressor
 
     def _compressor_state(self) -> dict[str, Tensor]:
-        named = {"all": self.compressor} | {f"head{h}": each for h, each in self._of_head.items()}
+        named = {"all": self.compressor} | {str(h): each for h, each in self._of_head.items()}
         return {f"{whose}/{name}": part for whose, each in named.items() for name, part in each.state().items()}
 
     def _load_compressor_state(self, state: dict[str, Tensor]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in state.items():
-            whose, _, own = name.partition("/")
-            parts.setdefault(whose, {})[own] = tensor
-        for whose, own_parts in parts.items():
-            of_head = whose.removeprefix("head")
-            (self.compressor if of_head == whose else self.compressor_of_head(int(of_head))).load_state(own_parts)
+        for whose in {name.partition("/")[0] for name in state}:
+            own = {name.partition("/")[2]: part for name, part in state.items() if name.startswith(f"{whose}/")}
+            (self.compressor if whose == "all" else self.compressor_of_head(int(whose))).load_state(own)
 
     @torch.inference_mode()
     def settle(self, upto: int | None = None) -> bool:

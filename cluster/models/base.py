@@ -30,6 +30,7 @@ from cluster.models.checkpoint import (
 from cluster.models.decoder_layer import DecoderLayer
 from cluster.models.float8 import use_float8
 from cluster.models.settings import ModelSettings
+from cluster.models.upload import upload
 from cluster.types import PatchGeometry, PatchGrid
 
 
@@ -217,25 +218,8 @@ class VisionLanguageModel(ABC):
         return parts
 
     def _upload(self, frames: Sequence[PatchBatch]) -> Tensor:
-        """Kept patches of all frames ``[n, T, C, p, p]`` on the device; from pinned memory and in a queue of their own,
-        so that neither the host nor the computation before waits."""
-        parts = [frame.patches for frame in frames]
-        if self.device.type != "cuda" or not torch.cuda.is_available():
-            return torch.cat(parts).to(self.device)
-        # Pinned memory is used again and again; a new copy's pages would have to be cleared first.
-        shape = sum(map(len, parts)), *parts[0].shape[1:]
-        patches = torch.cat(parts, out=torch.empty(shape, dtype=torch.uint8, pin_memory=True))
-        current = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self._uploads):
-            uploaded = patches.to(self.device, non_blocking=True)
-        current.wait_stream(self._uploads)
-        # Its memory is the other queue's, which must not use it again before this one has read it.
-        uploaded.record_stream(current)
-        return uploaded
-
-    @cached_property
-    def _uploads(self) -> Any:
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        """Kept patches of all frames ``[n, T, C, p, p]`` on the device."""
+        return upload([frame.patches for frame in frames], self.device)
 
     def _patch_positions(self, cells: Tensor) -> Tensor:
         """Group cells ``[g, 2]`` -> (row, col) of each of their patches ``[g * merge**2, 2]``."""

@@ -7,15 +7,12 @@ import json
 import os
 import signal
 import socket
-from typing import Any
 
 import psutil
 import pytest
 import ray
-import yaml
-from chart_parts import OPEN, PLAIN, PLAIN_INSIDE, serve_config, template
 from ray.exceptions import RayActorError
-from serve_parts import deploy, named_actors, ray_cluster, states, until, until_running
+from serve_parts import FAST, chart_serve_config, deploy, named_actors, ray_cluster, states, until, until_running
 
 from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
 from actors.serve_app import processes, replicas
@@ -24,30 +21,6 @@ from cluster.errors import ConfigError
 from cluster.lab.scenes.street_clips import make_clip
 
 PLAIN_CONFIG = {"security": {"allow_plain_inside": True}}
-FAST = {"source_options": {"loop": True, "realtime": True, "speed": 4}}
-
-
-def chart_serve_config(folder, clip, *settings: str) -> dict[str, Any]:
-    """What the chart renders for a trial without a GPU, with a small model and a file for a camera."""
-    camera = {"name": "gate", "source": str(clip), **FAST}
-    done = template(
-        None,
-        *(PLAIN_INSIDE, OPEN, PLAIN, "config.questions[0].id=person", "config.questions[0].text=Is anyone there?"),
-        *("config.model.name=tiny-qwen2_5_vl", "config.model.threads=1", "cameras.enabled=false"),
-        *("config.sampling.anchor_interval_s=4", "config.window.length_s=4", "config.window.stride_s=2"),
-        *("config.window.static_gate=false", "config.cluster.heartbeat_timeout_s=8"),
-        *settings,
-    )
-    assert done.returncode == 0, done.stderr
-    config = serve_config([each for each in yaml.safe_load_all(done.stdout) if each])
-    # Folders of a container are not this machine's.
-    full = config["applications"][0]["args"]["configuration"]
-    for application in config["applications"]:
-        application["args"]["configuration"]["cluster"]["state_dir"] = str(folder)
-    full["alerts"]["folder"] = str(folder / "alerts")
-    full["cameras"] = [camera]
-    full["security"]["file_roots"] = [str(folder)]
-    return config
 
 
 def process_ids() -> dict[str, int]:

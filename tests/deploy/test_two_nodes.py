@@ -8,8 +8,7 @@ import time
 
 import pytest
 from cluster_parts import Answers
-from serve_parts import deploy, ray_cluster, until, until_running
-from test_serve_app import chart_serve_config
+from serve_parts import chart_serve_config, deploy, ray_cluster, until, until_running
 
 from cluster.client import GatewayClient
 from cluster.lab.scenes.street_clips import make_clip

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from types import SimpleNamespace
 
 import torch
 
-from cluster.models.base import PatchBatch, VisionLanguageModel
-from cluster.types import PatchGrid
-
-GRID = PatchGrid(2, 2, 14, 2, 2)
+from cluster.models import upload
 
 
 class Queue:
@@ -21,12 +17,6 @@ class Queue:
 
     def wait_stream(self, other: Queue) -> None:
         self.log.append(f"{self.name} waits for {other.name}")
-
-
-def batch(value: int) -> PatchBatch:
-    return PatchBatch(
-        torch.full((4, 2, 3, 14, 14), value, dtype=torch.uint8), torch.zeros(1, 2, dtype=torch.long), GRID
-    )
 
 
 def test_the_computation_waits_for_patches_and_keeps_their_memory(monkeypatch) -> None:
@@ -53,7 +43,8 @@ def test_the_computation_waits_for_patches_and_keeps_their_memory(monkeypatch) -
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **options: empty(*shape, **options))
     monkeypatch.setattr(torch.Tensor, "to", copied)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, queue: log.append(f"memory of {queue.name}"))
-    model = SimpleNamespace(device=torch.device("cuda"), _uploads=uploads)
-    found = VisionLanguageModel._upload(model, [batch(1), batch(2)])
+    monkeypatch.setattr(upload, "_queue", lambda device: uploads)
+    patches = [torch.full((2, 2, 3), value, dtype=torch.uint8) for value in (1, 2)]
+    found = upload.upload(patches, torch.device("cuda"))
     assert log == ["copy in uploads, without waiting", "compute waits for uploads", "memory of compute"]
-    assert found[:, 0, 0, 0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert found[:, 0, 0].tolist() == [1, 1, 2, 2]

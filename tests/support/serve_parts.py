@@ -13,12 +13,38 @@ from typing import Any
 from unittest import mock
 
 import ray
+import yaml
+from chart_parts import OPEN, PLAIN, PLAIN_INSIDE, serve_config, template
 from ray.cluster_utils import Cluster
 
 from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD
 from cluster.errors import UnavailableError
 
 WAIT_S = 240.0
+FAST = {"source_options": {"loop": True, "realtime": True, "speed": 4}}
+
+
+def chart_serve_config(folder, clip, *settings: str) -> dict[str, Any]:
+    """What the chart renders for a trial without a GPU, with a small model and a file for a camera."""
+    camera = {"name": "gate", "source": str(clip), **FAST}
+    done = template(
+        None,
+        *(PLAIN_INSIDE, OPEN, PLAIN, "config.questions[0].id=person", "config.questions[0].text=Is anyone there?"),
+        *("config.model.name=tiny-qwen2_5_vl", "config.model.threads=1", "cameras.enabled=false"),
+        *("config.sampling.anchor_interval_s=4", "config.window.length_s=4", "config.window.stride_s=2"),
+        *("config.window.static_gate=false", "config.cluster.heartbeat_timeout_s=8"),
+        *settings,
+    )
+    assert done.returncode == 0, done.stderr
+    config = serve_config([each for each in yaml.safe_load_all(done.stdout) if each])
+    # Folders of a container are not this machine's.
+    full = config["applications"][0]["args"]["configuration"]
+    for application in config["applications"]:
+        application["args"]["configuration"]["cluster"]["state_dir"] = str(folder)
+    full["alerts"]["folder"] = str(folder / "alerts")
+    full["cameras"] = [camera]
+    full["security"]["file_roots"] = [str(folder)]
+    return config
 
 
 @contextmanager

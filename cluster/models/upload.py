@@ -1,0 +1,32 @@
+"""The way of patches to the device, in a queue of their own beside the computation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def upload(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The tensors one after the other on the device; on a GPU from pinned memory, and neither the host nor what is
+    computed before waits for it."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return torch.cat(parts).to(device)
+    # Pinned memory is used again and again; a new copy's pages would have to be cleared first.
+    shape = sum(map(len, parts)), *parts[0].shape[1:]
+    held = torch.cat(parts, out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=True))
+    current, uploads = torch.cuda.current_stream(device), _queue(device)
+    with torch.cuda.stream(uploads):
+        uploaded = held.to(device, non_blocking=True)
+    current.wait_stream(uploads)
+    # Its memory is the other queue's, which must not use it again before this one has read it.
+    uploaded.record_stream(current)
+    return uploaded
+
+
+@functools.cache
+def _queue(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
