@@ -22,7 +22,7 @@ LOCKED      := $(INSTALL) --require-hashes
 # Its digest is that of Python 3.11 on x86-64; others take the same version from the same index.
 TESTED      := $(shell $(PYTHON) -c 'import platform, sys; print(sys.version_info[:2] == (3, 11) and platform.machine())')
 TORCH        = $(if $(filter x86_64,$(TESTED)),$(LOCKED) --requirement requirements-torch-cpu.txt,$(INSTALL) \
-               $(shell grep -o '^torch==[^ ]*' requirements-torch-cpu.txt)) --index-url $(TORCH_INDEX)
+               $(shell grep -o '^torch==[^ ]*' requirements-torch-cpu.txt)) --index-url $(TORCH_INDEX) --timeout 30
 
 # Versions that are locked stay: to have newer ones, take their lines out of the file first. Where PyTorch's index cannot
 # be reached: make lock TORCH_FROM='--find-links FOLDER'

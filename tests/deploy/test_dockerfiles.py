@@ -121,7 +121,7 @@ def test_nothing_is_installed_without_digests_or_from_two_indexes() -> None:
     torch = re.search(r"^TORCH .*\n.*", makefile, re.MULTILINE)
     assert torch is not None
     assert "filter x86_64,$(TESTED)),$(LOCKED) --requirement requirements-torch-cpu.txt," in torch[0]
-    assert torch[0].endswith(" --index-url $(TORCH_INDEX)")
+    assert torch[0].endswith(" --index-url $(TORCH_INDEX) --timeout 30")
     for arguments in installs:
         of_the_project = arguments in ("--no-deps --no-build-isolation .", "--no-build-isolation --editable .")
         assert of_the_project or "--require-hashes" in arguments, arguments
