@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def upload(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+def upload(parts: list[Tensor], device: torch.device) -> Tensor:
     """The tensors one after the other on the device; on a GPU from pinned memory, and neither the host nor what is
     computed before waits for it."""
     if device.type != "cuda" or not torch.cuda.is_available():

@@ -128,7 +128,7 @@ class Rig:
     def of(cls, shape: str, layers: int, *, memory: bool = False, **options: Any) -> Rig:
         model = load_truncated(shape, layers, DEVICE)
         # The lower one stands for a tier that other processes read, without which no window is handed over.
-        bank = MemoryBank(TierStack([Arena(2**26), Arena(2**30, name="node", evicts=False)])) if memory else None
+        bank = MemoryBank(TierStack([Arena(2**26), Arena(2**31, name="node", evicts=False)])) if memory else None
         return cls(NativeEngine(model, memories=bank, max_new_tokens=4, **options), model)
 
     def spec(self, name: str, **options: Any) -> StreamSpec:
@@ -198,7 +198,7 @@ def _remember(shape: str, layers: int, **memory: Any) -> Rig:
     """
     rig = Rig.of(shape, layers, memory=True)
     # Clusters are found on the host, whatever the organiser; this one does it without looking at the keys.
-    rig.drive(memory=MemorySpec(organiser="frames", cap_bytes=2**28, **memory))
+    rig.drive(memory=MemorySpec(**{"organiser": "frames", "cap_bytes": 2**28, **memory}))
     assert rig.engine.memories is not None
     written = rig.engine.memories.wait_written()
     counts = rig.engine.memories.get_memory("camera")[0].counts
@@ -222,7 +222,8 @@ def _move(shape: str, layers: int) -> None:
 
 def _hand_over(shape: str, layers: int) -> None:
     """Raises ``RuntimeError``: another process would not find the window."""
-    if not _remember(shape, layers).engine.hand_over("camera").result(60.0):
+    # A window may take an eighth of the cap.
+    if not _remember(shape, layers, cap_bytes=2**31).engine.hand_over("camera").result(60.0):
         raise RuntimeError("the window was not handed over")
 
 
