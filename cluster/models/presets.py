@@ -23,186 +23,130 @@ class Preset:
     max_pixels: int = 448 * 448
 
 
-def _text(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **rope: Any) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 32768,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0, **rope},
-    }
+_TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+_QWEN = ("hidden_size", "intermediate_size", "depth", "num_heads")
+_SQUARE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size")
+_VISION: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "qwen2_vl": (("embed_dim", "depth", "num_heads"), {}),
+    "qwen2_5_vl": (_QWEN, {}),
+    "qwen3_vl": (_QWEN, {}),
+    "internvl": (_SQUARE, {}),
+    "llava_next_video": (_SQUARE, {"patch_size": 14}),
+    "llava_onevision": (_SQUARE, {"patch_size": 14, "vision_use_head": False}),
+}
+"""Family -> names of its tower's sizes, in the order in which presets give them, and what all its towers have."""
 
 
-def _qwen_tower(hidden: int, intermediate: int, depth: int, heads: int, full: list[int]) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "depth": depth,
-        "num_heads": heads,
-        "fullatt_block_indexes": full,
-    }
+def _preset(
+    family: str,
+    text: tuple[int, ...],
+    vision: tuple[int, ...],
+    tower: dict[str, Any] | None = None,
+    *,
+    mrope: list[int] | None = None,
+    theta: float = 1_000_000.0,
+    max_pixels: int = 448 * 448,
+    **more: int,
+) -> Preset:
+    """``text``, ``vision``: sizes, as :data:`_TEXT` and :data:`_VISION` name them; ``tower``, ``more``: other entries
+    of the vision and of the text configuration."""
+    rope = {"rope_type": "default", "rope_theta": theta} | ({} if mrope is None else {"mrope_section": mrope})
+    names, common = _VISION[family]
+    sizes = dict(zip(_TEXT, text, strict=True)) | {"max_position_embeddings": 32768, "rope_parameters": rope} | more
+    return Preset(family, sizes, dict(zip(names, vision, strict=True)) | common | (tower or {}), max_pixels)
 
 
-def _deepstack_tower(
-    hidden: int, intermediate: int, depth: int, heads: int, added: list[int], places: int = 48
-) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "depth": depth,
-        "num_heads": heads,
-        "deepstack_visual_indexes": added,
-        "num_position_embeddings": places**2,
-    }
-
-
-def _full_tower(hidden: int, depth: int, heads: int) -> dict[str, Any]:
-    return {"embed_dim": hidden, "depth": depth, "num_heads": heads}
-
-
-def _square_tower(hidden: int, intermediate: int, layers: int, heads: int, image: int) -> dict[str, Any]:
-    return {**_intern_tower(hidden, intermediate, layers, heads, image), "patch_size": 14}
-
-
-def _intern_tower(hidden: int, intermediate: int, layers: int, heads: int, image: int) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "image_size": image,
-    }
-
+_TINY, _DEMO, _BENCH = (64, 128, 3, 4, 2), (256, 640, 5, 4, 2), (512, 1536, 12, 8, 2)
+_SMALL = 112 * 112
 
 PRESETS: dict[str, Preset] = {
-    "tiny-qwen2_5_vl": Preset(
+    # Windows of 2x2 groups: even a tiny frame has several.
+    "tiny-qwen2_5_vl": _preset(
         "qwen2_5_vl",
-        text=_text(64, 128, 3, 4, 2, mrope_section=[2, 3, 3]),
-        # Windows of 2x2 groups: even a tiny frame has several.
-        vision={**_qwen_tower(32, 64, 4, 2, [1, 3]), "window_size": 56},
-        max_pixels=112 * 112,
+        _TINY,
+        (32, 64, 4, 2),
+        {"fullatt_block_indexes": [1, 3], "window_size": 56},
+        mrope=[2, 3, 3],
+        max_pixels=_SMALL,
     ),
-    "tiny-qwen2_vl": Preset(
-        "qwen2_vl",
-        text=_text(64, 128, 3, 4, 2, mrope_section=[2, 3, 3]),
-        vision=_full_tower(32, 3, 2),
-        max_pixels=112 * 112,
-    ),
-    "tiny-qwen3_vl": Preset(
+    "tiny-qwen2_vl": _preset("qwen2_vl", _TINY, (32, 3, 2), mrope=[2, 3, 3], max_pixels=_SMALL),
+    "tiny-qwen3_vl": _preset(
         "qwen3_vl",
-        text={**_text(64, 128, 3, 4, 2, mrope_section=[4, 2, 2]), "head_dim": 16},
-        vision=_deepstack_tower(32, 64, 3, 2, [0, 1], places=6),
+        _TINY,
+        (32, 64, 3, 2),
+        {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 6**2},
+        mrope=[4, 2, 2],
         max_pixels=128 * 128,
+        head_dim=16,
     ),
-    "tiny-internvl3": Preset(
-        "internvl",
-        text=_text(64, 128, 3, 4, 2),
-        vision={**_intern_tower(32, 64, 3, 2, 112), "use_qk_norm": True},
-    ),
-    "tiny-llava_next_video": Preset(
-        "llava_next_video",
-        text=_text(64, 128, 3, 4, 2),
-        vision=_square_tower(32, 64, 3, 2, 112),
-    ),
-    "tiny-llava_onevision": Preset(
-        "llava_onevision",
-        text=_text(64, 128, 3, 4, 2),
-        # 7x7 patches and a rest, as the published 27x27 have one.
-        vision={**_square_tower(32, 64, 3, 2, 100), "vision_use_head": False},
-    ),
+    "tiny-internvl3": _preset("internvl", _TINY, (32, 64, 3, 2, 112), {"use_qk_norm": True}),
+    "tiny-llava_next_video": _preset("llava_next_video", _TINY, (32, 64, 3, 2, 112)),
+    # 7x7 patches and a rest, as the published 27x27 have one.
+    "tiny-llava_onevision": _preset("llava_onevision", _TINY, (32, 64, 3, 2, 100)),
     # As many layers, key heads and channels as the published 7B, so that its KV is as large, and narrow otherwise.
-    "kv7b-qwen2_5_vl": Preset(
+    "kv7b-qwen2_5_vl": _preset(
         "qwen2_5_vl",
-        text=_text(512, 512, 28, 4, 4, mrope_section=[16, 24, 24]),
-        vision={**_qwen_tower(32, 64, 2, 2, [1]), "window_size": 112},
-        max_pixels=112 * 112,
+        (512, 512, 28, 4, 4),
+        (32, 64, 2, 2),
+        {"fullatt_block_indexes": [1], "window_size": 112},
+        mrope=[16, 24, 24],
+        max_pixels=_SMALL,
     ),
-    "demo-qwen2_5_vl": Preset(
+    "demo-qwen2_5_vl": _preset(
         "qwen2_5_vl",
-        text=_text(256, 640, 5, 4, 2, mrope_section=[8, 12, 12]),
-        vision=_qwen_tower(128, 320, 4, 4, [1, 3]),
+        _DEMO,
+        (128, 320, 4, 4),
+        {"fullatt_block_indexes": [1, 3]},
+        mrope=[8, 12, 12],
         max_pixels=336 * 190,
     ),
-    "demo-internvl3": Preset(
-        "internvl",
-        text=_text(256, 640, 5, 4, 2),
-        vision=_intern_tower(128, 512, 4, 4, 224),
+    "demo-internvl3": _preset("internvl", _DEMO, (128, 512, 4, 4, 224)),
+    "bench-qwen2_5_vl": _preset(
+        "qwen2_5_vl", _BENCH, (384, 1152, 8, 6), {"fullatt_block_indexes": [3, 7]}, mrope=[8, 12, 12]
     ),
-    "bench-qwen2_5_vl": Preset(
-        "qwen2_5_vl",
-        text=_text(512, 1536, 12, 8, 2, mrope_section=[8, 12, 12]),
-        vision=_qwen_tower(384, 1152, 8, 6, [3, 7]),
-    ),
-    "bench-internvl3": Preset(
-        "internvl",
-        text=_text(512, 1536, 12, 8, 2),
-        vision=_intern_tower(384, 1536, 8, 6, 448),
-    ),
-    "bench-qwen2_vl": Preset(
-        "qwen2_vl",
-        text=_text(512, 1536, 12, 8, 2, mrope_section=[8, 12, 12]),
-        vision=_full_tower(384, 8, 6),
-    ),
-    "bench-qwen3_vl": Preset(
+    "bench-internvl3": _preset("internvl", _BENCH, (384, 1536, 8, 6, 448)),
+    "bench-qwen2_vl": _preset("qwen2_vl", _BENCH, (384, 8, 6), mrope=[8, 12, 12]),
+    "bench-qwen3_vl": _preset(
         "qwen3_vl",
-        text={**_text(512, 1536, 12, 8, 2, mrope_section=[12, 10, 10]), "head_dim": 64},
-        vision=_deepstack_tower(384, 1152, 8, 6, [2, 4, 6], places=24),
+        _BENCH,
+        (384, 1152, 8, 6),
+        {"deepstack_visual_indexes": [2, 4, 6], "num_position_embeddings": 24**2},
+        mrope=[12, 10, 10],
+        head_dim=64,
     ),
-    "bench-llava_next_video": Preset(
-        "llava_next_video",
-        text=_text(512, 1536, 12, 8, 2),
-        vision=_square_tower(384, 1536, 9, 6, 336),
-    ),
-    "bench-llava_onevision": Preset(
-        "llava_onevision",
-        text=_text(512, 1536, 12, 8, 2),
-        vision={**_square_tower(384, 1536, 9, 6, 384), "vision_use_head": False},
-    ),
+    "bench-llava_next_video": _preset("llava_next_video", _BENCH, (384, 1536, 9, 6, 336)),
+    "bench-llava_onevision": _preset("llava_onevision", _BENCH, (384, 1536, 9, 6, 384)),
 }
+
+_7B = (3584, 18944, 28, 28, 4)
 
 # From the config.json of the published checkpoints.
 SHAPES: dict[str, Preset] = {
-    "qwen2_5_vl-7b": Preset(
+    "qwen2_5_vl-7b": _preset(
         "qwen2_5_vl",
-        text={**_text(3584, 18944, 28, 28, 4, mrope_section=[16, 24, 24]), "vocab_size": 152064},
-        vision=_qwen_tower(1280, 3420, 32, 16, [7, 15, 23, 31]),
+        _7B,
+        (1280, 3420, 32, 16),
+        {"fullatt_block_indexes": [7, 15, 23, 31]},
+        mrope=[16, 24, 24],
+        vocab_size=152064,
     ),
-    "qwen2_vl-7b": Preset(
-        "qwen2_vl",
-        text={**_text(3584, 18944, 28, 28, 4, mrope_section=[16, 24, 24]), "vocab_size": 152064},
-        vision=_full_tower(1280, 32, 16),
-    ),
-    "qwen3_vl-8b": Preset(
+    "qwen2_vl-7b": _preset("qwen2_vl", _7B, (1280, 32, 16), mrope=[16, 24, 24], vocab_size=152064),
+    "qwen3_vl-8b": _preset(
         "qwen3_vl",
-        text={
-            **_text(4096, 12288, 36, 32, 8, rope_theta=5_000_000.0, mrope_section=[24, 20, 20]),
-            "head_dim": 128,
-            "vocab_size": 151936,
-        },
-        vision=_deepstack_tower(1152, 4304, 27, 16, [8, 16, 24]),
+        (4096, 12288, 36, 32, 8),
+        (1152, 4304, 27, 16),
+        {"deepstack_visual_indexes": [8, 16, 24], "num_position_embeddings": 48**2},
+        mrope=[24, 20, 20],
+        theta=5_000_000.0,
+        head_dim=128,
+        vocab_size=151936,
     ),
-    "llava_next_video-7b": Preset(
-        "llava_next_video",
-        text={**_text(4096, 11008, 32, 32, 32, rope_theta=10_000.0), "vocab_size": 32064},
-        vision=_square_tower(1024, 4096, 24, 16, 336),
+    "llava_next_video-7b": _preset(
+        "llava_next_video", (4096, 11008, 32, 32, 32), (1024, 4096, 24, 16, 336), theta=10_000.0, vocab_size=32064
     ),
-    "llava_onevision-7b": Preset(
-        "llava_onevision",
-        text={**_text(3584, 18944, 28, 28, 4), "vocab_size": 152000},
-        vision={**_square_tower(1152, 4304, 26, 16, 384), "vision_use_head": False},
-    ),
-    "internvl3-8b": Preset(
-        "internvl",
-        text={**_text(3584, 18944, 28, 28, 4), "vocab_size": 151674},
-        vision=_intern_tower(1024, 4096, 24, 16, 448),
-    ),
-    "internvl3-14b": Preset(
-        "internvl",
-        text={**_text(5120, 13824, 48, 40, 8), "vocab_size": 151674},
-        vision=_intern_tower(1024, 4096, 24, 16, 448),
-    ),
+    "llava_onevision-7b": _preset("llava_onevision", _7B, (1152, 4304, 26, 16, 384), vocab_size=152000),
+    "internvl3-8b": _preset("internvl", _7B, (1024, 4096, 24, 16, 448), vocab_size=151674),
+    "internvl3-14b": _preset("internvl", (5120, 13824, 48, 40, 8), (1024, 4096, 24, 16, 448), vocab_size=151674),
 }
 
 
