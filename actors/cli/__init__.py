@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from cluster.errors import SightlineError
+
 INTERRUPTED = 130
 
 
@@ -15,7 +17,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     import typer
 
     from actors.cli.app import command
-    from cluster.errors import SightlineError
     from cluster.redaction.known_secrets import redact_tracebacks
 
     redact_tracebacks()

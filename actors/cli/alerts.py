@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, connect
+from actors.cli.output import console
 
 app = typer.Typer(no_args_is_help=True, help="Try the sinks of alerts.")
 
@@ -25,7 +26,6 @@ def try_sink(
 
     $ sightline alerts test telegram
     """
-    from actors.cli.output import console
 
     with connect(gateway) as client:
         client.test_sink(sink)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken, spoken_bytes
+from actors.cli.output import check_writable, console, write_json
+from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError, UnavailableError
+from cluster.lab.report.number_format import compact
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
@@ -58,9 +62,6 @@ def ask(
 
     $ sightline ask --all "Was there a red van?" --since 6h --pictures out/van
     """
-    from actors.cli.options import parse_duration
-    from actors.cli.output import check_writable
-    from cluster.errors import ConfigError
 
     wanted: dict[str, Any] = {
         "since_s": parse_duration(since, "--since") if since else 0.0,
@@ -99,7 +100,6 @@ def ask(
 
 def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[str, Any], shown: Shown) -> None:
     """Read questions until the end of input. Ctrl-C cancels an answer, and at the prompt ends the command."""
-    from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
 
     # Report an unknown camera or an unreachable gateway before the first question is typed.
     client.camera_get(camera)
@@ -138,7 +138,6 @@ class Shown:
         Raises:
             SightlineError: the answer failed, or a file cannot be written.
         """
-        from actors.cli.output import write_json
         from cluster.wire.memory_wire import Told
 
         quiet = self._json == "-"
@@ -162,7 +161,6 @@ class Shown:
         return event
 
     def _remarks(self, question: str, told: Told) -> None:
-        from actors.cli.output import console
         from cluster.types.cameras import is_open_question
 
         screen = console(stderr=True)
@@ -182,7 +180,6 @@ def printable(text: str) -> str:
 
 def moment_lines(told: Told) -> list[tuple[str, str, str]]:
     """For each moment: time, duration and share of attention."""
-    from actors.cli.options import spoken
     from cluster.types import MICROSECONDS
     from cluster.wire.memory_wire import ago_s
 
@@ -198,8 +195,6 @@ def moment_lines(told: Told) -> list[tuple[str, str, str]]:
 
 def cost_lines(told: Told) -> list[str]:
     """How far back the answer may look, and its cost."""
-    from actors.cli.options import spoken, spoken_bytes
-    from cluster.lab.report.number_format import compact
     from cluster.types import MICROSECONDS
 
     result = told.result
@@ -214,8 +209,6 @@ def cost_lines(told: Told) -> list[str]:
 
 def _print_explanation(told: Told) -> None:
     from rich.table import Table
-
-    from actors.cli.output import console
 
     screen = console()
     table = Table.grid(padding=(0, 3))
@@ -235,7 +228,6 @@ def write_pictures(told: Told, folder: Path) -> list[str]:
     Raises:
         SightlineError: a file cannot be written.
     """
-    from cluster.errors import SightlineError
     from cluster.types import MICROSECONDS
 
     paths = []
@@ -254,7 +246,6 @@ def write_pictures(told: Told, folder: Path) -> list[str]:
 
 def as_json(told: Told, files: list[str]) -> dict[str, Any]:
     """The result as JSON; ``files``: of the pictures, empty when none were requested."""
-    from dataclasses import asdict
 
     from cluster.wire.memory_wire import ago_s
 

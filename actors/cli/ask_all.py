@@ -7,6 +7,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actors.cli.options import spoken
+from actors.cli.output import console, make_table, write_json
+from cluster.errors import UnavailableError
+
 if TYPE_CHECKING:
     from cluster.wire.memory_wire import AskAllProgress, CameraTold
 
@@ -23,9 +27,6 @@ def show_all(
         SightlineError: the question failed, or a file cannot be written.
     """
     from actors.cli.ask import as_json, printable, write_pictures
-    from actors.cli.options import spoken
-    from actors.cli.output import console, make_table, write_json
-    from cluster.errors import UnavailableError
     from cluster.wire.memory_wire import CameraTold, ranked
 
     answers: list[CameraTold] = []

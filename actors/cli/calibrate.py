@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.camera_files import Takeover
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration
+from actors.cli.output import console, make_table, print_json
+from cluster.errors import ConfigError, NotReadyError
 
 if TYPE_CHECKING:
     from cluster.alerts.calibration import Proposal
@@ -41,12 +43,8 @@ def calibrate(
 
     $ sightline cameras calibrate gate --keep 0.95 --apply
     """
-    from dataclasses import asdict
 
-    from actors.cli.options import parse_duration
-    from actors.cli.output import print_json
     from cluster.control.cameras.managed import settings_of
-    from cluster.errors import ConfigError, NotReadyError
 
     since_s = time.time() - parse_duration(since, "--since")
     with connect(gateway) as client:
@@ -71,7 +69,7 @@ def calibrate(
             for each in settings["questions"]:
                 each["threshold"] = better.get(each["id"], each.get("threshold", 0.5))
             client.camera_update(name, camera.entry.source, settings, takeover=takeover)
-    if print_json(json, [asdict(each) for each in proposals]):
+    if print_json(json, proposals):
         _show(proposals, missing)
         if apply:
             print(f"{name}: {_said(better)}" if better else f"{name}: nothing to change")
@@ -84,7 +82,6 @@ def _proposals(
 ) -> tuple[list[Proposal], list[str]]:
     """Proposals, and why there is none for a question."""
     from cluster.alerts.calibration import propose_threshold
-    from cluster.errors import NotReadyError
 
     verdicts = ("confirmed", "rejected")
     reviewed = [each for said in verdicts for each in client.incidents(camera=name, verdict=said, limit=MOST)]
@@ -101,7 +98,6 @@ def _proposals(
 
 
 def _show(proposals: list[Proposal], missing: list[str]) -> None:
-    from actors.cli.output import console, make_table
 
     rows = []
     for proposal in proposals:

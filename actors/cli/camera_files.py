@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
+from actors.cli.output import console, plural, write_json
+from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
@@ -50,10 +52,8 @@ def apply(
     """
     from rich.markup import escape
 
-    from actors.cli.output import console, plural, write_json
     from cluster.control.cameras.changes import plan
     from cluster.control.cameras.managed import CLUSTER, manager_from_outside
-    from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
     from cluster.kubernetes.resource import read_cameras
 
     if manager_from_outside(manager) == CLUSTER:
@@ -138,7 +138,6 @@ def export(
     from json import loads
 
     from cluster.control.cameras.managed import entry_to_json, with_variables
-    from cluster.errors import SightlineError
     from cluster.kubernetes.resource import as_yaml
 
     with connect(gateway) as client:

@@ -12,7 +12,19 @@ from actors.cli import camera_files
 from actors.cli.calibrate import calibrate
 from actors.cli.camera_files import Takeover
 from actors.cli.discover import discover
-from actors.cli.options import DEFAULT_GATEWAY, CameraPriority, Gateway, Json, Questions, Settings, connect
+from actors.cli.options import (
+    DEFAULT_GATEWAY,
+    CameraPriority,
+    Gateway,
+    Json,
+    Questions,
+    Settings,
+    connect,
+    parse_questions,
+    parse_settings,
+)
+from actors.cli.output import cameras_table, console, expectation, print_json, reasons, save
+from cluster.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
 app.command("apply")(camera_files.apply)
@@ -64,10 +76,7 @@ def add(
 
     $ sightline cameras add depot --set window.stride_s=4   # fed by `sightline push`
     """
-    from dataclasses import asdict
 
-    from actors.cli.options import parse_questions, parse_settings
-    from actors.cli.output import expectation, print_json
     from cluster.config import parse_camera
 
     # The cluster validates it too; checking here finds the error without a round trip.
@@ -82,7 +91,7 @@ def add(
         while entry.source and status.state in ("waiting", "connecting") and time.monotonic() < deadline:
             time.sleep(CONNECT_S / 20)
             status = client.camera_get(name)
-    if print_json(json, asdict(status)):
+    if print_json(json, status):
         print(f"{name}: {status.state}" + (f", {status.reason}" if status.reason else ""))
         print(expectation(status))
 
@@ -107,13 +116,9 @@ def update(
 
     $ sightline cameras update gate --priority critical --set window.stride_s=4
     """
-    from dataclasses import asdict
 
-    from actors.cli.options import parse_questions, parse_settings
-    from actors.cli.output import expectation, print_json
     from cluster.config import deep_merge, parse_camera
     from cluster.control.cameras.managed import settings_of
-    from cluster.errors import ConfigError
 
     wanted = parse_settings(settings) | ({} if priority is None else {"priority": priority})
     if question:
@@ -127,7 +132,7 @@ def update(
         # The cluster validates it too; checking here finds the error without a round trip.
         entry = parse_camera(name, address, settings=deep_merge(before, wanted))
         status = client.camera_update(name, entry.source, settings_of(entry), takeover=takeover)
-    if print_json(json, asdict(status)):
+    if print_json(json, status):
         print(f"{name}: changed")
         print(expectation(status))
 
@@ -176,8 +181,6 @@ def try_source(
 
     $ sightline cameras test rtsp://10.0.0.11/stream1 -o gate.jpg
     """
-    from actors.cli.options import parse_settings
-    from actors.cli.output import save
 
     with connect(gateway) as client:
         found = client.test_source(name, source, parse_settings(settings))
@@ -202,18 +205,12 @@ def list_cameras(
 
     $ sightline cameras list --json - | jq '.[] | select(.state == "error") | .name'
     """
-    from dataclasses import asdict
 
     from rich.console import Group
 
-    from actors.cli.output import cameras_table, console, reasons, write_json
-
     with connect(gateway) as client:
-        if json is not None:
-            statuses = [asdict(status) for status in client.cameras_list()]
-            write_json(json, statuses)
-            if json == "-":
-                return
+        if json is not None and not print_json(json, client.cameras_list()):
+            return
         screen = console()
 
         def picture() -> Group:
@@ -247,7 +244,6 @@ def picture(
 
     $ sightline cameras picture gate -o gate.jpg --kept
     """
-    from actors.cli.output import save
 
     with connect(gateway) as client:
         found = client.picture(name, kept=kept, width=width)

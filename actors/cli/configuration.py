@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from actors.cli.options import Json
+from actors.cli.output import plural, write_json
 
 app = typer.Typer(no_args_is_help=True, help="Check configuration files; print the schema they follow.")
 
@@ -24,7 +25,6 @@ def check(
 
     $ sightline config check configs/city.yaml
     """
-    from actors.cli.output import plural, write_json
     from cluster.config import InvalidConfigError, camera_settings, load_config
 
     try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, connect
+from actors.cli.output import save
 
 if TYPE_CHECKING:
     from cluster.types.sources import DiscoveredCamera
@@ -34,8 +35,6 @@ def discover(
     """
     import os
     import sys
-
-    from actors.cli.output import save
 
     password = os.environ.get(PASSWORD, "") if user else ""
     if user and not password:

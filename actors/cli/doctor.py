@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from actors.cli.options import Json, Settings
+from actors.cli.options import Json, Settings, parse_settings
+from actors.cli.output import console, make_table, print_json, size
+from cluster.errors import SightlineError
 
 if TYPE_CHECKING:
     from cluster.config import SightlineConfig
@@ -45,8 +47,6 @@ def doctor(
     """
     from rich.text import Text
 
-    from actors.cli.options import parse_settings
-    from actors.cli.output import console, make_table, print_json
     from actors.cli.serve import with_state
     from cluster.config import load_config
 
@@ -79,7 +79,6 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
 
 
 def _checked(what: str, good: str, check: object) -> Finding:
-    from cluster.errors import SightlineError
 
     assert callable(check)
     try:
@@ -124,7 +123,6 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
 
 
 def _disk(config: SightlineConfig) -> Finding:
-    from actors.cli.output import size
 
     folder = Path(config.alerts.folder or config.cluster.state_dir or ".")
     there = next(each for each in (folder, *folder.resolve().parents) if each.exists())

@@ -10,6 +10,8 @@ import typer
 
 from actors.cli.evaluate_memory import memory
 from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, JsonFile, Model, OutFolder, Stride, Window
+from actors.cli.output import Progress, check_writable, console
+from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,9 +38,7 @@ def ladder(
 
     $ sightline eval ladder out/ladder.json
     """
-    from actors.cli.output import console
     from cluster.control.ladder import FILE
-    from cluster.errors import ConfigError
     from cluster.lab.evaluation.ladder import build_ladder, read_accuracy_results
     from cluster.lab.report.page import Table
     from cluster.models.catalog import locate
@@ -108,7 +108,6 @@ def accuracy(
 
     $ sightline eval accuracy --dataset UCF_Crimes --layout ucf-crime --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
-    from cluster.errors import ConfigError
 
     if scenes is not None and dataset is not None:
         raise ConfigError("give --scenes or --dataset, not both")
@@ -160,7 +159,6 @@ def calibrate(
 
     $ sightline eval calibrate out/train/model --scenes out/validation
     """
-    from actors.cli.output import check_writable, console
     from cluster.lab.evaluation.calibration import fit_calibration, write_calibration
     from cluster.lab.evaluation.report import check_questions
     from cluster.lab.evaluation.settings import full_computation
@@ -219,7 +217,6 @@ def _shape(
 
 def _check_run(model: str, out: Path, json_file: Path | None) -> None:
     """Raises ``ConfigError`` for an unknown model or a place that cannot be written."""
-    from actors.cli.output import check_writable
     from cluster.models.catalog import check_model
 
     check_writable(out)
@@ -237,7 +234,6 @@ def _default_jobs(device: str) -> int:
 
 def _made(out: Path, count: int, seed: int, jobs: int) -> Path:
     """Test scenes with each kind of event in turn, made once and kept."""
-    from actors.cli.output import Progress
     from cluster.lab.scenes.dataset import SceneSet, make_scenes
     from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
@@ -266,7 +262,6 @@ def _evaluated(
     work: Path,
     consecutive: int,
 ) -> Results:
-    from actors.cli.output import Progress
     from cluster.lab.evaluation.run import evaluate
 
     videos = len(found.videos)
@@ -329,7 +324,6 @@ def _write(page: Page, json: str, out: Path, stem: str, json_file: Path | None) 
 
 def show(tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[SkippedVideo], page: Path) -> None:
     """Print an evaluation, and where it was written."""
-    from actors.cli.output import console
 
     screen = console()
     for table in tables:

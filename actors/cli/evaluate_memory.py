@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, JsonFile, Model, OutFolder, Stride, Window
+from actors.cli.output import Progress
+from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets import SkippedVideo
@@ -60,7 +62,6 @@ def memory(
     $ sightline eval memory --dataset MLVU --layout mlvu --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
     from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _shape, _window_text, _write
-    from cluster.errors import ConfigError
 
     made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind}
     given = [name for name, value in made.items() if value is not None]
@@ -101,7 +102,6 @@ def memory(
 
 def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
     """Long test scenes, made once and kept."""
-    from actors.cli.output import Progress
     from cluster.lab.evaluation.memory.long_scene import LongScene
     from cluster.lab.evaluation.memory.questions import generate_questions
     from cluster.lab.evaluation.memory.run import Footage
@@ -135,7 +135,6 @@ def _evaluated(
     out: Path,
     jobs: int,
 ) -> MemoryResults:
-    from actors.cli.output import Progress
     from cluster.lab.evaluation.memory.run import evaluate_memory
 
     with Progress(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:

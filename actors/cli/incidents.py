@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken
+from actors.cli.output import JsonLines, console, make_table, plural, print_json, save, works_or
+from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,17 +48,13 @@ def list_incidents(
 
     $ sightline incidents list --camera gate --since 2h --json - | jq '.[].id'
     """
-    from dataclasses import asdict
-
-    from actors.cli.options import parse_duration
-    from actors.cli.output import console, print_json
 
     since_s = time.time() - parse_duration(since, "--since") if since else 0.0
     with connect(gateway) as client:
         found = client.incidents(
             camera=camera, subject=question, only_open=only_open, since_s=since_s, verdict=verdict, limit=limit
         )
-    if print_json(json, [asdict(incident) for incident in found]):
+    if print_json(json, found):
         console().print(incidents_table(found) if found else "no incidents", markup=False)
 
 
@@ -66,13 +64,10 @@ def show(incident: Id, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) ->
 
     $ sightline incidents show 3f9c2a51d07be864
     """
-    from dataclasses import asdict
-
-    from actors.cli.output import console, make_table, print_json
 
     with connect(gateway) as client:
         detail = client.incident(incident)
-    if not print_json(json, asdict(detail)):
+    if not print_json(json, detail):
         return
     screen = console()
     for text in summary(detail.incident):
@@ -140,8 +135,6 @@ def clip(
 
     $ sightline incidents clip 3f9c2a51d07be864 --snapshot
     """
-    from actors.cli.output import console, save
-    from cluster.errors import ConfigError
 
     if snapshot and at_end:
         raise ConfigError("--snapshot and --end contradict each other; give one of them")
@@ -172,11 +165,6 @@ def mute(
 
     $ sightline incidents mute --camera gate --lift
     """
-    from dataclasses import asdict
-
-    from actors.cli.options import parse_duration
-    from actors.cli.output import print_json
-    from cluster.errors import ConfigError
 
     if lift and length:
         raise ConfigError("--for and --lift contradict each other; give one of them")
@@ -188,7 +176,7 @@ def mute(
             mutes = client.mute(camera, question, for_s, by or _login())
         else:
             mutes = client.mutes()
-    if print_json(json, [asdict(each) for each in mutes]):
+    if print_json(json, mutes):
         print("\n".join(mute_line(each) for each in mutes) or "nothing is muted")
 
 
@@ -209,7 +197,6 @@ def follow(
 
     $ sightline incidents follow --json - | jq .incident.subject
     """
-    from actors.cli.output import JsonLines, console
 
     screen = console()
     lines = JsonLines(json) if json is not None else None
@@ -239,13 +226,10 @@ def outbox(
 
     $ sightline incidents outbox
     """
-    from dataclasses import asdict
-
-    from actors.cli.output import console, print_json
 
     with connect(gateway) as client:
         status = client.outbox(dead)
-    if print_json(json, asdict(status)):
+    if print_json(json, status):
         screen = console()
         screen.print(
             sinks_table(status) if status.sinks else "no sinks; see alerts.sinks in docs/alerts.md", markup=False
@@ -264,7 +248,6 @@ def resend(
 
     $ sightline incidents resend --sink ops
     """
-    from actors.cli.output import plural
 
     with connect(gateway) as client:
         count = client.resend(sink, key)
@@ -274,9 +257,6 @@ def resend(
 def incidents_table(incidents: Sequence[Incident]) -> Table:
     """One row per incident."""
     from rich.text import Text
-
-    from actors.cli.options import spoken
-    from actors.cli.output import make_table
 
     rows = [
         (
@@ -367,7 +347,6 @@ def _said(event: AlertEvent) -> str:
 
 def sinks_table(status: Outbox) -> Table:
     """One row per sink."""
-    from actors.cli.output import make_table, works_or
 
     rows = [
         (name, kind, str(lane.waiting), str(lane.delivered), str(lane.failures), str(lane.dead), works_or(lane.trouble))

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json, Settings, client_credentials, parse_settings
+from actors.cli.output import Progress, check_writable, console, write_json
+from cluster.errors import ConfigError, SightlineError
+from cluster.lab.report.number_format import seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,8 +83,6 @@ def run(
     """
     import asyncio
 
-    from actors.cli.output import Progress, console, write_json
-    from cluster.errors import SightlineError
     from cluster.lab.report.page import write_files
     from loadtest.faults import named
     from loadtest.report import others_text, page, run_json, run_tables, verdict_text
@@ -149,8 +150,6 @@ def search(
     """
     import asyncio
 
-    from actors.cli.output import Progress, console, write_json
-    from cluster.errors import ConfigError
     from cluster.lab.report.page import write_files
     from loadtest.report import page, search_json, search_tables, search_text
     from loadtest.run import SearchResult, run_search
@@ -200,7 +199,6 @@ def profiles() -> None:
 
     $ sightline loadtest profiles
     """
-    from actors.cli.output import console
     from loadtest.profile import PROFILES
 
     _list(console(), [(name, PROFILES.load(name).about) for name in PROFILES.names()])
@@ -212,7 +210,6 @@ def list_faults() -> None:
 
     $ sightline loadtest faults
     """
-    from actors.cli.output import console
     from loadtest.faults import NOT_BUILT, faults
 
     screen = console()
@@ -230,7 +227,6 @@ def _profile(name: str, **changes: Any) -> Profile:
 
 def _config(path: Path | None, gateway: str | None, settings: list[str] | None) -> SightlineConfig:
     from cluster.config import load_config
-    from cluster.errors import ConfigError
     from cluster.wire.channel import split_address
 
     if path is None and gateway is None:
@@ -245,7 +241,6 @@ def _config(path: Path | None, gateway: str | None, settings: list[str] | None) 
 
 
 def _writable(json: str | None, *paths: Path | None) -> None:
-    from actors.cli.output import check_writable
 
     for path in (None if json in (None, "-") else Path(str(json)), *paths):
         if path is not None:
@@ -349,13 +344,11 @@ class _Shown:
         self.phase(f"trying {streams} streams ({phase})")
 
     def tried(self, result: Try, measurement: Measurement) -> None:
-        from cluster.lab.report.number_format import seconds_text
 
         word = "kept up" if result.stable else f"did not keep up: {result.note}"
         self._progress.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
 
     def tick(self, tick: Tick) -> None:
-        from cluster.lab.report.number_format import seconds_text
 
         text = (
             f"{self._phase}: {tick.at_s:.0f} s, {tick.streams} streams, {tick.answers} answers a second, "

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken, spoken_bytes
+from actors.cli.output import console, make_table, plural, print_json, works_or
+from cluster.errors import ConfigError
+from cluster.lab.report.number_format import compact
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,13 +27,10 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
 
     $ sightline memory gate --json - | jq .tier_bytes
     """
-    from dataclasses import asdict
-
-    from actors.cli.output import console, print_json
 
     with connect(gateway) as client:
         status = client.memory(camera)
-    if print_json(json, asdict(status)):
+    if print_json(json, status):
         screen = console()
         for line in summary(status):
             screen.print(line, markup=False)
@@ -53,11 +53,6 @@ def forget(
 
     $ sightline forget gate --yes
     """
-    from dataclasses import asdict
-
-    from actors.cli.options import parse_duration, spoken_bytes
-    from actors.cli.output import plural, print_json
-    from cluster.errors import ConfigError
 
     before_s = parse_duration(before, "--before") if before else 0.0
     if not before and not yes:
@@ -66,7 +61,7 @@ def forget(
         typer.confirm(f"Delete everything that camera {camera!r} has seen?", abort=True)
     with connect(gateway) as client:
         forgotten = client.forget(camera, before_s)
-    if print_json(json, asdict(forgotten)):
+    if print_json(json, forgotten):
         print(
             f"{camera}: deleted {plural(forgotten.frames, 'frame')}, {spoken_bytes(forgotten.bytes)} of memory; "
             f"{plural(forgotten.files, 'file')}, {spoken_bytes(forgotten.file_bytes)} of footage; "
@@ -76,9 +71,6 @@ def forget(
 
 def summary(status: MemoryStatus) -> list[str]:
     """Size, policies and counters."""
-    from actors.cli.options import spoken
-    from actors.cli.output import plural
-    from cluster.lab.report.number_format import compact
     from cluster.types import MICROSECONDS
 
     if status.frames:
@@ -96,8 +88,6 @@ def summary(status: MemoryStatus) -> list[str]:
 
 def tiers_table(status: MemoryStatus) -> Table:
     """One row per tier, fastest first, and one for the frames that are in none yet."""
-    from actors.cli.options import spoken_bytes
-    from actors.cli.output import make_table, works_or
 
     rows = []
     for name in {**status.tier_bytes, **status.tier_states}:

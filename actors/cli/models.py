@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import Json
+from actors.cli.output import Progress, check_writable, console, make_table, print_json, size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,13 +28,11 @@ def list_models(json: Json = None) -> None:
 
     $ sightline models list --json - | jq '.[].family'
     """
-    from dataclasses import asdict
 
-    from actors.cli.output import console, print_json
     from cluster.lab.planning.model_card import family_cards
 
     cards = family_cards()
-    if print_json(json, [asdict(card) for card in cards]):
+    if print_json(json, cards):
         console().print(families_table(cards), markup=False)
 
 
@@ -51,13 +50,11 @@ def show(
 
     $ sightline models show /models/mine --json -
     """
-    from dataclasses import asdict
 
-    from actors.cli.output import console, print_json
     from cluster.lab.planning.model_card import model_card
 
     card = model_card(model)
-    if print_json(json, asdict(card)):
+    if print_json(json, card):
         console().print(card_table(card), markup=False)
 
 
@@ -82,7 +79,6 @@ def check(
 
     $ sightline models check /models/mine --device cuda --dtype bfloat16 --json check.json
     """
-    from actors.cli.output import Progress, check_writable, console, print_json
     from cluster.lab.check.run import STEPS, run_check
 
     if json not in (None, "-"):
@@ -102,7 +98,6 @@ def check(
 
 def report_table(report: CheckReport) -> Table:
     """One row per stage."""
-    from actors.cli.output import make_table
 
     return make_table("stage|verdict|found", [(each.name, each.verdict, each.sentence) for each in report.stages])
 
@@ -117,7 +112,6 @@ def verdict(report: CheckReport) -> str:
 
 def families_table(cards: Sequence[FamilyCard]) -> Table:
     """One row per family."""
-    from actors.cli.output import make_table
 
     rows = []
     for card in cards:
@@ -130,8 +124,6 @@ def card_table(card: ModelCard) -> Table:
     """One row per property."""
     from rich import box
     from rich.table import Table
-
-    from actors.cli.output import size
 
     width, height = card.picture
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)

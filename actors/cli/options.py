@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.errors import ConfigError
+
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
     from cluster.wire.tls import ClientCredentials
@@ -23,7 +25,6 @@ def parse_duration(text: str, option: str) -> float:
     Raises:
         ConfigError: anything else, nothing at all, or more than ten years.
     """
-    from cluster.errors import ConfigError
 
     written = text.strip().lower()
     parts = _PART.findall(written)
@@ -138,7 +139,6 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
     import yaml
 
     from cluster.config import deep_merge
-    from cluster.errors import ConfigError
 
     tree: dict[str, Any] = {}
     for setting in settings or []:
@@ -161,7 +161,6 @@ def parse_questions(questions: list[str] | None) -> list[dict[str, Any]]:
     Raises:
         ConfigError: an empty question, or a threshold that is not a number.
     """
-    from cluster.errors import ConfigError
 
     found: list[dict[str, Any]] = []
     for index, text in enumerate(questions or [], start=1):

@@ -7,9 +7,11 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from cluster.errors import SightlineError
 from cluster.lab.report.number_format import compact
 from cluster.redaction import redact
 
@@ -159,12 +161,12 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def write_json(target: str, body: Any) -> None:
-    """Write ``body`` to a file, or to standard output for ``-``.
+    """Write ``body``, which may hold dataclasses, to a file, or to standard output for ``-``.
 
     Raises:
         SightlineError: the file cannot be written.
     """
-    text = json.dumps(body, indent=2)
+    text = json.dumps(body, indent=2, default=asdict)
     if target == "-":
         print(text)
         return
@@ -328,7 +330,6 @@ def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:
 
 
 def _unwritable(path: Path | None, error: OSError) -> Exception:
-    from cluster.errors import SightlineError
 
     where = path if path is not None else "standard output"
     return SightlineError(f"cannot write {where}: {error.strerror or error}; choose another place or make room")

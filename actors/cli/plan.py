@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json
+from actors.cli.output import check_writable, console, write_json
 from actors.cli.plan_city import city
+from cluster.errors import SightlineError
 
 if TYPE_CHECKING:
     from cluster.lab.planning.accelerator import Platform
@@ -58,8 +60,6 @@ def accelerator(
 
     $ sightline plan accelerator --check
     """
-    from actors.cli.output import check_writable, console, write_json
-    from cluster.errors import SightlineError
     from cluster.lab.planning import figures, report
     from cluster.lab.planning.accelerator import platforms
     from cluster.lab.planning.report import rows

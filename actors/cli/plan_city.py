@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json
+from actors.cli.output import Progress, check_writable, console, write_json
+from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,8 +93,6 @@ def city(
 
     $ sightline plan city --against loadtest.json
     """
-    from actors.cli.output import Progress, check_writable, console, write_json
-    from cluster.errors import ConfigError
     from cluster.lab.report.page import write_files
     from loadtest.city import report
     from loadtest.city.mix import MIXES

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import Json, client_credentials
+from actors.cli.output import Progress, print_json
+from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
     from cluster.wire.push import PushStatus
@@ -49,11 +51,8 @@ def push(
     $ sightline push rtsp://192.168.1.20/stream1 --to 10.0.0.5:50051 --camera depot
     """
     import asyncio
-    from dataclasses import asdict
 
-    from actors.cli.output import Progress, print_json
     from cluster.codec import FileSource, NetworkSource, open_source
-    from cluster.errors import ConfigError
     from cluster.redaction import SourceAddress
     from cluster.wire.push import PushAgent, PushOptions
 
@@ -83,7 +82,7 @@ def push(
         )
         status = asyncio.run(agent.run())
         show(status)
-    if print_json(json, asdict(status)):
+    if print_json(json, status):
         print(summary(status))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
+from actors.cli.output import console, make_table, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,13 +28,10 @@ def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None
 
     $ sightline replicas list --json - | jq '.[] | select(.draining and .held == 0) | .name'
     """
-    from dataclasses import asdict
-
-    from actors.cli.output import console, print_json
 
     with connect(gateway) as client:
         replicas = client.replicas_list()
-    if print_json(json, [asdict(replica) for replica in replicas]):
+    if print_json(json, replicas):
         console().print(replicas_table(replicas) if replicas else "no replica is ready", markup=False)
         for each in replicas:
             if each.trouble:
@@ -55,13 +53,10 @@ def drain(
 
     $ sightline replicas drain replica-1 --undo
     """
-    from dataclasses import asdict
-
-    from actors.cli.output import print_json
 
     with connect(gateway) as client:
         status = client.replica_drain(name, undo=undo)
-    if print_json(json, asdict(status)):
+    if print_json(json, status):
         print(f"{name}: takes cameras again" if undo else f"{name}: drained; it still holds {status.held} cameras")
 
 
@@ -74,7 +69,6 @@ def replica_state(replica: ReplicaStatus) -> str:
 
 def replicas_table(replicas: Sequence[ReplicaStatus]) -> Table:
     """One row per replica."""
-    from actors.cli.output import make_table
 
     rows = [
         (

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actors.cli.output import Progress, console, plural
+from cluster.errors import ConfigError, SightlineError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -44,8 +47,6 @@ def make(
     import os
     from typing import cast
 
-    from actors.cli.output import Progress, console, plural
-    from cluster.errors import SightlineError
     from cluster.lab.scenes.dataset import INDEX, SceneSet, make_scenes
     from cluster.lab.scenes.vocabulary import Split
 
@@ -75,8 +76,6 @@ def show(
 
     $ sightline scenes show out/scenes/test-100000.mp4
     """
-    from actors.cli.output import console
-    from cluster.errors import ConfigError
     from cluster.lab.scenes.truth import SceneTruth, truth_path
 
     if clip.is_dir():

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import Json, Settings
+from actors.cli.options import Json, Settings, parse_settings
+from actors.cli.output import console, plural, trouble_lines, write_json
+from cluster.errors import SightlineError
 
 if TYPE_CHECKING:
     from actors.runtime import Cluster
@@ -54,10 +56,7 @@ def serve(
     """
     from rich.markup import escape
 
-    from actors.cli.options import parse_settings
-    from actors.cli.output import console, plural, trouble_lines, write_json
     from cluster.config import load_config
-    from cluster.errors import SightlineError
     from cluster.models.catalog import PRESETS
 
     loaded = with_state(load_config(config, parse_settings(settings)), state)

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from actors.cli.options import Json
+from actors.cli.output import console, make_table, print_json
+from cluster.errors import ConfigError
 
 app = typer.Typer(
     help="Make, list and revoke the API tokens of a gateway (security.tokens_file).", no_args_is_help=True
@@ -38,8 +40,6 @@ def create(
     """
     import time
 
-    from actors.cli.output import console
-    from cluster.errors import ConfigError
     from cluster.security.roles import Role
     from cluster.security.tokens import DAY_S, make_token, read_tokens, write_tokens
 
@@ -62,7 +62,6 @@ def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
     """
     import time
 
-    from actors.cli.output import console, make_table, print_json
     from cluster.security.tokens import read_tokens
 
     rows = []
@@ -84,7 +83,6 @@ def revoke(name: Annotated[str, typer.Argument(help="As `tokens list` shows it."
 
     $ sightline tokens revoke control-room --file tokens.json
     """
-    from cluster.errors import ConfigError
     from cluster.security.tokens import read_tokens, write_tokens
 
     tokens = read_tokens(file)

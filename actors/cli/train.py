@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from actors.cli.output import Progress
+from cluster.errors import ConfigError
 
 _SHOWN = ("loss", "answers", "found", "memory", "recalled")
 _JUDGED = ("auc", "f1", "video_f1")
@@ -147,7 +148,6 @@ def _minutes(given: list[str] | None, defaults: dict[str, float]) -> dict[str, f
     Raises:
         ConfigError: no such stage, or N is not a positive number.
     """
-    from cluster.errors import ConfigError
 
     times = dict(defaults)
     for option in given or []:
@@ -162,7 +162,6 @@ def _minutes(given: list[str] | None, defaults: dict[str, float]) -> dict[str, f
 
 
 def _check_stages(chosen: list[str], known: tuple[str, ...]) -> None:
-    from cluster.errors import ConfigError
 
     for name in chosen:
         if name not in known:

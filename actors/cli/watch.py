@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, connect
+from actors.cli.output import JsonLines, console, trouble_lines
+from cluster.errors import SightlineError
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
@@ -39,9 +42,6 @@ def watch(
 
     $ sightline watch --json - --positive | jq .camera
     """
-    from dataclasses import asdict
-
-    from actors.cli.output import JsonLines, console
 
     screen = console()
     lines = JsonLines(json) if json is not None else None
@@ -72,8 +72,6 @@ def watch(
 
 def _start_explaining(client: GatewayClient, cameras: Collection[str]) -> None:
     """Say on standard error why cameras are silent, now and from a thread whenever that changes."""
-    from actors.cli.output import console
-    from cluster.errors import SightlineError
 
     screen = console(stderr=True)
     said: set[str] = set()
@@ -102,7 +100,6 @@ def _start_explaining(client: GatewayClient, cameras: Collection[str]) -> None:
 
 def silence_lines(statuses: Collection[CameraStatus], cameras: Collection[str]) -> list[str]:
     """Why no answers come: of the watched ``cameras`` (all without any), those without pictures or questions."""
-    from actors.cli.output import trouble_lines
 
     watched = [status for status in statuses if not cameras or status.name in cameras]
     if not watched:

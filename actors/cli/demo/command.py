@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from actors.cli.demo.plan import CAMERAS
 from actors.cli.options import Json
+from actors.cli.output import check_writable, console, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +54,6 @@ def demo(
 
     $ sightline demo --model /models/Qwen2.5-VL-3B-Instruct --seconds 120
     """
-    from actors.cli.output import check_writable, console, write_json
     from actors.preflight import check_settings
     from cluster.config import load_config
     from cluster.lab.report.render import write_report
@@ -78,7 +79,6 @@ def demo(
 
 def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -> Report:
     import shlex
-    from itertools import count
 
     from actors.cli.demo.plan import make_clips, write_config
     from actors.cli.demo.record import LoopedTruth
