@@ -11,8 +11,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sightline.v1 import incidents_pb2_grpc, pictures_pb2_grpc
-
 from actors.decoder import footage_collector, start_footage
 from actors.remote import ask_controller, own_host
 from actors.startup import configure_logging, describe_process
@@ -25,7 +23,6 @@ from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.errors import UnavailableError
 from cluster.gateway import pictures_proxy as pictures
-from cluster.gateway.incidents_proxy import SERVICE
 from cluster.gateway.merger import ResultsMerger
 from cluster.security.private_files import FolderLock
 from cluster.tracing import make_spans
@@ -111,12 +108,8 @@ class Alerting:
             await start_footage(self._footage, self._service, self._clips)
         else:
             await self._service.pending_clips(math.inf)
-        self._server.add(SERVICE, incidents_pb2_grpc.add_IncidentsServicer_to_server, IncidentsServicer(self._service))
-        self._server.add(
-            pictures.SERVICE,
-            pictures_pb2_grpc.add_PicturesServicer_to_server,
-            pictures.FootageServicer(self._footage, self._about, self._service.erase_camera),
-        )
+        self._server.add(IncidentsServicer(self._service))
+        self._server.add(pictures.FootageServicer(self._footage, self._about, self._service.erase_camera))
         port = self._server.bind(self._host, 0)
         await self._server.start()
         follow = (self._take_answers, self._watch_cameras, self._follow_replicas)

@@ -11,8 +11,6 @@ import uuid
 from functools import partial
 from pathlib import Path
 
-from sightline.v1 import ingest_pb2_grpc, pictures_pb2_grpc
-
 from actors.remote import ask_controller, await_reply, controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
@@ -172,13 +170,11 @@ class Decoder:
 
     async def _run(self) -> None:
         servicer = ingest.IngestServicer(self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes)
-        self._server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
+        self._server.add(servicer)
         self._server.add(
-            recorder.SERVICE,
-            pictures_pb2_grpc.add_RecorderServicer_to_server,
             recorder.RecorderServicer(
                 self._recorder, self._tester, NetworkSearch(self._config.security.discovery_networks)
-            ),
+            )
         )
         port = self._server.bind(self._host, 0)
         await self._server.start()

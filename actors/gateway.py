@@ -15,15 +15,8 @@ import ray
 from prometheus_client import CollectorRegistry
 from ray.exceptions import RayError
 from sightline.v1 import (
-    cameras_pb2_grpc,
-    incidents_pb2_grpc,
     ingest_pb2,
-    ingest_pb2_grpc,
-    memory_pb2_grpc,
     pictures_pb2,
-    pictures_pb2_grpc,
-    replicas_pb2_grpc,
-    results_pb2_grpc,
 )
 
 from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, ask_controller, await_reply
@@ -48,7 +41,6 @@ from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.gateway.merger import ResultsMerger
 from cluster.hosts import limit_malloc_retention, raise_file_limit
 from cluster.redaction import SourceAddress
-from cluster.replica import memory_service as memory
 from cluster.security.roles import PUSH, current_principal
 from cluster.types import CameraStatus, Question
 from cluster.types.reports import ReplicaStatus
@@ -205,36 +197,16 @@ class Gateway:
         servicer = ingest.IngestServicer(
             self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes, idle_reply_s=IDLE_REPLY_S
         )
-        self._server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
-        self._server.add(
-            cameras.SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, cameras.CamerasServicer(self._controller)
-        )
-        self._server.add(
-            replicas.SERVICE,
-            replicas_pb2_grpc.add_ReplicasServicer_to_server,
-            replicas.ReplicasServicer(self._controller),
-        )
-        self._server.add(
-            results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
-        )
         listed = incidents.IncidentsProxy(self._alerting, self._channels)
-        self._server.add(
-            memory.SERVICE,
-            memory_pb2_grpc.add_MemoryServicer_to_server,
-            MemoryProxy(
-                self._replica_of,
-                self._channels,
-                on_forget=self._delete_footage,
-                cameras=self._controller.list,
-                incidents=listed.list_incidents if self._config.alerts.enabled else None,
-            ),
+        memories = MemoryProxy(
+            self._replica_of,
+            self._channels,
+            on_forget=self._delete_footage,
+            cameras=self._controller.list,
+            incidents=listed.list_incidents if self._config.alerts.enabled else None,
         )
-        self._server.add(
-            incidents.SERVICE,
-            incidents_pb2_grpc.add_IncidentsServicer_to_server,
-            listed,
-        )
-        self._server.add(pictures.SERVICE, pictures_pb2_grpc.add_PicturesServicer_to_server, self._pictures)
+        listing = cameras.CamerasServicer(self._controller), replicas.ReplicasServicer(self._controller)
+        self._server.add(servicer, *listing, results.ResultsServicer(self._hub), memories, listed, self._pictures)
         bound = self._server.bind(host, port)
         services = self._server.services
         self._live = Live(self._controller, self._hub, Calls(services))

@@ -15,8 +15,6 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sightline.v1 import frames_pb2_grpc, memory_pb2_grpc, results_pb2_grpc
-
 from actors.remote import ask_controller, await_reply, await_reply_blocking, controller, own_host
 from actors.startup import configure_logging, describe_process
 from actors.tier import tier_of_this_node
@@ -134,14 +132,8 @@ class Replica:
         self._memory = WorkerMemory(self._worker, ThumbnailStore(), timeout_s=asking.timeout_s)
         self._handler = WorkerFrames(self._worker, self._memory, self._answered, traces)
         self._server = RpcServer(tls=self._tls)
-        self._server.add(
-            frames.SERVICE,
-            frames_pb2_grpc.add_FramesServicer_to_server,
-            frames.FramesServicer(self._handler, credit=cluster.frame_queue),
-        )
-        self._server.add(
-            results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)
-        )
+        self._server.add(frames.FramesServicer(self._handler, credit=cluster.frame_queue))
+        self._server.add(results.ResultsServicer(self._hub))
         conversations = Conversations(limit=max(64, 2 * asking.queue))
         self._deletions = MemoryDeletions(self._memory, conversations, bank, self._hub)
         servicer = memory.MemoryServicer(
@@ -152,7 +144,7 @@ class Replica:
             # The engine's own deadline gives the better error.
             ask_s=asking.timeout_s + 5.0,
         )
-        self._server.add(memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, servicer)
+        self._server.add(servicer)
         port = self._server.bind(host, 0)
         await self._server.start()
         self._info = ReplicaInfo(

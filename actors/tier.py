@@ -8,7 +8,6 @@ import os
 from typing import Any
 
 import ray
-from sightline.v1 import kv_pb2_grpc
 
 from actors.remote import NAMESPACE, TIER, own_host
 from actors.startup import configure_logging, describe_process
@@ -17,7 +16,7 @@ from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret, peer_tls
 from cluster.errors import UnavailableError
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES, SERVICE
+from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES
 from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.memory.tiers.server import KVServicer
 from cluster.wire.metrics_server import MetricsServer
@@ -85,7 +84,7 @@ class TierNode:
                     self._arena, fingerprint=fingerprint, store_as=tiers.store_as, secret=self._secret
                 )
                 self._server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES, tls=self._tls)
-                self._server.add(SERVICE, kv_pb2_grpc.add_KVServicer_to_server, self._servicer)
+                self._server.add(self._servicer)
                 port = self._server.bind(self._host, 0)
                 await self._server.start()
                 self._fingerprint, self._address = fingerprint, f"{self._host}:{port}"

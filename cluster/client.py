@@ -26,14 +26,7 @@ from sightline.v1 import (
 
 from cluster.alerts.clips.footage_store import Deleted, Kind
 from cluster.alerts.dispatcher import Outbox
-from cluster.alerts.grpc_service import (
-    detail_from_proto,
-    event_from_proto,
-    incident_from_proto,
-    mutes_from_proto,
-    outbox_from_proto,
-    timeline_from_proto,
-)
+from cluster.alerts.grpc_service import mutes_from_proto, outbox_from_proto, timeline_from_proto
 from cluster.alerts.incident import AlertEvent, Incident, IncidentDetail, Mute, Verdict
 from cluster.alerts.timeline_store import CameraTimeline
 from cluster.control.cameras.managed import ManagedCamera, entry_from_json
@@ -304,20 +297,20 @@ class GatewayClient:
         request = incidents_pb2.ListIncidentsRequest(
             camera=camera, subject=subject, only_open=only_open, since_s=since_s, verdict=verdict, limit=limit
         )
-        return [incident_from_proto(each) for each in self._call(self._incidents.List, request).incidents]
+        return [from_message(Incident, each) for each in self._call(self._incidents.List, request).incidents]
 
     def incident(self, incident_id: str) -> IncidentDetail:
         request = incidents_pb2.GetIncidentRequest(id=incident_id)
-        return detail_from_proto(self._call(self._incidents.Get, request))
+        return from_message(IncidentDetail, self._call(self._incidents.Get, request))
 
     def acknowledge(self, incident_id: str, by: str) -> Incident:
         request = incidents_pb2.AcknowledgeRequest(id=incident_id, by=by)
-        return incident_from_proto(self._call(self._incidents.Acknowledge, request))
+        return from_message(Incident, self._call(self._incidents.Acknowledge, request))
 
     def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
         """Confirm or reject an incident; an empty verdict takes back what was said."""
         request = incidents_pb2.ReviewRequest(id=incident_id, verdict=verdict, by=by)
-        return incident_from_proto(self._call(self._incidents.Review, request))
+        return from_message(Incident, self._call(self._incidents.Review, request))
 
     def timeline(self, camera: str, since_s: float, until_s: float = 0.0) -> CameraTimeline:
         """What a camera answered and was, by the minute; ``until_s`` 0: until now."""
@@ -358,7 +351,7 @@ class GatewayClient:
         call: Any = self._incidents.Follow(request, metadata=self._metadata)
         try:
             for message in call:
-                yield event_from_proto(message), message.missed
+                yield from_message(AlertEvent, message), message.missed
         except grpc.RpcError as error:
             raise self._explain(error) from None
         finally:

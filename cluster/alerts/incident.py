@@ -71,8 +71,8 @@ class Incident:
     acknowledged_by: str = ""
     acknowledged_s: float | None = None
     muted: bool = False
-    events: int = 0
-    announced: bool = False
+    events: int = field(default=0, metadata={"wire": ""})
+    announced: bool = field(default=False, metadata={"wire": ""})
     snapshot_url: str = ""
     clip_url: str = ""
     clip: ClipState = ""
@@ -123,7 +123,7 @@ class AlertEvent:
     """
 
     key: str
-    kind: EventKind
+    kind: EventKind = field(metadata={"wire": "event"})
     at_s: float
     incident: Incident
     quiet: bool = False

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from cluster import metrics
 from cluster.alerts.dispatcher import Dispatcher, Outbox
-from cluster.alerts.feed import EventFeed, Follower
 from cluster.alerts.gauges import AlertGauges
 from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, question_rules
 from cluster.alerts.incident import (
@@ -44,6 +43,7 @@ from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.security.roles import EVERY
 from cluster.types import Answer
+from cluster.wire.fan_out import FanOut, Subscription
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class AlertService:
             retry=alerts.retry,
             most=2 * alerts.max_events,
         )
-        self._feed = EventFeed()
+        self._feed = FanOut[AlertEvent](lambda event: event.incident.camera, "follow incidents", max_subscribers=256)
         self._settled: dict[tuple[str, str], Delivery] = {}
         self._revised: list[tuple[str, ToldAs]] = []
         self._expired = 0
@@ -264,9 +264,9 @@ class AlertService:
         """Active mutes."""
         return self._open_incidents.mutes(time.time())
 
-    def follow(self) -> Follower:
+    def follow(self) -> Subscription[AlertEvent]:
         """Subscribe to events from now on."""
-        return self._feed.follow()
+        return self._feed.subscribe()
 
     def open_incidents(self) -> list[Incident]:
         """Open incidents, oldest first."""

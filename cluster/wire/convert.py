@@ -7,10 +7,11 @@ which the servers answer with INVALID_ARGUMENT (``cluster.wire.status``).
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, replicas_pb2, results_pb2
 
 from cluster.errors import ConfigError
@@ -21,7 +22,6 @@ from cluster.types import (
     EncodedPacket,
     FrameSample,
     FrameTrace,
-    MemorySpec,
     PatchGrid,
     Question,
     StreamSpec,
@@ -154,60 +154,22 @@ def spec_to_json(spec: StreamSpec) -> str:
     return json.dumps(asdict(spec), allow_nan=False, separators=(",", ":"))
 
 
+# As a list: a dataclass alone takes no configuration of the adapter's.
+_SPECS = TypeAdapter(list[StreamSpec], config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+
+
 def spec_from_json(text: str) -> StreamSpec:
     """The inverse of :func:`spec_to_json`.
 
     Raises:
         ValueError: not JSON, an unknown or missing key, or a value of another type.
     """
-    body = _json_object(text, "a stream's specification")
-    _check_keys(body, StreamSpec, "a stream's specification")
-    questions = body.get("questions")
-    if not isinstance(questions, list) or not all(isinstance(question, dict) for question in questions):
-        raise ValueError("a stream's specification needs `questions`, a list of objects")
-    for question in questions:
-        _check_keys(question, Question, "a question of a stream's specification")
-    memory = body.get("memory")
-    if memory is not None:
-        _check_keys(memory, MemorySpec, "a stream's memory")
-        body["memory"] = MemorySpec(**memory)
-    return StreamSpec(**{**body, "questions": tuple(Question(**question) for question in questions)})
-
-
-def _json_object(text: str, what: str) -> dict[str, Any]:
     try:
-        body = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{what} is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise ValueError(f"{what} must be a JSON object, not {type(body).__name__}")
-    return body
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "bool": (bool,),
-    "float": (int, float),
-    "float | None": (int, float, type(None)),
-    "int": (int,),
-    "tuple[Question, ...]": (list,),
-    "MemorySpec | None": (dict, type(None)),
-    "Mapping[str, Any]": (dict,),
-}
-
-
-def _check_keys(body: dict[str, Any], cls: type, what: str) -> None:
-    known = {f.name: str(f.type) for f in fields(cls)}
-    for key, value in body.items():
-        if key not in known:
-            raise ValueError(f"{what} has an unknown key {key!r}; there are: {', '.join(known)}")
-        wanted = _TYPES[known[key]]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-            raise ValueError(f"{what} has {key} = {value!r}, which is not {known[key]}")
-    for f in fields(cls):
-        required = f.name in ("stream", "questions", "id", "text")
-        if required and f.name not in body:
-            raise ValueError(f"{what} lacks {f.name!r}")
+        return _SPECS.validate_json(f"[{text}]")[0]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"][1:]))
+        raise ValueError(f"a stream's specification: {where}{': ' * bool(where)}{first['msg']}") from None
 
 
 def question_to_proto(question: Question) -> cameras_pb2.Question:

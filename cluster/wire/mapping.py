@@ -1,11 +1,14 @@
-"""The mapper between dataclasses and protobuf messages: fields correspond by name, ``stream`` is ``camera``."""
+"""The mapper between dataclasses and protobuf messages: fields correspond by name, ``stream`` is ``camera``.
+
+Another name is in the field's metadata: ``field(metadata={"wire": "event"})``, an empty one of what is not sent.
+"""
 
 from __future__ import annotations
 
 import functools
 import typing
 from collections.abc import Callable, Collection
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
@@ -13,10 +16,12 @@ from google.protobuf.message import Message
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
-_WIRE_NAMES = {"stream": "camera"}
+
+def _wire_name(field: Field[Any]) -> str:
+    return str(field.metadata.get("wire", "camera" if field.name == "stream" else field.name))
 
 
-def to_message(kind: type[M], value: Any, omit: Collection[str] = (), **given: Any) -> M:
+def to_message(kind: type[M], value: Any, /, omit: Collection[str] = (), **given: Any) -> M:
     """``value`` as a message: dataclasses in it become messages, sequences repeated fields; None is left out.
 
     ``omit``: fields of ``value`` that the message has not; ``given``: fields of the message that are not, or not as
@@ -25,7 +30,7 @@ def to_message(kind: type[M], value: Any, omit: Collection[str] = (), **given: A
     return kind(**_body(value, (*omit, *given)), **given)
 
 
-def from_message(kind: type[T], message: Message, **given: Any) -> T:
+def from_message(kind: type[T], message: Message, /, **given: Any) -> T:
     """The inverse of :func:`to_message`: an absent field is None where the dataclass allows it, else its default on
     the wire. ``given``: fields of ``kind`` that are not, or not as they are, in ``message``."""
     read = (each for each in _fields(kind) if each.name not in given)  # type: ignore[arg-type]
@@ -35,8 +40,8 @@ def from_message(kind: type[T], message: Message, **given: Any) -> T:
 def _body(value: Any, omit: Collection[str] = ()) -> dict[str, Any]:
     body = {}
     for field in fields(value):
-        name, inner = _WIRE_NAMES.get(field.name, field.name), getattr(value, field.name)
-        if name not in omit and inner is not None:
+        name, inner = _wire_name(field), getattr(value, field.name)
+        if name and name not in omit and inner is not None:
             body[name] = _plain(inner)
     return body
 
@@ -66,19 +71,11 @@ class _Field(NamedTuple):
 @functools.cache
 def _fields(kind: type) -> tuple[_Field, ...]:
     hints, found = typing.get_type_hints(kind), []
-    for field in fields(kind):
+    for field in filter(_wire_name, fields(kind)):
         hint = hints[field.name]
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         many = origin if origin in (tuple, list) else None
         inner = arguments[0] if many else hint
         optional = type(None) in arguments
-        found.append(
-            _Field(
-                field.name,
-                _WIRE_NAMES.get(field.name, field.name),
-                optional,
-                inner if is_dataclass(inner) else None,
-                many,
-            )
-        )
+        found.append(_Field(field.name, _wire_name(field), optional, inner if is_dataclass(inner) else None, many))
     return tuple(found)

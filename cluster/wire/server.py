@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+import sys
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -128,8 +129,6 @@ MAX_PACKET_BYTES = 4 * 2**20
 HANDSHAKE_MS = 10_000
 """Longest that TLS and HTTP/2's first frames of a stranger may take."""
 
-Registration = Callable[[Any, grpc.aio.Server], None]
-
 
 def push_message_bytes(max_packet_bytes: int) -> int:
     """Message limit of a server that takes packets of ``max_packet_bytes``.
@@ -177,10 +176,14 @@ class RpcServer:
         self._health.register(self._server)
         self.services: dict[str, Any] = {}
 
-    def add(self, name: str, register: Registration, servicer: Any) -> None:
-        """Serve ``servicer`` under its full name (``sightline.v1.Ingest``); ``register`` is the generated function."""
-        register(servicer, self._server)
-        self.services[name] = servicer
+    def add(self, *servicers: Any) -> None:
+        """Serve these; each extends one or several generated servicers, whose names are those of its services."""
+        for servicer in servicers:
+            for base in type(servicer).__mro__:
+                package, _, stubs = base.__module__.rpartition(".")
+                if stubs.endswith("_pb2_grpc"):
+                    getattr(sys.modules[base.__module__], f"add_{base.__name__}_to_server")(servicer, self._server)
+                    self.services[f"{package}.{base.__name__.removesuffix('Servicer')}"] = servicer
 
     def bind(self, host: str, port: int, *, setting: str = "gateway.port") -> int:
         """Listen on ``host:port`` (0 takes any free port); returns the port.

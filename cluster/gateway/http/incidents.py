@@ -8,11 +8,12 @@ from fastapi import Query
 from pydantic import Field
 from sightline.v1 import incidents_pb2
 
-from cluster.alerts.grpc_service import detail_from_proto, incident_from_proto, mutes_from_proto, outbox_from_proto
+from cluster.alerts.grpc_service import mutes_from_proto, outbox_from_proto
 from cluster.alerts.incident import Incident, IncidentDetail
 from cluster.gateway.http.forms import Incidents, Mutes, Nothing, OutboxStatus
 from cluster.gateway.http.replies import Reply, plain
 from cluster.gateway.http.routes import Body, Count, Flag, Gateway, Number, Routes, Text
+from cluster.wire.mapping import from_message
 
 SERVICE = "/sightline.v1.Incidents/"
 MOST = 1000
@@ -75,28 +76,28 @@ async def list_incidents(
         limit=min(limit, MOST),
     )
     found = await gateway.calls.unary(f"{SERVICE}List", asked)
-    return Reply({"incidents": [incident_from_proto(each) for each in found.incidents]})
+    return Reply({"incidents": [from_message(Incident, each) for each in found.incidents]})
 
 
 @router.on("GET /v1/incidents/{id}", f"{SERVICE}Get", IncidentDetail, errors=(404,))
 async def get_incident(id: str, gateway: Gateway) -> Reply:
     """One incident with its events."""
     found = await gateway.calls.unary(f"{SERVICE}Get", incidents_pb2.GetIncidentRequest(id=id))
-    return Reply(detail_from_proto(found))
+    return Reply(from_message(IncidentDetail, found))
 
 
 @router.on("POST /v1/incidents/{id}/acknowledge", f"{SERVICE}Acknowledge", Incident, errors=(404, 409))
 async def acknowledge(id: str, body: Acknowledge, gateway: Gateway) -> Reply:
     """Somebody sees to it."""
     asked = incidents_pb2.AcknowledgeRequest(id=id, by=body.by)
-    return Reply(incident_from_proto(await gateway.calls.unary(f"{SERVICE}Acknowledge", asked)))
+    return Reply(from_message(Incident, await gateway.calls.unary(f"{SERVICE}Acknowledge", asked)))
 
 
 @router.on("POST /v1/incidents/{id}/review", f"{SERVICE}Review", Incident, errors=(404,))
 async def review(id: str, body: Review, gateway: Gateway) -> Reply:
     """Confirm or reject it: what the camera's thresholds are calibrated by."""
     asked = incidents_pb2.ReviewRequest(id=id, verdict=body.verdict, by=body.by)
-    return Reply(incident_from_proto(await gateway.calls.unary(f"{SERVICE}Review", asked)))
+    return Reply(from_message(Incident, await gateway.calls.unary(f"{SERVICE}Review", asked)))
 
 
 @router.on("GET /v1/mutes", f"{SERVICE}ListMutes", Mutes)

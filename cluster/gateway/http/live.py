@@ -16,13 +16,14 @@ from typing import Any, Protocol
 from sightline.v1 import incidents_pb2
 
 from cluster import metrics
-from cluster.alerts.grpc_service import event_from_proto
+from cluster.alerts.incident import AlertEvent
 from cluster.errors import CapacityError, SightlineError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import encoded, plain
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.answers import AnswerHub
+from cluster.wire.mapping import from_message
 
 KEPT = 120
 """Scores per question, and changes of rung per camera."""
@@ -325,7 +326,7 @@ class Live:
         async for message in self._calls.inner_stream(method, follow, on_begin=self._follow_began):
             if message.missed:
                 self.feed.put(Event.of("missed", "", {"events": message.missed}))
-            event = event_from_proto(message)
+            event = from_message(AlertEvent, message)
             body = {"key": event.key, "event": event.kind, "cause": event.cause, "at_s": event.at_s}
             body |= {"quiet": event.quiet, "incident": event.incident}
             self.feed.put(Event.of("incident", event.incident.camera, body))

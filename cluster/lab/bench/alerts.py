@@ -22,8 +22,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from sightline.v1 import results_pb2_grpc
-
 from cluster.alerts.open_incidents import OpenIncidents
 from cluster.alerts.service import AlertService
 from cluster.alerts.tracker import IncidentTracker, Rule
@@ -32,7 +30,7 @@ from cluster.gateway.merger import ResultsMerger
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.processes import Process, free_port
 from cluster.types import MICROSECONDS, Answer, TokenCount
-from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
+from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.server import RpcServer
 
 QUESTION = "q"
@@ -179,7 +177,7 @@ class Bench:
         self._log.unlink(missing_ok=True)
         self._hub = AnswerHub(recent=100_000)
         server = RpcServer()
-        server.add(SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(self._hub))
+        server.add(ResultsServicer(self._hub))
         replica = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
         await server.start()
         port = free_port()

@@ -11,12 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from sightline.v1 import kv_pb2_grpc
-
 from cluster.lab.bench.processes import Process, serve
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import BlockKey, Loaded
-from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES, SERVICE
+from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES
 from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.server import KVServicer
 from cluster.wire.server import RpcServer
@@ -53,7 +51,7 @@ def far_tier(total_bytes: int) -> Iterator[RemoteTier]:
 async def _serve(total_bytes: int) -> None:
     servicer = KVServicer(Arena(total_bytes, name="node", evicts=False), fingerprint=FINGERPRINT)
     server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES)
-    server.add(SERVICE, kv_pb2_grpc.add_KVServicer_to_server, servicer)
+    server.add(servicer)
     await serve(server, {})
     servicer.close()
 

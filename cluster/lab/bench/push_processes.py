@@ -15,8 +15,6 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
-from sightline.v1 import frames_pb2_grpc, ingest_pb2_grpc
-
 from cluster.codec.push import PushSource
 from cluster.decoder.decode_gate import make_decode_gate
 from cluster.decoder.footage.camera import CameraFootage
@@ -37,7 +35,7 @@ from cluster.types.reports import HandedOver, WindowCounters
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
 from cluster.wire.channel import ChannelPool
-from cluster.wire.ingest import SERVICE, IngestServicer, PacketSink
+from cluster.wire.ingest import IngestServicer, PacketSink
 from cluster.wire.server import RpcServer, push_message_bytes
 
 RING_S, RING_BYTES = 60.0, 8 * 2**20
@@ -188,12 +186,12 @@ async def _serve(args: argparse.Namespace) -> None:
 
     def take_pushes(find: Callable[[str], Awaitable[PacketSink]]) -> None:
         servicer = IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES, idle_reply_s=args.idle_reply)
-        server.add(SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
+        server.add(servicer)
 
     match args.role:
         case "replica":
             windows = Windows()
-            server.add(frames.SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, frames.FramesServicer(windows))
+            server.add(frames.FramesServicer(windows))
             await serve(server, {"geometry": asdict(windows.geometry)}, windows.counts)
         case "gateway":
             take_pushes(Forward(args.next).find)
