@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import av
 import pytest
-from sightline.v1 import pictures_pb2_grpc
 
 import actors.alerting
 import actors.decoder
@@ -116,7 +115,7 @@ async def _story(config, tmp_path, monkeypatch) -> None:
             return addresses.rpc
 
         proxy = PicturesProxy(decoder_of, alerting_at, ChannelPool())
-        gateway.add("sightline.v1.Pictures", pictures_pb2_grpc.add_PicturesServicer_to_server, proxy)
+        gateway.add(proxy)
         client = GatewayClient(f"127.0.0.1:{gateway.bind('127.0.0.1', 0)}")
         await gateway.start()
         await until(lambda: "gate" in decoder._cameras, "the camera")

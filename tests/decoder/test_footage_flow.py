@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from footage_parts import (
     video,
 )
 from PIL import Image
+from rpc_serving import serving
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from actors.cli import main
@@ -44,10 +46,8 @@ from cluster.errors import (
 )
 from cluster.gateway.guard import Guard
 from cluster.gateway.memory_proxy import MemoryProxy
-from cluster.replica import memory_service as memory
 from cluster.security.roles import Principal, Role
 from cluster.wire.channel import ChannelPool
-from cluster.wire.server import RpcServer
 from cluster.wire.tls import ClientCredentials
 
 
@@ -592,22 +592,18 @@ async def test_the_command_line_says_what_is_forgotten(tmp_path, h264, capsys):
         async def Forget(self, request, context):  # noqa: N802
             return memory_pb2.ForgetResponse(frames=3, bytes=2048)
 
-    async with site(tmp_path) as running:
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(site(tmp_path))
         running.feed(h264, 200)
         incident = await running.alert(5.0)
         await running.settled(incident.id)
-        replica, gateway = RpcServer(), RpcServer()
-        replica.add(memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, Replica())
-        address = f"127.0.0.1:{replica.bind('127.0.0.1', 0)}"
-        await replica.start()
+        replica = await stack.enter_async_context(serving(Replica()))
 
         async def route(camera):
-            return address
+            return replica
 
         proxy = MemoryProxy(route, ChannelPool(), on_forget=running.proxy.forget)
-        gateway.add(memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, proxy)
-        at = ["--gateway", f"127.0.0.1:{gateway.bind('127.0.0.1', 0)}"]
-        await gateway.start()
+        at = ["--gateway", await stack.enter_async_context(serving(proxy))]
         assert await asyncio.to_thread(main, ["forget", "gate", "--before", "1h", *at]) == 0
         assert capsys.readouterr().out == (
             "gate: deleted 3 frames, 2.0 KiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n"
@@ -618,5 +614,3 @@ async def test_the_command_line_says_what_is_forgotten(tmp_path, h264, capsys):
         assert (told["frames"], told["files"], told["incidents"], told["alerts"]) == (3, 2, 1, 2)
         assert told["file_bytes"] > 0
         assert (await running.service.incidents(), list((tmp_path / "clips").iterdir())) == ([], [])
-        await gateway.stop(0.0)
-        await replica.stop(0.0)

@@ -28,9 +28,14 @@ def bench(clip):
         yield bench
 
 
-def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench) -> None:
+@pytest.fixture
+def keeper(bench):
     keeper = Keeper()
     bench.camera.route(bench.replica(keeper))
+    return keeper
+
+
+def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench, keeper) -> None:
     bench.push(8)
     until("frames at full quality", lambda: len(keeper.frames) >= 6)
     bench.camera.set_rung(LOW)
@@ -54,9 +59,7 @@ def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench) -> None:
     assert report.counts["gaps"] == 0
 
 
-def test_other_questions_reach_the_replica_and_the_window_goes_on(bench) -> None:
-    keeper = Keeper()
-    bench.camera.route(bench.replica(keeper))
+def test_other_questions_reach_the_replica_and_the_window_goes_on(bench, keeper) -> None:
     bench.push(6)
     until("frames", lambda: len(keeper.frames) >= 4)
     settings = bench.camera.settings
@@ -105,9 +108,7 @@ def test_the_same_rung_again_tells_nobody(bench) -> None:
     assert [spec.stride_s for spec in keeper.specs] == [4]
 
 
-def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back(bench) -> None:
-    keeper = Keeper()
-    bench.camera.route(bench.replica(keeper))
+def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back(bench, keeper) -> None:
     bench.push(6)
     until("frames", lambda: len(keeper.frames) >= 4)
     before, counted = len(keeper.frames), dropped("shed")
@@ -136,9 +137,7 @@ def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back(bench) -
     assert [spec.stride_s for spec in keeper.specs] == [2], "it was never told of a rung at which it does nothing"
 
 
-def test_from_shed_to_a_lower_rung_the_replica_learns_of_it_before_the_first_frame(bench) -> None:
-    keeper = Keeper()
-    bench.camera.route(bench.replica(keeper))
+def test_from_shed_to_a_lower_rung_the_replica_learns_of_it_before_the_first_frame(bench, keeper) -> None:
     bench.push(4)
     until("frames", lambda: keeper.frames)
     bench.camera.set_rung(SHED)
@@ -151,9 +150,7 @@ def test_from_shed_to_a_lower_rung_the_replica_learns_of_it_before_the_first_fra
     assert told[2].stride_s == 4
 
 
-def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows_and_comes_back(bench) -> None:
-    keeper = Keeper()
-    bench.camera.route(bench.replica(keeper))
+def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows_and_comes_back(bench, keeper) -> None:
     bench.push(6)
     until("frames", lambda: len(keeper.frames) >= 4)
     before, counted = bench.camera.report().counts, dropped("decoder_slow")
@@ -182,9 +179,7 @@ def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows
     assert bench.camera.report().reason == ""
 
 
-def test_a_few_frames_between_two_times_without_any_hide_no_window(bench) -> None:
-    keeper = Keeper()
-    bench.camera.route(bench.replica(keeper))
+def test_a_few_frames_between_two_times_without_any_hide_no_window(bench, keeper) -> None:
     bench.push(7)
     until("frames", lambda: len(keeper.frames) >= 5)
     until("nothing under way", lambda: bench.sender.status("gate").in_flight == 0)
@@ -292,9 +287,7 @@ def test_what_a_replica_is_told_of_a_rung(window_s, stride_s, budget, rung, expe
     assert (at.stride_s, at.refresh_budget) == expected
 
 
-def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench) -> None:
-    keeper = Keeper()
-    bench.camera.route(bench.replica(keeper))
+def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, keeper) -> None:
     bench.push(8)
     until("frames", lambda: len(keeper.frames) >= 6)
     [question] = bench.camera.settings.questions

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 import pytest
+from rpc_serving import serving
 from sightline.v1 import incidents_pb2, incidents_pb2_grpc
 
 from cluster.alerts.grpc_service import IncidentsServicer, timeline_from_proto
@@ -19,7 +20,6 @@ from cluster.gateway.guard import Guard
 from cluster.gateway.incidents_proxy import SERVICE, IncidentsProxy
 from cluster.security.roles import RULES, Principal, Role
 from cluster.wire.channel import ChannelPool, open_channel
-from cluster.wire.server import RpcServer
 
 WHO = {
     "agent": Principal("agent", frozenset({Role.INGEST})),
@@ -48,18 +48,6 @@ def configuration():
 
 
 @asynccontextmanager
-async def serving(servicer, guard=None):
-    server = RpcServer(guard=guard)
-    server.add(SERVICE, incidents_pb2_grpc.add_IncidentsServicer_to_server, servicer)
-    port = server.bind("127.0.0.1", 0)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0.0)
-
-
-@asynccontextmanager
 async def gateway(tmp_path, guard=None):
     """(the service, the address of the gateway in front of it)."""
     service = AlertService(configuration(), tmp_path)
@@ -69,7 +57,7 @@ async def gateway(tmp_path, guard=None):
         async def route():
             return behind
 
-        async with serving(IncidentsProxy(route, ChannelPool()), guard) as address:
+        async with serving(IncidentsProxy(route, ChannelPool()), guard=guard) as address:
             yield service, address
     await service.stop()
 
@@ -132,7 +120,7 @@ async def test_following(tmp_path, make, until):
         assert (third.event, third.cause, third.incident.clip) == ("update", "clip", "none")
         assert third.incident.footage_note == "no clip: the disk is full"
         call.cancel()
-        await until(lambda: not service._feed._followers)
+        await until(lambda: not service._feed.subscribers)
 
 
 async def test_what_is_open_is_told_once_whatever_is_still_on_its_way(tmp_path, make):
@@ -173,7 +161,7 @@ async def test_what_was_missed_is_told_with_the_next_event_that_may_be_seen():
             return behind
 
         async with (
-            serving(IncidentsProxy(route, ChannelPool()), Guard(verify)) as address,
+            serving(IncidentsProxy(route, ChannelPool()), guard=Guard(verify)) as address,
             open_channel(address) as channel,
         ):
             call = incidents_pb2_grpc.IncidentsStub(channel).Follow(incidents_pb2.FollowRequest(), **calls("viewer"))
@@ -181,14 +169,14 @@ async def test_what_was_missed_is_told_with_the_next_event_that_may_be_seen():
 
 
 async def test_a_follower_that_does_not_read_is_told_what_it_missed(make):
-    from cluster.alerts.feed import EventFeed
     from cluster.alerts.incident import AlertEvent, Incident
+    from cluster.wire.fan_out import FanOut
 
     incident = Incident("i", "gate", "question", "person", "info", 0, 1, 0.5, 1, 0.0, 0.0)
-    feed = EventFeed(limit=3, max_followers=1)
-    with feed.follow() as follower:
+    feed = FanOut(lambda event: event.incident.camera, "follow incidents", limit=3, max_subscribers=1)
+    with feed.subscribe() as follower:
         with pytest.raises(SightlineError, match="1 clients follow"):
-            feed.follow()
+            feed.subscribe()
         feed.publish(AlertEvent(str(number), "update", 0.0, incident) for number in range(10))
         got = [await anext(follower) for _ in range(3)]
         assert [(event.key, missed) for event, missed in got] == [("7", 7), ("8", 0), ("9", 0)]

@@ -9,7 +9,8 @@ import threading
 import grpc
 import grpc.aio
 import pytest
-from sightline.v1 import cameras_pb2, cameras_pb2_grpc, results_pb2_grpc
+from rpc_serving import serving, serving_in_thread
+from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 
 from cluster.client import GatewayClient
 from cluster.config import CameraEntry
@@ -21,12 +22,10 @@ from cluster.errors import (
     UnavailableError,
     UnknownCameraError,
 )
-from cluster.gateway.cameras import SERVICE, CamerasServicer
+from cluster.gateway.cameras import CamerasServicer
 from cluster.types import CameraStatus, LastAnswer, Question
-from cluster.wire.answers import SERVICE as RESULTS
 from cluster.wire.answers import AnswerHub, ResultsServicer
-from cluster.wire.channel import EventLoopThread, open_channel
-from cluster.wire.server import RpcServer
+from cluster.wire.channel import open_channel
 
 
 class Directory:
@@ -79,20 +78,9 @@ class Directory:
 @pytest.fixture
 def gateway():
     """A gateway on a loop thread: ``(address, directory, hub)``."""
-
-    async def start():
-        server, directory, hub = RpcServer(), Directory(), AnswerHub()
-        servicer = CamerasServicer(directory, deadline_s=0.5)
-        server.add(SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, servicer)
-        server.add(RESULTS, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(hub))
-        port = server.bind("127.0.0.1", 0)
-        await server.start()
-        return server, f"127.0.0.1:{port}", directory, hub
-
-    with EventLoopThread() as thread:
-        server, address, directory, hub = thread.run(start(), 10.0)
+    directory, hub = Directory(), AnswerHub()
+    with serving_in_thread(CamerasServicer(directory, deadline_s=0.5), ResultsServicer(hub)) as address:
         yield address, directory, hub
-        thread.run(server.stop(0.0), 10.0)
 
 
 @pytest.fixture
@@ -161,18 +149,13 @@ def test_errors_keep_their_kind_and_sentence(client, ask, error, sentence):
     ids=["broken", "list", "deep"],
 )
 async def test_settings_that_are_no_object(text, sentence):
-    server = RpcServer()
-    server.add(SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, CamerasServicer(Directory()))
-    port = server.bind("127.0.0.1", 0)
-    await server.start()
-    async with open_channel(f"127.0.0.1:{port}") as channel:
+    async with serving(CamerasServicer(Directory())) as address, open_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await cameras_pb2_grpc.CamerasStub(channel).Add(
                 cameras_pb2.AddCameraRequest(name="gate", settings_json=text)
             )
         assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert sentence in failure.value.details()
-    await server.stop(0.0)
 
 
 def test_a_controller_that_does_not_answer(gateway, client):
@@ -200,15 +183,11 @@ def test_no_gateway_there():
 
 
 async def test_another_kind_of_server():
-    server = RpcServer()
-    port = server.bind("127.0.0.1", 0)
-    await server.start()
-    with GatewayClient(f"127.0.0.1:{port}", deadline_s=5.0) as client:
-        with pytest.raises(UnavailableError, match="answers, but it is no Sightline gateway"):
-            await asyncio.to_thread(client.cameras_list)
-        with pytest.raises(UnavailableError, match="answers, but it is no Sightline gateway"):
-            await asyncio.to_thread(lambda: list(client.watch()))
-    await server.stop(0.0)
+    async with serving() as address:
+        with GatewayClient(address, deadline_s=5.0) as client:
+            for call in (client.cameras_list, lambda: list(client.watch())):
+                with pytest.raises(UnavailableError, match="answers, but it is no Sightline gateway"):
+                    await asyncio.to_thread(call)
 
 
 def test_not_an_address():

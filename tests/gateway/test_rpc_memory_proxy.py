@@ -8,7 +8,8 @@ import threading
 import grpc
 import grpc.aio
 import pytest
-from memory_parts import STATUS, replica, result, serving
+from memory_parts import STATUS, replica, result
+from rpc_serving import serving
 from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
 
 from cluster.client import GatewayClient
@@ -22,7 +23,6 @@ from cluster.errors import (
 from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.wire.channel import ChannelPool, open_channel
 from cluster.wire.memory_wire import ForgottenCamera, Told
-from cluster.wire.server import RpcServer
 
 
 class Routes(dict):
@@ -179,16 +179,11 @@ async def test_more_calls_than_the_gateway_takes(until):
 
 
 async def test_a_replica_without_memory():
-    plain = RpcServer()
-    port = plain.bind("127.0.0.1", 0)
-    await plain.start()
-    routes = Routes(gate=f"127.0.0.1:{port}")
-    async with serving(MemoryProxy(routes.of, ChannelPool())) as gateway:
+    async with serving() as plain, serving(MemoryProxy(Routes(gate=plain).of, ChannelPool())) as gateway:
         with GatewayClient(gateway) as client:
             error = await in_thread(lambda: client.memory("gate"))
             assert type(error) is UnavailableError
             assert str(error) == "the replica of camera 'gate' answers no questions about the past"
-    await plain.stop(0.0)
 
 
 async def test_nobody_there():

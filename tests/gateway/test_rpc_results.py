@@ -10,26 +10,18 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 import pytest
+import rpc_serving
 from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.errors import CapacityError
 from cluster.gateway.merger import ResultsMerger
-from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
+from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import open_channel
 from cluster.wire.convert import answer_from_proto
-from cluster.wire.server import RpcServer
 
 
-@asynccontextmanager
-async def serving(hub, port=0):
-    server = RpcServer()
-    server.add(SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(hub))
-    bound = server.bind("127.0.0.1", port)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{bound}"
-    finally:
-        await server.stop(0.0)
+def serving(hub, port=0):
+    return rpc_serving.serving(ResultsServicer(hub), port=port)
 
 
 async def take(subscription, count):

@@ -16,7 +16,7 @@ from sightline.v1 import frames_pb2, frames_pb2_grpc
 from cluster.decoder.frame_lanes import Lane
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import UnknownCameraError
-from cluster.replica.frames_service import SERVICE, FramesServicer
+from cluster.replica.frames_service import FramesServicer
 from cluster.wire.channel import CallEndedError, EventLoopThread, open_channel, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
 from cluster.wire.server import RpcServer
@@ -478,7 +478,7 @@ def test_camera_threads_use_it_from_outside_the_loop(make):
         async def build():
             replica = Replica()
             server = RpcServer()
-            server.add(SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, FramesServicer(replica))
+            server.add(FramesServicer(replica))
             port = server.bind("127.0.0.1", 0)
             await server.start()
             return replica, server, f"127.0.0.1:{port}", FrameSender(lost.extend)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from frame_parts import Replica, sending, serving
@@ -30,6 +32,20 @@ def fresh(make, index: int):
     return make.sample("gate", index, fresh=True)
 
 
+@asynccontextmanager
+async def moving(make, until, *, held: bool = True, saved: bool = True, **options):
+    """A camera of one frame at ``old``, told to move to ``new``; ``held``: the old one does not let go yet."""
+    old, new = Leaving(saved), Replica()
+    if held:
+        old.may.clear()
+    async with serving(old) as here, serving(new) as there, sending(**options) as (sender, lost):
+        sender.assign(make.spec("gate"), here)
+        sender.send(make.sample("gate", 0))
+        await until(lambda: old.indices() == [0])
+        sender.assign(make.spec("gate"), there, hand_over=True)
+        yield SimpleNamespace(old=old, new=new, here=here, sender=sender, lost=lost)
+
+
 async def test_frames_before_the_fresh_one_go_to_the_old_replica_and_the_rest_waits(make, until):
     old, new = Leaving(), Replica()
     old.may.clear()
@@ -54,35 +70,24 @@ async def test_frames_before_the_fresh_one_go_to_the_old_replica_and_the_rest_wa
 
 
 async def test_a_window_that_cannot_be_handed_over_is_told_with_what_was_settled(make, until):
-    old, new = Leaving(saved=False), Replica()
-    async with serving(old) as here, serving(new) as there, sending() as (sender, lost):
-        sender.assign(make.spec("gate"), here)
-        sender.send(make.sample("gate", 0))
-        await until(lambda: old.indices() == [0])
-        sender.assign(make.spec("gate"), there, hand_over=True)
-        sender.send(fresh(make, 1))
-        await until(lambda: new.indices() == [1])
-        [event] = lost
-        assert (event.camera, event.address, event.settled, event.frames) == ("gate", here, 101, 0)
-        await until(lambda: sender.status("gate").windows_done == 1)
-        assert sender.status("gate").windows_dropped == 0
+    async with moving(make, until, held=False, saved=False) as it:
+        it.sender.send(fresh(make, 1))
+        await until(lambda: it.new.indices() == [1])
+        [event] = it.lost
+        assert (event.camera, event.address, event.settled, event.frames) == ("gate", it.here, 101, 0)
+        await until(lambda: it.sender.status("gate").windows_done == 1)
+        assert it.sender.status("gate").windows_dropped == 0
 
 
 async def test_a_replica_that_never_lets_go_holds_nobody_up_for_long(make, until):
-    old, new = Leaving(), Replica()
-    old.may.clear()
-    async with serving(old) as here, serving(new) as there, sending(hand_over_s=0.2) as (sender, lost):
-        sender.assign(make.spec("gate"), here)
-        sender.send(make.sample("gate", 0))
-        await until(lambda: old.indices() == [0])
-        sender.assign(make.spec("gate"), there, hand_over=True)
-        sender.send(fresh(make, 1))
-        await until(lambda: new.indices() == [1])
-        assert "did not close the camera in time" in lost[0].reason
-        old.may.set()
-        sender.send(make.sample("gate", 2))
-        await until(lambda: new.indices() == [1, 2])
-        assert len(lost) == 1
+    async with moving(make, until, hand_over_s=0.2) as it:
+        it.sender.send(fresh(make, 1))
+        await until(lambda: it.new.indices() == [1])
+        assert "did not close the camera in time" in it.lost[0].reason
+        it.old.may.set()
+        it.sender.send(make.sample("gate", 2))
+        await until(lambda: it.new.indices() == [1, 2])
+        assert len(it.lost) == 1
 
 
 async def test_the_old_replica_dies_in_the_middle(make, until):
@@ -102,70 +107,48 @@ async def test_the_old_replica_dies_in_the_middle(make, until):
 
 
 async def test_a_camera_that_is_silent_is_handed_over_without_a_fresh_frame(make, until):
-    old, new = Leaving(), Replica()
-    async with serving(old) as here, serving(new) as there, sending(fresh_s=0.05) as (sender, lost):
-        sender.assign(make.spec("gate"), here)
-        sender.send(make.sample("gate", 0))
-        await until(lambda: old.indices() == [0])
-        sender.assign(make.spec("gate"), there, hand_over=True)
-        await until(lambda: new.opened)
-        assert not sender.send(make.sample("gate", 1)), "the new one begins with a fresh frame"
-        assert sender.send(fresh(make, 2))
-        await until(lambda: new.indices() == [2])
-        assert (lost, old.indices()) == ([], [0])
+    async with moving(make, until, held=False, fresh_s=0.05) as it:
+        await until(lambda: it.new.opened)
+        assert not it.sender.send(make.sample("gate", 1)), "the new one begins with a fresh frame"
+        assert it.sender.send(fresh(make, 2))
+        await until(lambda: it.new.indices() == [2])
+        assert (it.lost, it.old.indices()) == ([], [0])
 
 
 async def test_what_is_held_is_bounded(make, until):
-    old, new = Leaving(), Replica()
-    old.may.clear()
-    async with serving(old) as here, serving(new) as there, sending(max_queue=4) as (sender, lost):
-        sender.assign(make.spec("gate"), here)
-        sender.send(make.sample("gate", 0))
-        await until(lambda: old.indices() == [0])
-        sender.assign(make.spec("gate"), there, hand_over=True)
-        sender.send(fresh(make, 1))
-        taken = [sender.send(make.sample("gate", i)) for i in range(2, 8)]
+    async with moving(make, until, max_queue=4) as it:
+        it.sender.send(fresh(make, 1))
+        taken = [it.sender.send(make.sample("gate", i)) for i in range(2, 8)]
         assert taken == [True] * 3 + [False] * 3
-        assert sender.status("gate").dropped == 4 + 3
-        assert sender.send(fresh(make, 8))
-        old.may.set()
-        await until(lambda: new.indices() == [8])
-        assert lost == []
+        assert it.sender.status("gate").dropped == 4 + 3
+        assert it.sender.send(fresh(make, 8))
+        it.old.may.set()
+        await until(lambda: it.new.indices() == [8])
+        assert it.lost == []
 
 
 @pytest.mark.parametrize("flush", [False, True])
 async def test_a_camera_that_ends_on_its_way_ends_at_the_new_replica(make, until, flush):
-    old, new = Leaving(), Replica()
-    old.may.clear()
-    async with serving(old) as here, serving(new) as there, sending() as (sender, _):
-        sender.assign(make.spec("gate"), here)
-        sender.send(make.sample("gate", 0))
-        await until(lambda: old.indices() == [0])
-        sender.assign(make.spec("gate"), there, hand_over=True)
-        sender.send(fresh(make, 1))
-        await until(lambda: old.handed)
-        sender.close("gate", flush=flush)
-        assert not sender.send(make.sample("gate", 2))
-        old.may.set()
-        await until(lambda: new.closed == [("gate", flush)])
-        assert new.indices() == ([1] if flush else [])
-        assert sender.status("gate") is None
+    async with moving(make, until) as it:
+        it.sender.send(fresh(make, 1))
+        await until(lambda: it.old.handed)
+        it.sender.close("gate", flush=flush)
+        assert not it.sender.send(make.sample("gate", 2))
+        it.old.may.set()
+        await until(lambda: it.new.closed == [("gate", flush)])
+        assert it.new.indices() == ([1] if flush else [])
+        assert it.sender.status("gate") is None
 
 
 async def test_another_replica_than_first_said_gets_the_camera(make, until):
-    old, second, third = Leaving(), Replica(), Replica()
-    old.may.clear()
-    async with serving(old) as here, serving(second) as there, serving(third) as yonder, sending() as (sender, lost):
-        sender.assign(make.spec("gate"), here)
-        sender.send(make.sample("gate", 0))
-        await until(lambda: old.indices() == [0])
-        sender.assign(make.spec("gate"), there, hand_over=True)
-        sender.send(fresh(make, 1))
-        await until(lambda: old.handed)
-        assert sender.assign(make.spec("gate"), yonder, hand_over=True)
-        old.may.set()
+    third = Replica()
+    async with moving(make, until) as it, serving(third) as yonder:
+        it.sender.send(fresh(make, 1))
+        await until(lambda: it.old.handed)
+        assert it.sender.assign(make.spec("gate"), yonder, hand_over=True)
+        it.old.may.set()
         await until(lambda: third.indices() == [1])
-        assert (second.opened, lost) == ([], [])
+        assert (it.new.opened, it.lost) == ([], [])
 
 
 async def test_a_camera_that_was_never_sent_simply_goes(make, until):

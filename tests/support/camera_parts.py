@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sightline.v1 import frames_pb2_grpc, ingest_pb2
+from sightline.v1 import ingest_pb2
 
 from cluster.codec import FileSource
 from cluster.codec.supervisor import Backoff
@@ -18,7 +18,7 @@ from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.running_camera import RunningCamera
-from cluster.replica.frames_service import SERVICE, FrameHandler, FramesServicer
+from cluster.replica.frames_service import FrameHandler, FramesServicer
 from cluster.tracing import Spans
 from cluster.types import FrameSample, PatchGeometry, StreamSpec
 from cluster.types.reports import WindowCounters
@@ -110,7 +110,7 @@ class Bench:
 
     async def _serve(self, handler: FrameHandler) -> str:
         server = RpcServer()
-        server.add(SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, FramesServicer(handler, credit=16))
+        server.add(FramesServicer(handler, credit=16))
         port = server.bind("127.0.0.1", 0)
         await server.start()
         self._servers.append(server)

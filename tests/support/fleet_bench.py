@@ -8,7 +8,6 @@ taken, through the decoder's packet ring, remuxer and gateway HTTP, read back fr
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import tempfile
 import time
@@ -19,7 +18,7 @@ from console_bench import browser
 from console_city import City
 from console_gateway import ConsoleGateway
 from live_camera import FPS, READ, LiveCamera
-from sightline.v1 import memory_pb2_grpc
+from rpc_serving import serving_in_thread
 
 from cluster.client import GatewayClient
 from cluster.engine.native import NativeEngine
@@ -32,13 +31,12 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.replica.memory import WorkerMemory
-from cluster.replica.memory_service import SERVICE, MemoryServicer
+from cluster.replica.memory_service import MemoryServicer
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.types import CameraStatus, MemorySpec, Question, StreamSpec
-from cluster.wire.channel import ChannelPool, EventLoopThread
+from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import CameraTold
-from cluster.wire.server import RpcServer
 
 QUESTION = "Is there a person?"
 GOALS = {"ask_all_s": ("<=", 5.0), "live_view_latency_s": ("<=", 1.0)}
@@ -79,12 +77,9 @@ def ask_all(args: argparse.Namespace) -> Part:
     worker.start()
     try:
         held = [watch(worker, bank, name, model.geometry, args.frames) for name in names]
-        with EventLoopThread("bench") as loop:
-            address, stop = loop.run(serve(worker, names), WAIT_S)
-            try:
-                first_s, whole_s, answered = asked(address)
-            finally:
-                loop.run(stop(), WAIT_S)
+        servicer = MemoryServicer(WorkerMemory(worker, ThumbnailStore(), timeout_s=WAIT_S))
+        with serving_in_thread(servicer) as behind, serving_in_thread(proxy(behind, names)) as address:
+            first_s, whole_s, answered = asked(address)
     finally:
         worker.stop(WAIT_S)
     row = {"cameras": args.cameras, "answered": answered, "first_s": first_s, "all_s": whole_s, "tokens": sum(held)}
@@ -104,31 +99,17 @@ def watch(worker: EngineWorker, bank: MemoryBank, name: str, geometry: Any, fram
     return int(worker.call_on_engine_thread(lambda engine: engine.memory_status(name)).result(WAIT_S).tokens)
 
 
-async def serve(worker: EngineWorker, names: list[str]) -> tuple[str, Any]:
-    """The gateway's address, and what stops gateway and replica."""
+def proxy(replica: str, names: list[str]) -> MemoryProxy:
+    """The gateway's side of a replica at ``host:port`` that has these cameras."""
     statuses = [CameraStatus(name, state="running", replica="replica-0", memory_frames=1) for name in names]
-    replica = RpcServer()
-    servicer = MemoryServicer(WorkerMemory(worker, ThumbnailStore(), timeout_s=WAIT_S))
-    replica.add(SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, servicer)
-    behind = f"127.0.0.1:{replica.bind('127.0.0.1', 0)}"
-    await replica.start()
 
     async def route(_camera: str) -> str:
-        return behind
+        return replica
 
     async def cameras() -> list[CameraStatus]:
         return statuses
 
-    gateway = RpcServer()
-    proxy = MemoryProxy(route, ChannelPool(), cameras=cameras)
-    gateway.add(SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, proxy)
-    port = gateway.bind("127.0.0.1", 0)
-    await gateway.start()
-
-    async def stop() -> None:
-        await asyncio.gather(gateway.stop(0.0), replica.stop(0.0))
-
-    return f"127.0.0.1:{port}", stop
+    return MemoryProxy(route, ChannelPool(), cameras=cameras)
 
 
 def asked(address: str) -> tuple[float, float, int]:

@@ -17,7 +17,6 @@ from typing import Any
 
 import av
 import numpy as np
-from sightline.v1 import pictures_pb2_grpc
 
 from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.clips.footage_store import FootageStore
@@ -26,13 +25,11 @@ from cluster.alerts.service import AlertService
 from cluster.codec.source import StreamHeader
 from cluster.config import SightlineConfig, load_config
 from cluster.decoder.discovery import NetworkSearch
-from cluster.decoder.footage import service as recorder
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.footage.service import DecoderRecorder, Recorder, RecorderServicer
 from cluster.decoder.source_test import SourceTester
 from cluster.errors import UnavailableError
-from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.guard import Guard
 from cluster.gateway.pictures_proxy import FootageServicer, PicturesProxy
 from cluster.types import MICROSECONDS, Answer, ChangeGrid, EncodedPacket, PatchGrid, SampledPicture, TokenCount
@@ -182,7 +179,7 @@ class Site:
         await self.start_alerting()
         self.gateway = RpcServer(guard=self._guard)
         self.proxy = PicturesProxy(self.decoder_of, self.alerting_at, ChannelPool(), any_decoder=self.any_decoder)
-        self.gateway.add(pictures.SERVICE, pictures_pb2_grpc.add_PicturesServicer_to_server, self.proxy)
+        self.gateway.add(self.proxy)
         self.address = f"127.0.0.1:{self.gateway.bind('127.0.0.1', 0)}"
         await self.gateway.start()
 
@@ -193,13 +190,11 @@ class Site:
         self.recorder = Recorder(self.config.clips, self._footage)
         self.decoder = RpcServer()
         self.decoder.add(
-            recorder.SERVICE,
-            pictures_pb2_grpc.add_RecorderServicer_to_server,
             RecorderServicer(
                 self.recorder,
                 SourceTester(self.config),
                 NetworkSearch(self.config.security.discovery_networks, probe_port=self.probe_port),
-            ),
+            )
         )
         self.decoder_address = f"127.0.0.1:{self.decoder.bind('127.0.0.1', 0)}"
         await self.decoder.start()
@@ -232,7 +227,7 @@ class Site:
         self.collector.start(await self.service.pending_clips(0.0))
         self.alerting = RpcServer()
         servicer = FootageServicer(self.collector, self.about, self.service.erase_camera)
-        self.alerting.add(pictures.SERVICE, pictures_pb2_grpc.add_PicturesServicer_to_server, servicer)
+        self.alerting.add(servicer)
         self.alerting_address = f"127.0.0.1:{self.alerting.bind('127.0.0.1', 0)}"
         await self.alerting.start()
 

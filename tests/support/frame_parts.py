@@ -6,14 +6,13 @@ import asyncio
 from collections import defaultdict
 from contextlib import asynccontextmanager
 
-from sightline.v1 import frames_pb2_grpc
+import rpc_serving
 
 from cluster.codec.supervisor import Backoff
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import ConfigError
-from cluster.replica.frames_service import SERVICE, FramesServicer
+from cluster.replica.frames_service import FramesServicer
 from cluster.types.reports import WindowCounters
-from cluster.wire.server import RpcServer
 
 QUICK = Backoff(first_s=0.02, longest_s=0.05)
 
@@ -54,17 +53,8 @@ class Replica:
         return [sample.index for sample in self.frames[camera]]
 
 
-@asynccontextmanager
-async def serving(handler, *, port=0, credit=8, gather_s=0.02):
-    server = RpcServer()
-    servicer = FramesServicer(handler, credit=credit, gather_s=gather_s)
-    server.add(SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, servicer)
-    bound = server.bind("127.0.0.1", port)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{bound}"
-    finally:
-        await server.stop(0.0)
+def serving(handler, *, port=0, credit=8, gather_s=0.02):
+    return rpc_serving.serving(FramesServicer(handler, credit=credit, gather_s=gather_s), port=port)
 
 
 @asynccontextmanager

@@ -15,7 +15,6 @@ from pathlib import Path
 from unittest import mock
 
 from gallery_parts import Gallery
-from sightline.v1 import incidents_pb2_grpc, memory_pb2_grpc, pictures_pb2_grpc
 
 from actors import gateway
 from cluster.alerts.grpc_service import IncidentsServicer
@@ -23,8 +22,7 @@ from cluster.alerts.service import AlertService
 from cluster.config import load_config, parse_camera
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
-from cluster.gateway import incidents_proxy as incidents
-from cluster.replica.memory_service import SERVICE, MemoryServicer, ReplayRange
+from cluster.replica.memory_service import MemoryServicer, ReplayRange
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 from cluster.types import (
@@ -332,13 +330,13 @@ async def serving(
         },
     )
     inner = RpcServer()
-    inner.add(SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, MemoryServicer(handler))
+    inner.add(MemoryServicer(handler))
     service = AlertService(config, folder)
     await service.start()
-    inner.add(incidents.SERVICE, incidents_pb2_grpc.add_IncidentsServicer_to_server, IncidentsServicer(service))
+    inner.add(IncidentsServicer(service))
     gallery = Gallery(service)
-    inner.add("sightline.v1.Pictures", pictures_pb2_grpc.add_PicturesServicer_to_server, gallery)
-    inner.add("sightline.v1.Recorder", pictures_pb2_grpc.add_RecorderServicer_to_server, gallery)
+    inner.add(gallery)
+    inner.add(gallery)
     address = f"127.0.0.1:{inner.bind('127.0.0.1', 0)}"
     await inner.start()
     world.replica_address = world.decoder_address = world.alerting_address = address

@@ -8,6 +8,7 @@ import threading
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc.aio
+import rpc_serving
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.push import PushSource
@@ -18,22 +19,14 @@ from cluster.errors import NotReadyError, SourceError, UnavailableError, Unknown
 from cluster.gateway.ingest_proxy import ProxySink
 from cluster.wire.channel import ChannelPool, first_reply, open_channel, write
 from cluster.wire.convert import packet_to_proto
-from cluster.wire.ingest import SERVICE, IngestServicer
-from cluster.wire.server import RpcServer, push_message_bytes
+from cluster.wire.ingest import IngestServicer
+from cluster.wire.server import push_message_bytes
 
 LIMIT = 64 * 1024
 
 
-@asynccontextmanager
-async def serving(servicer, *, port=0, max_packet_bytes=LIMIT):
-    server = RpcServer(max_message_bytes=push_message_bytes(max_packet_bytes))
-    server.add(SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, servicer)
-    bound = server.bind("127.0.0.1", port)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{bound}"
-    finally:
-        await server.stop(0.0)
+def serving(servicer, *, port=0):
+    return rpc_serving.serving(servicer, port=port, max_message_bytes=push_message_bytes(LIMIT))
 
 
 class Decoder:

@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from sightline.v1 import kv_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
-from cluster.memory.tiers.kv_wire import SERVICE
 from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.server import KVServicer
 from cluster.wire.channel import EventLoopThread
@@ -129,7 +127,7 @@ class Node:
 
     async def _start(self, port: int) -> str:
         self.server = RpcServer()
-        self.server.add(SERVICE, kv_pb2_grpc.add_KVServicer_to_server, self.servicer)
+        self.server.add(self.servicer)
         bound = self.server.bind("127.0.0.1", port)
         await self.server.start()
         return f"127.0.0.1:{bound}"

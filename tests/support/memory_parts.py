@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from sightline.v1 import memory_pb2_grpc
+from rpc_serving import serving
 
 from cluster.errors import NotReadyError, UnknownCameraError
-from cluster.replica.memory_service import SERVICE, MemoryServicer, ReplayRange
+from cluster.replica.memory_service import MemoryServicer, ReplayRange
 from cluster.types import AskResult, DeletedMemory, MemoryStatus, Moment
-from cluster.wire.server import RpcServer
 
 MOMENTS = (Moment(277_000_000, 285_000_000, 0.5), Moment(990_000_000, 1_000_000_000, 0.25))
 STATUS = MemoryStatus(
@@ -96,19 +95,6 @@ class Replica:
             raise NotReadyError("camera 'dark' has seen nothing yet")
         if camera not in ("gate", "yard"):
             raise UnknownCameraError(f"there is no camera {camera!r}")
-
-
-@contextlib.asynccontextmanager
-async def serving(servicer):
-    """``host:port`` of a server with a Memory service."""
-    server = RpcServer()
-    server.add(SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, servicer)
-    port = server.bind("127.0.0.1", 0)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0.0)
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 
-from sightline.v1 import cameras_pb2_grpc, ingest_pb2_grpc, results_pb2_grpc
+import rpc_serving
 
 from cluster.config import load_config
 from cluster.errors import UnknownCameraError
@@ -16,7 +16,6 @@ from cluster.types import Answer, CameraStatus, Timing, TokenCount
 from cluster.wire import answers as results
 from cluster.wire import ingest
 from cluster.wire.ingest import PushProgress
-from cluster.wire.server import RpcServer
 from loadtest.footage import Footage, Gop, StoredPacket, StreamHeader
 from loadtest.profile import Profile
 from loadtest.target import Target
@@ -164,17 +163,12 @@ class ToyCluster:
     @contextlib.asynccontextmanager
     async def serving(self, port=0):
         """Yields the gateway's address."""
-        server = RpcServer()
-        server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, ingest.IngestServicer(self.sink))
-        server.add(cameras.SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, cameras.CamerasServicer(self))
-        server.add(results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self.hub))
-        bound = server.bind("127.0.0.1", port)
-        await server.start()
-        try:
-            yield f"127.0.0.1:{bound}"
-        finally:
-            self.hub.close()
-            await server.stop(0.0)
+        servicers = ingest.IngestServicer(self.sink), cameras.CamerasServicer(self), results.ResultsServicer(self.hub)
+        async with rpc_serving.serving(*servicers, port=port) as address:
+            try:
+                yield address
+            finally:
+                self.hub.close()
 
     @contextlib.asynccontextmanager
     async def target(self, *, own=True, processes=dict, **cluster):

@@ -192,16 +192,19 @@ def test_spec_defaults_may_be_left_out():
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ("{", "is not JSON"),
-        ("[]", "must be a JSON object, not list"),
-        ({"questions": []}, "lacks 'stream'"),
-        ({"stream": "gate"}, "lacks 'questions'"),
-        ({"stream": "gate", "questions": [], "window": 3}, "unknown key 'window'; there are: stream, questions"),
-        ({"stream": "gate", "questions": [], "window_s": "long"}, "window_s = 'long', which is not float"),
-        ({"stream": "gate", "questions": [], "window_s": True}, "window_s = True, which is not float"),
-        ({"stream": "gate", "questions": ["person"]}, "a list of objects"),
-        ({"stream": "gate", "questions": [{"id": "a"}]}, "a question .* lacks 'text'"),
-        ({"stream": "gate", "questions": [{"id": "a", "text": "b", "colour": 1}]}, "unknown key 'colour'"),
+        ("{", "specification: Invalid JSON"),
+        ("[]", "specification: Input should be an object"),
+        ({"questions": []}, "stream: Field required"),
+        ({"stream": "gate"}, "questions: Field required"),
+        ({"stream": "gate", "questions": [], "window": 3}, "window: Unexpected keyword argument"),
+        ({"stream": "gate", "questions": [], "window_s": "long"}, "window_s: Input should be a valid number"),
+        ({"stream": "gate", "questions": [], "window_s": True}, "window_s: Input should be a valid number"),
+        ({"stream": "gate", "questions": ["person"]}, "questions.0: Input should be an object"),
+        ({"stream": "gate", "questions": [{"id": "a"}]}, "questions.0.text: Field required"),
+        (
+            {"stream": "gate", "questions": [{"id": "a", "text": "b", "colour": 1}]},
+            "questions.0.colour: Unexpected keyword argument",
+        ),
     ],
 )
 def test_malformed_spec(body, sentence):

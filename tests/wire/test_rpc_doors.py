@@ -33,7 +33,7 @@ def nobody(secret):
 async def serving(max_connections=100):
     """A server that strangers reach, and nobody is known to."""
     server = RpcServer(guard=Guard(nobody), max_message_bytes=2**20, max_connections=max_connections)
-    server.add(SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(AnswerHub()))
+    server.add(ResultsServicer(AnswerHub()))
     port = server.bind("127.0.0.1", 0)
     await server.start()
     try:

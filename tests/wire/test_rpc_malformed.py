@@ -7,19 +7,18 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+import rpc_serving
 from kv_parts import OURS
 from memory_parts import Replica
-from sightline.v1 import ingest_pb2_grpc, kv_pb2_grpc, memory_pb2, memory_pb2_grpc, results_pb2_grpc
+from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster.errors import ConfigError, UnknownCameraError
-from cluster.memory.tiers import kv_wire
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.server import KVServicer
 from cluster.replica import memory_service as memory
 from cluster.wire import answers as results
 from cluster.wire import ingest
 from cluster.wire.channel import open_channel
-from cluster.wire.server import RpcServer
 from cluster.wire.status import is_ours, to_error
 
 JUNK = b"\xff\xff\xff\xff"
@@ -31,22 +30,14 @@ async def _nobody(camera):
 
 @asynccontextmanager
 async def serving():
-    server = RpcServer()
-    server.add(memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, memory.MemoryServicer(Replica()))
-    hub = results.AnswerHub()
-    server.add(results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(hub))
+    asked, told = memory.MemoryServicer(Replica()), results.ResultsServicer(results.AnswerHub())
     pushed = ingest.IngestServicer(_nobody, max_packet_bytes=2**20)
-    server.add(ingest.SERVICE, ingest_pb2_grpc.add_IngestServicer_to_server, pushed)
     arena = Arena(2**23)
     kv = KVServicer(arena, fingerprint=OURS)
-    server.add(kv_wire.SERVICE, kv_pb2_grpc.add_KVServicer_to_server, kv)
-    port = server.bind("127.0.0.1", 0)
-    await server.start()
     try:
-        async with open_channel(f"127.0.0.1:{port}") as channel:
+        async with rpc_serving.serving(asked, told, pushed, kv) as address, open_channel(address) as channel:
             yield channel
     finally:
-        await server.stop(0.0)
         kv.close()
         arena.close()
 

@@ -20,7 +20,7 @@ from cluster.wire.server import RpcServer
 
 def results_server(hub=None):
     server = RpcServer()
-    server.add(SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(hub or AnswerHub()))
+    server.add(ResultsServicer(hub or AnswerHub()))
     return server
 
 

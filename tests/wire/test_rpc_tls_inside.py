@@ -7,16 +7,17 @@ import socket
 import threading
 import time
 import urllib.request
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 
 import grpc
 import pytest
+import rpc_serving
 from certificates import Authority
 from kv_parts import OURS, Node
 from memory_parts import Replica
 from prometheus_client import CollectorRegistry, Counter
 from security_parts import guarded_gateway
-from sightline.v1 import frames_pb2_grpc, kv_pb2_grpc, memory_pb2, memory_pb2_grpc, results_pb2_grpc
+from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
 from cluster.config import load_config
@@ -27,13 +28,10 @@ from cluster.errors import ConfigError
 from cluster.gateway.federation import FederatedCollector
 from cluster.gateway.merger import ResultsMerger
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.kv_wire import SERVICE as KV
 from cluster.memory.tiers.remote import RemoteTier
 from cluster.replica import memory_service as memory
-from cluster.replica.frames_service import SERVICE as FRAMES
 from cluster.replica.frames_service import FramesServicer, WindowCounters
 from cluster.security.roles import Role
-from cluster.wire.answers import SERVICE as RESULTS
 from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import ChannelPool, open_channel
 from cluster.wire.metrics_server import MetricsServer
@@ -55,21 +53,8 @@ def peers(authority, folder, process="inner", *, host=NAME, valid_s=3600.0, name
     return PeerTls(TlsFiles(*authority.issue(folder, process, host=host, valid_s=valid_s), ca), name)
 
 
-@asynccontextmanager
-async def serving(tls, *services, port=0):
-    server = RpcServer(tls=tls)
-    for service in services:
-        server.add(*service)
-    bound = server.bind("127.0.0.1", port)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{bound}"
-    finally:
-        await server.stop(0.0)
-
-
-def results_of(hub):
-    return RESULTS, results_pb2_grpc.add_ResultsServicer_to_server, ResultsServicer(hub)
+def serving(tls, *servicers):
+    return rpc_serving.serving(*servicers, tls=tls)
 
 
 async def test_only_processes_of_the_cluster_get_in(tmp_path, authority):
@@ -78,7 +63,7 @@ async def test_only_processes_of_the_cluster_get_in(tmp_path, authority):
     foreign = peers(Authority("stranger"), tmp_path, "foreign")
     # Knows whom to trust, but is trusted by nobody.
     certificate, key = (file.read_bytes() for file in (foreign.files.certificate, foreign.files.key))
-    async with serving(ours, results_of(AnswerHub())) as address:
+    async with serving(ours, ResultsServicer(AnswerHub())) as address:
         assert await is_serving(address, tls=peers(authority, tmp_path, "another"))
         assert not await is_serving(address)
         assert not await is_serving(address, tls=foreign)
@@ -92,7 +77,7 @@ async def test_only_processes_of_the_cluster_get_in(tmp_path, authority):
 
 
 async def test_a_server_with_a_certificate_for_something_else_is_not_believed(tmp_path, authority):
-    async with serving(peers(authority, tmp_path, "other", host="other"), results_of(AnswerHub())) as address:
+    async with serving(peers(authority, tmp_path, "other", host="other"), ResultsServicer(AnswerHub())) as address:
         assert not await is_serving(address, tls=peers(authority, tmp_path))
 
 
@@ -100,9 +85,9 @@ async def test_answers_frames_and_questions_over_it(tmp_path, authority, make, u
     tls, scripted, hub = peers(authority, tmp_path), Replica(), AnswerHub()
     frames = Taking()
     services = [
-        results_of(hub),
-        (FRAMES, frames_pb2_grpc.add_FramesServicer_to_server, FramesServicer(frames, credit=8)),
-        (memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, memory.MemoryServicer(scripted)),
+        ResultsServicer(hub),
+        FramesServicer(frames, credit=8),
+        memory.MemoryServicer(scripted),
     ]
     client = peers(authority, tmp_path, "client")
     merged = AnswerHub()
@@ -152,7 +137,7 @@ async def test_a_certificate_that_expires_while_it_runs(tmp_path, authority, mak
     hub, merged = AnswerHub(), AnswerHub()
     merger = ResultsMerger(merged, retry_s=0.05, tls=tls)
     pool = ChannelPool(tls=tls)
-    async with serving(tls, results_of(hub)) as address:
+    async with serving(tls, ResultsServicer(hub)) as address:
         merger.follow([address])
         await until(lambda: hub.subscribers == 1)
         assert await is_serving(address, tls=tls)
@@ -173,7 +158,7 @@ async def test_a_certificate_that_expires_while_it_runs(tmp_path, authority, mak
 
 async def test_half_a_renewal_changes_nothing(tmp_path, authority):
     tls = peers(authority, tmp_path)
-    async with serving(tls, results_of(AnswerHub())) as address:
+    async with serving(tls, ResultsServicer(AnswerHub())) as address:
         (tmp_path / "inner.key").write_bytes(authority.issue(tmp_path, "other")[1].read_bytes())
         assert await is_serving(address, tls=tls)
         assert tls.renewals() == 0
@@ -186,7 +171,7 @@ def test_a_tier_comes_back_after_its_certificate_was_renewed(tmp_path, authority
     class Secure(Node):
         async def _start(self, port):
             self.server = RpcServer(tls=tls)
-            self.server.add(KV, kv_pb2_grpc.add_KVServicer_to_server, self.servicer)
+            self.server.add(self.servicer)
             bound = self.server.bind("127.0.0.1", port)
             await self.server.start()
             return f"127.0.0.1:{bound}"
@@ -261,7 +246,7 @@ async def test_the_gateway_shows_its_certificate_to_a_replica(monkeypatch, tmp_p
     tls = peers(authority, tmp_path, "replica")
     certificate, key = authority.issue(tmp_path, "gateway-inside", host=NAME)
     inner = {"certificate": str(certificate), "key": str(key), "ca": str(tmp_path / "replica-ca.crt")}
-    served = (memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, memory.MemoryServicer(Replica()))
+    served = memory.MemoryServicer(Replica())
 
     async def described(**security):
         async with guarded_gateway(monkeypatch, tmp_path, **security) as (_, addresses, directory, secrets):

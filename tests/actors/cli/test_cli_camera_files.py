@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 import pytest
-from sightline.v1 import cameras_pb2_grpc
+from rpc_serving import serving_in_thread
 
 from actors.cli import main
 from cluster.config import load_config, parse_camera
@@ -15,8 +15,6 @@ from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera, manage
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.gateway import cameras
-from cluster.wire.channel import EventLoopThread
-from cluster.wire.server import RpcServer
 
 FILE = """
 cameras:
@@ -66,21 +64,11 @@ class Rules:
 @pytest.fixture
 def rules(monkeypatch):
     rules = Rules()
-
-    async def start():
-        server = RpcServer()
-        server.add(cameras.SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, cameras.CamerasServicer(rules))
-        port = server.bind("127.0.0.1", 0)
-        await server.start()
-        return server, f"127.0.0.1:{port}"
-
-    with EventLoopThread() as loop:
-        server, address = loop.run(start(), 10)
+    with serving_in_thread(cameras.CamerasServicer(rules)) as address:
         monkeypatch.setenv("SIGHTLINE_GATEWAY", address)
         monkeypatch.setenv("PASSWORD", "s3cret")
         monkeypatch.delenv("SIGHTLINE_TOKEN", raising=False)
         yield rules
-        loop.run(server.stop(0.0), 10)
 
 
 @pytest.fixture

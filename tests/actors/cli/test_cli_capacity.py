@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import asdict
 
 import pytest
-from sightline.v1 import cameras_pb2_grpc, replicas_pb2_grpc
+from rpc_serving import serving_in_thread
 
 from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
 from cluster.control.costs import CostModel
@@ -16,8 +17,6 @@ from cluster.control.ladder import default
 from cluster.gateway import cameras, replicas
 from cluster.types import PatchGeometry
 from cluster.types.reports import DecoderInfo, ReplicaInfo
-from cluster.wire.channel import EventLoopThread
-from cluster.wire.server import RpcServer
 
 # A window of 0.5 s: two cameras of a window a second fill a replica, four at half as many windows.
 COSTS = CostModel("made-up", "none", "made up", 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -51,32 +50,14 @@ class Rules:
 
 @pytest.fixture
 def serve():
-    with EventLoopThread() as loop:
-        servers = []
+    with ExitStack() as stack:
 
         def serve(replica_count: int) -> str:
             rules = Rules(replica_count)
-
-            async def start() -> str:
-                server = RpcServer()
-                server.add(
-                    cameras.SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, cameras.CamerasServicer(rules)
-                )
-                server.add(
-                    replicas.SERVICE,
-                    replicas_pb2_grpc.add_ReplicasServicer_to_server,
-                    replicas.ReplicasServicer(rules),
-                )
-                port = server.bind("127.0.0.1", 0)
-                await server.start()
-                servers.append(server)
-                return f"127.0.0.1:{port}"
-
-            return loop.run(start(), 10)
+            servicers = cameras.CamerasServicer(rules), replicas.ReplicasServicer(rules)
+            return stack.enter_context(serving_in_thread(*servicers))
 
         yield serve
-        for server in servers:
-            loop.run(server.stop(0.0), 10)
 
 
 def test_cameras_are_taken_reduced_refused_and_forced(cli, serve):

@@ -84,30 +84,16 @@ class Scripted:
 
 @pytest.fixture
 def gateway(monkeypatch):
-    from sightline.v1 import cameras_pb2_grpc, memory_pb2_grpc
+    from rpc_serving import serving_in_thread
 
     from cluster.gateway import cameras
     from cluster.replica import memory_service as memory
-    from cluster.wire.channel import EventLoopThread
-    from cluster.wire.server import RpcServer
 
     scripted = Scripted()
-
-    async def start():
-        server = RpcServer()
-        server.add(memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, memory.MemoryServicer(scripted))
-        servicer = cameras.CamerasServicer(scripted)
-        server.add(cameras.SERVICE, cameras_pb2_grpc.add_CamerasServicer_to_server, servicer)
-        scripted.address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
-        await server.start()
-        return server
-
-    with EventLoopThread() as thread:
-        server = thread.run(start(), 10.0)
+    with serving_in_thread(memory.MemoryServicer(scripted), cameras.CamerasServicer(scripted)) as scripted.address:
         monkeypatch.setenv("SIGHTLINE_GATEWAY", scripted.address)
         yield scripted
         scripted.stuck.set()
-        thread.run(server.stop(0.0), 10.0)
 
 
 @pytest.fixture

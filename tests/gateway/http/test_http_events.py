@@ -60,7 +60,7 @@ async def test_answers_incidents_changes_and_removals(tmp_path):
         assert answer["end_unix_s"] == history["scores"]["person"][-1][0]
         # The gateway's own way to alerting may not be open yet: what happens until then is in the list.
         async with asyncio.timeout(20):
-            while not served.alerts._feed._followers:  # noqa: ASYNC110
+            while not served.alerts._feed.subscribers:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         served.publish([make_answer("cam-000", "person", 0.9, 2)])
         _, told = await event("incident")

@@ -34,7 +34,7 @@ async def incident_events(reply, count):
 async def test_a_browser_is_told_who_sees_to_it_and_that_its_clip_is_there(tmp_path):
     async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
         async with asyncio.timeout(20):
-            while not served.alerts._feed._followers:  # noqa: ASYNC110
+            while not served.alerts._feed.subscribers:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         async with client.open("GET", "/v1/events") as reply:
             incident = (await begin(served, "cam-000"))["cam-000"]

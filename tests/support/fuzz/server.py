@@ -15,17 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from sightline.v1 import (
-    cameras_pb2_grpc,
-    frames_pb2_grpc,
-    incidents_pb2_grpc,
-    ingest_pb2_grpc,
-    kv_pb2_grpc,
-    memory_pb2_grpc,
-    pictures_pb2_grpc,
-    replicas_pb2_grpc,
-    results_pb2_grpc,
-)
 
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.incident import Erased
@@ -47,7 +36,6 @@ from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.hosts import raise_file_limit
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES
-from cluster.memory.tiers.kv_wire import SERVICE as KV
 from cluster.memory.tiers.server import KVServicer
 from cluster.redaction import SourceAddress
 from cluster.replica import frames_service as frames
@@ -250,19 +238,11 @@ class Server:
         """Addresses: ``gateway`` and ``inner`` of gRPC, ``http``."""
         await self._alerts.start()
         inner = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES)
-        inner.add(memory.SERVICE, memory_pb2_grpc.add_MemoryServicer_to_server, memory.MemoryServicer(Remembering()))
         inner.add(
-            frames.SERVICE, frames_pb2_grpc.add_FramesServicer_to_server, frames.FramesServicer(Taking(), credit=8)
-        )
-        inner.add(KV, kv_pb2_grpc.add_KVServicer_to_server, KVServicer(self._arena, fingerprint="fuzz"))
-        inner.add(
-            incidents.SERVICE,
-            incidents_pb2_grpc.add_IncidentsServicer_to_server,
+            memory.MemoryServicer(Remembering()),
+            frames.FramesServicer(Taking(), credit=8),
+            KVServicer(self._arena, fingerprint="fuzz"),
             IncidentsServicer(self._alerts),
-        )
-        inner.add(
-            pictures.SERVICE,
-            pictures_pb2_grpc.add_PicturesServicer_to_server,
             pictures.FootageServicer(None, _no_incident, _no_records),
         )
         self._inner_address = f"127.0.0.1:{inner.bind('127.0.0.1', 0)}"
@@ -276,7 +256,16 @@ class Server:
             tls=self._tls,
             max_connections=limits.max_connections,
         )
-        self._outer(outer)
+        self._table, channels = Table(self._config), ChannelPool()
+        outer.add(
+            ingest.IngestServicer(Pushed().find, max_packet_bytes=2**19),
+            cameras.CamerasServicer(self._table),
+            replicas.ReplicasServicer(self._table),
+            results.ResultsServicer(self._hub),
+            MemoryProxy(self._where, channels),
+            incidents.IncidentsProxy(self._inside, channels),
+            pictures.PicturesProxy(self._no_decoder, self._inside, channels),
+        )
         port = outer.bind("127.0.0.1", 0)
         await outer.start()
         live = Live(self._table, self._hub, Calls(outer.services))
@@ -286,44 +275,6 @@ class Server:
         live.start()
         self._running = [inner, outer, http, live]
         return {"gateway": f"127.0.0.1:{port}", "inner": self._inner_address, "http": address}
-
-    def _outer(self, server: RpcServer) -> None:
-        self._table, channels = Table(self._config), ChannelPool()
-        servicers: list[tuple[str, Any, Any]] = [
-            (
-                ingest.SERVICE,
-                ingest_pb2_grpc.add_IngestServicer_to_server,
-                ingest.IngestServicer(Pushed().find, max_packet_bytes=2**19),
-            ),
-            (
-                cameras.SERVICE,
-                cameras_pb2_grpc.add_CamerasServicer_to_server,
-                cameras.CamerasServicer(self._table),
-            ),
-            (
-                replicas.SERVICE,
-                replicas_pb2_grpc.add_ReplicasServicer_to_server,
-                replicas.ReplicasServicer(self._table),
-            ),
-            (results.SERVICE, results_pb2_grpc.add_ResultsServicer_to_server, results.ResultsServicer(self._hub)),
-            (
-                memory.SERVICE,
-                memory_pb2_grpc.add_MemoryServicer_to_server,
-                MemoryProxy(self._where, channels),
-            ),
-            (
-                incidents.SERVICE,
-                incidents_pb2_grpc.add_IncidentsServicer_to_server,
-                incidents.IncidentsProxy(self._inside, channels),
-            ),
-            (
-                pictures.SERVICE,
-                pictures_pb2_grpc.add_PicturesServicer_to_server,
-                pictures.PicturesProxy(self._no_decoder, self._inside, channels),
-            ),
-        ]
-        for name, register, servicer in servicers:
-            server.add(name, register, servicer)
 
     async def _inside(self) -> str:
         return self._inner_address

@@ -1,0 +1,31 @@
+"""Servicers behind a real server on loopback, for as long as a block lasts."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+
+from cluster.wire.channel import EventLoopThread
+from cluster.wire.server import RpcServer
+
+
+@asynccontextmanager
+async def serving(*servicers, port=0, **options):
+    """``host:port`` of a server of these; ``options``: of :class:`RpcServer`."""
+    server = RpcServer(**options)
+    server.add(*servicers)
+    bound = server.bind("127.0.0.1", port)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{bound}"
+    finally:
+        await server.stop(0.0)
+
+
+@contextmanager
+def serving_in_thread(*servicers):
+    """The same on a loop of its own, for tests that block."""
+    with EventLoopThread() as thread, ExitStack() as stack:
+        served = serving(*servicers)
+        address = thread.run(served.__aenter__(), 10.0)
+        stack.callback(lambda: thread.run(served.__aexit__(None, None, None), 10.0))
+        yield address
