@@ -1,7 +1,5 @@
 """Who imports whom: from the top row of rooms to the bottom one and never in a circle; who needs torch, who Ray."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

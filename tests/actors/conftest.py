@@ -1,7 +1,5 @@
 """One small cluster for a module of tests: tiny model, tiny clips, two decoders, one replica."""
 
-from __future__ import annotations
-
 import pytest
 from cluster_parts import Answers, configuration
 

@@ -1,7 +1,5 @@
 """A second cluster on the folder of the first one's alerts: refused in one sentence, and nothing is touched."""
 
-from __future__ import annotations
-
 import pytest
 
 from actors.alerting import Alerting

@@ -1,7 +1,5 @@
 """A whole cluster, end to end: answers, errors, removals, and every process killed once."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

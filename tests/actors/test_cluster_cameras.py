@@ -1,7 +1,5 @@
 """A whole cluster whose cameras come from a configuration and from Kubernetes, and are changed while they run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import urllib.request

@@ -1,7 +1,5 @@
 """Questions about the past against a whole cluster: asked, forgotten, and remembered over the replica's death."""
 
-from __future__ import annotations
-
 import os
 import signal
 

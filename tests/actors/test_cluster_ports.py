@@ -1,7 +1,5 @@
 """Every port of a running cluster: for this machine alone, or behind TLS and a token."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

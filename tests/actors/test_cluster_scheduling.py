@@ -1,7 +1,5 @@
 """Two replicas with too much to do: cameras step down and climb again, a replica dies, every window counts."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

@@ -1,7 +1,5 @@
 """What is wrong is said in one line, and nothing is left running."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

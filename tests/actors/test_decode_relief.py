@@ -1,7 +1,5 @@
 """A decoder that has no time for all its cameras: what it tells them, and when it takes them back."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

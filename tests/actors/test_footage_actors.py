@@ -1,7 +1,5 @@
 """The objects of decoder and alerting, without Ray: an alert becomes a clip, and a removed camera takes it along."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import time

@@ -1,7 +1,5 @@
 """A camera moves from one live replica to another in the middle of a window, over real sockets and shared tiers."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Where the gateway finds the pages of processes: without Ray, with handles that answer, are late, and go."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

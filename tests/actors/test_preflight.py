@@ -1,7 +1,5 @@
 """Ports that a cluster chooses and folders that it looks at before it starts."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """What a change of the configuration restarts: the processes that read it, and no other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

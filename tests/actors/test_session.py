@@ -1,7 +1,5 @@
 """A Ray that dies under a session is noticed, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The alerts bench, small: what it expects, and one kill."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

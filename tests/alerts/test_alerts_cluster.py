@@ -1,7 +1,5 @@
 """Incidents of a whole cluster, end to end: to a webhook and the command line, with alerting killed in the middle."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """``alerts:`` in the configuration: what is refused and how, what a question overrides, what stays secret."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.alerts.health import question_rules

@@ -1,7 +1,5 @@
 """What scope and age leave of incidents: on the disk byte by byte, at the sinks, and while the disk fails."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

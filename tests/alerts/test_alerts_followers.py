@@ -1,7 +1,5 @@
 """What followers of incidents are told besides what sinks get: who sees to one, and what became of its clip."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """A disk that is really full: what is announced on it gets its end, also by another process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

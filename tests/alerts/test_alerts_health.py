@@ -1,7 +1,5 @@
 """Cameras that are offline, frozen, covered or turned away: the rules, and real pictures through the real decoder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Home Assistant's discovery against a real broker: configuration that stays, states, availability, removal."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """The Kafka sink against a broker of its protocol (kafka_broker.py) that goes away, freezes, dies and returns."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The MQTT sink against a real broker that is killed, frozen, and started again."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

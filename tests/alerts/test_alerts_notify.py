@@ -1,7 +1,5 @@
 """Messages to people, against real servers: SMTP, and HTTP that holds requests against what the services publish."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Quiet hours: by hand, across midnight, time zones and the change of clocks; what began before them is ended."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

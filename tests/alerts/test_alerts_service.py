@@ -1,7 +1,5 @@
 """Alerting as a whole, with a real receiver: from answers to posts, over restarts, full disks and dead receivers."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from dataclasses import replace

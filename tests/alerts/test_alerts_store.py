@@ -1,7 +1,5 @@
 """The outbox on disk: what survives, what is trimmed, full and hung and damaged disks, kill -9."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """Webhook and Alertmanager against real servers: signature, replies, a receiver that is killed and returns."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

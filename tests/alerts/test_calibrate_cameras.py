@@ -1,7 +1,5 @@
 """Thresholds from reviewed incidents; every best threshold here is known by how the history was made."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

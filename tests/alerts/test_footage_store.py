@@ -1,7 +1,5 @@
 """Files of snapshots and clips: atomic, capped, aged, forgotten, on a disk that is full, and after a restart."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """Incidents that a rule would have made: counted by hand, and the same as production makes of the same answers."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

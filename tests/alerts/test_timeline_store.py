@@ -1,7 +1,5 @@
 """What cameras answered and were, by the minute: through alerting, over restarts, and gone when it is to be gone."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Clips that several codec tests read, encoded once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What change is judged by follows from what the decoder gives, never from the codec's name."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 

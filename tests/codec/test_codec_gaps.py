@@ -1,7 +1,5 @@
 """Never a crash, and never a sample of a picture that was not decoded whole."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import tempfile

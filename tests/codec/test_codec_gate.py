@@ -1,7 +1,5 @@
 """From an encoder's keyframe to the static gate: what appears in the keyframe itself, and a scene that is still."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

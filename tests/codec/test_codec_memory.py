@@ -1,7 +1,5 @@
 """What decoders may hold: bounded before anything is decoded, told in a sentence, and given back."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Network sources other than RTSP against servers of this process, and what redirects and roots may not reach."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import io

@@ -3,8 +3,6 @@
 NVDEC itself cannot run here. What stands for it decodes on the CPU and fails where NVDEC would.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Privacy masks: what they cover, and that nothing behind them reaches anything that is made of the picture."""
 
-from __future__ import annotations
-
 import av
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Against a real server: GStreamer's, in a process of its own that can be killed and frozen."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 import threading

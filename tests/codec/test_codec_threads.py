@@ -1,7 +1,5 @@
 """Threads within a codec: the same pictures, a few packets later."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Slice headers against FFmpeg's own parser (its trace_headers filter) and against quantisers fixed by construction."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

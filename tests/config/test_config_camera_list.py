@@ -1,7 +1,5 @@
 """Lists of cameras to import: what each line is, or why it is none."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.config.camera_list import parse_camera_list

@@ -1,7 +1,5 @@
 """``clips:`` what does not go together is refused in a sentence."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.config import InvalidConfigError, load_config

@@ -1,7 +1,5 @@
 """``privacy_masks``: what is taken, and one sentence for what is not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

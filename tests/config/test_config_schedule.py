@@ -1,7 +1,5 @@
 """When a question is asked: days, hours and time zones against a calendar."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from zoneinfo import ZoneInfo
 

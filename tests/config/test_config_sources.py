@@ -1,7 +1,5 @@
 """Which sources a camera may have: known schemes, existing files, and files below the configured folders only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

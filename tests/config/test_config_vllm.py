@@ -1,7 +1,5 @@
 """What of ``vllm:`` contradicts other keys."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.config import load_config

@@ -1,7 +1,5 @@
 """Every model family, and cameras that prune nothing, much, and nearly everything."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from window_driver import Driver, camera_of

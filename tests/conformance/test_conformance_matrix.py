@@ -1,7 +1,5 @@
 """THE matrix: every family x refresh policy x pruning, against the reference, a full computation, and each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

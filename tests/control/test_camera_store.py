@@ -1,7 +1,5 @@
 """Cameras on disk: they outlive the cluster, and a second cluster does not touch them."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.config import CameraEntry

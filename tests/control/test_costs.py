@@ -1,7 +1,5 @@
 """Cost models: hand-computed steps, fits that find what made the data, and files that are refused by name."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

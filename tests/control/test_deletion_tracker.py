@@ -1,7 +1,5 @@
 """Removed cameras are forgotten by every replica, also by those that were down."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What cameras ask for: hand-computed work, and estimates that follow what is counted within bounds."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

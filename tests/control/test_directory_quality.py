@@ -1,7 +1,5 @@
 """A controller that knows what a window costs: admission, the ladder in the assignments, and what reaches the fleet."""
 
-from __future__ import annotations
-
 import pytest
 from scheduling_parts import LADDER, costs
 

@@ -1,7 +1,5 @@
 """The quality ladder: its file, its order against brute force, classes, and hysteresis."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

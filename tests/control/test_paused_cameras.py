@@ -1,7 +1,5 @@
 """A paused camera is nobody's work: not assigned, no load, no alert; it keeps its owner and its secrets."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.alerts.health import HealthMonitor

@@ -1,7 +1,5 @@
 """WindowPhases spread the windows of a replica over the stride, and stay with a camera that moves warm."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

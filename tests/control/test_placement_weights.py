@@ -1,7 +1,5 @@
 """Placement of keys that weigh unequally on members of unequal capacity: bounded, sticky, and quick to even out."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

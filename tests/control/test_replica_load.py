@@ -1,7 +1,5 @@
 """What a replica is taken to carry: its predicted load, corrected by reports of seconds of which each is chance."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

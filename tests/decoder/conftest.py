@@ -1,7 +1,5 @@
 """Videos that many tests use, encoded once."""
 
-from __future__ import annotations
-
 import pytest
 from footage_parts import video
 

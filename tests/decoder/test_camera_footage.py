@@ -1,7 +1,5 @@
 """What a camera in its decoder process holds for people to see: its newest picture, its newest packets, never more."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

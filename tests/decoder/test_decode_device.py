@@ -1,7 +1,5 @@
 """Where a camera is decoded, end to end: frames come whatever the GPU does, and the status says what it did."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

@@ -1,7 +1,5 @@
 """Who gives way when a decoder has no time for all its cameras, in a made process that decodes what it can."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """A real browser plays clips: as the camera sent them, with B-pictures, and encoded anew."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

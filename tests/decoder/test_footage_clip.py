@@ -1,7 +1,5 @@
 """Clips: what a player shows of them, as they were sent, encoded anew, masked, and cut off at any part."""
 
-from __future__ import annotations
-
 import io
 import struct
 from dataclasses import replace

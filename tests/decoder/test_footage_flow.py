@@ -1,7 +1,5 @@
 """From an alert to a clip that plays: decoder, alerting and gateway over real gRPC, and what goes wrong between."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

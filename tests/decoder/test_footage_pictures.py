@@ -1,7 +1,5 @@
 """Pictures on demand: the newest sample plain and with what is kept, and stills of a moment."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How far back packets must reach and what that takes: the arithmetic of docs/clips.md, and who is told."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.config import camera_settings, load_config

@@ -1,7 +1,5 @@
 """The ring of packets: what it keeps, what it gives up, and what a recording gets of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Lazy decoding in a camera's pipeline: what is sent, shown and told."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

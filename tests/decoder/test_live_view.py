@@ -1,7 +1,5 @@
 """A camera's packets as they come: unchanged, to so many viewers, and not where they show what is masked."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 

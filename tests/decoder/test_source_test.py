@@ -1,7 +1,5 @@
 """Testing a source: what it says is what FFmpeg's own tools and the clip's making say; what fails says why."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 

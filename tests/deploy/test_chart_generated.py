@@ -1,7 +1,5 @@
 """What is made from values.yaml is up to date, and the generator says what is missing."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Every preset renders, lints, and is what Kubernetes and the operators expect, to the letter."""
 
-from __future__ import annotations
-
 import json
 
 import jsonschema

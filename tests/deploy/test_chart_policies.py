@@ -1,7 +1,5 @@
 """What the chart promises about security, on what it renders."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the chart does not take: open doors, contradictions, misspelt keys. Each is said in one sentence."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

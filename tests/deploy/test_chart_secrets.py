@@ -1,7 +1,5 @@
 """An installation without values: what it makes for itself is what Sightline takes, and opens nothing."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

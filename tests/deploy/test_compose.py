@@ -1,8 +1,6 @@
 """Compose on one machine: valid by the specification's schema (of docker-compose 1.29.2, Apache-2.0), made of files
 that are there, nothing open to others, and its configurations, tokens and scrapes are right."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

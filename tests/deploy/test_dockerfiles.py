@@ -1,7 +1,5 @@
 """The container images: pinned, small, not root, made of files that are there."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The two Redis of the chart, run: they start as rendered, ask for the password, and forget or keep as they should."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The application as KubeRay deploys it: the chart's own Serve configuration on a real Ray, changed and taken away."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

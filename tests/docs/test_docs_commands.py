@@ -1,7 +1,5 @@
 """Every command that the documentation or a help text shows exists, with the options it is given."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every file, section, module, class, key and metric that the documentation names is there."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """A tiny model, and synthetic cameras for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every kernel against attention written as a loop over rows."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Other questions in mid-window: answered as if they had been asked from the start, with nothing computed anew."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.engine.native import NativeEngine

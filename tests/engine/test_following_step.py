@@ -1,7 +1,5 @@
 """Frames of the next step, which a GPU gets before the answers of the current one are waited for."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.engine.native import NativeEngine

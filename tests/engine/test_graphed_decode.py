@@ -1,7 +1,5 @@
 """Explanations under graphs: on a CPU a trace of operations stands in for the graph, and Python does not run again."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

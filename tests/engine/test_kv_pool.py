@@ -1,7 +1,5 @@
 """The pool of slots against a dictionary; keys out of it as they came in."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Places of remembered frames: by hand, by brute force, and against cameras that pause for as long as is left."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine's contract: counts, timing, refusals, bounded memory, explanations, failures."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

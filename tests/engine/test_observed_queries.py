@@ -1,7 +1,5 @@
 """What a memory is shown of the standing questions, against the model's own query projections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

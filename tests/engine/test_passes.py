@@ -1,7 +1,5 @@
 """Windows cut into passes: bounded, and the same as in one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The layout of windows, as properties."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

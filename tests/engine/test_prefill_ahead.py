@@ -1,7 +1,5 @@
 """What is computed of a window before it ends; the conformance matrix has that results are the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

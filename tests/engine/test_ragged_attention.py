@@ -1,7 +1,5 @@
 """One layer's attention over a pool: what it writes, and what rows see."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What policies are told, against bookkeeping by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What each policy chooses, at its natural amount and at matched budgets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The simulated engine counts what the native engine counts, and takes the time that it is told."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

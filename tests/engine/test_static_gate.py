@@ -1,7 +1,5 @@
 """When answers stand, and when they must not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A stream's state on the wire."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct

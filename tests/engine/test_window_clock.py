@@ -1,7 +1,5 @@
 """Which windows close when, and what they hold."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """One question to many cameras: through the gateway's gRPC, its HTTP and the command line; bounded, ranked, stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

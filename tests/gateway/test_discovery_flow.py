@@ -1,7 +1,5 @@
 """A search of a network through the gateway, its guard and audit log, to a decoder, over real gRPC."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from ipaddress import IPv4Network

@@ -1,7 +1,5 @@
 """``Incidents``: the service over the wire, through the gateway's proxy, and who may see and do what."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 

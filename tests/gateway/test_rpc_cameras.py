@@ -1,7 +1,5 @@
 """The Cameras service and the CLI's client, over loopback: answers, and errors as the sentences a user sees."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """The gateway's door: every call times every role, in scope and out of it; the audit log; rates."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """The gateway actor's own ports, without Ray: questions over gRPC and HTTP reach the replica that owns the camera."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Questions through a gateway to the replica that owns the camera: passed on whole, refusals with their words."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """Answers: the hub's bounded queues, Watch, and the gateway's merger."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A Kubernetes API server without Kubernetes."""
 
-from __future__ import annotations
-
 import pytest
 from kube_server import KubeServer
 

@@ -1,7 +1,5 @@
 """Files of cameras, and what has to change so that a cluster is like them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

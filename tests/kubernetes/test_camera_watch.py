@@ -1,7 +1,5 @@
 """The API client and the copy that follows it, against a server that speaks the protocol and breaks it."""
 
-from __future__ import annotations
-
 import threading
 import time
 

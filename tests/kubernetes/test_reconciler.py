@@ -1,7 +1,5 @@
 """From Camera resources to cameras and back: what is asked for is done, what cannot be done is said."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The actor's own life without Ray: it starts, follows, and stops; the controller behind it is the real table."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """What the reconciler shows of itself, against a server that breaks: states, passes, changes, watches and ages."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """Numbers of pods: KubeRay takes over no changed number of a RayService; a hook of the chart sets them."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Simulated against measured: reading a load test's JSON, and a comparison whose truth is known."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

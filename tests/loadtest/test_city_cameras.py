@@ -1,7 +1,5 @@
 """When simulated cameras' windows end, which of them the gate holds, and what wakes them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A city's cameras as data: shares, days, geometry, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from cluster.errors import ConfigError

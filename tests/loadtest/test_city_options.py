@@ -1,7 +1,5 @@
 """What the command line says of a city, and what it answers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """One simulated replica against closed forms of queueing theory and cases worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

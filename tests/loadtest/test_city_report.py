@@ -1,7 +1,5 @@
 """What a simulated city tells people: when things happened, and which part of the time counts."""
 
-from __future__ import annotations
-
 from cluster.control.costs import CostModel
 from loadtest.city.city import simulate
 from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix

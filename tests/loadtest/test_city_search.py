@@ -1,7 +1,5 @@
 """Searching for the fewest replicas or the most cameras, and what a study makes of a question."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Counting a simulated city's windows: histograms, rows, and that nothing is settled twice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Events on a simulated city's timeline: how they are written and on whom they fall."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

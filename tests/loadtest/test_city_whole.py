@@ -1,7 +1,5 @@
 """Whole simulated cities: nothing goes missing, the same seed gives the same city, and cases worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

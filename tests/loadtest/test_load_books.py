@@ -1,7 +1,5 @@
 """Hand-computed books, and that nothing can be missing without being found."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``sightline loadtest`` says without a cluster."""
 
-from __future__ import annotations
-
 import pytest
 
 from actors.cli import main

@@ -1,7 +1,5 @@
 """A load test of a whole cluster, as an operator runs it: a few cameras, real processes, one of them killed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

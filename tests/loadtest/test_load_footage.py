@@ -1,7 +1,5 @@
 """Footage that any decoder takes: GOPs that stand alone, from made scenes and from files; and profiles as data."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import av

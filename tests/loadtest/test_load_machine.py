@@ -1,7 +1,5 @@
 """What the generator sees of its machine and of a metrics page; it is never early, and knows when it is late."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The report: figures, verdicts in words, a page that stands alone, and what the simulator is told."""
 
-from __future__ import annotations
-
 import html.parser
 import json
 import math

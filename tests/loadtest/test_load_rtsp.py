@@ -1,7 +1,5 @@
 """Simulated RTSP cameras, played by the cluster's own RTSP source."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """What cameras send and when: determinism, phases, mixes, losses, and that packets make a stream."""
 
-from __future__ import annotations
-
 from itertools import islice, pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The search against clusters whose limit is known."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

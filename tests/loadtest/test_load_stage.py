@@ -1,7 +1,5 @@
 """The whole generator against a toy cluster: real sockets, and every fate that a window can have."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import signal

@@ -1,8 +1,6 @@
 """Memories while their tiers fail: windows go on as without a memory, questions are answered from what is in reach, and
 what comes back comes back without a restart."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Compressors against hand-computed cases, brute force, and what must hold for every one of them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Compressors that rank by attention: hand-computed cases, brute force, and what they do without queries."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """InfiniPot-V as published: the compressor against the rule in numpy, and where pruned frames make a difference."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

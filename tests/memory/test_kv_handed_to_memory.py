@@ -1,7 +1,5 @@
 """What leaves a window is what was in it, once, in order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from packed_rotary import rotate

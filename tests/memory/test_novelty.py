@@ -1,7 +1,5 @@
 """Novelty against brute force, and what it keeps of an object that came, stayed and went."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compression by observed queries when the heads of a memory do not hold the same number of tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from cluster.memory.eviction import compress

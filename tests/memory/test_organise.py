@@ -1,7 +1,5 @@
 """Clusters against a plain reading of the papers, token by token."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from grouped_tokens import Everything, tokens

@@ -1,7 +1,5 @@
 """Mosaic's clusters by hand: who joins, what is split, and what is put off."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

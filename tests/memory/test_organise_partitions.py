@@ -1,7 +1,5 @@
 """Visual partitions by hand, bounded, and restored."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import assume, given

@@ -1,7 +1,5 @@
 """The table of clusters by hand, and what it refuses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """ReKV's choice of frames against its published rule, written out in numpy over the raw keys."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

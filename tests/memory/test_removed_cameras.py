@@ -1,7 +1,5 @@
 """A replica carries out the controller's orders to forget removed cameras, in every tier, also one that is down."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 

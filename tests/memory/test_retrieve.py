@@ -1,7 +1,5 @@
 """Retrievers against brute force and by hand."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

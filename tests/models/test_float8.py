@@ -1,7 +1,5 @@
 """Linear layers in float8: rounding by hand, what stays as it was, and what a window then says."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

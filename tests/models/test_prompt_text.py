@@ -1,7 +1,5 @@
 """What somebody asks is text: no word of it is read as a special token, and ordinary words read as ever."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

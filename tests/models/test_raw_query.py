@@ -1,7 +1,5 @@
 """Queries that a layer would compute, against those that it computes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

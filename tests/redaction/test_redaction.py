@@ -1,7 +1,5 @@
 """Sources show themselves without their secrets, and texts that quote them are freed of those."""
 
-from __future__ import annotations
-
 import base64
 import pickle
 import socket

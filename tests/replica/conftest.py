@@ -1,7 +1,5 @@
 """A real engine on the smallest model."""
 
-from __future__ import annotations
-
 import pytest
 from worker_parts import HeldEngine
 

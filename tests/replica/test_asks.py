@@ -1,7 +1,5 @@
 """Free questions beside the windows: order, share of the time, limit, deadlines, and every way to end early."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 
 import pytest

@@ -1,7 +1,5 @@
 """The secret over what cameras remember: where it comes from, and that a tier of the cluster keeps to it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

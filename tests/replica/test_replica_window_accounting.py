@@ -1,7 +1,5 @@
 """Strides without video: counted once, whatever the camera's clock, its network or its decoder did."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Conversations: bounded in number, in turns and in time, one question after the other."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Decoder -> replica over loopback: order, credit, slow replicas, broken connections, refusals."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from contextlib import AsyncExitStack, suppress

@@ -1,7 +1,5 @@
 """A camera that moves between two live replicas: nothing is dropped, whatever the old one does."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The Memory service against a scripted replica: answers, follow-ups, refusals with their sentences, cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 
 import grpc

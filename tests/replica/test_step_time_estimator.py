@@ -1,7 +1,5 @@
 """How long a window will make a step: by tokens, by costs, and corrected by what steps took."""
 
-from __future__ import annotations
-
 import pytest
 from scheduling_parts import costs
 

@@ -1,7 +1,5 @@
 """The window queue against a list-based model: bounded, newest wins, nothing lost without being counted."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The engine thread: order, batches, drops, patience, failures and health, with the real engine."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """An engine that is not there for a while: its windows wait, and after some steps the replica counts as broken."""
 
-from __future__ import annotations
-
 import threading
 import time
 

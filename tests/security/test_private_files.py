@@ -1,7 +1,5 @@
 """Files for their owner alone, whatever the umask, and the lock on a folder."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

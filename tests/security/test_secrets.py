@@ -1,7 +1,5 @@
 """Passwords of cameras and tokens appear in no log line, reason, status or error, whatever goes wrong."""
 
-from __future__ import annotations
-
 import logging
 import time
 from urllib.parse import quote

@@ -1,7 +1,5 @@
 """Tokens, roles, scopes, rates and the audit log."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Makers of answers, incidents and camera states."""
 
-from __future__ import annotations
-
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace

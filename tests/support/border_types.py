@@ -1,7 +1,5 @@
 """Small makers of border types."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

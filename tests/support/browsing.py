@@ -1,7 +1,5 @@
 """What tests do with a page of the console."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The controller's cameras without Ray: the table and the directory that it really has."""
 
-from __future__ import annotations
-
 import asyncio
 
 from cluster.config import load_config

@@ -1,7 +1,5 @@
 """One camera as a decoder process runs it, fed packet by packet, and a replica that keeps what it is told."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Certificates made on the spot."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Renders the chart with Helm, and validates what comes out as strictly as an API server and more."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """Configuration, an answer collector and waiting, for tests against a running cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import threading

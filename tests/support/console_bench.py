@@ -6,8 +6,6 @@ changes again and again: its heap and its document are measured after collecting
 is compared with what the gateway says.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

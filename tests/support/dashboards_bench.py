@@ -5,8 +5,6 @@ one, and a Prometheus that scrapes the gateway's page and Ray's. After a while e
 Prometheus' HTTP API. A panel is dead when one of its expressions gives nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

@@ -5,8 +5,6 @@ probing of the container to its patches: this file, run as a script, plays a sma
 stream's own, and prints what the process grew by at most, what it kept, and what the camera says.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

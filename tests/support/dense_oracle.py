@@ -4,8 +4,6 @@ Shares with the engine only the model itself. KV is kept per frame in dictionari
 that are not computed are replaced, explicitly, by those kept from earlier windows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction

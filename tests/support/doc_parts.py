@@ -1,7 +1,5 @@
 """The documentation as its tests read it: blocks of code, code in the text, links, headings."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

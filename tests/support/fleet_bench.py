@@ -5,8 +5,6 @@ cameras are synthetic and their memories real. ``live``: a camera encoded in rea
 taken, through the decoder's packet ring, remuxer and gateway HTTP, read back from the frames that Chromium shows.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

@@ -1,7 +1,5 @@
 """Small real videos as packets, a way to read a clip again, and a site of decoder, alerting and gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """A replica that keeps what it is told, served, and a decoder's sender to it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Made-up pictures and clips behind the Recorder and Pictures services."""
 
-from __future__ import annotations
-
 import functools
 import io
 

@@ -4,8 +4,6 @@ Every attack runs against its own process with production's servers and limits. 
 probes over HTTP and gRPC, and an authenticated client lists the cameras over both.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

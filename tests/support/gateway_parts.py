@@ -3,8 +3,6 @@
 ``python tests/support/gateway_parts.py --port 8080`` serves until Ctrl-C; ``--tokens`` prints a token for each role.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """Tokens for organisers, and all that was given to one of them beside it, to compute its statistics anew."""
 
-from __future__ import annotations
-
 import torch
 
 from cluster.memory.organise import NewTokens, Organiser

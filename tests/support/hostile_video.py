@@ -1,7 +1,5 @@
 """H.264 written by hand: what no encoder would send, from cameras or senders that mean harm."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 _START = b"\x00\x00\x00\x01"

@@ -1,7 +1,5 @@
 """Every route of the gateway's HTTP times every role and scope, whichever way callers say who they are."""
 
-from __future__ import annotations
-
 import aiohttp
 from gateway_parts import make_answer
 from http_parts import Client

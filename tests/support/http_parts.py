@@ -1,7 +1,5 @@
 """A client that holds every JSON reply against the OpenAPI document, and small applications to serve."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """A decoder and a gateway as servers on loopback, and a bare client that can misbehave."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -4,8 +4,6 @@ It obeys ``down`` and ``up`` on its standard input: connections are cut and refu
 protocol as Kafka's most used client library sees it, and no more: no replication, no disk, no access control.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from pathlib import Path

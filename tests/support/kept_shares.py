@@ -3,8 +3,6 @@
 python tests/support/kept_shares.py [VIDEO ...]
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A Kubernetes API server as far as Camera resources and Secrets go: list in pages, watch, bookmarks, status, TLS and a
 bearer token; and trouble on demand: expired versions, lines cut in the middle, conflicts, slowness, refusals."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

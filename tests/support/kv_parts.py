@@ -1,7 +1,5 @@
 """A tier in plain memory that can be made to stall, and nodes that serve it, in this process or in one to kill."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A scripted replica behind the Memory service, and servers around it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

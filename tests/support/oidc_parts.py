@@ -1,7 +1,5 @@
 """A real OpenID provider (npm's ``oidc-provider``) on this machine, and people who sign in there."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Patches of grids that show the middle of a picture twice."""
 
-from __future__ import annotations
-
 import torch
 
 from cluster.types import PatchGrid

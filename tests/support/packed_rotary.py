@@ -1,7 +1,5 @@
 """Rotary position embedding applied to packed tokens, half-split layout (Su et al. 2021, as in Llama and Qwen)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

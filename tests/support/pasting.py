@@ -1,7 +1,5 @@
 """Patches back into the picture they were cut from."""
 
-from __future__ import annotations
-
 from cluster.types import FrameSample, UInt8Array
 from cluster.vision.pruners.cells import any_in_group
 

@@ -1,7 +1,5 @@
 """A reconciler that runs against a Kubernetes API server without Kubernetes, and waiting for what it does."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

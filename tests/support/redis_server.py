@@ -1,7 +1,5 @@
 """A Redis server of a test's own, which can be killed, stopped, filled and started again."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import socket

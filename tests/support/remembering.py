@@ -1,7 +1,5 @@
 """An engine that remembers over host memory and Redis, beside one that does not, and a camera that both see."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

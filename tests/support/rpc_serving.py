@@ -1,7 +1,5 @@
 """Servicers behind a real server on loopback, for as long as a block lasts."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from cluster.wire.channel import EventLoopThread

@@ -1,7 +1,5 @@
 """Costs, demands and a fleet with numbers that can be checked by hand."""
 
-from __future__ import annotations
-
 from cluster.control.costs import CostModel
 from cluster.control.demand import Demand
 from cluster.control.fleet import Fleet

@@ -1,7 +1,5 @@
 """A gateway without Ray whose door is guarded."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path

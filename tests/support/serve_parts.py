@@ -1,7 +1,5 @@
 """A Ray cluster of two nodes, and what KubeRay does with a Serve configuration: for tests of the application."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -4,8 +4,6 @@ Each source has two random words in its secret. An output shows the secret when 
 hexadecimal, or in Base64 at any offset, which also finds every percent-encoding.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

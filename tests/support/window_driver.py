@@ -1,7 +1,5 @@
 """An engine driven over windows of a synthetic camera, remembering what it computed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Frames and specifications for the engine thread, and an engine that can be held up or broken on purpose."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

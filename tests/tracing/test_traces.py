@@ -1,7 +1,5 @@
 """A trace through the real parts of three processes, over real sockets, to a real collector: packet to alert."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

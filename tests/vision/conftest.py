@@ -1,7 +1,5 @@
 """Builders of sampled frames, and the demo clips with the samples the codec processor makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

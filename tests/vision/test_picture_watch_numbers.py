@@ -1,7 +1,5 @@
 """The picture watch's own mean, deviation and median against numpy's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

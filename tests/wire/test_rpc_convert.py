@@ -1,7 +1,5 @@
 """Every border type comes back from the wire as it went; what is malformed is refused with one sentence."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

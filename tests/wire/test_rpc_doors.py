@@ -1,7 +1,5 @@
 """What strangers can hold of a gRPC server: calls that nobody finishes, watches, connections, messages of any size."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -1,7 +1,5 @@
 """The edge agent's buffer: bounded, whole GOPs, newest wins, nothing lost uncounted."""
 
-from __future__ import annotations
-
 import threading
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Push over loopback, to a decoder and through a gateway: order, credit, resume, and every kind of bad input."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """Bytes that are no message get a sentence, in every kind of call, and nothing is logged as a failure."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import asynccontextmanager
 

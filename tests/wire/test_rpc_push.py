@@ -1,7 +1,5 @@
 """The push agent against real servers that come, go, refuse and stall."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The gateway between an agent and decoders that die: kill -9 in the middle of a push, replacement, deadlines."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """How often a pusher is told what was taken over: seldom while nothing hangs on it, at once when it needs credit."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Every server of ours: health, reflection, ports, limits, a stop that keeps its deadline."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """The committed stubs are what the .proto files generate."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from importlib.metadata import version

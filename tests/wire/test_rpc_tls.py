@@ -1,7 +1,5 @@
 """TLS of the gateway's ports: strangers' certificates, clients' certificates, renewal while it runs."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import ssl

@@ -1,7 +1,5 @@
 """TLS between the processes of a cluster: only they get in, and certificates that expire are replaced as they run."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Incidents confirmed and rejected on the command line, and the thresholds that are proposed from them."""
 
-from __future__ import annotations
-
 import json
 
 from gateway_parts import make_answer, served_in_thread

@@ -1,7 +1,5 @@
 """Cameras as files, and changes while they run, as an operator types it; the controller's table, no Ray."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Adding cameras to a full cluster, and draining a replica, as an operator types it; the controller's rules, no Ray."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """What ``sightline incidents follow`` prints of an event: what is new with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What an edge box installs: the command line and the agent, with no package of the extra ``cluster`` to be had."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``sightline tokens``: secrets come out once, files hold none, mistakes are one line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The front end on a fake GPU: no operation mixes devices, launches do not follow cameras, and what the host reads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

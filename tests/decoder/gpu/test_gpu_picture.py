@@ -1,7 +1,5 @@
 """Scaling, colours and change on a GPU's code, run on the CPU, against libswscale and numpy."""
 
-from __future__ import annotations
-
 import av
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Batched replenishment decides as the pruner of a decoder on the CPU does, camera by camera."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Engines over tiny models, one vLLM of each family for all tests, one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any

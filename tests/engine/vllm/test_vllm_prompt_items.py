@@ -1,7 +1,5 @@
 """Prompts of items in any order: what is sent, what is refused, and where every token stands."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """vLLM's engine core dies, hangs, or does not start: one clear error, no hang, and windows that can be asked again."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

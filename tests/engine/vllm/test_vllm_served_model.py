@@ -1,7 +1,5 @@
 """What vLLM is given to serve: the same function with wider heads, and arguments that are checked before it starts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Windows on two vLLM engines over one node and one Redis: moved, gone on with after a death, forgotten; tiers fail."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What outlives a process of its windows: manifests there and back, in order, cancelled, refused and cleared."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

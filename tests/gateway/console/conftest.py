@@ -1,7 +1,5 @@
 """A browser for all tests of the console, and the gateway with a made-up city that its pages are served from."""
 
-from __future__ import annotations
-
 import pytest
 from browsing import PATIENCE_MS, Wall
 from console_bench import browser as open_browser

@@ -1,7 +1,5 @@
 """The ask box in a real browser, and the pages of one camera and of the fleet."""
 
-from __future__ import annotations
-
 import pytest
 from browsing import change, running, say_no, until
 from playwright.sync_api import expect

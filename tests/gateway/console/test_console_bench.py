@@ -1,7 +1,5 @@
 """The console's bench, on a small wall: figures and what they are made of."""
 
-from __future__ import annotations
-
 import console_bench as console
 import pytest
 

@@ -1,7 +1,5 @@
 """Incidents in a real browser: they appear by themselves, with picture and clip, and are seen to by who may."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

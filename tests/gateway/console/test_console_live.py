@@ -1,7 +1,5 @@
 """What keeps a page current: a gateway that restarts, a connection that dies, a browser that slept."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """How it looks and who can use it: phones, dark and light, axe's rules, no motion, nothing inline."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Signing in at a provider, in a browser: by keyboard, there and back."""
 
-from __future__ import annotations
-
 from axe_playwright_python.sync_playwright import Axe
 from gateway_parts import served_in_thread
 from oidc_parts import free_port, provider

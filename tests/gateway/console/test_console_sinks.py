@@ -1,7 +1,5 @@
 """The fleet page tries a sink, and says what came of it."""
 
-from __future__ import annotations
-
 from gateway_parts import served_in_thread
 from playwright.sync_api import expect
 from sink_parts import free_port

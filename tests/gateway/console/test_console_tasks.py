@@ -1,7 +1,5 @@
 """What people do in the console, on a real cluster that begins with no camera: by pointer, by touch, by keyboard."""
 
-from __future__ import annotations
-
 import console_tasks
 import pytest
 

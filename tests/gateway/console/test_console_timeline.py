@@ -1,7 +1,5 @@
 """A day of one camera in a real browser: by pointer, by keyboard, and as a table."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

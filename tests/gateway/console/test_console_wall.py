@@ -1,7 +1,5 @@
 """The wall of cameras in a real browser: states, live changes, finding cameras, and what it costs the browser."""
 
-from __future__ import annotations
-
 import re
 
 from browsing import change, running, say_yes, until

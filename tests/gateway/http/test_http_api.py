@@ -1,7 +1,5 @@
 """Cameras, replicas, the fleet and incidents over HTTP; every reply is held against the OpenAPI document."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Every route times every role and scope; sessions; pages that are not ours; the audit log and the rate."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Live events: what comes when, for whom, and what a browser that does not read costs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What the images' HEALTHCHECK runs: a process of its own, against a gateway's HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Incidents over HTTP, live: who sees to one, what became of its clip, and what is told to those it is not for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Questions over HTTP as a client sees them: answers line by line, every status, and room beside them."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """Signing in at a real OpenID provider: the matrix, sessions, and everything that can be wrong with a token."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """OpenAI's own client asks a camera; what a camera cannot do is said in words that the client understands."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from itertools import pairwise

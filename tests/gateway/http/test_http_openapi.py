@@ -1,7 +1,5 @@
 """The OpenAPI document is one, knows every route, and the page made of it is the one that is here."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The console's files: fresh, small, and nothing from outside their folder."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 

@@ -1,7 +1,5 @@
 """Pictures and clips over HTTP: newest pictures by their tag, and clips in ranges as players ask for them."""
 
-from __future__ import annotations
-
 import contextlib
 
 import aiohttp

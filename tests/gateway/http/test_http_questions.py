@@ -1,7 +1,5 @@
 """Replays and rehearsed rules over HTTP, as a client sees them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from itertools import pairwise

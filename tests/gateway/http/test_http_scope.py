@@ -1,7 +1,5 @@
 """A token for one camera: nothing of another is in any reply, over gRPC or HTTP, whatever is asked."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

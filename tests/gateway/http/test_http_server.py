@@ -1,7 +1,5 @@
 """The port itself: slow and silent clients, too many of them, taken ports, and metrics that hold up nobody."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

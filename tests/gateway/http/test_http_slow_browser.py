@@ -1,7 +1,5 @@
 """A browser that does not read its events, with a real socket: what it is told afterwards, and when it is cut off."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

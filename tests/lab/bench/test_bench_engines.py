@@ -1,7 +1,5 @@
 """The engines bench end to end on a tiny model: who answers which windows, and what is counted."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from importlib.metadata import distributions

@@ -1,7 +1,5 @@
 """The bench of questions to all cameras, small: every camera answers, and its figures are times."""
 
-from __future__ import annotations
-
 import argparse
 
 import fleet_bench

@@ -1,7 +1,5 @@
 """One attack on a real gateway process; an attack that fails by itself is an error, not a pass."""
 
-from __future__ import annotations
-
 import gateway_attacks
 import pytest
 

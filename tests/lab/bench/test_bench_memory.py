@@ -1,7 +1,5 @@
 """The parts of the memory bench on short clips: what they count, not how fast it is."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the prefetch bench counts, and the picture it draws; how well it does is the bench's to say."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 
 import pytest

@@ -1,7 +1,5 @@
 """The measurement of deferred splits, on frames whose figures are known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The scheduler's and the cost bench on small fleets: figures in bounds, every window accounted for."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The streams bench at its smallest: real processes, costs of every part, nothing lost, no process left behind."""
 
-from __future__ import annotations
-
 import argparse
 
 import psutil

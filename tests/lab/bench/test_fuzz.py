@@ -1,7 +1,5 @@
 """A small part of ``sightline bench fuzz``, and whether it would notice."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

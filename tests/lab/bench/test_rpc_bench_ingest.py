@@ -1,7 +1,5 @@
 """The ingest bench at its smallest: real processes, every packet accounted for, no process left behind."""
 
-from __future__ import annotations
-
 import argparse
 
 import psutil

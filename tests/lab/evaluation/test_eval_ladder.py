@@ -1,7 +1,5 @@
 """Ladders from results of evaluations: what was measured is taken, what was not is marked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A tiny model in training, and sequences cut from real scenes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The model that is shipped was trained, on this architecture, with this tokenizer, to answer these questions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training on encoded clips: through the live front end, kept on disk, the test split refused."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

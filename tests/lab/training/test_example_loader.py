@@ -1,7 +1,5 @@
 """Examples from other processes come in order, and errors come with them."""
 
-from __future__ import annotations
-
 import multiprocessing
 
 import numpy as np

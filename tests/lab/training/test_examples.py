@@ -1,7 +1,5 @@
 """What training is shown: reproducible, balanced enough, and true."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

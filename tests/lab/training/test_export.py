@@ -1,7 +1,5 @@
 """What is exported loads like any checkpoint, and answers as it did in training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

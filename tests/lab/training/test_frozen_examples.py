@@ -1,7 +1,5 @@
 """Examples shown again, and examples seen by a frozen tower."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

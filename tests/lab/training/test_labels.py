@@ -1,7 +1,5 @@
 """Dense labels, worked out by hand on a small grid."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A training sequence is the engine's window: same rows, same positions, same logits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

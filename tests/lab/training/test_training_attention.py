@@ -1,7 +1,5 @@
 """The attention of a training forward against dense attention; the tower in training against the served one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Steps, resuming, and what is left when a run is interrupted."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

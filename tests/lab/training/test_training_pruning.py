@@ -1,7 +1,5 @@
 """Masks of training sequences: by brute force over the pixels, and as the live sampler cuts them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The other node dead, killed, stalled or full: RETRY in time, nothing more while it is so, and back without help."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

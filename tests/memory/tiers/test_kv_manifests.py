@@ -1,8 +1,6 @@
 """Manifests go to a node in pieces and come back whole, whatever their length; what is cut, forged or too long replaces
 nothing. Caps of a camera hold in the node itself."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

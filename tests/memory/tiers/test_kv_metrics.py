@@ -1,7 +1,5 @@
 """What a node's tier shows of itself is what its callers saw: calls, blocks, bytes; and the page it is on."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import urllib.request

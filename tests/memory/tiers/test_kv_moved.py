@@ -1,7 +1,5 @@
 """A node that died comes back at another port, empty: it is looked up, met as another instance, and filled again."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Blocks go to another node and come back the same; what cannot be had is a miss or a retry, never a wrong block."""
 
-from __future__ import annotations
-
 import threading
 
 import grpc

@@ -1,7 +1,5 @@
 """An arena: what it holds, what it gives up for what, and that its caps are real."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

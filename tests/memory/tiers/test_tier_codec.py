@@ -1,7 +1,5 @@
 """Bytes that are a block, and every other kind of bytes."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import struct

@@ -1,7 +1,5 @@
 """Every KV tier of the registry, opened as a replica opens it, keeps the same promises."""
 
-from __future__ import annotations
-
 import pytest
 from kv_parts import block, key, same
 

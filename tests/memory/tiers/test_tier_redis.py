@@ -1,7 +1,5 @@
 """A tier in a real Redis server: what it holds, and that its bookkeeping is true."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A Redis server that is down, slow, full, forgetful or not ours: what each does to the tier, and how it comes back."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Tiers above each other: nothing wrong comes out, whatever is full, down, or dropped meanwhile."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Runs the cases, watches the process they are done to, and says which of them it did not take well."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """HTTP: the routes of the gateway with values that trip, and requests that are no HTTP at all, by raw sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

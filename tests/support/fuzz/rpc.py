@@ -1,7 +1,5 @@
 """gRPC: every method of both servers, with messages that are valid, damaged, or no messages at all."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

@@ -2,8 +2,6 @@
 without a model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
