@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import functools
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ PAGE = 500
 MAX_LINE = 8 * 2**20
 """Longest event; a server stores objects of 1.5 MiB at most."""
 
+RAY_CLUSTERS = "rayclusters.ray.io"
 WATCH_S = 300
 """Seconds after which the server ends a watch, and it is opened again."""
 
@@ -89,9 +89,9 @@ class KubernetesApi:
             UnavailableError: the server does not answer, denies access, or does not know the resource.
         """
         found: list[CameraResource] = []
-        page: dict[str, Any] = {"limit": PAGE, "_request_timeout": self._timeouts}
+        page: dict[str, Any] = {"limit": PAGE}
         while True:
-            answer = self._call(functools.partial(self._objects.list_namespaced_custom_object, **self._where, **page))
+            answer = self._call(self._objects.list_namespaced_custom_object, **self._where, **page)
             try:
                 found += [CameraResource.of(each) for each in answer["items"]]
                 metadata = answer["metadata"]
@@ -111,15 +111,14 @@ class KubernetesApi:
             UnavailableError: as :meth:`list`; the connection broke, or an event is invalid.
         """
         response = self._call(
-            lambda: self._objects.list_namespaced_custom_object(
-                **self._where,
-                watch=True,
-                allow_watch_bookmarks=True,
-                resource_version=version,
-                timeout_seconds=WATCH_S,
-                _request_timeout=self._watch_timeouts,
-                _preload_content=False,
-            )
+            self._objects.list_namespaced_custom_object,
+            **self._where,
+            watch=True,
+            allow_watch_bookmarks=True,
+            resource_version=version,
+            timeout_seconds=WATCH_S,
+            _request_timeout=self._watch_timeouts,
+            _preload_content=False,
         )
         with self._lock:
             if self._closed:
@@ -141,14 +140,7 @@ class KubernetesApi:
             UnknownCameraError: there is none.
             UnavailableError: as :meth:`list`.
         """
-        return _resource(
-            self._call(
-                lambda: self._objects.get_namespaced_custom_object(
-                    **self._where, name=name, _request_timeout=self._timeouts
-                ),
-                missing=name,
-            )
-        )
+        return _resource(self._call(self._objects.get_namespaced_custom_object, missing=name, **self._where, name=name))
 
     def write_status(self, resource: CameraResource, status: Mapping[str, Any]) -> CameraResource:
         """Write a resource's status; returns the new resource.
@@ -159,14 +151,8 @@ class KubernetesApi:
             UnavailableError: as :meth:`list`.
         """
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **resource.body, "status": dict(status)}
-        return _resource(
-            self._call(
-                lambda: self._objects.replace_namespaced_custom_object_status(
-                    **self._where, name=resource.name, body=body, _request_timeout=self._timeouts
-                ),
-                missing=resource.name,
-            )
-        )
+        write = self._objects.replace_namespaced_custom_object_status
+        return _resource(self._call(write, missing=resource.name, **self._where, name=resource.name, body=body))
 
     def secret(self, name: str) -> dict[str, str]:
         """The values of a Secret of the namespace, by key; those that are not text are left out.
@@ -177,12 +163,9 @@ class KubernetesApi:
         """
         from kubernetes.client.exceptions import ApiException
 
-        def read() -> Any:
+        def read(**options: Any) -> Any:
             try:
-                response = self._core.read_namespaced_secret(
-                    name, self.namespace, _request_timeout=self._timeouts, _preload_content=False
-                )
-                return json.loads(response.data)
+                return json.loads(self._core.read_namespaced_secret(name, self.namespace, **options).data)
             except ApiException as error:
                 if error.status == 404:
                     raise ConfigError(f"there is no Secret {name!r} in namespace {self.namespace!r}") from None
@@ -192,7 +175,7 @@ class KubernetesApi:
                     ) from None
                 raise
 
-        answer = self._call(read)
+        answer = self._call(read, _preload_content=False)
         data = answer.get("data") if isinstance(answer, Mapping) else None
         found = {}
         for key, value in (data or {}).items():
@@ -206,13 +189,9 @@ class KubernetesApi:
         """Names of the RayClusters that KubeRay has made for a RayService. Raises ``UnavailableError``, as
         :meth:`list`."""
         where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayclusters"}
-        listing = functools.partial(
-            self._objects.list_namespaced_custom_object,
-            **where,
-            label_selector=f"ray.io/originated-from-cr-name={service}",
-            _request_timeout=self._timeouts,
-        )
-        return [str(each["metadata"]["name"]) for each in self._call(listing, what="rayclusters.ray.io")["items"]]
+        made = f"ray.io/originated-from-cr-name={service}"
+        found = self._call(self._objects.list_namespaced_custom_object, what=RAY_CLUSTERS, **where, label_selector=made)
+        return [str(each["metadata"]["name"]) for each in found["items"]]
 
     def scale_worker_groups(self, cluster: str, pods: Mapping[str, int]) -> Sequence[str]:
         """Set the numbers of pods of a RayCluster's worker groups; returns the names of those that had another.
@@ -222,10 +201,7 @@ class KubernetesApi:
             UnavailableError: as :meth:`list`, or there is no such RayCluster.
         """
         where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayclusters", "name": cluster}
-        found = self._call(
-            functools.partial(self._objects.get_namespaced_custom_object, **where, _request_timeout=self._timeouts),
-            what="rayclusters.ray.io",
-        )
+        found = self._call(self._objects.get_namespaced_custom_object, what=RAY_CLUSTERS, **where)
         changes: list[dict[str, Any]] = []
         names = []
         for index, group in enumerate(found["spec"].get("workerGroupSpecs", [])):
@@ -238,14 +214,8 @@ class KubernetesApi:
             # ``add`` also replaces.
             changes += [{"op": "add", "path": f"{path}/{key}", "value": count} for key in _COUNTS]
         if changes:
-            patch = functools.partial(
-                self._objects.patch_namespaced_custom_object,
-                **where,
-                body=changes,
-                _content_type="application/json-patch+json",
-                _request_timeout=self._timeouts,
-            )
-            self._call(patch, what="rayclusters.ray.io")
+            patch, kind = self._objects.patch_namespaced_custom_object, "application/json-patch+json"
+            self._call(patch, what=RAY_CLUSTERS, **where, body=changes, _content_type=kind)
         return names
 
     def _lines(self, response: Any) -> Iterator[bytes]:
@@ -266,12 +236,12 @@ class KubernetesApi:
             if not self._closed:
                 raise UnavailableError(f"the watch of the Kubernetes API server broke: {_short(error)}") from None
 
-    def _call(self, call: Callable[[], T], *, missing: str = "", what: str = "") -> T:
+    def _call(self, method: Callable[..., T], *, missing: str = "", what: str = "", **arguments: Any) -> T:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
         try:
-            return call()
+            return method(**{"_request_timeout": self._timeouts, **arguments})
         except ApiException as error:
             if what:
                 raise _refusal(error, what) from None

@@ -28,9 +28,10 @@ from cluster.errors import (
     UnavailableError,
     UnknownCameraError,
 )
-from cluster.kubernetes.api import ChangedError
+from cluster.kubernetes.api import ChangedError, KubernetesApi
 from cluster.kubernetes.keys import in_resource_words
 from cluster.kubernetes.resource import ACCEPTED, CameraResource, Outcome, status_of, worth_writing
+from cluster.kubernetes.watch import CameraWatch
 from cluster.types import CameraStatus
 
 log = logging.getLogger(__name__)
@@ -71,24 +72,6 @@ class CameraCluster(Protocol):
         ...
 
 
-class Resources(Protocol):
-    """Known resources: :class:`~cluster.kubernetes.watch.CameraWatch`."""
-
-    def snapshot(self) -> Mapping[str, CameraResource] | None: ...
-
-    def record_write(self, before: CameraResource, after: CameraResource) -> None: ...
-
-
-class Api(Protocol):
-    """See :class:`~cluster.kubernetes.api.KubernetesApi`."""
-
-    def secret(self, name: str) -> Mapping[str, str]: ...
-
-    def get(self, name: str) -> CameraResource: ...
-
-    def write_status(self, resource: CameraResource, status: Mapping[str, Any]) -> CameraResource: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Done:
     """Outcome of the last spec applied, ``asked``."""
@@ -112,8 +95,8 @@ class Reconciler:
         self,
         config: KubernetesConfig,
         cluster: CameraCluster,
-        resources: Resources,
-        api: Api,
+        resources: CameraWatch,
+        api: KubernetesApi,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -340,7 +323,7 @@ class Reconciler:
 class _Secrets:
     """Secrets of one pass: each is read once, however many cameras refer to it."""
 
-    def __init__(self, api: Api, in_thread: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, api: KubernetesApi, in_thread: Callable[..., Awaitable[Any]]) -> None:
         self._api = api
         self._in_thread = in_thread
         self._read: dict[str, asyncio.Future[Mapping[str, str]]] = {}

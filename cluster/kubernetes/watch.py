@@ -6,12 +6,11 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 from cluster import metrics
 from cluster.errors import SightlineError
-from cluster.kubernetes.api import ExpiredError
+from cluster.kubernetes.api import ExpiredError, KubernetesApi
 from cluster.kubernetes.resource import CameraResource
 
 log = logging.getLogger(__name__)
@@ -20,16 +19,6 @@ FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 HASTY_S = 1.0
 """A watch that ends sooner without an event counts as a failure, so that reconnects are delayed."""
-
-
-class ResourceSource(Protocol):
-    """See :class:`~cluster.kubernetes.api.KubernetesApi`."""
-
-    def list(self) -> tuple[list[CameraResource], str]: ...
-
-    def watch(self, version: str) -> Iterator[tuple[str, CameraResource | str]]: ...
-
-    def close(self) -> None: ...
 
 
 class CameraWatch:
@@ -43,7 +32,7 @@ class CameraWatch:
 
     def __init__(
         self,
-        source: ResourceSource,
+        source: KubernetesApi,
         on_change: Callable[[], None],
         *,
         wait_s: tuple[float, float] = (FIRST_WAIT_S, LONGEST_WAIT_S),

@@ -7,7 +7,6 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
@@ -74,9 +73,7 @@ class EventLoopThread:
     def __enter__(self) -> EventLoopThread:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from cluster.errors import CapacityError
@@ -35,9 +34,7 @@ class Subscription(Generic[T]):
     def __enter__(self) -> Subscription[T]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._hub.unsubscribe(self)
 
     def __aiter__(self) -> Subscription[T]:
@@ -166,6 +163,7 @@ class FanOut(Generic[T]):
     def unsubscribe(self, subscription: Subscription[T]) -> None:
         with self.lock:
             self._subscriptions.discard(subscription)
+            subscription.close()
 
     def close(self) -> None:
         """End every subscription after what it has queued."""

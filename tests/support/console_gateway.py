@@ -16,7 +16,6 @@ import threading
 import time
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import av
@@ -200,11 +199,9 @@ class ConsoleGateway:
         self._thread.run(self._begin(), 60.0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._thread.run(self._finish(), 30.0)
-        self._thread.__exit__(kind, error, trace)
+        self._thread.__exit__(*error)
 
     def step(self, seconds: int = 1) -> None:
         """So many seconds of the city, at once; browsers are told."""

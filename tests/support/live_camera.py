@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from fractions import Fraction
-from types import TracebackType
 from typing import Any
 
 import av
@@ -58,9 +57,7 @@ class LiveCamera:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end.set()
         self._thread.join(10.0)
 
