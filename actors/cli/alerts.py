@@ -26,7 +26,6 @@ def try_sink(
 
     $ sightline alerts test telegram
     """
-
     with connect(gateway) as client:
         client.test_sink(sink)
     console().print(f"{sink} accepted the test", markup=False)

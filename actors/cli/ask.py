@@ -62,7 +62,6 @@ def ask(
 
     $ sightline ask --all "Was there a red van?" --since 6h --pictures out/van
     """
-
     wanted: dict[str, Any] = {
         "since_s": parse_duration(since, "--since") if since else 0.0,
         "timeout_s": parse_duration(timeout, "--timeout"),
@@ -100,7 +99,6 @@ def ask(
 
 def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[str, Any], shown: Shown) -> None:
     """Read questions until the end of input. Ctrl-C cancels an answer, and at the prompt ends the command."""
-
     # Report an unknown camera or an unreachable gateway before the first question is typed.
     client.camera_get(camera)
     while True:
@@ -246,7 +244,6 @@ def write_pictures(told: Told, folder: Path) -> list[str]:
 
 def as_json(told: Told, files: list[str]) -> dict[str, Any]:
     """The result as JSON; ``files``: of the pictures, empty when none were requested."""
-
     from cluster.wire.memory_wire import ago_s
 
     body = asdict(told.result)

@@ -43,7 +43,6 @@ def calibrate(
 
     $ sightline cameras calibrate gate --keep 0.95 --apply
     """
-
     from cluster.control.cameras.managed import settings_of
 
     since_s = time.time() - parse_duration(since, "--since")
@@ -98,7 +97,6 @@ def _proposals(
 
 
 def _show(proposals: list[Proposal], missing: list[str]) -> None:
-
     rows = []
     for proposal in proposals:
         for trade in proposal.trades:

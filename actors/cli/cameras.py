@@ -76,7 +76,6 @@ def add(
 
     $ sightline cameras add depot --set window.stride_s=4   # fed by `sightline push`
     """
-
     from cluster.config import parse_camera
 
     # The cluster validates it too; checking here finds the error without a round trip.
@@ -116,7 +115,6 @@ def update(
 
     $ sightline cameras update gate --priority critical --set window.stride_s=4
     """
-
     from cluster.config import deep_merge, parse_camera
     from cluster.control.cameras.managed import settings_of
 
@@ -181,7 +179,6 @@ def try_source(
 
     $ sightline cameras test rtsp://10.0.0.11/stream1 -o gate.jpg
     """
-
     with connect(gateway) as client:
         found = client.test_source(name, source, parse_settings(settings))
     gop = f"a keyframe every {found.gop_pictures} ({found.gop_s:.1f} s)" if found.gop_pictures else "one keyframe"
@@ -205,7 +202,6 @@ def list_cameras(
 
     $ sightline cameras list --json - | jq '.[] | select(.state == "error") | .name'
     """
-
     from rich.console import Group
 
     with connect(gateway) as client:
@@ -244,7 +240,6 @@ def picture(
 
     $ sightline cameras picture gate -o gate.jpg --kept
     """
-
     with connect(gateway) as client:
         found = client.picture(name, kept=kept, width=width)
     file = output or Path(f"{name}.jpg")
@@ -258,7 +253,6 @@ def remove(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GA
 
     $ sightline cameras remove gate
     """
-
     with connect(gateway) as client:
         client.camera_remove(name, takeover=takeover)
     print(f"{name}: removed")

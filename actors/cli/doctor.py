@@ -79,7 +79,6 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
 
 
 def _checked(what: str, good: str, check: object) -> Finding:
-
     assert callable(check)
     try:
         check()
@@ -123,7 +122,6 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
 
 
 def _disk(config: SightlineConfig) -> Finding:
-
     folder = Path(config.alerts.folder or config.cluster.state_dir or ".")
     there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
     free = shutil.disk_usage(there).free

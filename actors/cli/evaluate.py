@@ -108,7 +108,6 @@ def accuracy(
 
     $ sightline eval accuracy --dataset UCF_Crimes --layout ucf-crime --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
-
     if scenes is not None and dataset is not None:
         raise ConfigError("give --scenes or --dataset, not both")
     if jobs is not None and jobs < 1:
@@ -324,7 +323,6 @@ def _write(page: Page, json: str, out: Path, stem: str, json_file: Path | None) 
 
 def show(tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[SkippedVideo], page: Path) -> None:
     """Print an evaluation, and where it was written."""
-
     screen = console()
     for table in tables:
         table.show(screen)

@@ -48,7 +48,6 @@ def list_incidents(
 
     $ sightline incidents list --camera gate --since 2h --json - | jq '.[].id'
     """
-
     since_s = time.time() - parse_duration(since, "--since") if since else 0.0
     with connect(gateway) as client:
         found = client.incidents(
@@ -64,7 +63,6 @@ def show(incident: Id, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) ->
 
     $ sightline incidents show 3f9c2a51d07be864
     """
-
     with connect(gateway) as client:
         detail = client.incident(incident)
     if not print_json(json, detail):
@@ -135,7 +133,6 @@ def clip(
 
     $ sightline incidents clip 3f9c2a51d07be864 --snapshot
     """
-
     if snapshot and at_end:
         raise ConfigError("--snapshot and --end contradict each other; give one of them")
     kind: Literal["snapshot", "clip", "end"] = "snapshot" if snapshot else "end" if at_end else "clip"
@@ -165,7 +162,6 @@ def mute(
 
     $ sightline incidents mute --camera gate --lift
     """
-
     if lift and length:
         raise ConfigError("--for and --lift contradict each other; give one of them")
     for_s = parse_duration(length, "--for") if length else 0.0
@@ -197,7 +193,6 @@ def follow(
 
     $ sightline incidents follow --json - | jq .incident.subject
     """
-
     screen = console()
     lines = JsonLines(json) if json is not None else None
     try:
@@ -226,7 +221,6 @@ def outbox(
 
     $ sightline incidents outbox
     """
-
     with connect(gateway) as client:
         status = client.outbox(dead)
     if print_json(json, status):
@@ -248,7 +242,6 @@ def resend(
 
     $ sightline incidents resend --sink ops
     """
-
     with connect(gateway) as client:
         count = client.resend(sink, key)
     print(f"{plural(count, 'alert')} sent again")
@@ -347,7 +340,6 @@ def _said(event: AlertEvent) -> str:
 
 def sinks_table(status: Outbox) -> Table:
     """One row per sink."""
-
     rows = [
         (name, kind, str(lane.waiting), str(lane.delivered), str(lane.failures), str(lane.dead), works_or(lane.trouble))
         for name, (kind, lane) in status.sinks.items()

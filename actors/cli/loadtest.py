@@ -241,7 +241,6 @@ def _config(path: Path | None, gateway: str | None, settings: list[str] | None) 
 
 
 def _writable(json: str | None, *paths: Path | None) -> None:
-
     for path in (None if json in (None, "-") else Path(str(json)), *paths):
         if path is not None:
             check_writable(path.parent)
@@ -344,12 +343,10 @@ class _Shown:
         self.phase(f"trying {streams} streams ({phase})")
 
     def tried(self, result: Try, measurement: Measurement) -> None:
-
         word = "kept up" if result.stable else f"did not keep up: {result.note}"
         self._progress.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
 
     def tick(self, tick: Tick) -> None:
-
         text = (
             f"{self._phase}: {tick.at_s:.0f} s, {tick.streams} streams, {tick.answers} answers a second, "
             f"lag {seconds_text(tick.lag_p50_s)} (p99 {seconds_text(tick.lag_p99_s)}), machine {tick.use.busy:.0%} busy"

@@ -27,7 +27,6 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
 
     $ sightline memory gate --json - | jq .tier_bytes
     """
-
     with connect(gateway) as client:
         status = client.memory(camera)
     if print_json(json, status):
@@ -53,7 +52,6 @@ def forget(
 
     $ sightline forget gate --yes
     """
-
     before_s = parse_duration(before, "--before") if before else 0.0
     if not before and not yes:
         if not sys.stdin.isatty():
@@ -88,7 +86,6 @@ def summary(status: MemoryStatus) -> list[str]:
 
 def tiers_table(status: MemoryStatus) -> Table:
     """One row per tier, fastest first, and one for the frames that are in none yet."""
-
     rows = []
     for name in {**status.tier_bytes, **status.tier_states}:
         size = status.tier_bytes.get(name)

@@ -28,7 +28,6 @@ def list_models(json: Json = None) -> None:
 
     $ sightline models list --json - | jq '.[].family'
     """
-
     from cluster.lab.planning.model_card import family_cards
 
     cards = family_cards()
@@ -50,7 +49,6 @@ def show(
 
     $ sightline models show /models/mine --json -
     """
-
     from cluster.lab.planning.model_card import model_card
 
     card = model_card(model)
@@ -98,7 +96,6 @@ def check(
 
 def report_table(report: CheckReport) -> Table:
     """One row per stage."""
-
     return make_table("stage|verdict|found", [(each.name, each.verdict, each.sentence) for each in report.stages])
 
 
@@ -112,7 +109,6 @@ def verdict(report: CheckReport) -> str:
 
 def families_table(cards: Sequence[FamilyCard]) -> Table:
     """One row per family."""
-
     rows = []
     for card in cards:
         can = [name for name in ("window", "reuse", "memory", "ask") if getattr(card, name)]

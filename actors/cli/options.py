@@ -25,7 +25,6 @@ def parse_duration(text: str, option: str) -> float:
     Raises:
         ConfigError: anything else, nothing at all, or more than ten years.
     """
-
     written = text.strip().lower()
     parts = _PART.findall(written)
     units = [unit for _, unit in parts]
@@ -161,7 +160,6 @@ def parse_questions(questions: list[str] | None) -> list[dict[str, Any]]:
     Raises:
         ConfigError: an empty question, or a threshold that is not a number.
     """
-
     found: list[dict[str, Any]] = []
     for index, text in enumerate(questions or [], start=1):
         match = _QUESTION.fullmatch(text.strip())

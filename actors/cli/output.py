@@ -330,7 +330,6 @@ def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:
 
 
 def _unwritable(path: Path | None, error: OSError) -> Exception:
-
     where = path if path is not None else "standard output"
     return SightlineError(f"cannot write {where}: {error.strerror or error}; choose another place or make room")
 

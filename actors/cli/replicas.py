@@ -28,7 +28,6 @@ def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None
 
     $ sightline replicas list --json - | jq '.[] | select(.draining and .held == 0) | .name'
     """
-
     with connect(gateway) as client:
         replicas = client.replicas_list()
     if print_json(json, replicas):
@@ -53,7 +52,6 @@ def drain(
 
     $ sightline replicas drain replica-1 --undo
     """
-
     with connect(gateway) as client:
         status = client.replica_drain(name, undo=undo)
     if print_json(json, status):
@@ -69,7 +67,6 @@ def replica_state(replica: ReplicaStatus) -> str:
 
 def replicas_table(replicas: Sequence[ReplicaStatus]) -> Table:
     """One row per replica."""
-
     rows = [
         (
             each.name,

@@ -148,7 +148,6 @@ def _minutes(given: list[str] | None, defaults: dict[str, float]) -> dict[str, f
     Raises:
         ConfigError: no such stage, or N is not a positive number.
     """
-
     times = dict(defaults)
     for option in given or []:
         name, _, number = option.partition("=")
@@ -162,7 +161,6 @@ def _minutes(given: list[str] | None, defaults: dict[str, float]) -> dict[str, f
 
 
 def _check_stages(chosen: list[str], known: tuple[str, ...]) -> None:
-
     for name in chosen:
         if name not in known:
             raise ConfigError(f"unknown stage {name!r}; there are: {', '.join(known)}")

@@ -42,7 +42,6 @@ def watch(
 
     $ sightline watch --json - --positive | jq .camera
     """
-
     screen = console()
     lines = JsonLines(json) if json is not None else None
     shown = 0
@@ -72,7 +71,6 @@ def watch(
 
 def _start_explaining(client: GatewayClient, cameras: Collection[str]) -> None:
     """Say on standard error why cameras are silent, now and from a thread whenever that changes."""
-
     screen = console(stderr=True)
     said: set[str] = set()
 
@@ -100,7 +98,6 @@ def _start_explaining(client: GatewayClient, cameras: Collection[str]) -> None:
 
 def silence_lines(statuses: Collection[CameraStatus], cameras: Collection[str]) -> list[str]:
     """Why no answers come: of the watched ``cameras`` (all without any), those without pictures or questions."""
-
     watched = [status for status in statuses if not cameras or status.name in cameras]
     if not watched:
         return ["there is no camera; `sightline cameras add NAME SOURCE` adds one"]

@@ -31,7 +31,6 @@ from cluster.hosts import is_loopback
 
 def conflicts(config: SightlineConfig) -> list[Problem]:
     """All contradictions within ``config``."""
-
     found = _repeated_questions(config.questions, ("questions",))
     everyone = CameraEntry(name="every-camera")
     found += _section_conflicts(resolve(config, everyone), (), None, config.tiers)

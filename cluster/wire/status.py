@@ -80,9 +80,7 @@ class CallStatus(Protocol):
     """What ``grpc.RpcError`` of the sync API and ``grpc.aio.AioRpcError`` have in common."""
 
     def code(self) -> grpc.StatusCode: ...
-
     def details(self) -> str | None: ...
-
     def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 

@@ -176,7 +176,6 @@ def test_stops_at_once_while_nothing_is_said(kube):
 
 
 def test_tls_and_a_bearer_token(tmp_path):
-
     kube = KubeServer(tmp_path, Authority())
     try:
         kube.apply("gate", {})

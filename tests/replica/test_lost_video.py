@@ -37,9 +37,7 @@ class Replica:
             self.answers += answers
 
     def batch(self, windows) -> None: ...
-
     def dropped(self, stream, reason, windows) -> None: ...
-
     def lost(self, stream, windows) -> None: ...
 
     async def on_open(self, spec) -> None:
