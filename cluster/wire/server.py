@@ -203,10 +203,7 @@ class RpcServer:
 
     async def start(self) -> None:
         """Serve; from here on the health service says SERVING for every service and for the server as a whole."""
-        reflection.enable_server_reflection(
-            [*self.services, HEALTH, reflection.SERVICE_NAME],
-            self._server,
-        )
+        reflection.enable_server_reflection([*self.services, HEALTH, reflection.SERVICE_NAME], self._server)
         self._health.names = frozenset(self.services)
         await self._server.start()
 

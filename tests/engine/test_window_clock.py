@@ -98,11 +98,7 @@ def test_without_a_complete_frame_in_reach_a_window_opens_at_its_start() -> None
 
 
 @settings(deadline=None)
-@given(
-    start=st.integers(0, 60),
-    complete=st.sets(st.integers(0, 59)),
-    gaps=st.sets(st.integers(0, 59)),
-)
+@given(start=st.integers(0, 60), complete=st.sets(st.integers(0, 59)), gaps=st.sets(st.integers(0, 59)))
 def test_opening_against_its_definition(start: int, complete: set[int], gaps: set[int]) -> None:
     frames = [Frame(s * SECOND, complete=s in complete) for s in range(60) if s not in gaps]
     index = opening_index(frames, start * SECOND)

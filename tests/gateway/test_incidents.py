@@ -223,21 +223,9 @@ VIEWERS = GUARDS | {"viewer"}
 REFUSED, HIDDEN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.NOT_FOUND
 MATRIX = {
     # method -> (makes the request for a camera and its incident, who may, what a camera out of scope gets)
-    "List": (
-        lambda camera, _: incidents_pb2.ListIncidentsRequest(camera=camera),
-        VIEWERS,
-        None,
-    ),
-    "Get": (
-        lambda _, incident: incidents_pb2.GetIncidentRequest(id=incident),
-        VIEWERS,
-        HIDDEN,
-    ),
-    "Acknowledge": (
-        lambda _, incident: incidents_pb2.AcknowledgeRequest(id=incident),
-        GUARDS,
-        HIDDEN,
-    ),
+    "List": (lambda camera, _: incidents_pb2.ListIncidentsRequest(camera=camera), VIEWERS, None),
+    "Get": (lambda _, incident: incidents_pb2.GetIncidentRequest(id=incident), VIEWERS, HIDDEN),
+    "Acknowledge": (lambda _, incident: incidents_pb2.AcknowledgeRequest(id=incident), GUARDS, HIDDEN),
     "Review": (
         lambda _, incident: incidents_pb2.ReviewRequest(id=incident, verdict="confirmed"),
         GUARDS,
@@ -250,11 +238,7 @@ MATRIX = {
     "Outbox": (lambda *_: incidents_pb2.OutboxRequest(dead=5), VIEWERS, None),
     "Resend": (lambda *_: incidents_pb2.ResendRequest(), BOSSES, None),
     "TestSink": (lambda *_: incidents_pb2.TestSinkRequest(sink="log"), {"boss"}, None),
-    "Follow": (
-        lambda camera, _: incidents_pb2.FollowRequest(cameras=[camera], open=True),
-        VIEWERS,
-        REFUSED,
-    ),
+    "Follow": (lambda camera, _: incidents_pb2.FollowRequest(cameras=[camera], open=True), VIEWERS, REFUSED),
 }
 
 

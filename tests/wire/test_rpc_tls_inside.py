@@ -82,11 +82,7 @@ async def test_a_server_with_a_certificate_for_something_else_is_not_believed(tm
 async def test_answers_frames_and_questions_over_it(tmp_path, authority, make, until):
     tls, scripted, hub = peers(authority, tmp_path), Replica(), AnswerHub()
     frames = Taking()
-    services = [
-        ResultsServicer(hub),
-        FramesServicer(frames, credit=8),
-        memory.MemoryServicer(scripted),
-    ]
+    services = [ResultsServicer(hub), FramesServicer(frames, credit=8), memory.MemoryServicer(scripted)]
     client = peers(authority, tmp_path, "client")
     merged = AnswerHub()
     merger = ResultsMerger(merged, retry_s=0.05, tls=client)
