@@ -1,6 +1,5 @@
 """What every test runs under."""
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from waiting import until_async
 
 from cluster.redaction.known_secrets import KNOWN
 
@@ -34,19 +34,9 @@ def forgotten_secrets() -> Iterator[None]:
     KNOWN.clear()
 
 
-async def until(condition: Any, what: str = "", timeout_s: float = 20.0) -> None:
-    """Wait until ``condition()`` holds; fails with ``what`` after ``timeout_s``."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        pytest.fail(f"never happened: {what or condition}")
-
-
 @pytest.fixture(name="until")
 def until_fixture() -> Any:
-    return until
+    return until_async
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ argument."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from cluster.alerts.incident import (
     FORGOTTEN,
@@ -100,22 +100,8 @@ class OpenIncidents:
         where = (opening.camera, opening.subject)
         serial = self._serials.get(where, 0) + 1
         self._serials[where] = self._changes.serials[where] = serial
-        incident = Incident(
-            id=incident_id(self._salt, opening.camera, opening.subject, serial),
-            camera=opening.camera,
-            kind=opening.kind,
-            subject=opening.subject,
-            severity=opening.severity,
-            start=opening.start,
-            end=opening.end,
-            score=opening.score,
-            level=opening.level,
-            windows=opening.windows,
-            opened_s=now_s,
-            updated_s=now_s,
-            text=opening.text,
-            question=opening.question,
-        )
+        known = incident_id(self._salt, opening.camera, opening.subject, serial)
+        incident = Incident(id=known, opened_s=now_s, updated_s=now_s, **asdict(opening))
         if self._footage_url is not None:
             where_to_look = f"{self._footage_url}/v1/incidents/{incident.id}"
             incident = replace(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import av
 import pytest
+from waiting import until_async
 
 import actors.alerting
 import actors.decoder
@@ -83,13 +84,6 @@ def config(clip, tmp_path):
     )
 
 
-async def until(condition, what):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} never came"
-        await asyncio.sleep(0.02)
-
-
 def test_an_alert_becomes_a_clip_and_a_removed_camera_takes_it_along(config, tmp_path, monkeypatch) -> None:
     asyncio.run(asyncio.wait_for(_story(config, tmp_path, monkeypatch), 60))
 
@@ -116,17 +110,17 @@ async def _story(config, tmp_path, monkeypatch) -> None:
         gateway.add(proxy)
         client = GatewayClient(f"127.0.0.1:{gateway.bind('127.0.0.1', 0)}")
         await gateway.start()
-        await until(lambda: "gate" in decoder._cameras, "the camera")
+        await until_async(lambda: "gate" in decoder._cameras, "the camera")
         ring = decoder._cameras["gate"].footage.ring
-        await until(lambda: ring.seconds > 6, "six seconds of it")
+        await until_async(lambda: ring.seconds > 6, "six seconds of it")
         end = ring.gop_packets(1 << 62)[-1].time - MICROSECONDS
         tokens = TokenCount(full=1, kept=1, reused=0, refreshed=0, new=1, query=1, encoded=1)
         answer = Answer("gate", 0, end - 2 * MICROSECONDS, end, "person", 0.9, True, "", False, tokens)
-        await until(lambda: alerting._service.version >= 0, "cannot read the cameras' status")
+        await until_async(lambda: alerting._service.version >= 0, "cannot read the cameras' status")
         alerting._hub.publish([answer])
-        await until(alerting._service.open_incidents, "the incident")
+        await until_async(alerting._service.open_incidents, "the incident")
         [incident] = alerting._service.open_incidents()
-        await until(lambda: alerting._service.open_incidents()[0].clip != "waiting", "its clip")
+        await until_async(lambda: alerting._service.open_incidents()[0].clip != "waiting", "its clip")
         [incident] = alerting._service.open_incidents()
         assert (incident.clip, incident.footage_note) == ("whole", "")
 
@@ -144,8 +138,8 @@ async def _story(config, tmp_path, monkeypatch) -> None:
         folder = tmp_path / "box" / "clips"
         assert len(list(folder.iterdir())) == 2
         controller.directory.remove("gate")
-        await until(lambda: not list(folder.iterdir()), "the end of its files")
-        await until(lambda: not decoder._cameras, "the end of the camera")
+        await until_async(lambda: not list(folder.iterdir()), "the end of its files")
+        await until_async(lambda: not decoder._cameras, "the end of the camera")
         assert decoder._rings.held == 0
         await asyncio.to_thread(client.close)
     finally:

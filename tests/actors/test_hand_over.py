@@ -3,7 +3,8 @@
 import threading
 
 import pytest
-from camera_parts import Keeper, camera_bench, until
+from camera_parts import Keeper, camera_bench
+from waiting import until
 
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
@@ -87,25 +88,22 @@ def test_a_drained_replica_loses_no_window_and_nothing_is_computed_again(clip, p
         here, there = bench.replica(first.frames), bench.replica(second.frames)
         bench.camera.route(here)
         bench.push(11)
-        until("answers here", lambda: len(first.answers) >= 4)
+        until(lambda: len(first.answers) >= 4, "answers here")
         bench.camera.route(there, hand_over=True)
         bench.push(10)
         until(
-            "answers there",
             lambda: len(second.answers) >= 4,
             lambda: (
+                "answers there",
                 spans(first, second),
-                first.drops,
-                second.drops,
-                second.losses,
-                bench.sender.status("gate"),
-                bench.camera.report(),
+                (first.drops, second.drops, second.losses),
+                (bench.sender.status("gate"), bench.camera.report()),
             ),
         )
         bench.camera.route(here, hand_over=True)
         bench.push(8)
         moved = len(first.answers)
-        until("answers where it was", lambda: len(first.answers) >= moved + 3)
+        until(lambda: len(first.answers) >= moved + 3, "answers where it was")
         status = bench.sender.status("gate")
         report = bench.camera.report()
     told = sorted(spans(first, second))
@@ -127,15 +125,15 @@ def test_windows_that_wait_are_answered_before_the_camera_leaves(clip, places) -
     with camera_bench(clip, memory={"block_frames": 2}, window={"length_s": 20}) as bench:
         bench.camera.route(bench.replica(first.frames))
         bench.push(6)
-        until("answers here", lambda: len(first.answers) >= 2)
+        until(lambda: len(first.answers) >= 2, "answers here")
         go_on = first.paused()
         bench.push(4)
         bench.camera.route(bench.replica(second.frames), hand_over=True)
         bench.push(5)
-        until("frames that are held", lambda: bench.sender.status("gate").in_flight > 0)
+        until(lambda: bench.sender.status("gate").in_flight > 0, "frames that are held")
         assert second.worker.open_streams() == []
         go_on.set()
-        until("answers there", lambda: len(second.answers) >= 2)
+        until(lambda: len(second.answers) >= 2, "answers there")
     told = spans(first, second)
     assert [window for window, _ in told] == list(range(len(told)))
     assert first.worker.open_streams() == []
@@ -146,11 +144,11 @@ def test_without_a_shared_tier_the_window_in_the_making_is_counted_as_lost(clip,
     with camera_bench(clip, memory={"block_frames": 2}, window={"length_s": 20}) as bench:
         bench.camera.route(bench.replica(first.frames))
         bench.push(9)
-        until("answers here", lambda: len(first.answers) >= 3)
+        until(lambda: len(first.answers) >= 3, "answers here")
         bench.camera.route(bench.replica(second.frames), hand_over=True)
         bench.push(9)
-        until("answers there", lambda: len(second.answers) >= 3)
-        until("the loss", lambda: bench.camera.report().counts["windows_lost"] == 1)
+        until(lambda: len(second.answers) >= 3, "answers there")
+        until(lambda: bench.camera.report().counts["windows_lost"] == 1, "the loss")
     assert second.answers[0].window == 0
     assert (first.drops, second.drops, first.losses, second.losses) == ([], [], 0, 0)
 
@@ -161,10 +159,10 @@ def test_a_replica_that_died_is_not_asked_to_hand_over(clip, places) -> None:
     with camera_bench(clip) as bench:
         bench.camera.route(bench.replica(keeper))
         bench.push(7)
-        until("frames here", lambda: len(keeper.frames) >= 5)
+        until(lambda: len(keeper.frames) >= 5, "frames here")
         bench.camera.route(bench.replica(second.frames), hand_over=False)
         bench.push(7)
-        until("answers there", lambda: len(second.answers) >= 2)
+        until(lambda: len(second.answers) >= 2, "answers there")
         assert bench.camera.report().counts["windows_lost"] >= 1
 
 

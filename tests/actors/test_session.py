@@ -1,6 +1,5 @@
 """A Ray that dies under a session is noticed, and leaves nothing behind."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster_parts import until
+
+from cluster.lab.bench.processes import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -42,8 +43,7 @@ def started(*address: str) -> tuple[subprocess.Popen[str], psutil.Process]:
 @pytest.fixture
 def another(monkeypatch):
     """``(process, address)`` of a Ray that somebody else started on this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", str(port)]
     command += ["--num-cpus", "1", "--include-dashboard=false", "--object-store-memory", str(80 * 2**20)]
     # Ray asks for a token where this machine happens to have one, and tells only clients that look for it themselves.

@@ -7,13 +7,13 @@ import os
 import re
 import signal
 import threading
-import time
 from urllib.request import urlopen
 
 import av
 import pytest
 import ray
 from sink_parts import Receiver
+from waiting import until
 
 from actors.cli import main
 from actors.remote import ALERTING, NAMESPACE
@@ -78,16 +78,9 @@ def arrived(receiver: Receiver) -> list[tuple[str, str, str]]:
     return [(each["event"], each["incident"]["camera"], each["incident"]["subject"]) for each in incidents]
 
 
-def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} never came"
-        time.sleep(0.1)
-
-
 def test_incidents_reach_the_webhook_and_the_gateway(running, receiver):
-    wait_for(lambda: ("new", "gate", "always") in arrived(receiver), "the question's alert")
-    wait_for(lambda: ("new", "gone", "camera-offline") in arrived(receiver), "the offline alert")
+    until(lambda: ("new", "gate", "always") in arrived(receiver), "the question's alert")
+    until(lambda: ("new", "gone", "camera-offline") in arrived(receiver), "the offline alert")
     with GatewayClient(running.gateway_address) as client:
         found = {incident.camera: incident for incident in client.incidents(only_open=True)}
         assert found["gone"].severity == "critical"
@@ -99,11 +92,11 @@ def test_incidents_reach_the_webhook_and_the_gateway(running, receiver):
 def test_its_clip_plays_and_the_camera_shows_itself(running, receiver):
     with GatewayClient(running.gateway_address) as client:
         [found] = client.incidents(camera="gate", limit=1)
-        wait_for(lambda: client.incident(found.id).incident.clip != "waiting", "the clip")
+        until(lambda: client.incident(found.id).incident.clip != "waiting", "the clip")
         incident = client.incident(found.id).incident
         [gone] = client.incidents(camera="gone", limit=1)
         assert (incident.clip, incident.footage_note) == ("whole", "")
-        wait_for(lambda: client.incident(gone.id).incident.clip == "none", "word of the clip that cannot be")
+        until(lambda: client.incident(gone.id).incident.clip == "none", "word of the clip that cannot be")
     with GatewayClient(running.gateway_address) as client:
         about, data = client.footage(incident.id)
         with av.open(io.BytesIO(b"".join(data))) as container:
@@ -126,7 +119,7 @@ def test_its_metrics_are_the_gateways(running):
         'sightline_incidents_open{kind="health",process="alerting"} 1.0',
         'sightline_alert_deliveries_total{process="alerting",result="delivered",sink="ops"}',
     ):
-        wait_for(lambda line=line: line in page(), line)
+        until(lambda line=line: line in page(), line)
 
 
 def test_alerting_that_was_killed_goes_on_with_the_same_incident(running, receiver):
@@ -143,7 +136,7 @@ def test_alerting_that_was_killed_goes_on_with_the_same_incident(running, receiv
             except UnavailableError:
                 return []
 
-        wait_for(grown, "the incident after the restart")
+        until(grown, "the incident after the restart")
         [after] = grown()
         assert (after.id, after.start, after.acknowledged_by) == (before.id, before.start, "ann")
     assert arrived(receiver).count(("new", "gate", "always")) == 1
@@ -184,6 +177,6 @@ def test_a_camera_that_forgets_takes_its_incidents_along(running, receiver, caps
         assert all(each.id != gate.id for each in client.incidents(camera="gate"))
         assert [each.subject for each in client.incidents(camera="gone")] == ["camera-offline"]
     # Nobody waits for what nobody will hear of again.
-    wait_for(lambda: ("end", "gate", "always") in arrived(receiver), "the end")
+    until(lambda: ("end", "gate", "always") in arrived(receiver), "the end")
     last = [json.loads(body)["incident"] for _, body in receiver.got if gate.id in str(body)][-1]
     assert (last["state"], last["text"], last["score"], last["clip_url"]) == ("ended", "", 0.0, "")

@@ -8,11 +8,12 @@ import threading
 import time
 
 import pytest
-from sink_parts import free_port, mosquitto, program
+from sink_parts import mosquitto, program
 
 from cluster.alerts.sinks import DeliveryError
 from cluster.alerts.sinks.mqtt import MqttSink
 from cluster.errors import ConfigError
+from cluster.lab.bench.processes import free_port
 
 mqtt = pytest.importorskip("paho.mqtt.client", reason="paho-mqtt is not installed")
 

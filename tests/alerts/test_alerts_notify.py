@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from sink_parts import free_port
 
 from cluster.alerts.sinks import DeliveryError
 from cluster.alerts.sinks.notify import NotifySink
 from cluster.errors import ConfigError
+from cluster.lab.bench.processes import free_port
 
 JPEG = b"\xff\xd8\xff\xe0" + b"picture" * 50 + b"\xff\xd9"
 

@@ -1,7 +1,5 @@
 """What decoders may hold: bounded before anything is decoded, told in a sentence, and given back."""
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 from codec_clips import FPS, GEOMETRY, encode, read, renumber, walk
 from decoder_bombs import X265, encoded
 from hostile_video import H264Writer
+from waiting import until
 
 from cluster.codec import CameraState, FileSource, PushSource, StreamHeader
 from cluster.codec.decoder import Decoder
@@ -203,10 +202,10 @@ def test_a_refused_camera_says_why_and_runs_again_when_it_asks_for_less() -> Non
     video = packets([large.key(), large.skipped(1), small.key(), small.skipped(1)], keyframes=(0, 2))
     try:
         source.offer_all(video[:2])
-        wait(lambda: pipeline.status().state is CameraState.ERROR)
+        until(lambda: pipeline.status().state is CameraState.ERROR)
         assert "1920 x 1088 with 16 references" in pipeline.status().reason
         source.offer_all(video[2:])
-        wait(lambda: pipeline.status().frames_decoded == 2)
+        until(lambda: pipeline.status().frames_decoded == 2)
         assert (pipeline.status().state, pipeline.status().reason) == (CameraState.RUNNING, "")
     finally:
         assert pipeline.stop()
@@ -218,7 +217,7 @@ def test_a_file_that_is_refused_has_failed(tmp_path: Path) -> None:
     path.write_bytes(b"".join(hostile_video.many_references(1920, 1088, 16, 3)))
     pipeline = CameraPipeline("gate", FileSource(path), GEOMETRY, PipelineSettings(decoded_bytes=2**23), lambda _: None)
     pipeline.start()
-    wait(lambda: not pipeline.running)
+    until(lambda: not pipeline.running)
     assert pipeline.status().state is CameraState.ERROR
     assert "1920 x 1088 with 16 references" in pipeline.status().reason
 
@@ -230,10 +229,3 @@ def test_pictures_too_large_to_probe_are_opened_and_decoded(tmp_path: Path) -> N
     assert (header.codec, header.width, header.height) == ("h264", 2560, 1632)
     processor = opened(192 * 2**20)
     assert len(feed(processor, renumber(video)) + processor.drain()) == 3
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -13,6 +13,7 @@ from rtsp_server import RtspServer
 from cluster.codec import Backoff, CameraState, NetworkSource, SourceStatus, SourceSupervisor
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import SourceError
+from cluster.lab.bench.processes import free_port
 from cluster.types import SampledPicture
 
 QUICK = Backoff(first_s=0.05, longest_s=0.2)
@@ -112,9 +113,7 @@ def test_a_wrong_path_says_so(server: RtspServer) -> None:
 
 
 def test_a_refused_connection_says_so_without_the_password() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with pytest.raises(SourceError, match="refuses the connection") as failure:
         NetworkSource(f"rtsp://admin:secret@127.0.0.1:{port}/1").open()
     assert failure.value.retryable

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from camera_parts import Keeper, camera_bench, until
+from camera_parts import Keeper, camera_bench
 from PIL import Image
+from waiting import until
 
 from cluster.config import camera_settings, load_config
 from cluster.control.ladder import FULL
@@ -27,7 +28,7 @@ def test_pictures_and_packets_of_a_running_camera(clip) -> None:
         keeper = Keeper()
         bench.camera.route(bench.replica(keeper))
         bench.push(6)
-        until("frames", lambda: len(keeper.frames) >= 3)
+        until(lambda: len(keeper.frames) >= 3, "frames")
         plain, kept = footage.latest.render(), footage.latest.render(kept=True)
         grid = keeper.frames[-1].grid
         assert (plain.width, plain.height) == (grid.width, grid.height)
@@ -48,7 +49,7 @@ def test_a_masked_camera_shows_its_mask(clip) -> None:
         keeper = Keeper()
         bench.camera.route(bench.replica(keeper))
         bench.push(3)
-        until("frames", lambda: len(keeper.frames) >= 1)
+        until(lambda: len(keeper.frames) >= 1, "frames")
         picture = np.asarray(Image.open(io.BytesIO(bench.camera.footage.latest.render().jpeg)).convert("L"))
         assert picture[:, : picture.shape[1] // 2 - 8].max() < 24
         assert picture[:, picture.shape[1] // 2 + 8 :].mean() > 40

@@ -8,24 +8,11 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
-from footage_parts import (
-    HEIGHT,
-    STEP,
-    WIDTH,
-    Alarm,
-    full_disk,
-    grey,
-    level,
-    played,
-    sample,
-    shifted,
-    site,
-    until,
-    video,
-)
+from footage_parts import HEIGHT, STEP, WIDTH, Alarm, full_disk, grey, level, played, sample, shifted, site, video
 from PIL import Image
 from rpc_serving import serving
 from sightline.v1 import memory_pb2, memory_pb2_grpc
+from waiting import until_async
 
 from actors.cli import main
 from cluster.alerts.incident import AlertEvent
@@ -66,7 +53,7 @@ async def test_an_incident_gets_its_snapshot_at_once_and_then_its_clip(tmp_path,
         incident = await running.alert(5.0)
         assert incident.clip == "waiting"
         assert incident.clip_url == f"/v1/incidents/{incident.id}/clip.mp4"
-        await until(lambda: running.store.find(incident.id, "snapshot") is not None)
+        await until_async(lambda: running.store.find(incident.id, "snapshot") is not None)
         # Its last second is still to come.
         with pytest.raises(NotReadyError, match="not made yet"):
             await fetched(running.address, incident.id)
@@ -120,7 +107,7 @@ async def test_an_incident_that_ends_gets_another_clip_where_wanted(tmp_path, h2
             running.service.accept_answer(running.alarm(end_s))
         running.service.accept_answer(running.alarm(7.0, score=0.1))
         running.feed(h264, 200)
-        await until(lambda: running.store.find(incident.id, "end") is not None)
+        await until_async(lambda: running.store.find(incident.id, "end") is not None)
         _, clip = await fetched(running.address, incident.id, "end")
         assert [luma for _, luma in played(clip)] == [pytest.approx(level(i), abs=2) for i in range(100, 140)]
 
@@ -129,7 +116,7 @@ async def test_a_decoder_that_dies_leaves_what_it_had_sent(tmp_path, h264):
     async with site(tmp_path, after_s=30) as running:
         running.feed(h264, 150)
         incident = await running.alert(5.0)
-        await until(lambda: running.store.bytes_stored and running.store.find(incident.id, "snapshot") is not None)
+        await until_async(lambda: running.store.bytes_stored and running.store.find(incident.id, "snapshot"))
         await asyncio.sleep(0.3)
         await running.stop_decoder()
         settled = await running.settled(incident.id)
@@ -224,7 +211,7 @@ async def test_a_hundred_incidents_at_once(tmp_path, h264):
         alarm = Alarm()
         for question in rules:
             running.service.accept_answer(alarm(5.0, question=question))
-        await until(lambda: running.collector.in_progress >= 30)
+        await until_async(lambda: running.collector.in_progress >= 30)
         running.feed(h264, 200)
         found = [await running.settled(each.id, 30.0) for each in running.service.open_incidents()]
         states = [each.clip for each in found]
@@ -242,7 +229,7 @@ async def test_what_must_be_encoded_anew_is_bounded(tmp_path, monkeypatch):
         rules = dict.fromkeys((f"q{n}" for n in range(5)), next(iter(running.service._rules["gate"].values())))
         running.service._rules["gate"] = rules
         incidents = [await running.alert(1.5, question=question) for question in rules]
-        await until(lambda: running.collector.in_progress == 2)
+        await until_async(lambda: running.collector.in_progress == 2)
         running.cameras["gate"].ring.pause("the video ended")
         found = [await running.settled(each.id) for each in incidents]
         assert sorted((each.clip, each.footage_note) for each in found) == [
@@ -287,7 +274,7 @@ async def test_forgetting_takes_the_clips_and_the_packets(tmp_path, h264):
         for incident in incidents.values():
             await running.settled(incident.id)
         waiting = await running.alert(9.9, question="car")
-        await until(lambda: running.collector.in_progress == 1 and running.store.find(waiting.id, "snapshot"))
+        await until_async(lambda: running.collector.in_progress == 1 and running.store.find(waiting.id, "snapshot"))
 
         def forget():
             with GatewayClient(running.address) as client:
@@ -346,7 +333,7 @@ async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypa
         await running.collector.retain_cameras({"yard": "1"})
         assert running.store.find(incident.id, "clip") is not None
         file.rmdir()
-        await until(lambda: not len(running.store))
+        await until_async(lambda: not len(running.store))
         assert list((tmp_path / "clips").iterdir()) == []
 
 
@@ -527,7 +514,7 @@ async def test_only_what_may_show_the_time_before_is_forgotten(tmp_path, h264):
     async with site(tmp_path, at_end=True) as running:
         running.feed(h264, 110)
         incident = await running.alert(5.0)
-        await until(lambda: running.store.find(incident.id, "snapshot"))
+        await until_async(lambda: running.store.find(incident.id, "snapshot"))
         ring = running.cameras["gate"].ring
         held = ring.bytes
         # The picture at 5.45 s has just come.
@@ -568,7 +555,7 @@ async def test_a_disk_that_takes_nothing_at_all_stops_neither_windows_nor_alerts
         with full_disk(512):
             for end_s in (5.0, 7.0):
                 incident = await running.alert(end_s)
-                await until(lambda: running.service.open_incidents()[0].clip == "none")
+                await until_async(lambda: running.service.open_incidents()[0].clip == "none")
                 [found] = running.service.open_incidents()
                 assert (found.id, found.footage_note) == (incident.id, "no snapshot and no clip: the disk is full")
                 running.service.accept_answer(running.alarm(end_s + 1, score=0.1))

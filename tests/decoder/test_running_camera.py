@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from camera_parts import Keeper, camera_bench, until
+from camera_parts import Keeper, camera_bench
+from waiting import until
 
 from cluster import metrics
 from cluster.config.schedule import ScheduleConfig
@@ -37,14 +38,14 @@ def keeper(bench):
 
 def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench, keeper) -> None:
     bench.push(8)
-    until("frames at full quality", lambda: len(keeper.frames) >= 6)
+    until(lambda: len(keeper.frames) >= 6, "frames at full quality")
     bench.camera.set_rung(LOW)
-    until("the new specification", lambda: len(keeper.specs) == 2)
+    until(lambda: len(keeper.specs) == 2, "the new specification")
     bench.push(12)
-    until("frames at the lower rate", lambda: keeper.frames[-1].duration == 2 * MICROSECONDS)
+    until(lambda: keeper.frames[-1].duration == 2 * MICROSECONDS, "frames at the lower rate")
     bench.camera.set_rung(FULL)
     bench.push(12)
-    until("frames at the full rate", lambda: keeper.frames[-1].pts > 28 * MICROSECONDS)
+    until(lambda: keeper.frames[-1].pts > 28 * MICROSECONDS, "frames at the full rate")
     assert [(spec.stride_s, spec.refresh_budget) for spec in keeper.specs] == [(2, 0.5), (4, 0.0), (2, 0.5)]
     assert [frame.random_access for frame in keeper.frames] == [True] + [False] * (len(keeper.frames) - 1)
     assert keeper.frames[0].gap, "the replica may hold what another decoder saw"
@@ -61,7 +62,7 @@ def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench, keeper) -> N
 
 def test_other_questions_reach_the_replica_and_the_window_goes_on(bench, keeper) -> None:
     bench.push(6)
-    until("frames", lambda: len(keeper.frames) >= 4)
+    until(lambda: len(keeper.frames) >= 4, "frames")
     settings = bench.camera.settings
     [question] = settings.questions
     asked = settings.model_copy(
@@ -72,16 +73,16 @@ def test_other_questions_reach_the_replica_and_the_window_goes_on(bench, keeper)
         }
     )
     assert bench.camera.apply_settings(asked)
-    until("the new specification", lambda: len(keeper.specs) == 2)
+    until(lambda: len(keeper.specs) == 2, "the new specification")
     bench.push(12)
-    until("frames after it", lambda: keeper.frames[-1].pts > 7 * MICROSECONDS)
+    until(lambda: keeper.frames[-1].pts > 7 * MICROSECONDS, "frames after it")
     first, second = keeper.specs
     assert (first.priority, first.stride_s, first.questions[0].threshold) == ("normal", 2, 0.5)
     assert (second.priority, second.stride_s, second.questions[0].threshold) == ("critical", 4, 0.7)
     assert [frame.random_access for frame in keeper.frames] == [True] + [False] * (len(keeper.frames) - 1)
     assert not keeper.closed
     bench.camera.set_rung(LOW)
-    until("its rung on top of that", lambda: keeper.specs[-1].stride_s == 4 and len(keeper.specs) == 3)
+    until(lambda: keeper.specs[-1].stride_s == 4 and len(keeper.specs) == 3, "its rung on top of that")
     assert bench.camera.apply_settings(asked), "the same again"
     assert len(keeper.specs) == 3
 
@@ -104,26 +105,26 @@ def test_the_same_rung_again_tells_nobody(bench) -> None:
     bench.camera.route(bench.replica(keeper))
     bench.camera.set_rung(LOW)
     bench.push(4)
-    until("a frame", lambda: keeper.frames)
+    until(lambda: keeper.frames, "a frame")
     assert [spec.stride_s for spec in keeper.specs] == [4]
 
 
 def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back(bench, keeper) -> None:
     bench.push(6)
-    until("frames", lambda: len(keeper.frames) >= 4)
+    until(lambda: len(keeper.frames) >= 4, "frames")
     before, counted = len(keeper.frames), dropped("shed")
     bench.camera.set_rung(SHED)
     bench.push(20)
-    until("windows counted while it is shed", lambda: bench.camera.report().counts["windows_dropped"] >= 8)
+    until(lambda: bench.camera.report().counts["windows_dropped"] >= 8, "windows counted while it is shed")
     report = bench.camera.report()
     assert report.state == "running"
     assert "shed" in report.reason
-    until("nothing under way", lambda: bench.sender.status("gate").in_flight == 0)
+    until(lambda: bench.sender.status("gate").in_flight == 0, "nothing under way")
     sent = len(keeper.frames)
     assert sent <= before + 2, "what was decoded before it was shed may still go"
     bench.camera.set_rung(FULL)
     bench.push(6)
-    until("frames again", lambda: len(keeper.frames) > sent + 2)
+    until(lambda: len(keeper.frames) > sent + 2, "frames again")
     again = keeper.frames[sent]
     assert (again.gap, again.fresh, again.complete) == (True, False, True)
     assert not keeper.frames[sent + 1].random_access
@@ -139,12 +140,12 @@ def test_a_shed_camera_sends_nothing_counts_every_window_and_comes_back(bench, k
 
 def test_from_shed_to_a_lower_rung_the_replica_learns_of_it_before_the_first_frame(bench, keeper) -> None:
     bench.push(4)
-    until("frames", lambda: keeper.frames)
+    until(lambda: keeper.frames, "frames")
     bench.camera.set_rung(SHED)
     bench.push(4)
     bench.camera.set_rung(LOW)
     bench.push(10)
-    until("frames again", lambda: keeper.frames[-1].duration == 2 * MICROSECONDS)
+    until(lambda: keeper.frames[-1].duration == 2 * MICROSECONDS, "frames again")
     told = [each for each in keeper.told if isinstance(each, StreamSpec) or each.random_access]
     assert [type(each) for each in told] == [StreamSpec, FrameSample, StreamSpec, FrameSample]
     assert told[2].stride_s == 4
@@ -152,11 +153,11 @@ def test_from_shed_to_a_lower_rung_the_replica_learns_of_it_before_the_first_fra
 
 def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows_and_comes_back(bench, keeper) -> None:
     bench.push(6)
-    until("frames", lambda: len(keeper.frames) >= 4)
+    until(lambda: len(keeper.frames) >= 4, "frames")
     before, counted = bench.camera.report().counts, dropped("decoder_slow")
     bench.camera.set_behind(True)
     bench.push(24)
-    until("windows counted meanwhile", lambda: bench.camera.report().counts["windows_dropped"] >= 9)
+    until(lambda: bench.camera.report().counts["windows_dropped"] >= 9, "windows counted meanwhile")
     report = bench.camera.report()
     assert (report.state, report.reason) == ("running", "keyframes only: its decoder is overloaded")
     assert report.last_frame_age_s < 5, "it gives pictures, nobody must think otherwise"
@@ -168,7 +169,7 @@ def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows
     sent = len(keeper.frames)
     bench.camera.set_behind(False)
     bench.push(10)
-    until("frames again", lambda: len(keeper.frames) > sent + 2)
+    until(lambda: len(keeper.frames) > sent + 2, "frames again")
     again = keeper.frames[sent]
     assert (again.gap, again.fresh, again.complete) == (True, False, True)
     assert not keeper.frames[sent + 1].random_access
@@ -181,8 +182,8 @@ def test_a_camera_its_decoder_has_no_time_for_shows_keyframes_counts_its_windows
 
 def test_a_few_frames_between_two_times_without_any_hide_no_window(bench, keeper) -> None:
     bench.push(7)
-    until("frames", lambda: len(keeper.frames) >= 5)
-    until("nothing under way", lambda: bench.sender.status("gate").in_flight == 0)
+    until(lambda: len(keeper.frames) >= 5, "frames")
+    until(lambda: bench.sender.status("gate").in_flight == 0, "nothing under way")
     stride = 2 * MICROSECONDS
     bench.camera.set_behind(True)
     bench.push(9)
@@ -198,7 +199,7 @@ def test_a_few_frames_between_two_times_without_any_hide_no_window(bench, keeper
     sent = len(keeper.frames)
     bench.camera.set_behind(False)
     bench.push(8)
-    until("frames again", lambda: len(keeper.frames) > sent + 2)
+    until(lambda: len(keeper.frames) > sent + 2, "frames again")
     again = keeper.frames[sent]
     assert again.gap
     # Every window of which the replica got no frame: it answers those of which it got one.
@@ -212,22 +213,22 @@ def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_say
     address = bench.replica(keeper)
     bench.camera.route(address)
     bench.push(6)
-    until("frames", lambda: len(keeper.frames) >= 4)
+    until(lambda: len(keeper.frames) >= 4, "frames")
     other = bench.loop.run(bench._sender(), 5.0)
     other.confirm(1)
     other.assign(bench.camera.spec, address)
-    until("the other's opening", lambda: len(keeper.specs) == 2)
+    until(lambda: len(keeper.specs) == 2, "the other's opening")
     bench.push(4)
-    until("a reason", lambda: "another decoder" in bench.camera.report().reason)
+    until(lambda: "another decoder" in bench.camera.report().reason, "a reason")
     assert bench.camera.report().state == "running"
     sent = len(keeper.frames)
     other.close("gate")
-    until("the other's leave", lambda: keeper.closed == [False])
+    until(lambda: keeper.closed == [False], "the other's leave")
     bench.push(8)
-    until("frames again", lambda: len(keeper.frames) > sent + 2)
+    until(lambda: len(keeper.frames) > sent + 2, "frames again")
     again = [(frame.fresh, frame.gap, frame.complete) for frame in keeper.frames[sent : sent + 2]]
     assert again == [(False, True, True), (False, False, False)]
-    until("no reason", lambda: bench.camera.report().reason == "")
+    until(lambda: bench.camera.report().reason == "", "no reason")
     bench.loop.run(other.stop(0.1), 5.0)
 
 
@@ -240,17 +241,17 @@ def test_how_far_behind_a_camera_is(bench, clip) -> None:
         patient.camera.set_behind(True)
         keeper = Keeper()
         patient.camera.route(patient.replica(keeper))
-        until("all of it all the same", lambda: len(keeper.frames) == 24)
+        until(lambda: len(keeper.frames) == 24, "all of it all the same")
 
 
 def test_without_a_replica_windows_are_counted_by_another_reason(bench) -> None:
     before = dropped("no_replica"), dropped("shed")
     bench.push(10)
-    until("windows", lambda: bench.camera.report().counts["windows_dropped"] >= 3)
+    until(lambda: bench.camera.report().counts["windows_dropped"] >= 3, "windows")
     bench.camera.set_rung(SHED)
     # Told by keyframes, one in four seconds.
     bench.push(16)
-    until("more windows", lambda: bench.camera.report().counts["windows_dropped"] >= 11)
+    until(lambda: bench.camera.report().counts["windows_dropped"] >= 11, "more windows")
     none, shed = dropped("no_replica") - before[0], dropped("shed") - before[1]
     assert min(none, shed) >= 3
     assert none + shed == bench.camera.report().counts["windows_dropped"]
@@ -261,11 +262,11 @@ def test_a_file_that_may_wait_is_not_thrown_away_while_it_is_shed(clip) -> None:
     with camera_bench(clip, source=str(clip)) as bench:
         bench.camera.set_rung(SHED)
         bench.camera.route(bench.replica(keeper))
-        until("its first frame to wait", lambda: bench.camera.report().counts["frames_sampled"] >= 2)
+        until(lambda: bench.camera.report().counts["frames_sampled"] >= 2, "its first frame to wait")
         assert "shed" in bench.camera.report().reason
         bench.camera.set_rung(FULL)
-        until("its end", lambda: bench.camera.ended)
-        until("all of it", lambda: len(keeper.frames) == 24)
+        until(lambda: bench.camera.ended, "its end")
+        until(lambda: len(keeper.frames) == 24, "all of it")
     assert keeper.frames[0].pts == 0
     assert bench.camera.report().counts["windows_dropped"] == 0
 
@@ -289,7 +290,7 @@ def test_what_a_replica_is_told_of_a_rung(window_s, stride_s, budget, rung, expe
 
 def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, keeper) -> None:
     bench.push(8)
-    until("frames", lambda: len(keeper.frames) >= 6)
+    until(lambda: len(keeper.frames) >= 6, "frames")
     [question] = bench.camera.settings.questions
     night = ScheduleConfig(hours=["22:00-06:00"])
     other = question.model_copy(update={"id": "vehicle", "text": "Is there a vehicle?"})
@@ -297,9 +298,9 @@ def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, 
     asked = {"questions": [question.model_copy(update={"when": night}), other]}
     assert bench.camera.apply_settings(bench.camera.settings.model_copy(update=asked))
     bench.camera.follow_schedule(noon)
-    until("the day's question alone", lambda: [each.id for each in keeper.specs[-1].questions] == ["vehicle"])
+    until(lambda: [each.id for each in keeper.specs[-1].questions] == ["vehicle"], "the day's question alone")
     bench.camera.follow_schedule(midnight)
-    until("both", lambda: [each.id for each in keeper.specs[-1].questions] == ["person", "vehicle"])
+    until(lambda: [each.id for each in keeper.specs[-1].questions] == ["person", "vehicle"], "both")
     assert not keeper.closed
 
     alone = {"questions": [question.model_copy(update={"when": night})]}
@@ -307,11 +308,11 @@ def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, 
     bench.camera.follow_schedule(midnight)
     bench.push(4)
     bench.camera.follow_schedule(noon)
-    until("its end at the replica, after what was sent", lambda: keeper.closed == [True])
+    until(lambda: keeper.closed == [True], "its end at the replica, after what was sent")
     sent, specs = len(keeper.frames), len(keeper.specs)
     before = bench.camera.report().counts["frames_sampled"]
     bench.push(30)
-    until("keyframes for people", lambda: bench.camera.report().counts["frames_sampled"] > before)
+    until(lambda: bench.camera.report().counts["frames_sampled"] > before, "keyframes for people")
     report = bench.camera.report()
     assert (report.state, report.reason) == ("running", NOT_ASKED)
     assert (len(keeper.frames), len(keeper.specs)) == (sent, specs)
@@ -321,9 +322,9 @@ def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, 
     assert len(keeper.specs) == specs
 
     bench.camera.follow_schedule(midnight)
-    until("the questions of the night", lambda: len(keeper.specs) == specs + 1)
+    until(lambda: len(keeper.specs) == specs + 1, "the questions of the night")
     bench.push(12)
-    until("frames again", lambda: len(keeper.frames) >= sent + 4)
+    until(lambda: len(keeper.frames) >= sent + 4, "frames again")
     assert keeper.frames[sent].random_access
     counts = bench.camera.report().counts
     assert (counts["windows_dropped"], counts["windows_lost"]) == (0, 0)

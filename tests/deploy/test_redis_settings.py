@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,9 @@ import pytest
 import redis
 from certificates import Authority
 from chart_parts import of_kind, pods, rendered, serve_config
+from waiting import until
+
+from cluster.lab.bench.processes import free_port
 
 
 @pytest.fixture(params=["kv-redis", "gcs-redis"])
@@ -26,8 +28,7 @@ def server(request, tmp_path):
     [settings] = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"].endswith(request.param)]
     for folder in ("etc", "run", "data"):
         (tmp_path / folder).mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     text = settings["data"]["redis.conf"].replace("dir /data", f"dir {tmp_path}/data")
     authority = Authority()
     authority.write(tmp_path / "ca.crt")
@@ -105,17 +106,13 @@ def test_ray_keeps_its_tables_there_and_nowhere_else(server, authority) -> None:
     certificates["RAY_REDIS_CA_CERT"] = certificates["RAY_REDIS_CA_CERT"].replace("ca.crt", authority)
     environment = {**os.environ, **certificates, "RAY_AUTH_MODE": "disabled", "RAY_num_redis_request_retries": "1"}
     environment["RAY_REDIS_ADDRESS"] = address.replace("sightline-gcs-redis:6379", f"127.0.0.1:{port}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        head_port = free.getsockname()[1]
+    head_port = free_port()
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", str(head_port)]
     command += ["--num-cpus", "0", "--include-dashboard=false", "--redis-password", "secret-1"]
     command += ["--object-store-memory", str(80 * 2**20)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as ray:
         try:
-            deadline = time.monotonic() + 90
-            while ray.poll() is None and not client.dbsize():
-                assert time.monotonic() < deadline, "neither tables nor an end"
-                time.sleep(0.2)
+            until(lambda: ray.poll() is not None or client.dbsize(), "tables or an end", timeout_s=90)
             assert bool(client.dbsize()) == (authority == "ca.crt")
             assert (ray.poll() is None) == (authority == "ca.crt")
         finally:

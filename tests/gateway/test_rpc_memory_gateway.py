@@ -3,7 +3,6 @@
 import asyncio
 import http.client
 import json
-from dataclasses import dataclass
 
 import pytest
 from memory_parts import replica
@@ -11,12 +10,8 @@ from memory_parts import replica
 from actors import gateway
 from cluster.client import GatewayClient
 from cluster.config import load_config
+from cluster.control.camera_record import Route
 from cluster.errors import SightlineError, UnavailableError, UnknownCameraError
-
-
-@dataclass
-class Route:
-    replica_address: str | None
 
 
 class Directory:
@@ -28,7 +23,7 @@ class Directory:
     async def where(self, name):
         if name not in self.routes:
             raise UnknownCameraError(f"there is no camera {name!r}")
-        return Route(self.routes[name])
+        return Route(None, None, None, self.routes[name])
 
     async def replicas(self, known, timeout_s):
         raise UnavailableError("not asked in this test")

@@ -8,6 +8,7 @@ from certificates import Authority
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kube_server import KubeServer
+from waiting import until
 
 from cluster.config.cluster import KubernetesConfig
 from cluster.errors import ConfigError, UnavailableError, UnknownCameraError
@@ -19,13 +20,6 @@ WAIT_S = 10.0
 
 def config(kube, **keys):
     return KubernetesConfig(enabled=True, kubeconfig=str(kube.kubeconfig), **keys)
-
-
-def until(condition, what="it"):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} never came"
-        time.sleep(0.005)
 
 
 class Follower:

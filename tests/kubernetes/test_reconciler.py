@@ -7,7 +7,8 @@ import logging
 from camera_cluster import CLUSTER, KUBERNETES, CameraCluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reconciler_rig import Rig, until
+from reconciler_rig import Rig
+from waiting import until_async
 
 from cluster.config import CameraEntry
 from cluster.control.cameras.managed import ManagedCamera
@@ -28,9 +29,9 @@ async def test_cameras_come_change_and_go_with_their_resources(kube):
         )
         kube.apply("gate", {"source": "rtsp://10.0.0.1/", "priority": "critical"})
         kube.apply("yard", {})
-        await until(lambda: cluster.priorities() == {"gate": "critical", "yard": "normal"})
+        await until_async(lambda: cluster.priorities() == {"gate": "critical", "yard": "normal"})
         kube.delete("gate")
-        await until(lambda: cluster.managers() == {"yard": KUBERNETES})
+        await until_async(lambda: cluster.managers() == {"yard": KUBERNETES})
         assert sorted(cluster.calls) == [("add", "gate"), ("add", "yard"), ("remove", "gate"), ("update", "gate")]
 
 
@@ -75,7 +76,7 @@ async def test_nonsense_is_a_condition_and_changes_nothing(kube):
         assert kube.status("gate")["observedGeneration"] == 2
         kube.apply("gate", {"window": {"lengthSeconds": 4, "strideSeconds": 8}})
         right = "camera gate: window.strideSeconds: must not exceed the window's lengthSeconds = 4, not 8"
-        await until(lambda: kube.condition("gate", "Accepted")[2].startswith(right), right)
+        await until_async(lambda: kube.condition("gate", "Accepted")[2].startswith(right), right)
         kube.apply("gate", {"priority": "background"})
         await rig.condition("gate", "Accepted", "True", "Accepted")
         assert cluster.priorities() == {"gate": "background"}
@@ -105,7 +106,7 @@ async def test_another_managers_camera_is_a_conflict_until_it_is_taken_over_or_g
         cluster.table.update(ManagedCamera(entry=CameraEntry(name="yard"), manager="north"), 0.0, takeover=True)
         await rig.condition("yard", "Conflict", "True", "ManagedElsewhere")
         kube.delete("yard")
-        await until(lambda: "yard" not in rig.watch.snapshot())
+        await until_async(lambda: "yard" not in rig.watch.snapshot())
         await rig.reconciler.reconcile()
         assert cluster.managers() == {"gate": KUBERNETES, "yard": "north"}
 
@@ -124,7 +125,7 @@ async def test_credentials_come_from_a_secret_and_are_nowhere_else(kube, caplog)
         assert kube.status("gate")["source"] == "rtsp://viewer:***@10.0.0.1/stream"
         # A password that is changed reaches the camera with the next comparison.
         kube.secret("door", username="viewer", password="correct-horse")
-        await until(lambda: "correct-horse" in cluster.directory.settings("gate").source.reveal())
+        await until_async(lambda: "correct-horse" in cluster.directory.settings("gate").source.reveal())
         kube.apply("gate", {**spec, "source": "rtsp://other:battery@10.0.0.1/"})
         await rig.condition("gate", "Accepted", "False", "Invalid")
         everything = caplog.text + str(kube.status_writes)
@@ -136,12 +137,12 @@ async def test_a_resource_made_anew_is_another_camera(kube):
     cluster = CameraCluster()
     kube.apply("gate", {})
     async with Rig(kube, cluster) as rig:
-        await until(lambda: cluster.managers())
+        await until_async(lambda: cluster.managers())
         with kube.lock:
             kube.delete("gate")
             kube.apply("gate", {})
-        await until(lambda: ("remove", "gate") in cluster.calls)
-        await until(lambda: cluster.managers())
+        await until_async(lambda: ("remove", "gate") in cluster.calls)
+        await until_async(lambda: cluster.managers())
         await rig.condition("gate", "Accepted", "True", "Accepted")
 
 
@@ -152,7 +153,7 @@ async def test_what_was_deleted_while_nobody_looked_is_removed(kube):
     kube.apply("kept", {})
     kube.refuse["list"] = [503, 403]
     async with Rig(kube, cluster):
-        await until(lambda: cluster.managers() == {"kept": KUBERNETES, "other": CLUSTER})
+        await until_async(lambda: cluster.managers() == {"kept": KUBERNETES, "other": CLUSTER})
         assert cluster.calls == [("remove", "old")]
 
 
@@ -174,7 +175,7 @@ async def test_a_controller_that_restarts_is_waited_for(kube):
         await asyncio.sleep(0.3)
         assert not cluster.calls
         cluster.away = False
-        await until(lambda: cluster.managers() == {"gate": KUBERNETES})
+        await until_async(lambda: cluster.managers() == {"gate": KUBERNETES})
 
 
 async def test_conflicting_writes_of_a_status_are_read_again_and_repeated(kube):
@@ -194,7 +195,7 @@ async def test_statuses_are_written_when_something_changed_and_not_more_often_th
         kube.apply(name, {})
     # Two writes a turn: everybody gets one in three turns, and no one a second one before that.
     async with Rig(kube, cluster, status_per_s=20, status_s=0.1):
-        await until(lambda: len(kube.status_writes) >= 6)
+        await until_async(lambda: len(kube.status_writes) >= 6)
         assert sorted(name for name, _ in kube.status_writes[:6]) == names
         await asyncio.sleep(0.3)
         settled = len(kube.status_writes)
@@ -204,7 +205,7 @@ async def test_statuses_are_written_when_something_changed_and_not_more_often_th
         await asyncio.sleep(0.2)
         assert len(kube.status_writes) == settled, "figures alone wait for status_refresh_s"
         cluster.running("cam-0")
-        await until(lambda: kube.status("cam-0")["state"] == "running")
+        await until_async(lambda: kube.status("cam-0")["state"] == "running")
         assert len(kube.status_writes) == settled + 1
 
 
@@ -214,8 +215,8 @@ async def test_a_server_that_takes_no_status_is_not_asked_for_each_camera(kube, 
         kube.apply(f"cam-{number}", {})
     kube.refuse["status"] = [500] * 8
     async with Rig(kube, cluster):
-        await until(lambda: not kube.refuse["status"])
-        await until(lambda: all(kube.status(name) for name in kube.objects))
+        await until_async(lambda: not kube.refuse["status"])
+        await until_async(lambda: all(kube.status(name) for name in kube.objects))
     rounds = [record.created for record in caplog.records if "cannot write the status" in record.message]
     assert len(rounds) == 8
     assert rounds[4] - rounds[3] > 0.05, "four at a time, then it waits for the next round"
@@ -266,7 +267,7 @@ def test_whatever_happens_the_cameras_end_like_the_resources(kube, acts):
                     n: p for n, p in found.items() if n not in wrong
                 } == right and found.keys() <= kube.objects.keys()
 
-            await until(same, acts)
+            await until_async(same, acts)
             for name in wrong:
                 await rig.condition(name, "Accepted", "False", "Invalid")
 

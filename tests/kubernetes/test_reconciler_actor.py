@@ -1,11 +1,11 @@
 """The actor's own life without Ray: it starts, follows, and stops; the controller behind it is the real table."""
 
 import asyncio
-import time
 
 import pytest
 from camera_cluster import CameraCluster
 from kube_server import KubeServer
+from waiting import until_async
 
 from actors import reconciler, remote
 from cluster.config import load_config
@@ -41,24 +41,17 @@ def actor(monkeypatch, cluster, **kubernetes):
     return reconciler.ReconcilerActor(load_config(None, {"kubernetes": {"enabled": True, **kubernetes}}), "127.0.0.1")
 
 
-async def until(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 async def test_it_starts_follows_and_stops(kube: KubeServer, monkeypatch):
     cluster = CameraCluster()
     kube.apply("gate", {"priority": "critical"})
     running = actor(monkeypatch, cluster, kubeconfig=str(kube.kubeconfig), status_s=0.1)
     assert await running.ready()
-    await until(lambda: cluster.priorities() == {"gate": "critical"})
-    await until(lambda: kube.status("gate").get("manager") == "kubernetes")
+    await until_async(lambda: cluster.priorities() == {"gate": "critical"})
+    await until_async(lambda: kube.status("gate").get("manager") == "kubernetes")
     kube.apply("gate", {"priority": "background"})
-    await until(lambda: cluster.priorities() == {"gate": "background"})
+    await until_async(lambda: cluster.priorities() == {"gate": "background"})
     kube.delete("gate")
-    await until(lambda: not cluster.managers())
+    await until_async(lambda: not cluster.managers())
     await running.stop()
     kube.apply("late", {})
     await asyncio.sleep(0.3)

@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 from camera_cluster import CLUSTER, CameraCluster
 from kube_server import KubeServer
-from reconciler_rig import Rig, until
+from reconciler_rig import Rig
+from waiting import until_async
 
 from actors import reconciler
 from cluster import metrics
@@ -51,19 +52,19 @@ async def test_resources_are_shown_by_what_became_of_them(kube):
     kube.apply("yard", {"priority": 7})
     passes = Grown("reconciler_pass_seconds_count", "result")
     async with Rig(kube, cluster):
-        await until(lambda: states() == {"accepted": 1, "conflict": 1, "invalid": 1, "no_room": 0}, states)
+        await until_async(lambda: states() == {"accepted": 1, "conflict": 1, "invalid": 1, "no_room": 0}, states)
         cluster.refuse = CapacityError("the fleet is full")
         kube.apply("late", {})
-        await until(lambda: states() == {"accepted": 1, "conflict": 1, "invalid": 1, "no_room": 1}, states)
+        await until_async(lambda: states() == {"accepted": 1, "conflict": 1, "invalid": 1, "no_room": 1}, states)
         assert passes().keys() == {"done"}
         cluster.away = True
         kube.apply("later", {})
-        await until(lambda: value("camera_resources", state="waiting") == 1, states)
+        await until_async(lambda: value("camera_resources", state="waiting") == 1, states)
         assert passes().keys() == {"done", "unavailable"}
         cluster.away, cluster.refuse = False, None
         for name in ("dock", "yard"):
             kube.delete(name)
-        await until(lambda: states() == {"accepted": 3, "conflict": 0, "invalid": 0, "no_room": 0}, states)
+        await until_async(lambda: states() == {"accepted": 3, "conflict": 0, "invalid": 0, "no_room": 0}, states)
         assert value("camera_resources", state="waiting") == 0
 
 
@@ -73,10 +74,10 @@ async def test_a_defect_met_with_one_camera_counts_as_a_failed_pass(kube):
     kube.apply("gate", {})
     passes = Grown("reconciler_pass_seconds_count", "result")
     async with Rig(kube, cluster):
-        await until(lambda: passes().get("failed", 0) >= 1, passes)
+        await until_async(lambda: passes().get("failed", 0) >= 1, passes)
         assert value("camera_resources", state="waiting") == 1
         cluster.refuse = None
-        await until(lambda: states()["accepted"] == 1, states)
+        await until_async(lambda: states()["accepted"] == 1, states)
 
 
 async def test_changes_and_statuses_are_those_that_the_cluster_and_the_server_saw(kube):
@@ -90,10 +91,10 @@ async def test_changes_and_statuses_are_those_that_the_cluster_and_the_server_sa
             await rig.condition(name, "Accepted", "True", "Accepted")
         kube.refuse["status"] = [500] * 3
         kube.apply("gate", {"priority": "critical"})
-        await until(lambda: not kube.refuse["status"])
+        await until_async(lambda: not kube.refuse["status"])
         kube.delete("yard")
-        await until(lambda: list(cluster.managers()) == ["gate"])
-        await until(lambda: writes()["written"] == len(kube.status_writes), writes)
+        await until_async(lambda: list(cluster.managers()) == ["gate"])
+        await until_async(lambda: writes()["written"] == len(kube.status_writes), writes)
     assert changes() == {"added": 2, "changed": 1, "removed": 1}
     found = writes()
     assert found["conflict"] >= 2
@@ -104,12 +105,12 @@ async def test_a_watch_that_broke_and_one_that_expired(kube):
     restarts = Grown("reconciler_watch_restarts_total", "reason")
     kube.apply("gate", {})
     async with Rig(kube, CameraCluster()) as rig:
-        await until(lambda: rig.watch.snapshot())
+        await until_async(lambda: rig.watch.snapshot())
         # Again, where it came before the watch was open.
-        await until(lambda: kube.disconnect() or "broken" in restarts(), restarts)
+        await until_async(lambda: kube.disconnect() or "broken" in restarts(), restarts)
         assert "expired" not in restarts()
-        await until(lambda: kube.expire() or "expired" in restarts(), restarts)
-        await until(lambda: kube.lists >= 2)
+        await until_async(lambda: kube.expire() or "expired" in restarts(), restarts)
+        await until_async(lambda: kube.lists >= 2)
     assert restarts().keys() == {"broken", "expired"}, "to stop it is no restart"
 
 
@@ -142,7 +143,7 @@ async def test_a_watch_that_ended_in_good_order_and_one_that_met_a_defect():
     source = Source(None, RuntimeError("a defect"), None)
     watch = CameraWatch(source, lambda: None, wait_s=(0.01, 0.05))
     watch.start()
-    await until(lambda: restarts() == {"ended": 2, "failed": 1}, restarts)
+    await until_async(lambda: restarts() == {"ended": 2, "failed": 1}, restarts)
     assert await asyncio.to_thread(watch.stop)
 
 
@@ -166,10 +167,10 @@ def test_ages_are_infinite_before_the_first_list_and_of_each_thing_its_own():
 async def test_a_server_that_goes_on_talking_is_heard_and_one_that_refuses_is_not(kube):
     async with Rig(kube, CameraCluster()):
         # Bookmarks come all the time; nothing is listed again.
-        await until(lambda: ages()[1] + 0.2 < ages()[0] < math.inf, ages)
+        await until_async(lambda: ages()[1] + 0.2 < ages()[0] < math.inf, ages)
     kube.refuse["list"] = [403] * 1000
     async with Rig(kube, CameraCluster()) as rig:
-        await until(lambda: rig.watch.trouble)
+        await until_async(lambda: rig.watch.trouble)
         assert ages() == (math.inf, math.inf)
 
 

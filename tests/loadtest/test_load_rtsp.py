@@ -6,6 +6,7 @@ import threading
 from itertools import islice
 
 import pytest
+from waiting import until_async
 
 from cluster.codec.nal import START_CODE
 from cluster.codec.network import NetworkSource
@@ -43,12 +44,6 @@ class Player(threading.Thread):
             self.error = error
 
 
-async def until(condition, timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 def begin(server: RtspCameras, clip, name: str = "cam"):
     """A camera that sends a packet every few milliseconds."""
     line = server.add(name, clip.header, FIRST.append)
@@ -69,7 +64,7 @@ async def test_a_decoder_gets_the_cameras_pictures_at_the_cameras_times(clip) ->
     line, running, delivering = begin(server, clip)
     await asyncio.sleep(0.3)
     player = Player(server.url("cam"))
-    await until(lambda: len(player.packets) >= 91)
+    await until_async(lambda: len(player.packets) >= 91)
     assert (player.header.codec, player.header.width, player.header.height) == ("h264", 320, 192)
     profile = Profile(mix={"quiet": 1.0}, fps=10)
     truth = {due.packet.pts: due.packet for due in islice(packets(profile, script(profile, 0), {"quiet": clip}), 400)}
@@ -86,16 +81,16 @@ async def test_a_decoder_gets_the_cameras_pictures_at_the_cameras_times(clip) ->
     assert len(FIRST) == 1
     # Cut off, it has to come again, and begins with a keyframe.
     line.cut()
-    await until(lambda: not player.is_alive())
+    await until_async(lambda: not player.is_alive())
     again = Player(server.url("cam"))
-    await until(lambda: len(again.packets) >= 5)
+    await until_async(lambda: len(again.packets) >= 5)
     assert again.packets[0].keyframe
     assert line.status.reconnects == 1
     delivering.cancel()
     running.cancel()
     await asyncio.wait({running})
     gone = Player(server.url("cam"))
-    await until(lambda: not gone.is_alive())
+    await until_async(lambda: not gone.is_alive())
     assert "404" in str(gone.error)
     for each in (player, again, gone):
         each.source.close()

@@ -11,6 +11,7 @@ from itertools import pairwise
 import psutil
 import pytest
 from toy_cluster import STRIDE_S, ToyCluster, footage, profile
+from waiting import until_async
 
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from loadtest.faults import inflict
@@ -153,9 +154,7 @@ async def test_nobody_there_and_a_refused_camera_end_it_with_a_sentence(monkeypa
             await stage.fleet.grow(1)
             del toy.cameras["load-00000"]
             stage.fleet.storm(1.0)
-            async with asyncio.timeout(10):
-                while not stage.fleet.failures:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+            await until_async(lambda: stage.fleet.failures)
             assert "load-00000" in stage.fleet.failures[0]
 
 

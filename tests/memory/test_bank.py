@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from redis_server import RedisServer
-from remembering import MIB, Site, answered, redis_tier, stream, until
+from remembering import MIB, Site, answered, redis_tier, stream
+from waiting import until
 
 from cluster.engine.native import NativeEngine
 from cluster.errors import NotReadyError

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from redis_server import RedisServer
-from remembering import Site, until
+from remembering import Site
+from waiting import until
 
 from cluster.control.camera_record import DeletionTracker
 from cluster.models import load_model

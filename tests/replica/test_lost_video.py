@@ -7,7 +7,8 @@ import random
 import threading
 
 import pytest
-from camera_parts import GEOMETRY, WAIT_S, camera_bench, until
+from camera_parts import GEOMETRY, WAIT_S, camera_bench
+from waiting import until
 
 from cluster.config import CameraEntry, camera_settings
 from cluster.decoder.running_camera import RunningCamera
@@ -75,8 +76,8 @@ def replica():
 
 def settle(bench, *replicas: Replica) -> None:
     """Everything that was pushed has been decoded, sent, and answered."""
-    until("nothing under way", lambda: (lane := bench.sender.status("gate")) and not lane.queued + lane.in_flight)
-    until("nothing waits", lambda: not any(sum(each.worker.depths().values()) for each in replicas))
+    until(lambda: (lane := bench.sender.status("gate")) and not lane.queued + lane.in_flight, "nothing under way")
+    until(lambda: not any(sum(each.worker.depths().values()) for each in replicas), "nothing waits")
 
 
 def silent(bench, replicas, until_s: float, *before: RunningCamera) -> int:
@@ -154,7 +155,7 @@ def test_a_replica_whose_death_is_noticed_late(bench, replica, told_of_death) ->
     settle(bench, replica)
     before = bench.camera.report().counts["windows_lost"]
     bench.loop.run(bench._servers.pop().stop(0.0), WAIT_S)
-    until("the loss to be noticed", lambda: bench._lost)
+    until(lambda: bench._lost, "the loss to be noticed")
     # More than the queue holds, twice over.
     bench.push(80)
     if told_of_death:

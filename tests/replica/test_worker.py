@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from waiting import until
 from worker_parts import sample, spec
 
 from cluster.errors import CapacityError, ConfigError, UnknownCameraError
@@ -75,13 +76,6 @@ def start(held_engine, recorder):
 def feed(worker: EngineWorker, stream: str, count: int, first: int = 0) -> None:
     for index in range(first, first + count):
         worker.offer(sample(stream, index)).result(WAIT_S)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_every_window_of_an_idle_engine_is_answered_in_order(start, recorder) -> None:

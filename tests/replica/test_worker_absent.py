@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from waiting import until
 from worker_parts import sample, spec
 
 from cluster.errors import UnavailableError
@@ -74,13 +75,6 @@ def start(absent):
     yield start
     absent.gate.set()
     assert all(worker.stop(WAIT_S) for worker in workers)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def feed(worker: EngineWorker, stream: str, first: int, count: int) -> None:

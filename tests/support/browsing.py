@@ -1,6 +1,5 @@
 """What tests do with a page of the console."""
 
-import time
 from dataclasses import replace
 
 from cluster.types import LastAnswer
@@ -75,12 +74,3 @@ def running(gateway, number=0):
         if status.state == "running" and status.rung == "full" and status.name not in gateway.city.hot
     ]
     return calm[number]
-
-
-def until(call, patience_s=PATIENCE_MS / 1000):
-    """Until it gives something true, which is returned."""
-    deadline = time.monotonic() + patience_s
-    while not (found := call()):
-        assert time.monotonic() < deadline, f"still {found!r}"
-        time.sleep(0.05)
-    return found

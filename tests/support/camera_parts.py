@@ -2,12 +2,12 @@
 
 import asyncio
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sightline.v1 import ingest_pb2
+from waiting import until
 
 from cluster.codec import FileSource
 from cluster.codec.supervisor import Backoff
@@ -34,14 +34,6 @@ SETTINGS = {
     "tracing": {"ratio": 1},
     "security": {"file_roots": [tempfile.gettempdir()]},
 }
-
-
-def until(what: str, condition: Callable[[], object], instead: Callable[[], object] = str) -> None:
-    """Wait until ``condition()`` holds; ``instead()`` tells what there is if it never does."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} never came; {instead()}"
-        time.sleep(0.005)
 
 
 class Keeper:
@@ -126,8 +118,8 @@ class Bench:
             self._sequence += 1
             assert self.camera.sink is not None
             self.loop.run(self.camera.sink.offer(ingest_pb2.PacketBatch(packets=[packet])), WAIT_S)
-            until("room", lambda: self.camera._source.queued < 100)
-        until("everything decoded", lambda: self.camera._source.queued == 0)
+            until(lambda: self.camera._source.queued < 100, "room")
+        until(lambda: self.camera._source.queued == 0, "everything decoded")
 
     def skip(self, seconds: float) -> None:
         """The next seconds of the clip are lost on the way."""

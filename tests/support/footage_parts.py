@@ -6,7 +6,7 @@ import gc
 import io
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count
@@ -289,14 +289,6 @@ class Site:
         await self.service._flush()
         wanted = (answer.stream, answer.question)
         return next(each for each in self.service.open_incidents() if (each.camera, each.subject) == wanted)
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Wait until it holds."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "never happened"
-        await asyncio.sleep(0.01)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from actors import gateway
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.service import AlertService
 from cluster.config import load_config, parse_camera
+from cluster.control.camera_record import Route
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.memory_service import MemoryServicer, ReplayRange
@@ -41,12 +42,6 @@ from cluster.wire.server import RpcServer
 QUESTIONS = ("person", "smoke")
 RUNGS = ("full", "pruned", "slower", "fewer")
 STATES = ("running",) * 16 + ("backoff", "connecting", "error", "ended")
-
-
-@dataclass
-class Route:
-    replica_address: str | None = None
-    decoder_address: str | None = None
 
 
 class World:
@@ -131,7 +126,7 @@ class World:
 
     async def where(self, name):
         self._check(name)
-        return Route(self.replica_address, self.decoder_address)
+        return Route(None, self.decoder_address, None, self.replica_address)
 
     async def list(self):
         self.looks += 1

@@ -3,8 +3,7 @@
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,13 +34,6 @@ def same(one: Block | None, other: Block) -> bool:
     return one is not None and all(
         torch.equal(getattr(one, name), getattr(other, name)) for name in ("key", "value", "frame", "cell")
     )
-
-
-def until(true: Callable[[], bool], limit_s: float = 15.0) -> None:
-    end = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.005)
 
 
 class MemoryTier(Tier):

@@ -3,23 +3,18 @@
 import contextlib
 import json
 import re
-import socket
 import subprocess
 from pathlib import Path
 
 import aiohttp
 from joserfc.jwk import KeySet
 
+from cluster.lab.bench.processes import free_port
+
 ROOT = Path(__file__).parents[2]
 MODULES = ROOT / ".tools" / "oidc" / "node_modules"
 SCRIPT = Path(__file__).with_name("oidc_provider.mjs")
 ROBOT_SECRET = "robot-secret-0123456789"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def new_keys(kind="RSA"):

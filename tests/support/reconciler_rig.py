@@ -1,7 +1,8 @@
 """A reconciler that runs against a Kubernetes API server without Kubernetes, and waiting for what it does."""
 
 import asyncio
-import time
+
+from waiting import until_async
 
 from cluster.config.cluster import KubernetesConfig
 from cluster.kubernetes.api import KubernetesApi
@@ -9,13 +10,6 @@ from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch
 
 WAIT_S = 10.0
-
-
-async def until(condition, what="it"):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what() if callable(what) else what} never came"
-        await asyncio.sleep(0.005)
 
 
 class Rig:
@@ -51,5 +45,5 @@ class Rig:
             condition = self.kube.condition(name, kind)
             return condition is not None and condition[:2] == (status, reason)
 
-        await until(found, lambda: self.kube.status(name))
+        await until_async(found, lambda: self.kube.status(name))
         return self.kube.condition(name, kind)[2]

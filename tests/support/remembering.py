@@ -1,8 +1,8 @@
 """An engine that remembers over host memory and Redis, beside one that does not, and a camera that both see."""
 
-import time
-from collections.abc import Callable
 from typing import Any
+
+from waiting import until
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.soak import SyntheticCamera
@@ -112,10 +112,3 @@ def answered(engine: NativeEngine, name: str = "cam", tokens: int = 3) -> AskRes
     while run.step() is not None:
         pass
     return run.result
-
-
-def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.02)

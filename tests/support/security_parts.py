@@ -1,23 +1,17 @@
 """A gateway without Ray whose door is guarded."""
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from actors import gateway
 from cluster.config import CameraEntry, load_config
+from cluster.control.camera_record import Route
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import UnavailableError, UnknownCameraError
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
-
-
-@dataclass
-class Route:
-    replica_address: str | None = None
-    decoder_address: str | None = None
 
 
 class Directory:
@@ -32,7 +26,7 @@ class Directory:
     async def where(self, name):
         if name not in self.NAMES:
             raise UnknownCameraError(f"there is no camera {name!r}")
-        return Route(self.address)
+        return Route(None, None, None, self.address)
 
     async def list(self):
         return [CameraStatus(name) for name in self.NAMES]

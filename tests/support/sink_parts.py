@@ -14,11 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from cluster.lab.bench.processes import free_port
 
 
 class Receiver:

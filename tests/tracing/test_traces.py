@@ -4,8 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from camera_parts import camera_bench, until
+from camera_parts import camera_bench
 from otlp_collector import Collector
+from waiting import until
 
 from cluster import metrics
 from cluster.alerts.service import AlertService
@@ -87,8 +88,9 @@ def test_one_tree_from_packet_to_alert(clip, spans, replica, collector, tmp_path
         with camera_bench(clip, spans=spans["decoder-0"]) as bench:
             bench.camera.route(bench.replica(frames))
             bench.push(11)
-            until("an alert's span", lambda: collector.named("alert"), lambda: (running, len(collector.spans)))
-            until("an answer's span", lambda: len(collector.named("llm")) >= 2)
+            until(lambda: collector.named("alert"), lambda: ("an alert's span", running, len(collector.spans)))
+            trace = collector.named("alert")[0].trace_id
+            until(lambda: any(span.trace_id == trace for span in collector.named("llm")), "its answer's span")
         hub.close()
         running.result(WAIT_S)
     for each in spans.values():

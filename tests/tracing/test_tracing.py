@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from otlp_collector import Collector
+from waiting import until
 
 from cluster import metrics
 from cluster.config import load_config
@@ -44,13 +45,6 @@ def sample(index, pts, *, fresh=False):
 def answer(window, end, *, gated=False, latency_s=1.0):
     timing = Timing(0.1, 0.2, 0.3, 0.4, latency_s)
     return Answer("gate", window, 0, end, "person", 0.9, True, "", gated, TokenCount(9, 8, 3, 2, 3, 1, 3), timing)
-
-
-def until(condition, what, timeout_s=10):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def counted(result):

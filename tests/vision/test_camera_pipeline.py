@@ -2,11 +2,11 @@ import itertools
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from waiting import until
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource
 from cluster.decoder.decode_gate import DecodeGate, make_decode_gate
@@ -93,9 +93,7 @@ def test_broken_cameras_do_not_touch_a_good_one(clips, tmp_path):
     }
     for pipeline in pipelines.values():
         pipeline.start()
-    end = time.monotonic() + DEADLINE_S
-    while any(pipeline.running for pipeline in pipelines.values()) and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: not any(pipeline.running for pipeline in pipelines.values()))
     statuses = {name: pipeline.status() for name, pipeline in pipelines.items()}
     assert statuses["good"].state is CameraState.ENDED
     assert len(sinks["good"].samples) == 24
@@ -222,9 +220,7 @@ def test_backoff_shows_the_reason_and_the_time_left(tmp_path):
     settings = PipelineSettings(backoff=Backoff(first_s=30.0, jitter=0.0))
     pipeline = CameraPipeline("cam", Flaky(tmp_path / "x.mp4"), QWEN, settings, Collector())
     pipeline.start()
-    end = time.monotonic() + DEADLINE_S
-    while pipeline.status().state is not CameraState.BACKOFF and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: pipeline.status().state is CameraState.BACKOFF)
     status = pipeline.status()
     assert (status.state, status.reason) == (CameraState.BACKOFF, "camera refused the connection")
     assert 20.0 < status.retry_in_s <= 30.0
@@ -415,10 +411,7 @@ def test_turns_go_to_who_has_waited_longest():
         for name in "abc":
             threads.append(threading.Thread(target=worker, args=name))
             threads[-1].start()
-            deadline = time.monotonic() + DEADLINE_S
-            while len(gate._waiting) < len(threads):
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            until(lambda: len(gate._waiting) == len(threads))
     with gate:
         order.append("who had it before")
     for thread in threads:

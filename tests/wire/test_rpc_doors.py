@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http2_attacks import PREFACE, SETTINGS, Http2, Target, frame, message, name_request
 from sightline.v1 import results_pb2_grpc
+from waiting import until_async
 
 from cluster.errors import UnauthenticatedError
 from cluster.gateway.guard import Guard
@@ -41,18 +42,12 @@ async def serving(max_connections=100):
         await server.stop(0.0)
 
 
-async def until(reached):
-    async with asyncio.timeout(20):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def test_a_call_without_a_token_is_refused_before_its_message_is_there():
     async with serving() as (_, target, _):
         connection = await Http2.open(target)
         stream = connection.begin(RESULTS)
         await connection.send(stream, message(2**20, b"x"))
-        await until(lambda: target.seen["status 16"])
+        await until_async(lambda: target.seen["status 16"])
         assert stream not in connection._windows, "the stream is over"
 
 
@@ -63,7 +58,7 @@ async def test_a_known_caller_has_a_deadline_for_the_rest_of_its_message():
     await server.start()
     connection = await Http2.open(target)
     await connection.send(connection.begin(RESULTS), message(2**20, b"x"))
-    await until(lambda: target.seen["status 4"])
+    await until_async(lambda: target.seen["status 4"])
     await server.stop(0.0)
 
 
@@ -76,7 +71,7 @@ async def test_probes_are_answered_however_many_never_finish_theirs():
         for _ in range(20):
             assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=5)).status == Status.SERVING
         # The newest are held; each connection tells the first of its refusals in full.
-        await until(lambda: target.seen["status 8"] >= 20 - MOST_READING)
+        await until_async(lambda: target.seen["status 8"] >= 20 - MOST_READING)
 
 
 async def test_an_unknown_name_is_not_kept():
@@ -90,7 +85,7 @@ async def test_an_unknown_name_is_not_kept():
         assert "xxx" not in failure.value.details()
         connection = await Http2.open(target)
         await connection.send(connection.begin(CHECK), message(2**21, name_request(2**21 - 5)))
-        await until(lambda: target.seen["status 8"])
+        await until_async(lambda: target.seen["status 8"])
         assert server._health.watching == 0
 
 
@@ -100,12 +95,12 @@ async def test_the_newest_watches_are_kept():
         for _ in range(MOST_WATCHING + 3):
             watches.append(health.Watch(health_pb2.HealthCheckRequest()))
             assert (await watches[-1].read()).status == Status.SERVING
-        await until(lambda: sum(watch.done() for watch in watches) == 3)
+        await until_async(lambda: sum(watch.done() for watch in watches) == 3)
         assert server._health.watching == MOST_WATCHING
         assert {await watch.code() for watch in watches if watch.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         for watch in watches:
             watch.cancel()
-        await until(lambda: not server._health.watching)
+        await until_async(lambda: not server._health.watching)
 
 
 async def test_what_is_packed_is_not_unpacked():
@@ -115,7 +110,7 @@ async def test_what_is_packed_is_not_unpacked():
         connection = await Http2.open(target)
         sent = message(len(bomb), bomb, compressed=True)
         await connection.send(connection.begin(CHECK, grpc_encoding="gzip"), sent)
-        await until(lambda: target.seen["status 3"])
+        await until_async(lambda: target.seen["status 3"])
 
 
 async def test_connections_that_come_when_as_many_as_may_be_are_there():
@@ -128,7 +123,7 @@ async def test_connections_that_come_when_as_many_as_may_be_are_there():
                 reader, writer = await asyncio.open_connection("127.0.0.1", target.rpc)
                 stack.callback(writer.close)
                 ends.append(asyncio.create_task(reader.read()))
-            await until(lambda: sum(end.done() for end in ends) >= 8)
+            await until_async(lambda: sum(end.done() for end in ends) >= 8)
             assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=5)).status == Status.SERVING
             assert sum(end.done() for end in ends) == 8
             for end in ends:

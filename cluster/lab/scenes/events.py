@@ -228,15 +228,8 @@ def parked(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always t
 
 
 DISTRACTORS: dict[str, Callable[[SceneBuilder, float], None]] = {
-    "runner": runner,
-    "crouch": crouch,
-    "talk": talk,
-    "skirt_zone": skirt_zone,
-    "waits_with_bag": waits_with_bag,
-    "standing_bag": standing_bag,
-    "sitter": sitter,
-    "brief_stop": brief_stop,
-    "parked": parked,
+    each.__name__: each
+    for each in (runner, crouch, talk, skirt_zone, waits_with_bag, standing_bag, sitter, brief_stop, parked)
 }
 
 
@@ -360,10 +353,5 @@ def _event(builder: SceneBuilder, kind: str, start: float, end: float, actors: l
 
 
 EVENTS: dict[str, Callable[[SceneBuilder, float], None]] = {
-    "fall": fall,
-    "fight": fight,
-    "intrusion": intrusion,
-    "left_object": left_object,
-    "stopped_vehicle": stopped_vehicle,
-    "wrong_way": wrong_way,
+    each.__name__: each for each in (fall, fight, intrusion, left_object, stopped_vehicle, wrong_way)
 }

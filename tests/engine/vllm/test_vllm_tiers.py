@@ -1,6 +1,5 @@
 """Windows on two vLLM engines over one node and one Redis: moved, gone on with after a death, forgotten; tiers fail."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ pytest.importorskip("vllm.version", reason="vLLM is not installed here (make set
 
 from kv_parts import QUICK, Node
 from redis_server import RedisServer
+from waiting import until
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.vllm import window_checkpoint
@@ -39,13 +39,6 @@ def tiers_of(node: str | None, redis: str | None) -> TierStack:
     if redis is not None:
         tiers.append(RedisTier(redis, fingerprint=MARK, cap_bytes=2**24, ttl_s=600, deadline_s=5.0))
     return TierStack(tiers)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.02)
 
 
 class Site:

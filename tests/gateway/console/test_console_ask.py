@@ -1,8 +1,9 @@
 """The ask box in a real browser, and the pages of one camera and of the fleet."""
 
 import pytest
-from browsing import change, running, say_no, until
+from browsing import change, running, say_no
 from playwright.sync_api import expect
+from waiting import until
 
 CAMERAS = 60
 

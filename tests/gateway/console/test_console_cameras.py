@@ -7,8 +7,9 @@ import json
 import av
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browsing import running, until
+from browsing import running
 from playwright.sync_api import expect
+from waiting import until
 
 from cluster.codec import CLIPS
 

@@ -4,10 +4,11 @@ import itertools
 import re
 
 import pytest
-from browsing import PATIENCE_MS, running, say_no, say_yes, until
+from browsing import PATIENCE_MS, running, say_no, say_yes
 from console_city import City
 from console_gateway import ConsoleGateway
 from playwright.sync_api import expect
+from waiting import until
 
 from cluster.alerts.incident import IncidentQuery
 from cluster.security.roles import Role

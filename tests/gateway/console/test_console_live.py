@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from browsing import PATIENCE_MS, Wall, change, running, until, yes_of
+from browsing import PATIENCE_MS, Wall, change, running, yes_of
 from console_city import City
 from console_gateway import ConsoleGateway
 from playwright.sync_api import expect
+from waiting import until
 
 from cluster.gateway.http.live import Event
 from cluster.types import CameraStatus

@@ -4,8 +4,9 @@ import re
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browsing import change, running, until
+from browsing import change, running
 from playwright.sync_api import expect
+from waiting import until
 
 from cluster.gateway.console.files import STATIC
 

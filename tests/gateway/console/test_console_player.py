@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from browsing import running, until
+from browsing import running
 from live_camera import FPS, READ, LiveCamera
 from playwright.sync_api import expect
+from waiting import until
 
 from cluster.decoder.footage.camera import CameraFootage
 

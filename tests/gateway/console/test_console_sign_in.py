@@ -2,8 +2,10 @@
 
 from axe_playwright_python.sync_playwright import Axe
 from gateway_parts import served_in_thread
-from oidc_parts import free_port, provider
+from oidc_parts import provider
 from playwright.sync_api import expect
+
+from cluster.lab.bench.processes import free_port
 
 
 def test_a_person_signs_in_at_the_provider_and_out_again(tmp_path, open_page):

@@ -2,7 +2,8 @@
 
 from gateway_parts import served_in_thread
 from playwright.sync_api import expect
-from sink_parts import free_port
+
+from cluster.lab.bench.processes import free_port
 
 
 def test_a_sink_is_tried_from_the_fleet_page(tmp_path, open_page):

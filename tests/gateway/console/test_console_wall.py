@@ -2,8 +2,9 @@
 
 import re
 
-from browsing import change, running, say_yes, until
+from browsing import change, running, say_yes
 from playwright.sync_api import expect
+from waiting import until
 
 from cluster.types import CameraStatus
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from gateway_parts import make_answer, serving
 from http_parts import Client
+from waiting import until_async
 
 from cluster.gateway.http.fleet import summary
 from cluster.gateway.http.replies import plain
@@ -71,9 +72,7 @@ async def test_a_controller_that_is_away(tmp_path):
 
 async def test_replicas_and_the_fleet(tmp_path):
     async with serving(tmp_path, cameras=40) as served, Client(served.url) as client:
-        async with asyncio.timeout(10):
-            while not served.gateway._live.cameras:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: served.gateway._live.cameras)
         _, body = await client("GET", "/v1/replicas")
         assert [(replica["name"], replica["draining"]) for replica in body["replicas"]] == [
             ("replica-0", False),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from sightline.v1 import incidents_pb2
+from waiting import until_async
 
 from cluster.errors import CapacityError
 from cluster.gateway.guard import Guard
@@ -57,9 +58,7 @@ async def test_answers_incidents_changes_and_removals(tmp_path):
         _, history = await client("GET", "/v1/cameras/cam-000/history")
         assert answer["end_unix_s"] == history["scores"]["person"][-1][0]
         # The gateway's own way to alerting may not be open yet: what happens until then is in the list.
-        async with asyncio.timeout(20):
-            while not served.alerts._feed.subscribers:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: served.alerts._feed.subscribers)
         served.publish([make_answer("cam-000", "person", 0.9, 2)])
         _, told = await event("incident")
         assert (told["event"], told["incident"]["camera"]) == ("new", "cam-000")

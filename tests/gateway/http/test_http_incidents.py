@@ -1,11 +1,11 @@
 """Incidents over HTTP, live: who sees to one, what became of its clip, and what is told to those it is not for."""
 
-import asyncio
 import json
 
 import pytest
 from gateway_parts import make_answer, serving
 from http_parts import Client
+from waiting import until_async
 
 
 async def begin(served, *cameras):
@@ -31,9 +31,7 @@ async def incident_events(reply, count):
 
 async def test_a_browser_is_told_who_sees_to_it_and_that_its_clip_is_there(tmp_path):
     async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
-        async with asyncio.timeout(20):
-            while not served.alerts._feed.subscribers:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: served.alerts._feed.subscribers)
         async with client.open("GET", "/v1/events") as reply:
             incident = (await begin(served, "cam-000"))["cam-000"]
             await client("POST", f"/v1/incidents/{incident}/acknowledge", {"by": "Kim"})

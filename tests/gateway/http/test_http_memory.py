@@ -8,6 +8,7 @@ import json
 import pytest
 from gateway_parts import Replica
 from http_parts import answering
+from waiting import until_async
 
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnknownCameraError
 from cluster.gateway.http.routes import MAX_BODY_BYTES
@@ -54,12 +55,6 @@ async def gate(**options):
         yield client, server, replica
 
 
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
 async def test_an_answer_line_by_line():
     async with gate() as (client, _, replica):
         replica.words = ["çé ", "words"]
@@ -100,10 +95,10 @@ async def test_a_client_that_leaves_ends_the_answer(stuck_at):
                 await asyncio.sleep(60)
 
         leaving = asyncio.create_task(ask())
-        await until(lambda: replica.under_way == 1)
+        await until_async(lambda: replica.under_way == 1)
         await asyncio.sleep(0.05)
         leaving.cancel()
-        await until(lambda: replica.ended == 1)
+        await until_async(lambda: replica.ended == 1)
         assert replica.under_way == 0
 
 
@@ -187,7 +182,7 @@ async def test_questions_leave_room_for_metrics():
     async with gate(max_asks=1) as (client, _, replica):
         replica.stuck_at = 0
         waiting = asyncio.create_task(client.ask())
-        await until(lambda: replica.under_way == 1)
+        await until_async(lambda: replica.under_way == 1)
         status, (body,) = await client.ask()
         assert (status, "1 questions are being answered" in body["error"]) == (429, True)
         async with client.open("GET", "/metrics") as reply:

@@ -13,13 +13,14 @@ from http_matrix import bearer, wrong_replies
 from http_parts import Client
 from joserfc import jwt
 from joserfc.jwk import KeySet, OctKey
-from oidc_parts import free_port, new_keys, provider, sentence, sign_in
+from oidc_parts import new_keys, provider, sentence, sign_in
 
 from cluster.config import load_config
 from cluster.errors import ConfigError, UnauthenticatedError
 from cluster.gateway import oidc as gateway_oidc
 from cluster.gateway.http.door import COOKIE
 from cluster.gateway.http.sign_in import ATTEMPT_COOKIE
+from cluster.lab.bench.processes import free_port
 from cluster.security.limits import RateLimit
 from cluster.security.oidc import Attempt, Claims, Grant
 from cluster.security.roles import Role

@@ -1,6 +1,5 @@
 """OpenAI's own client asks a camera; what a camera cannot do is said in words that the client understands."""
 
-import asyncio
 import contextlib
 from itertools import pairwise
 
@@ -9,6 +8,7 @@ import pytest
 from gateway_parts import serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import until_async
 
 from cluster.errors import CapacityError, ConfigError, NotReadyError
 from cluster.gateway.http.openai import Message, camera_of, conversation
@@ -142,9 +142,7 @@ async def test_a_client_that_leaves_ends_the_answer(tmp_path):
         await anext(aiter(stream))
         assert served.replica.under_way == 1
         await stream.close()
-        async with asyncio.timeout(10):
-            while served.replica.under_way:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: not served.replica.under_way)
 
 
 async def test_tokens_and_roles(tmp_path):

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from gateway_parts import make_answer, serving
 from http_parts import listening
 from sightline.v1 import cameras_pb2, incidents_pb2, ingest_pb2, memory_pb2, pictures_pb2, replicas_pb2, results_pb2
+from waiting import until_async
 
 from cluster import metrics
 from cluster.gateway.http.application import table
@@ -235,9 +236,7 @@ async def test_dead_letters_of_other_cameras_are_not_sent_again(tmp_path):
                 request = incidents_pb2.ResendRequest(sink="ops", key=key)
                 code, data = await replies(channel, "Incidents/Resend", request, served.secrets[Role.ADMIN])
                 assert (code, incidents_pb2.ResendResponse.FromString(data).count) == (grpc.StatusCode.OK, count)
-            async with asyncio.timeout(30):
-                while not posted:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until_async(lambda: posted)
             assert posted == [MINE]
             assert [each.event.incident.camera for each in (await served.alerts.outbox(10)).dead] == [OTHER]
 

@@ -15,6 +15,7 @@ from http_parts import Client, answering, bare_application, listening
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 from sightline.v1 import replicas_pb2
+from waiting import until_async
 
 from cluster import metrics
 from cluster.errors import SightlineError
@@ -84,9 +85,7 @@ async def test_a_client_that_takes_nothing_loses_its_connection():
     async with listening(application, stall_s=0.3) as (url, server), connected(url) as (_, writer):
         writer.transport.pause_reading()
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        async with asyncio.timeout(10):
-            while not server.cut:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: server.cut)
 
 
 def dropped(reason):
@@ -320,9 +319,7 @@ async def test_a_handshake_that_fails_leaves_nothing(tmp_path):
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(8):
                 await stack.enter_async_context(connected(f"http://{address}"))
-            async with asyncio.timeout(10):
-                while server.evicted < 6:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until_async(lambda: server.evicted >= 6)
             await asyncio.sleep(0.05)
             assert sum(type(each) is SSLProtocol for each in gc.get_objects()) == 2
     finally:

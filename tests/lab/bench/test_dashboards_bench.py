@@ -1,12 +1,12 @@
 """The bench of dashboards: a real Prometheus, and panels that are alive, dead, or left out."""
 
 import shutil
-import time
 
 import dashboards_bench as dashboards
 import pytest
 from dashboards_bench import Panel
 from prometheus_client import CollectorRegistry, Gauge
+from waiting import until
 
 from cluster.wire.metrics_server import MetricsServer
 
@@ -19,10 +19,7 @@ def prometheus(tmp_path_factory):
     Gauge("there", "Something.", ["camera"], registry=registry).labels("gate").set(1)
     server = MetricsServer(registry=registry)
     with dashboards._prometheus(tmp_path_factory.mktemp("prometheus"), {"one": [server.address]}) as address:
-        deadline = time.monotonic() + 60
-        while dashboards._evaluate(address, "there") == 0:
-            assert time.monotonic() < deadline, "nothing was scraped"
-            time.sleep(0.2)
+        until(lambda: dashboards._evaluate(address, "there"), "a scrape")
         yield address
     server.close()
 

@@ -1,13 +1,14 @@
 """The other node dead, killed, stalled or full: RETRY in time, nothing more while it is so, and back without help."""
 
-import socket
 import threading
 import time
 
 import pytest
-from kv_parts import MemoryTier, Node, block, key, process, remote, same, serving, until
+from kv_parts import MemoryTier, Node, block, key, process, remote, same, serving
+from waiting import until
 
 from cluster.codec.supervisor import Backoff
+from cluster.lab.bench.processes import free_port
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.codec import encode_block
@@ -15,13 +16,6 @@ from cluster.memory.tiers.stack import TierStack
 
 RETRY = Outcome.RETRY
 NEVER = Backoff(first_s=600.0, longest_s=600.0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_every_call_to_a_node_that_never_was_is_a_retry() -> None:

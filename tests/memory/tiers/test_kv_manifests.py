@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from kv_parts import OURS, MemoryTier, block, key, remote, serving, until
+from kv_parts import OURS, MemoryTier, block, key, remote, serving
 from sightline.v1 import kv_pb2, kv_pb2_grpc
+from waiting import until
 
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome

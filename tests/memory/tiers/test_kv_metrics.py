@@ -6,9 +6,10 @@ import urllib.request
 
 import grpc
 import pytest
-from kv_parts import OURS, MemoryTier, block, key, remote, serving, until
+from kv_parts import OURS, MemoryTier, block, key, remote, serving
 from prometheus_client import CollectorRegistry
 from sightline.v1 import kv_pb2, kv_pb2_grpc
+from waiting import until
 
 from actors import tier as actor
 from cluster import metrics

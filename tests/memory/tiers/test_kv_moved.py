@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from kv_parts import QUICK, MemoryTier, Node, block, key, remote, same, serving, until
+from kv_parts import QUICK, MemoryTier, Node, block, key, remote, same, serving
+from waiting import until
 
 from cluster.errors import UnavailableError
 from cluster.lab.bench.memory.footage import made_chunks
@@ -80,7 +81,7 @@ def test_a_killed_node_is_found_at_its_new_port_and_gets_the_whole_memory_again(
             busy = memory.settle_due or memory.unsaved or not memory.restored
             return not busy and tier.address == new and tier.lookup(blocks) == [HIT] * len(blocks)
 
-        until(whole, 60.0)
+        until(whole)
         # What another replica finds when this one is gone.
         known = remembered(bank)
         with remote(new, fingerprint=FINGERPRINT, deadline_s=10.0, name="node") as other:

@@ -4,8 +4,9 @@ import threading
 
 import grpc
 import pytest
-from kv_parts import OURS, MemoryTier, Node, block, key, remote, same, serving, until
+from kv_parts import OURS, MemoryTier, Node, block, key, remote, same, serving
 from sightline.v1 import kv_pb2, kv_pb2_grpc
+from waiting import until
 
 from cluster.errors import ConfigError
 from cluster.memory.tiers.arena import Arena
