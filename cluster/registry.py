@@ -134,6 +134,7 @@ organisers: Registry[Any] = Registry(
     "organiser",
     {
         "frames": "cluster.memory.organise.frames:Frames",
+        "kvmu": "cluster.memory.organise.kvmu:KVMU",
         "mosaic": "cluster.memory.organise.mosaic:Mosaic",
         "resv": "cluster.memory.organise.resv:ReSV",
         "tokens": "cluster.memory.organise.tokens:Tokens",

@@ -147,7 +147,7 @@ class MemoryConfig(Section):
     )
     organiser: Annotated[str, OneOf(organisers)] = Field(
         default=_DEFAULTS.organiser,
-        description="How tokens are grouped for retrieval: mosaic, resv (V-Rex), frames (ReKV) or tokens.",
+        description="How tokens are grouped for retrieval: mosaic, resv or kvmu (V-Rex), frames (ReKV) or tokens.",
     )
     organiser_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the organiser {_OPTIONS}"

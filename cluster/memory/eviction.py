@@ -15,6 +15,7 @@ from cluster.memory.tiers.base import Block, Loaded, Outcome
 
 if TYPE_CHECKING:
     from cluster.memory.compress import Compressor
+    from cluster.memory.organise import ClusterTable
     from cluster.memory.stream import StreamMemory
 
 # Usable share of the lowest tier, and cost of new tokens over stored ones, or over their own bytes while none is
@@ -77,17 +78,33 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
         whole = [[_joined(*pair, dim=1) for pair in zip(*rows, strict=True)] for rows in zip(held, new, strict=True)]
     stays = _choose(memory, whole, share)
     kept: Heads = []
-    for number, h, _ in memory.iter_heads():
+    for number, h, head in memory.iter_heads():
         (chosen, weight), before = stays[number][h], held[number][h].tokens
         old = chosen < before
         load = functools.partial(_at_hand, loaded[number][h])
-        if not memory.keep_tokens(number, h, chosen[old], load, None if weight is None else weight[old]):
+        stay, of_those = chosen[old], None if weight is None else weight[old]
+        if head.organiser.written_once:
+            # Their weights stay: who keeps some sets them when tokens first compete.
+            stay, of_those = whole_clusters(head.table, stay), None
+        if not memory.keep_tokens(number, h, stay, load, of_those):
             return None
-        memory.counts.compressed_away += whole[number][h].tokens - len(chosen)
+        memory.counts.compressed_away += whole[number][h].tokens - len(stay) - int((~old).sum())
         if h == 0:
             kept.append([])
         kept[-1].append(_weighed(whole[number][h], chosen[~old], None if weight is None else weight[~old]))
     return kept if memory.publish() and memory.make_durable() else None
+
+
+def whole_clusters(table: ClusterTable, chosen: Tensor) -> Tensor:
+    """Numbers ``[m]``, ascending, of all tokens of the clusters with the largest shares of ``chosen [n]`` tokens, of
+    equal ones the older: as many as hold ``n`` tokens or fewer, one at least."""
+    of_token, count = table.of_token.cpu(), table.count.cpu()
+    share = torch.bincount(of_token[chosen], minlength=len(count)) / count
+    order = share.argsort(descending=True, stable=True)
+    taken = torch.zeros(len(count), dtype=torch.bool)
+    taken[order] = count[order].cumsum(0) <= len(chosen)
+    taken[order[: int(len(chosen) > 0)]] = True
+    return taken[of_token].nonzero()[:, 0]
 
 
 def _share(memory: StreamMemory, new: Heads, fits: float) -> float:

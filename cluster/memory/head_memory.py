@@ -194,19 +194,19 @@ class HeadMemory:
 
     def matching_blocks(self, clusters: Tensor, blocks: Sequence[Block | None]) -> list[Block | None]:
         """Of the loaded blocks of ``clusters`` ``[m]``, those that hold exactly their members; None for others."""
+        return whole_blocks(*self.members(clusters), blocks)
+
+    def members(self, clusters: Tensor) -> tuple[Tensor, list[int]]:
+        """Frames and cells ``[2, n]`` of the members of ``clusters`` ``[m]``, one cluster after the other, and how many
+        each has."""
         clusters = clusters.cpu()
-        of_token, count = self.table.of_token.cpu(), self.table.count.cpu()[clusters].tolist()
+        of_token = self.table.of_token.cpu()
         place = torch.full((len(self.table),), -1, dtype=torch.int64)
         place[clusters] = torch.arange(len(clusters))
-        rows = (place[of_token] >= 0).nonzero()[:, 0]
-        rows = rows[place[of_token[rows]].argsort(stable=True)]
-        right = [block is not None and len(block) == n for block, n in zip(blocks, count, strict=True)]
-        wanted = torch.split(torch.stack([self.frame[rows], self.cell[rows]]), count, dim=1)
-        # All at once first: damage is rare.
-        loaded = [(block, own) for block, own, fits in zip(blocks, wanted, right, strict=True) if fits]
-        if loaded and not _hold([block for block, _ in loaded], torch.cat([own for _, own in loaded], dim=1)):
-            right = [fits and _hold([block], own) for block, own, fits in zip(blocks, wanted, right, strict=True)]
-        return [block if fits else None for block, fits in zip(blocks, right, strict=True)]
+        of_token = place[of_token]
+        rows = (of_token >= 0).nonzero()[:, 0]
+        rows = rows[of_token[rows].argsort(stable=True)]
+        return torch.stack([self.frame[rows], self.cell[rows]]), self.table.count.cpu()[clusters].tolist()
 
     def load_blocks(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
         """Load the blocks of clusters, by cluster number.
@@ -369,9 +369,23 @@ class HeadMemory:
         self.organiser.load_state(_under("own.", state))
 
 
+def whole_blocks(members: Tensor, count: Sequence[int], blocks: Sequence[Block | None]) -> list[Block | None]:
+    """Of ``blocks``, those that hold exactly the ``count`` members each with these frames and cells, ``members [2, n]``
+    of one block after the other; None for others."""
+    right = [block is not None and len(block) == n for block, n in zip(blocks, count, strict=True)]
+    # All at once first: damage is rare.
+    if all(right) and _hold(blocks, members):
+        return list(blocks)
+    wanted = torch.split(members, list(count), dim=1)
+    fits = [fits and _hold([block], own) for block, own, fits in zip(blocks, wanted, right, strict=True)]
+    return [block if whole else None for block, whole in zip(blocks, fits, strict=True)]
+
+
 def _hold(blocks: Sequence[Block | None], members: Tensor) -> bool:
     """Whether blocks, one after the other, hold members with these frames and cells ``[2, n]``."""
     there = [block for block in blocks if block is not None]
+    if not there:
+        return True
     frame, cell = torch.cat([block.frame for block in there]), torch.cat([block.cell for block in there])
     return torch.equal(frame.cpu(), members[0]) and torch.equal(cell.cpu(), members[1])
 

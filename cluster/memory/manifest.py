@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Collection, Iterable, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -20,6 +22,11 @@ from torch import Tensor
 
 from cluster.memory.tiers.base import Block
 from cluster.types import MICROSECONDS
+
+
+def _integers(numbers: Iterable[int] = ()) -> array[int]:
+    """Numbers of 64 bits each, copied as one: a day's frames are."""
+    return array("q", numbers)
 
 
 @dataclass(slots=True)
@@ -31,13 +38,16 @@ class FrameLog:
     last time.
     """
 
-    numbers: list[int] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
+    numbers: array[int] = field(default_factory=_integers)
+    times: array[int] = field(default_factory=_integers)
     next_number: int = 0
     shift: int = 0
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def copy(self) -> FrameLog:
+        return FrameLog(self.numbers[:], self.times[:], self.next_number, self.shift)
 
     def add(self, pts: int) -> tuple[int, int]:
         """Add a frame at the camera's ``pts``; returns its number and time in this log."""
@@ -58,8 +68,8 @@ class FrameLog:
 
     def frame_times(self, frame: Tensor) -> Tensor:
         """Times ``[n]`` int64, in microseconds, of frames ``[n]``."""
-        numbers = torch.tensor(self.numbers, dtype=torch.int64)
-        return torch.tensor(self.times)[torch.searchsorted(numbers, frame.to(torch.int64).cpu().contiguous())]
+        numbers, times = (torch.from_numpy(np.array(part)) for part in (self.numbers, self.times))
+        return times[torch.searchsorted(numbers, frame.to(torch.int64).cpu().contiguous())]
 
     def first_frame_since(self, time: int) -> int:
         """Number of the first frame at or after ``time``."""
@@ -77,16 +87,29 @@ class FrameLog:
     def keep_frames(self, numbers: Collection[int]) -> None:
         """Drop all other frames."""
         kept = [place for place, number in enumerate(self.numbers) if number in numbers]
-        self.numbers, self.times = [self.numbers[place] for place in kept], [self.times[place] for place in kept]
+        self.numbers, self.times = (_integers(part[place] for place in kept) for part in (self.numbers, self.times))
 
     def state(self) -> dict[str, Any]:
-        """JSON-compatible state; ``FrameLog(**state)`` is its inverse."""
+        """JSON-compatible state."""
         return {
             "numbers": list(self.numbers),
             "times": list(self.times),
             "next_number": self.next_number,
             "shift": self.shift,
         }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any]) -> FrameLog:
+        """Inverse of :meth:`state`.
+
+        Raises:
+            KeyError, TypeError, ValueError: of something else.
+        """
+        check_integers([state["next_number"], state["shift"]])
+        numbers, times = check_integers(state["numbers"]), check_integers(state["times"])
+        if len(numbers) != len(times):
+            raise ValueError("frames without times")
+        return cls(**{**state, "numbers": _integers(numbers), "times": _integers(times)})
 
 
 VERSION = 4

@@ -2,7 +2,8 @@
 
 While layer ``l`` computes, a predicted query of layer ``l + 1`` names its clusters (:meth:`Prefetcher.prefetch`). With
 the query of layer ``l + 1``, :meth:`Prefetcher.fetch` returns the blocks actually wanted: predicted ones are loaded or
-in flight, the others are loaded now. A prediction changes when blocks arrive, never which.
+in flight, those in this process's memory are copied in one piece by the caller, and the others are loaded now. A
+prediction changes when blocks arrive, never which.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from types import TracebackType
 
-from cluster.memory.tiers.base import BlockKey, Loaded, Outcome
+from cluster.memory.tiers.base import BlockKey, Loaded, Outcome, Tier
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +45,10 @@ class FetchEvent:
 class PrefetchStats:
     """Counters of one prefetcher.
 
-    * ``predicted`` blocks; of these ``used`` were fetched (``late``: while still in flight) and ``wasted`` were not
-    * ``missed``: fetched without a prediction, or after its load failed; ``expired``: not loaded before the deadline
+    * ``predicted`` blocks that were not at hand; of these ``used`` were fetched (``late``: while still in flight) and
+      ``wasted`` were not
+    * ``at_hand``: fetched from this process's memory; ``missed``: from further away without a prediction, or after its
+      load failed; ``expired``: not loaded before the deadline
     * ``waited_s``: time the caller was blocked; ``transfer_s``: time with at least one load in flight
     * ``bytes`` loaded, wasted ones included
     """
@@ -54,6 +57,7 @@ class PrefetchStats:
     used: int = 0
     wasted: int = 0
     late: int = 0
+    at_hand: int = 0
     missed: int = 0
     expired: int = 0
     waited_s: float = 0.0
@@ -83,6 +87,8 @@ class Prefetcher:
 
     Args:
         load: a tier's ``load``; called from several threads, returns within the tier's own deadline.
+        at_hand: the uppermost tier, if that is in this process's memory: what it has is neither predicted nor left to
+            another thread.
         threads: concurrent loads of predicted blocks; as many more are reserved for blocks wanted now. A layer's blocks
             are split into this many loads, so that their latencies overlap.
         deadline_s: longest wait of one :meth:`fetch`.
@@ -95,6 +101,7 @@ class Prefetcher:
         self,
         load: Load,
         *,
+        at_hand: Tier | None = None,
         threads: int = 2,
         deadline_s: float = 2.0,
         on_event: Callable[[FetchEvent], None] | None = None,
@@ -107,6 +114,7 @@ class Prefetcher:
             )
         self.stats = PrefetchStats()
         self._load, self._on_event, self._weigh = load, on_event, weigh
+        self._at_hand = at_hand
         self._threads, self._deadline_s, self._capacity = threads, deadline_s, capacity
         self._lock = threading.Lock()
         self._done = threading.Condition(self._lock)
@@ -135,7 +143,11 @@ class Prefetcher:
         """
         with self._lock:
             self._check_open()
-            fresh = [key for key in dict.fromkeys(keys) if key not in self._expected][: self._capacity]
+            fresh = [key for key in dict.fromkeys(keys) if key not in self._expected]
+            if self._at_hand is not None:
+                there = self._at_hand.lookup(fresh)
+                fresh = [key for key, outcome in zip(fresh, there, strict=True) if outcome is not Outcome.HIT]
+            del fresh[self._capacity :]
             for oldest in list(self._expected)[: max(0, len(self._expected) + len(fresh) - self._capacity)]:
                 self._give_up(oldest)
             self.stats.predicted += len(fresh)
@@ -153,12 +165,16 @@ class Prefetcher:
             Exception: what ``load`` raised.
         """
         began = time.perf_counter()
+        layers = {(key.stream, key.layer) for key in keys}
         with self._lock:
             self._check_open()
-            sources = self._sources(dict.fromkeys(keys))
-            layers = {(key.stream, key.layer) for key in sources}
+            sources, missing = self._predicted_sources(dict.fromkeys(keys))
             for key in [key for key in self._expected if (key.stream, key.layer) in layers]:
                 self._give_up(key)
+        answers = self._copies_at_hand(missing)
+        with self._lock:
+            self.stats.at_hand += len(answers)
+            sources |= self._request([key for key in missing if key not in answers])
             self._start_loads()
             pending = list(dict.fromkeys(sources.values()))
             until = began + self._deadline_s
@@ -168,7 +184,7 @@ class Prefetcher:
                     break
                 self._done.wait(left)
             self.stats.waited_s += time.perf_counter() - began
-            answers = {key: self._answer(key, fetch) for key, fetch in sources.items()}
+            answers |= {key: self._answer(key, fetch) for key, fetch in sources.items()}
         return [answers[key] for key in keys]
 
     def discard_predictions(self) -> None:
@@ -197,8 +213,8 @@ class Prefetcher:
         if self._closed:
             raise RuntimeError("this prefetcher is closed; make another for the next question")
 
-    def _sources(self, wanted: Iterable[BlockKey]) -> dict[BlockKey, _Fetch]:
-        """The fetch that each block comes with: an earlier prediction, or a new one."""
+    def _predicted_sources(self, wanted: Iterable[BlockKey]) -> tuple[dict[BlockKey, _Fetch], list[BlockKey]]:
+        """The earlier prediction that each block comes with, and the blocks that none brings."""
         sources: dict[BlockKey, _Fetch] = {}
         missing = []
         for key in wanted:
@@ -213,11 +229,20 @@ class Prefetcher:
             fetch.urgent = True
             self.stats.used += 1
             self.stats.late += not fetch.over
+        return sources, missing
+
+    def _copies_at_hand(self, keys: Sequence[BlockKey]) -> dict[BlockKey, Loaded]:
+        if self._at_hand is None or not keys:
+            return {}
+        loaded = self._at_hand.load(keys)
+        return {key: one for key, one in zip(keys, loaded, strict=True) if one.outcome is Outcome.HIT}
+
+    def _request(self, missing: Sequence[BlockKey]) -> dict[BlockKey, _Fetch]:
+        """Queue blocks that are wanted now; the fetch that each comes with."""
         self.stats.missed += len(missing)
-        for fetch in self._split(missing, predicted=False):
-            self._queue.append(fetch)
-            sources.update(dict.fromkeys(fetch.wanted, fetch))
-        return sources
+        fetches = self._split(missing, predicted=False)
+        self._queue += fetches
+        return {key: fetch for fetch in fetches for key in fetch.wanted}
 
     def _answer(self, key: BlockKey, fetch: _Fetch) -> Loaded:
         if fetch.error is not None:

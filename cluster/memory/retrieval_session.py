@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, repeat
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
+from cluster.memory.head_memory import HeadMemory, whole_blocks
 from cluster.memory.prefetch import Prefetcher
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
+
+# Above every frame's number, which is an int32.
+_FRAMES = 2**32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,8 +100,11 @@ class RetrievalSession:
             for chunk in self.view.recent
         ]
         self.stats = RetrievalStats()
-        self._prefetcher = Prefetcher(memory.tiers.load, deadline_s=deadline_s)
-        self._prefetch = prefetch
+        tiers = memory.tiers
+        at_hand = tiers.upper if tiers.upper.at_hand else None
+        self._prefetcher = Prefetcher(tiers.load, at_hand=at_hand, deadline_s=deadline_s)
+        # Nothing can be further away than the only tier.
+        self._ahead = prefetch and at_hand is not tiers.lowest
         # Layer, head and cluster uid of lost blocks.
         self._gone: list[tuple[int, int, int]] = []
         self._closed = False
@@ -124,29 +131,24 @@ class RetrievalSession:
     @property
     def prefetches(self) -> bool:
         """Whether predictions are of use."""
-        return self._prefetch and bool(self.view.heads)
+        return self._ahead and bool(self.view.heads)
 
     def prefetch(self, layer: int, query: Tensor) -> None:
         """Start loading what the predicted raw query rows ``[H, r, D]`` of a layer select; returns at once."""
         if self.prefetches:
             chosen = self._select(layer, query, self._predictor)
-            self._prefetcher.prefetch([key for keys in self._keys(layer, chosen) for key in keys])
+            self._prefetcher.prefetch(self._keys(layer, chosen))
 
     def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
         """KV for the raw query rows ``[H, r, D]`` of a layer, in time order; frames not clustered yet are always
         included."""
-        heads, _, width = query.shape
         chosen = self._select(layer, query, self.retriever)
         keys = self._keys(layer, chosen)
-        flat = [key for per_head in keys for key in per_head]
-        loaded = iter(self._prefetcher.fetch(flat) if flat else ())
-        parts = []
-        for h in range(heads):
-            found = self._usable(layer, h, chosen[h], list(islice(loaded, len(keys[h])))) if chosen else []
-            if chosen and self.retriever.representatives:
-                found += self._representatives(layer, h, chosen[h])
-            parts.append(_one([*found, *self._waiting(layer, h)], width, self.dtype))
-        return self._side_by_side(parts)
+        parts = self._read(layer, chosen, self._prefetcher.fetch(keys)) if keys else []
+        if chosen and self.retriever.representatives:
+            parts += [self._representatives(layer, h, clusters) for h, clusters in enumerate(chosen)]
+        self.stats.held_tokens += sum(head.tokens for head in self.view.heads[layer]) if chosen else 0
+        return self._side_by_side([*parts, *self._waiting(layer)], *query.shape[::2])
 
     def _select(self, layer: int, query: Tensor, retriever: Retriever) -> list[Tensor]:
         """Per head, the clusters that its query rows select, ascending; no heads where nothing is clustered."""
@@ -161,91 +163,133 @@ class RetrievalSession:
             for table, retrieved in zip(tables, found, strict=True)
         ]
 
-    def _keys(self, layer: int, chosen: Sequence[Tensor]) -> list[list[BlockKey]]:
-        return (
-            [
-                [BlockKey(self.view.stream, layer, h, number) for number in head.table.block[clusters].tolist()]
-                for h, (head, clusters) in enumerate(zip(self.view.heads[layer], chosen, strict=True))
-            ]
-            if chosen
-            else []
-        )
+    def _keys(self, layer: int, chosen: Sequence[Tensor]) -> list[BlockKey]:
+        """Blocks of all heads' clusters, head by head."""
+        numbers = [head.table.block[clusters] for head, clusters in zip(self._heads(layer), chosen, strict=True)]
+        heads = (h for h, clusters in enumerate(chosen) for _ in range(len(clusters)))
+        of_head = zip(repeat(self.view.stream), repeat(layer), heads, torch.cat(numbers).tolist() if numbers else ())
+        return list(map(BlockKey._make, of_head))
 
-    def _usable(self, layer: int, h: int, clusters: Tensor, loaded: Sequence[Loaded]) -> list[Block]:
-        """The blocks of one head that hold what its clusters do, without frames before ``first_frame``."""
-        head, stats = self.view.heads[layer][h], self.stats
-        stats.held_tokens += head.tokens
-        found = head.matching_blocks(clusters, [one.block for one in loaded])
-        for uid, one, block in zip(head.table.uid[clusters].tolist(), loaded, found, strict=True):
-            if block is None and (one.block is not None or one.outcome is Outcome.MISS):
-                stats.lost += 1
-                self._gone.append((layer, h, uid))
-            stats.unavailable += block is None and one.block is None and one.outcome is not Outcome.MISS
+    def _heads(self, layer: int) -> Sequence[HeadMemory]:
+        return self.view.heads[layer] if self.view.heads else ()
+
+    def _read(self, layer: int, chosen: Sequence[Tensor], loaded: Sequence[Loaded]) -> list[_Tokens]:
+        """Of the blocks of all heads, those that hold what their clusters do; of the frames that are asked about."""
+        heads, stats = self.view.heads[layer], self.stats
+        places, counts = zip(*map(HeadMemory.members, heads, chosen), strict=True)
+        found = whole_blocks(torch.cat(places, dim=1), list(chain(*counts)), [one.block for one in loaded])
         blocks = [block for block in found if block is not None]
+        if len(blocks) < len(found):
+            self._note_missing(layer, chosen, loaded, found)
+        if not blocks:
+            return []
+        size = torch.tensor([0 if block is None else len(block) for block in found])
+        of_cluster = torch.arange(len(heads)).repeat_interleave(torch.tensor(list(map(len, chosen))))
+        key, value, frame, cell = (
+            torch.cat([getattr(block, part) for block in blocks]) for part in ("key", "value", "frame", "cell")
+        )
         stats.clusters += len(blocks)
-        stats.bytes += sum(block.nbytes for block in blocks)
-        if self.first_frame or self.last_frame is not None:
-            blocks = [block.select(self._wanted(block)) for block in blocks]
-        stats.fetched_tokens += sum(map(len, blocks))
-        stats.frames += [block.frame for block in blocks]
-        return blocks
+        stats.bytes += key.nbytes + value.nbytes + frame.nbytes + cell.nbytes
+        tokens = self._wanted(_Tokens(of_cluster.repeat_interleave(size), key, value, frame, cell))
+        stats.fetched_tokens += len(tokens)
+        stats.frames.append(tokens.frame)
+        return [tokens]
 
-    def _representatives(self, layer: int, h: int, chosen: Tensor) -> list[Block]:
+    def _note_missing(
+        self, layer: int, chosen: Sequence[Tensor], loaded: Sequence[Loaded], found: Sequence[Block | None]
+    ) -> None:
+        uids = [
+            (h, uid)
+            for h, clusters in enumerate(chosen)
+            for uid in self.view.heads[layer][h].table.uid[clusters].tolist()
+        ]
+        for (h, uid), one, block in zip(uids, loaded, found, strict=True):
+            if block is None and (one.block is not None or one.outcome is Outcome.MISS):
+                self.stats.lost += 1
+                self._gone.append((layer, h, uid))
+            elif block is None:
+                self.stats.unavailable += 1
+
+    def _representatives(self, layer: int, h: int, chosen: Tensor) -> _Tokens:
         """The other clusters of a head as one token each, if their organiser keeps what that takes."""
         head = self.view.heads[layer][h]
-        if head.table.value_mean.shape != head.table.mean.shape:
-            return []
         other = torch.ones(len(head.table), dtype=torch.bool, device=chosen.device)
         other[chosen] = False
+        if head.table.value_mean.shape != head.table.mean.shape:
+            other[:] = False
         block = head.representatives(other.nonzero()[:, 0])
-        return [block.select(self._wanted(block))]
+        return self._wanted(_Tokens(torch.full((len(block),), h), block.key, block.value, block.frame, block.cell))
 
-    def _wanted(self, block: Block) -> Tensor:
-        """Places of a block's tokens of the frames that are asked about."""
-        wanted = block.frame >= self.first_frame
+    def _wanted(self, tokens: _Tokens) -> _Tokens:
+        """Those of the frames that are asked about."""
+        if not self.first_frame and self.last_frame is None:
+            return tokens
+        wanted = tokens.frame >= self.first_frame
         if self.last_frame is not None:
-            wanted &= block.frame <= self.last_frame
-        return wanted.nonzero()[:, 0]
+            wanted &= tokens.frame <= self.last_frame
+        return tokens.select(wanted.nonzero()[:, 0])
 
-    def _waiting(self, layer: int, h: int) -> list[Block]:
-        """Tokens of frames that are not clustered in this head yet."""
-        first = max(self.first_frame, self.view.heads[layer][h].settled if self.view.heads else 0)
-        return [
-            Block(
-                chunk.key[layer, h],
-                chunk.value[layer, h],
-                torch.full((chunk.tokens,), chunk.index, dtype=torch.int32),
-                chunk.cell.to(torch.int32),
+    def _waiting(self, layer: int) -> list[_Tokens]:
+        """Tokens of frames that are not clustered yet; a head may be ahead of others."""
+        found = []
+        settled = [head.settled for head in self._heads(layer)]
+        for chunk in self._recent:
+            if chunk.index < self.first_frame or (self.last_frame is not None and chunk.index > self.last_frame):
+                continue
+            heads, count, width = chunk.key[layer].shape
+            head = torch.arange(heads).repeat_interleave(count)
+            tokens = _Tokens(
+                head,
+                chunk.key[layer].reshape(-1, width),
+                chunk.value[layer].reshape(-1, width),
+                torch.full((len(head),), chunk.index, dtype=torch.int32),
+                chunk.cell.to(torch.int32).repeat(heads),
             )
-            for chunk in self._recent
-            if chunk.index >= first and (self.last_frame is None or chunk.index <= self.last_frame)
-        ]
+            open_heads = torch.tensor([chunk.index >= of_head for of_head in settled] or [True] * heads)
+            found.append(tokens if bool(open_heads.all()) else tokens.select(open_heads[head].nonzero()[:, 0]))
+        return found
 
-    def _side_by_side(self, parts: Sequence[Block]) -> RetrievedKV:
-        longest = max(len(part) for part in parts)
-        width = parts[0].key.shape[1]
-        key = torch.zeros(len(parts), longest, width, dtype=self.dtype)
-        value = torch.zeros_like(key)
-        frame = torch.zeros(len(parts), longest, dtype=torch.int64)
-        cell = torch.zeros_like(frame)
-        there = torch.zeros(len(parts), longest, dtype=torch.bool)
-        for h, part in enumerate(parts):
-            order = part.frame.argsort(stable=True)
-            count = len(part)
-            key[h, :count], value[h, :count] = part.key[order].cpu(), part.value[order].cpu()
-            frame[h, :count], cell[h, :count] = part.frame[order].long(), part.cell[order].long()
-            there[h, :count] = True
-        return RetrievedKV(*(tensor.to(self.device) for tensor in (key, value, frame, cell, there)))
+    def _side_by_side(self, parts: Sequence[_Tokens], heads: int, width: int) -> RetrievedKV:
+        """Heads ``[H, m]`` in time order, of tokens in any."""
+        none = torch.zeros(0, dtype=torch.int64)
+        head = torch.cat([none, *(part.head for part in parts)])
+        frame = torch.cat([none, *(part.frame.long() for part in parts)])
+        order = (head * _FRAMES + frame).argsort(stable=True)
+        count = torch.bincount(head, minlength=heads)
+        longest = int(count.max())
+        before = count.cumsum(0) - count
+        slot = torch.empty_like(order)
+        slot[order] = torch.arange(len(order)) + (torch.arange(heads) * longest - before)[head[order]]
+
+        def padded(*shape: int, of: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+            laid = torch.zeros(heads * longest, *shape, dtype=dtype)
+            if of:
+                laid[slot] = torch.cat([part.cpu().to(dtype) for part in of])
+            return laid.view(heads, longest, *shape).to(self.device)
+
+        return RetrievedKV(
+            padded(width, of=[part.key for part in parts], dtype=self.dtype),
+            padded(width, of=[part.value for part in parts], dtype=self.dtype),
+            padded(of=[part.frame for part in parts], dtype=torch.int64),
+            padded(of=[part.cell for part in parts], dtype=torch.int64),
+            (torch.arange(longest) < count[:, None]).to(self.device),
+        )
 
 
-def _one(parts: Sequence[Block], width: int, dtype: torch.dtype) -> Block:
-    """Concatenate blocks; an empty block for none."""
-    if not parts:
-        none = torch.zeros(0, width, dtype=dtype)
-        return Block(none, none, *[torch.zeros(0, dtype=torch.int32)] * 2)
-    return Block(
-        torch.cat([part.key for part in parts]).to(dtype),
-        torch.cat([part.value for part in parts]).to(dtype),
-        torch.cat([part.frame for part in parts]),
-        torch.cat([part.cell for part in parts]),
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tokens:
+    """Tokens of a layer's heads: ``head [n]`` int64; the rest as in :class:`Block`."""
+
+    head: Tensor
+    key: Tensor
+    value: Tensor
+    frame: Tensor
+    cell: Tensor
+
+    def __len__(self) -> int:
+        return len(self.head)
+
+    def select(self, rows: Tensor) -> _Tokens:
+        """Tokens by number."""
+        there = rows.to(self.key.device)
+        return _Tokens(self.head[rows], self.key[there], self.value[there], self.frame[rows], self.cell[rows])

@@ -149,8 +149,8 @@ class StreamMemory(TieredHeads):
         """Take a snapshot; its blocks are kept until :meth:`close_view`."""
         with self._lock:
             heads = tuple(tuple(row) for row in self.heads)
-            times = FrameLog(list(self.log.numbers), list(self.log.times), self.log.next_number, self.log.shift)
-            view = MemoryView(self.stream, heads, tuple(self.recent), times, self.first_frame, self.stored.generation)
+            recent, generation = tuple(self.recent), self.stored.generation
+            view = MemoryView(self.stream, heads, recent, self.log.copy(), self.first_frame, generation)
             self._readers.append(view.generation)
         return view
 

@@ -391,10 +391,7 @@ class TieredHeads:
         parts = [check_integers(part) for part in header["parts"]]
         if len(parts) != layers * per_layer:
             raise ValueError("another number of heads than it says")
-        saved = FrameLog(**header["log"])
-        check_integers([saved.next_number, saved.shift])
-        if len(check_integers(saved.numbers)) != len(check_integers(saved.times)):
-            raise ValueError("frames without times")
+        saved = FrameLog.restore(header["log"])
         pairs = [check_integers(pair, 2) for pair in header["partition_of"]]
         # To roll back on an error.
         before = self.shape, self.rows, self.columns, self.log

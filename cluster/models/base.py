@@ -335,9 +335,9 @@ class VisionLanguageModel(ABC):
         rope = self._text_model.rotary_emb
         frequency = getattr(rope, "original_inv_freq", rope.inv_freq).to(self.device, torch.float64)
         angle = positions.to(self.device, torch.float64).index_select(0, self.rotary_axes) * frequency[:, None]
-        angle = torch.cat((angle, angle)).T
         scale = float(rope.attention_scaling)
-        return (angle.cos() * scale).float(), (angle.sin() * scale).float()
+        cos, sin = ((turned.T * scale).float() for turned in (angle.cos(), angle.sin()))
+        return torch.cat((cos, cos), dim=1), torch.cat((sin, sin), dim=1)
 
     @cached_property
     def rotary_axes(self) -> Tensor:

@@ -36,8 +36,12 @@ def family(request: Any) -> VisionLanguageModel:
     return model
 
 
-def remembering(model: VisionLanguageModel, **spec: Any) -> tuple[NativeEngine, MemoryBank, StreamSpec]:
-    bank = MemoryBank(TierStack([Arena(64 * 2**20)]))
+def remembering(
+    model: VisionLanguageModel, host_bytes: int | None = None, **spec: Any
+) -> tuple[NativeEngine, MemoryBank, StreamSpec]:
+    """``host_bytes``: of a host above the tier that holds everything."""
+    node = Arena(64 * 2**20, name="node")
+    bank = MemoryBank(TierStack([node] if host_bytes is None else [Arena(host_bytes), node]))
     engine = NativeEngine(model, memories=bank, max_new_tokens=4)
     memory = MemorySpec(**{"compressor": "none", "organiser": "resv", "block_frames": 3, **EVERYTHING, **spec})
     return engine, bank, StreamSpec("cam", (Question("q", TEXT),), 16.0, 4.0, static_gate=False, memory=memory)
@@ -145,7 +149,8 @@ def test_a_span_reads_its_own_frames_alone(family: VisionLanguageModel) -> None:
 
 
 def test_prefetch_changes_when_blocks_come_and_not_which() -> None:
-    engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"), retriever="top_k", retriever_options={"share": 0.3})
+    options = {"retriever": "top_k", "retriever_options": {"share": 0.3}}
+    engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"), 16384, **options)
     watch(engine, spec, 40)
     memory, retriever = bank.get_memory("cam")
     assert memory.tokens
@@ -159,6 +164,17 @@ def test_prefetch_changes_when_blocks_come_and_not_which() -> None:
         found.append((run.logits, run.retrieval.stats.fetched_tokens))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] < memory.tokens
+
+
+def test_blocks_in_this_process_are_neither_predicted_nor_left_to_another_thread() -> None:
+    engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"))
+    watch(engine, spec, 40)
+    memory, retriever = bank.get_memory("cam")
+    run = NativeAskRun(engine.model, engine._system, None, memory, retriever, AskSpec("cam", TEXT), engine._ends)
+    run.step()
+    stats = run.retrieval.prefetcher.stats
+    assert stats.at_hand == run.retrieval.stats.clusters > 0
+    assert (stats.predicted, stats.missed, stats.bytes) == (0, 0, 0)
 
 
 def test_the_answer_is_what_greedy_decoding_of_the_whole_prompt_gives() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.memory.prefetch import FetchEvent, Prefetcher
+from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 
 WAIT_S = 5.0
@@ -277,6 +278,17 @@ def test_events_tell_what_each_load_brought() -> None:
     size = block(key(1)).nbytes
     assert told == [(1, 1, size, True), (1, 1, size, False)]
     assert all(event.began_s <= event.ended_s for event in events)
+
+
+def test_what_the_process_has_is_not_loaded_from_further_away() -> None:
+    store, host = Store(), Arena(2**20)
+    host.store([(one, block(one)) for one in keys(1, 2)])
+    with Prefetcher(store.load, at_hand=host) as fetcher:
+        fetcher.prefetch(keys(1, 3))
+        assert clusters(fetcher.fetch(keys(2, 4, 3, 1))) == [2, 4, 3, 1]
+        stats = fetcher.stats
+    assert store.asked() == keys(3, 4)
+    assert (stats.predicted, stats.used, stats.at_hand, stats.missed) == (1, 1, 2, 1)
 
 
 def test_a_closed_prefetcher_takes_nothing_and_the_next_starts_no_threads() -> None:

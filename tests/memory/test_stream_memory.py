@@ -406,7 +406,7 @@ def test_frames_that_only_some_heads_hold_have_their_times_after_a_restart(monke
     assert other.restore(sweep=False) is Outcome.HIT
     for _, _, head in other.iter_heads():
         assert other.log.frame_times(head.frame).tolist() == [each * MICROSECONDS for each in head.frame.tolist()]
-    assert other.log.numbers == list(range(8))
+    assert list(other.log.numbers) == list(range(8))
 
 
 @pytest.mark.parametrize("compressor", ["cords", "novelty"])

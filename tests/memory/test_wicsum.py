@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.memory.retrieve.wicsum import wicsum
+from cluster.memory.retrieve.wicsum import wicsum, wicsum_heads
 
 
 def plain(query: torch.Tensor, mean: torch.Tensor, count: torch.Tensor, ratio: float) -> set[int]:
@@ -39,6 +39,21 @@ def test_the_heaviest_until_the_share_is_exceeded(seed: int, clusters: int, rows
     query = torch.randn(rows, 8, generator=rng) * (10 ** torch.linspace(-1, 1, rows))[:, None]
     mean, count = torch.randn(clusters, 8, generator=rng), torch.randint(1, 40, (clusters,), generator=rng)
     assert set(wicsum(query, mean, count, ratio).clusters.tolist()) == plain(query, mean, count, ratio)
+
+
+@given(seed=st.integers(0, 200), sizes=st.lists(st.integers(0, 30), min_size=1, max_size=4))
+def test_each_head_chooses_among_its_own_clusters(seed: int, sizes: list[int]) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    query, longest = torch.randn(len(sizes), 3, 8, generator=rng), max(sizes)
+    # What is no cluster has a count of 0, and here the largest mean of all.
+    mean = torch.full((len(sizes), longest, 8), 100.0)
+    count = torch.zeros(len(sizes), longest, dtype=torch.int64)
+    for head, size in enumerate(sizes):
+        mean[head, :size] = torch.randn(size, 8, generator=rng)
+        count[head, :size] = torch.randint(1, 40, (size,), generator=rng)
+    found = wicsum_heads(query, mean, count, 0.4)
+    for rows, means, counts, size, each in zip(query, mean, count, sizes, found, strict=True):
+        assert set(each.clusters.tolist()) == (plain(rows, means[:size], counts[:size], 0.4) if size else set())
 
 
 @pytest.mark.parametrize("sharpness", [0.03, 1.0, 8.0, 300.0])

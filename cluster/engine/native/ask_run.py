@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cluster.engine.native.memory_attention import MemoryAttention, ask_context
 from cluster.engine.native.plan import SystemPrompt
@@ -167,8 +168,7 @@ class NativeAskRun:
         """Frames that may be retrieved."""
         held = FrameLog()
         if self._retrieval is not None:
-            log = self._retrieval.view.log
-            held = FrameLog(list(log.numbers), list(log.times))
+            held = self._retrieval.view.log.copy()
             held.delete_before(self._retrieval.first_frame)
             if self._retrieval.last_frame is not None:
                 held.delete_after(self._retrieval.last_frame)
@@ -240,19 +240,18 @@ class NativeAskRun:
 def merge_moments(time: Tensor, mass: Tensor, frame_us: int) -> tuple[Moment, ...]:
     """Merge frames at ``time [n]`` int64 with ``mass [n]`` into the heaviest time spans. A frame above the mean starts
     or extends one."""
-    if not len(time):
-        return ()
     total = float(mass.sum()) or 1.0
-    heavy = mass >= total / len(mass)
+    heavy = mass * len(mass) >= total
+    if not bool(heavy.any()):
+        return ()
     order = time[heavy].argsort(stable=True)
-    found: list[Moment] = []
-    for pts, share in zip(time[heavy][order].tolist(), (mass[heavy][order] / total).tolist(), strict=True):
-        last = found[-1] if found else None
-        if last is not None and pts - last.end <= 2 * frame_us:
-            found[-1] = Moment(last.start, pts + frame_us, last.weight + share)
-        else:
-            found.append(Moment(pts, pts + frame_us, share))
-    return tuple(sorted(found, key=lambda moment: -moment.weight)[:_MOMENTS])
+    pts, share = time[heavy][order], (mass[heavy][order] / total).double()
+    # One begins where the one before, a frame long, ended more than two frames ago.
+    begins = F.pad(pts.diff() > 3 * frame_us, (1, 0), value=True)
+    weight = share.new_zeros(int(begins.sum())).index_add_(0, begins.cumsum(0) - 1, share)
+    starts, ends = pts[begins], pts[F.pad(begins[1:], (0, 1), value=True)] + frame_us
+    first = weight.argsort(descending=True, stable=True)[:_MOMENTS]
+    return tuple(map(Moment, *(part[first].tolist() for part in (starts, ends, weight))))
 
 
 def _prompt_tokens(model: VisionLanguageModel, ask: AskSpec) -> list[int]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,7 +56,7 @@ class Timeline:
         if not number:
             none = torch.zeros(0, dtype=torch.int64)
             return cls(none, none.double(), none, 0.0, 0)
-        true = (torch.tensor([*time, opened], dtype=torch.float64) - time[0]) / MICROSECONDS
+        true = (torch.from_numpy(np.append(np.array(time), opened)).double() - time[0]) / MICROSECONDS
         gap = true.diff() / frame_s
         # Subtracting what is cut leaves times exact where nothing is.
         cut = (gap - shorten_gaps(gap, room)).cumsum(0) * frame_s
@@ -63,7 +64,7 @@ class Timeline:
         # As in windows, frames that are closer than usual take a slot each.
         counted = shorten_gaps(gap.round().clamp(min=1.0), room).cumsum(0)
         slot = torch.cat([counted.new_zeros(1), torch.floor(counted + 1e-6)]).to(torch.int64)
-        return cls(torch.tensor(number), placed[:-1], slot[:-1], float(placed[-1]), int(slot[-1]))
+        return cls(torch.from_numpy(np.array(number)), placed[:-1], slot[:-1], float(placed[-1]), int(slot[-1]))
 
     def places(self, frame: Tensor) -> tuple[Tensor, Tensor]:
         """``time_s`` and ``slot`` of the frames with these numbers."""

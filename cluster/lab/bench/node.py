@@ -26,6 +26,7 @@ _DEADLINE_S = 30.0
 class DelayedArena(Arena):
     """Host memory with every load ``seconds`` longer; loads at once wait side by side."""
 
+    at_hand = False
     seconds = 0.0
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:

@@ -33,6 +33,8 @@ class Organiser(ABC):
     wants_partitions: ClassVar[bool] = False
     # Whether it summarises clusters by the mean of their values, too.
     wants_values: ClassVar[bool] = False
+    # Whether a compression drops whole clusters, so that no block is written again.
+    written_once: ClassVar[bool] = False
 
     def __init__(self, width: int) -> None:
         self.table = ClusterTable(width, values=self.wants_values)

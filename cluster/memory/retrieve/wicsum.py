@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
@@ -32,7 +34,13 @@ class WiCSum(Retriever):
         self.ratio = ratio
 
     def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
-        return wicsum(query, table.mean, table.count, self.ratio)
+        return self.select_layer(query[None], [table])[0]
+
+    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
+        """All heads at once."""
+        mean = pad_sequence([table.mean for table in tables], batch_first=True)
+        count = pad_sequence([table.count for table in tables], batch_first=True)
+        return wicsum_heads(query, mean, count, self.ratio)
 
     def for_prediction(self) -> WiCSum:
         """With twice the share."""
@@ -40,15 +48,21 @@ class WiCSum(Retriever):
 
 
 def wicsum(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3) -> Retrieved:
-    """Clusters that together hold more than ``ratio`` of the attention that each query row is expected to give.
+    """:func:`wicsum_heads` of one head: ``query [r, D]``, ``mean [c, D]``, ``count [c]``."""
+    return wicsum_heads(query[None], mean[None], count[None], ratio)[0]
+
+
+def wicsum_heads(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3) -> list[Retrieved]:
+    """Clusters that together hold more than ``ratio`` of the attention that each query row is expected to give, of each
+    of ``H`` heads.
 
     A cluster's weight for a row is ``count * exp(q . mean / sqrt(D) - max)``; each row takes the heaviest until their
-    sum exceeds its share, and the rows' choices are united. Of equal weights the lower number comes first. Weights are
-    summed in buckets by their size: only the bucket in which a row's sum exceeds its share is sorted.
+    sum exceeds its share, and the choices of a head's rows are united. Of equal weights the lower number comes first.
+    Weights are summed in buckets by their size: only the bucket in which a row's sum exceeds its share is sorted.
 
     Args:
-        query: ``[r, D]``, rotated or not as the means are.
-        mean: representatives ``[c, D]``; count: tokens of each ``[c]``.
+        query: ``[H, r, D]``, rotated or not as the means are.
+        mean: representatives ``[H, c, D]``; count: tokens of each ``[H, c]``, 0 where there is no cluster.
         ratio: share of the sum, 0 to 1; at 1 everything is taken.
 
     Raises:
@@ -56,27 +70,33 @@ def wicsum(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3) -> Re
     """
     if not 0 <= ratio <= 1:
         raise ValueError(f"the ratio is a share, not {ratio}")
-    clusters, rows = len(mean), len(query)
+    heads, rows, width = query.shape
+    there, clusters = count > 0, mean.shape[1]
     if not clusters or not rows:
-        return Retrieved.nothing(mean.device)
+        return [Retrieved.nothing(mean.device)] * heads
     if ratio == 1:
-        return Retrieved(torch.arange(clusters, device=mean.device), 0.0)
-    scores = query.float() @ mean.float().mT / math.sqrt(query.shape[1])
-    weight = (scores - scores.amax(1, keepdim=True)).exp() * count
+        return [Retrieved(each.nonzero()[:, 0], 0.0) for each in there]
+    scores = query.float() @ mean.float().mT / math.sqrt(width)
+    scores = scores.masked_fill_(~there[:, None], -torch.inf).view(-1, clusters)
+    # A head may have no cluster at all.
+    largest = scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    weight = (scores - largest).exp() * count.repeat_interleave(rows, dim=0)
     # Floats of one sign are in order as their bits are.
     bucket = weight.view(torch.int32) >> _SHIFT
-    first = torch.arange(rows, dtype=torch.int32, device=mean.device)[:, None] * _BUCKETS
-    held = torch.bincount((bucket + first).flatten(), weight.double().flatten(), minlength=rows * _BUCKETS)
-    held = held.view(rows, _BUCKETS)
+    first = torch.arange(len(weight), dtype=torch.int32, device=mean.device)[:, None] * _BUCKETS
+    held = torch.bincount((bucket + first).flatten(), weight.double().flatten(), minlength=len(weight) * _BUCKETS)
+    held = held.view(len(weight), _BUCKETS)
     # Of each bucket and all heavier ones; nothing is heavier than the last.
     downwards = F.pad(held.flip(1).cumsum(1).flip(1), (0, 1))
     wanted = ratio * downwards[:, :1]
     last = (downwards > wanted).sum(1, keepdim=True) - 1
-    chosen = (bucket > last).any(0)
+    chosen = (bucket > last).view(heads, rows, clusters).any(1)
     row, number, running = _sorted(weight, bucket == last, downwards.gather(1, last + 1)[:, 0])
     # The cluster with which a row exceeds its share is its last.
-    chosen[number[running <= wanted[row, 0]]] = True
-    return Retrieved(chosen.nonzero()[:, 0], len(row) / weight.numel())
+    taken = running <= wanted[row, 0]
+    chosen[row[taken] // rows, number[taken]] = True
+    examined = torch.bincount(row // rows, minlength=heads).double() / (rows * there.sum(1).clamp(min=1))
+    return [Retrieved(of.nonzero()[:, 0], share) for of, share in zip(chosen & there, examined.tolist(), strict=True)]
 
 
 def _sorted(weight: Tensor, among: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -69,8 +69,6 @@ class _Stream:
 
 
 _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
-# Bytes: of the widest dtype.
-_ALIGNED = 8
 
 
 class Arena(CappedTier):
@@ -94,6 +92,8 @@ class Arena(CappedTier):
     Raises:
         ConfigError: a total, cap or slab size that is too small.
     """
+
+    at_hand = True
 
     def __init__(
         self,
@@ -312,11 +312,9 @@ class Arena(CappedTier):
         """Copies of blocks, all in one piece of memory: a question loads hundreds of small ones."""
         if not there:
             return []
-        # A dtype's places begin at multiples of its size.
-        begins = list(accumulate((-(-held.used // _ALIGNED) * _ALIGNED for held in there), initial=0))
-        copied = torch.empty(begins[-1], dtype=torch.uint8, device=self._to)
-        for held, begin in zip(there, begins, strict=False):
-            copied[begin : begin + held.used].copy_(held.cell.memory[: held.used], non_blocking=True)
+        # Whole cells: their sizes are multiples of every dtype's, and they need no view each.
+        begins = accumulate((held.cell.nbytes for held in there), initial=0)
+        copied = torch.cat([held.cell.memory for held in there]).to(self._to)
         whole = {dtype: copied.view(dtype) for dtype in {held.dtype for held in there}}
         numbers = copied.view(torch.int32)
         return [_block(whole[held.dtype], numbers, begin, held) for held, begin in zip(there, begins, strict=False)]

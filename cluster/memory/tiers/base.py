@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
@@ -30,10 +30,9 @@ class Outcome(Enum):
     RETRY = "retry"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BlockKey:
+class BlockKey(NamedTuple):
     """``block``: number of the block in its stream. Blocks are immutable and numbers are never reused: a changed
-    cluster is written under a new number."""
+    cluster is written under a new number. A tuple, as a question hashes thousands."""
 
     stream: str
     layer: int
@@ -129,6 +128,8 @@ class Tier(ABC):
     """Thread-safe. Every call ends within the tier's deadline; none raises because the tier is down."""
 
     name: str
+    # Whether it lies in this process's memory, so that a load is a copy and nothing is gained by beginning it early.
+    at_hand: ClassVar[bool] = False
 
     @classmethod
     def from_settings(cls, settings: TierSettings) -> Self | None:

@@ -29,15 +29,19 @@ class _Slab:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """``memory`` ``[nbytes]`` uint8: the requested size, rounded up; not shared."""
+    """``memory`` ``[nbytes]`` uint8: the requested size, rounded up; not shared. The view is made when asked for: those
+    of thousands of small blocks, kept, would add to what the blocks take."""
 
-    memory: Tensor
     _slab: _Slab = field(repr=False)
     _at: int
 
     @property
+    def memory(self) -> Tensor:
+        return self._slab.memory[self._at : self._at + self._slab.size]
+
+    @property
     def nbytes(self) -> int:
-        return self.memory.nbytes
+        return self._slab.size
 
     @property
     def slab(self) -> tuple[int, int]:
@@ -84,7 +88,7 @@ class Slabs:
         size = self.cell_bytes(nbytes, alone=alone)
         if alone or size > self._sizes[-1]:
             memory = self._reserve(size)
-            return None if memory is None else Cell(memory, _Slab(memory, size, None), 0)
+            return None if memory is None else Cell(_Slab(memory, size, None), 0)
         partial = self._partial[size]
         if not partial:
             whole = self._empty.pop() if self._empty else self._reserve(self.slab_bytes)
@@ -99,7 +103,7 @@ class Slabs:
         at = slab.free.pop()
         if not slab.free:
             del partial[id(slab)]
-        return Cell(slab.memory[at : at + size], slab, at)
+        return Cell(slab, at)
 
     @property
     def spare(self) -> int:

@@ -4,6 +4,9 @@ Frames are made, small, and come as fast as they are taken in. Two tiers: host m
 node that holds everything. Bytes are those the tiers themselves count, looked at after every frame; resident memory is
 read after a tenth of the frames, when everything has been full once, and at the end.
 
+What a compression costs in writes is compared between organisers: production's, whose clusters are written again when
+tokens join or leave them, and ``kvmu``, whose blocks are written once.
+
 Leaks are looked for at the default cap: the most resident memory while the second cap of frames is taken in, and while
 the twelfth is.
 """
@@ -14,15 +17,18 @@ import argparse
 import gc
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
+import torch
 
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import CAMERA, made_chunks
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import MemorySpec
 
@@ -48,25 +54,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Part:
     """Figures ``cap_violations`` (frames after which some tier held more than its cap), ``memory_growth``,
-    ``written_per_byte_taken_in`` (to the node, of blocks and index, for each byte of KV that came) and
-    ``leak_at_ten_caps`` (growth over ten caps of frames, as a share of the cap).
+    ``written_per_byte_taken_in`` (to the node, of blocks and index, for each byte of KV that came),
+    ``bytes_written_per_byte_kept`` (of blocks, for each byte of the tokens that were stored at all), both also with
+    ``kvmu``, and ``leak_at_ten_caps`` (growth over ten caps of frames, as a share of the cap).
 
     Raises:
         ConfigError: too few frames for a warm-up.
     """
     if args.frames < ROWS / WARM_UP:
         raise ConfigError(f"--frames is at least {round(ROWS / WARM_UP)}, to have a warm-up worth the name")
+    figures, rows = _watch(args.frames, MemorySpec(cap_bytes=CAP_BYTES))
+    once, more = _watch(args.frames, MemorySpec(cap_bytes=CAP_BYTES, organiser="kvmu"))
+    figures["cap_violations"] += once["cap_violations"]
+    for name in ("written_per_byte_taken_in", "bytes_written_per_byte_kept"):
+        figures[f"{name}_kvmu"] = once[name]
+    note = (
+        f"{args.frames} made frames ({SHAPE}), cap {CAP_BYTES / 2**20:g} MiB, {MemorySpec().compressor}; most_*: "
+        f"largest since the row before; warm after {round(args.frames * WARM_UP)} frames"
+    )
+    figures["leak_at_ten_caps"] = leak(round(args.leak_cap_mib * 2**20))
+    return Part(figures, rows + more, [note])
+
+
+class CountingArena(Arena):
+    """Counts bytes of KV in blocks (``written``), and of those the tokens that came with them (``first``): of frames
+    newer than those in the head's earlier blocks, all of which come in one call."""
+
+    written = first = 0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._newest: dict[tuple[int, int], int] = {}
+
+    def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
+        """See ``Tier``."""
+        outcomes = super().store(items)
+        newest = dict(self._newest)
+        for (key, block), outcome in zip(items, outcomes, strict=True):
+            if outcome is Outcome.HIT and block.key.dtype != torch.uint8:
+                head = key.layer, key.head
+                new = int((block.frame > self._newest.get(head, -1)).sum())
+                self.written += block.nbytes
+                self.first += new * (block.nbytes // len(block))
+                newest[head] = max(newest.get(head, -1), int(block.frame.max()))
+        self._newest = newest
+        return outcomes
+
+
+def _watch(frames: int, spec: MemorySpec) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Figures and rows of one memory."""
     host = Arena(CAP_BYTES // 2, slab_bytes=_SLAB)
     # Room for slabs that are partly empty; what a stream may hold is the cap.
-    node = Arena(2 * CAP_BYTES, name="node", stream_bytes=CAP_BYTES, evicts=False, slab_bytes=_SLAB)
-    memory = StreamMemory(CAMERA, MemorySpec(cap_bytes=CAP_BYTES), TierStack([host, node]))
+    node = CountingArena(2 * CAP_BYTES, name="node", stream_bytes=CAP_BYTES, evicts=False, slab_bytes=_SLAB)
+    memory = StreamMemory(CAMERA, spec, TierStack([host, node]))
     process = psutil.Process()
-    warm = round(args.frames * WARM_UP)
+    warm = round(frames * WARM_UP)
     warm_rss = violations = taken = 0
     most = {"host": 0, "node": 0}
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
-    for number, chunk in enumerate(made_chunks(CAMERA, args.frames, **SHAPE), start=1):
+    for number, chunk in enumerate(made_chunks(CAMERA, frames, **SHAPE), start=1):
         memory.add_chunk(chunk)
         taken += chunk.key.nbytes + chunk.value.nbytes
         held = {tier.name: tier.nbytes(CAMERA) for tier in (host, node)}
@@ -75,25 +122,19 @@ def measure(args: argparse.Namespace) -> Part:
         if number == warm:
             gc.collect()
             warm_rss = process.memory_info().rss
-        if number % (args.frames // ROWS) == 0:
+        if number % (frames // ROWS) == 0:
             gc.collect()
             rows.append(_row(number, memory, most, process, time.perf_counter() - began))
-            print(f"cap: {number}/{args.frames} frames, {rows[-1]['rss_mib']} MiB", file=sys.stderr)
+            print(f"cap: {number}/{frames} frames, {rows[-1]['rss_mib']} MiB", file=sys.stderr)
             most = dict.fromkeys(most, 0)
-    rss = process.memory_info().rss
     figures = {
         "cap_violations": float(violations),
-        "memory_growth": (rss - warm_rss) / warm_rss,
+        "memory_growth": (process.memory_info().rss - warm_rss) / warm_rss,
         "written_per_byte_taken_in": node.state().counts["bytes_in"] / taken,
+        "bytes_written_per_byte_kept": node.written / node.first,
     }
-    spec = memory.spec
-    note = (
-        f"{args.frames} made frames ({SHAPE}), cap {CAP_BYTES / 2**20:g} MiB, {spec.compressor} and {spec.organiser}; "
-        f"most_*: largest since the row before; warm after {warm} frames"
-    )
     memory.tiers.close()
-    figures["leak_at_ten_caps"] = leak(round(args.leak_cap_mib * 2**20))
-    return Part(figures, rows, [note])
+    return figures, rows
 
 
 def leak(cap_bytes: int) -> float:
@@ -121,6 +162,7 @@ def _row(
     frames: int, memory: StreamMemory, most: dict[str, int], process: psutil.Process, seconds: float
 ) -> dict[str, Any]:
     return {
+        "organiser": memory.spec.organiser,
         "frames": frames,
         "frames_held": memory.frames,
         "tokens": memory.tokens,

@@ -14,13 +14,13 @@ from torch import Tensor
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.bench.frames import clip_names, made_clips, prune_clip, read_clip
 from cluster.lab.bench.memory.splits import Asked
+from cluster.lab.bench.node import DelayedArena
 from cluster.lab.bench.window import QUESTION
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve import Retrieved, Retriever
 from cluster.memory.stream import StreamMemory
-from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
@@ -206,7 +206,8 @@ class Footage:
 
     def watch(self, name: str, clip: str, samples: Sequence[FrameSample]) -> Watched:
         """Answer a clip's windows with one model and keep what leaves them."""
-        bank = ListeningBank(TierStack([Arena(_ROOM)]), listen=True)
+        # Not at hand: a layer's query is predicted only where blocks have a way to go.
+        bank = ListeningBank(TierStack([DelayedArena(_ROOM)]), listen=True)
         engine = NativeEngine(self.model(name), memories=bank)
         everything = MemorySpec(
             compressor="none", organiser="frames", retriever="top_k", retriever_options={"share": 1.0}, cap_bytes=_ROOM
