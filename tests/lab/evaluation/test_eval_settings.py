@@ -61,7 +61,7 @@ def test_sweeps_over_stride_threshold_and_anchor_interval():
     assert [dict(s.options)["tau"] for s in curves["threshold"]["codecsight"]] == [0.25, 0.5, 1, 2, 5]
     assert [s.shape.anchor_interval_s for s in curves["anchor interval"]["ours"]] == [2, 4, 8, 16]
     assert [s.input for s in curves["camera GOP"]["codecsight"]] == [(2.0, s, "encoded again") for s in (2, 4, 8, 16)]
-    assert [(s.shape.window_s, s.shape.stride_s) for s in curves["window"]["full"]] == [(10, 2), (20, 4), (40, 8)]
+    assert [(s.shape.window_s, s.shape.stride_s) for s in curves["window"]["full"]] == [(10, 2), (15, 3), (20, 4)]
     assert [s.budget for s in curves["budget"]["ours"]] == [0, 0.05, 0.1, 0.2, 0.4]
 
 
