@@ -81,7 +81,7 @@ def accuracy(
     seed: Annotated[int, typer.Option(metavar="S", help="Which scenes to make.")] = 0,
     model: Model = "demo",
     settings: Annotated[
-        str | None, typer.Option(help="basic, quick, systems, standard, full or ladder: what is compared.")
+        str | None, typer.Option(help="basic, quick, systems, sweeps, standard, full or ladder: what is compared.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few scenes, quick settings: under five minutes.")] = False,
     window: Window = None,

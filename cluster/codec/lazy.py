@@ -8,7 +8,8 @@ since the quantiser's step doubles every 6 (H.264 §8.5.9, H.265 §8.6.4) and th
 proportional to it.
 
 The thresholds on that area are absolute. A camera whose quiet pictures vary by more (sensor noise, constant bit rate)
-exceeds them by itself, so that noise costs savings and never change.
+exceeds them by itself. There the next keyframe is the witness: up to the camera's own spread packets are held without
+being believed, shortly before a keyframe that shows whether anything has changed; their samples wait for it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ MEAN_AREA = 0.004
 """The same of the running mean."""
 MEAN_WEIGHT = 0.3
 """Weight of the newest picture in the running mean."""
+SPREAD, SPREAD_MEMORY, SPREAD_LEAST = 2.0, 512, 64
+"""What exceeds the largest area of the last ``SPREAD_MEMORY`` unchanged pictures by this factor happens in any case."""
 
 LEARN_SAMPLES = 20
 """Samples seen before anything is held."""
@@ -52,6 +55,10 @@ HELD_S = 10.0
 STEP_S = 1.0
 """A longer step of the clock between two packets is not held."""
 
+LAZY_EVENTS = ("waited", "found", "missed", "overflow")
+"""A keyframe was waited for; it showed change; change was found that packets had not told; a bound of what is held was
+reached."""
+
 _PENDING = 512
 _PLACES = (1, 2, 3, 4, 6, 9, 15)
 _PictureClass = tuple[str, bool, int, int]
@@ -73,8 +80,9 @@ class QuietModel:
         self._sizes: dict[_PictureClass, deque[float]] = {}
         self._keyframe = math.inf
         self._place = 0
-        self._pending: deque[tuple[_PictureClass, float]] = deque(maxlen=_PENDING)
+        self._pending: deque[tuple[_PictureClass, float, float, float]] = deque(maxlen=_PENDING)
         self._mean = 0.0
+        self._areas: deque[tuple[float, float]] = deque(maxlen=SPREAD_MEMORY)
 
     def start_group(self, size: float) -> None:
         """A keyframe of this size."""
@@ -87,19 +95,28 @@ class QuietModel:
         self._place += 1
         place = next((index for index, last in enumerate(_PLACES) if self._place <= last), len(_PLACES))
         key = picture.kind, picture.reference, picture.layer, place
-        self._pending.append((key, size))
         known = self._sizes.get(key)
         if known is None or len(known) < CLASS_LEAST:
+            self._pending.append((key, size, 0.0, 0.0))
             return math.inf, math.inf
         area = (size - median(known)) / self._keyframe
         # Bounded below: a picture that came out small must not hide the next ones.
         self._mean += MEAN_WEIGHT * (max(area, -AREA) - self._mean)
+        self._pending.append((key, size, area, self._mean))
         return area, self._mean
+
+    def spread(self) -> tuple[float, float]:
+        """Area and running mean that unchanged pictures of this camera stay below."""
+        if len(self._areas) < SPREAD_LEAST:
+            return AREA, MEAN_AREA
+        area, mean = (SPREAD * max(each) for each in zip(*self._areas, strict=True))
+        return max(AREA, area), max(MEAN_AREA, mean)
 
     def label(self, changed: bool) -> None:
         """What the pruner found of the pictures since the last label; only unchanged ones are learned from."""
         if not changed:
-            for key, size in self._pending:
+            for key, size, area, mean in self._pending:
+                self._areas.append((area, mean))
                 sizes = self._sizes.get(key)
                 if sizes is None:
                     if len(self._sizes) == MOST_CLASSES:
@@ -114,24 +131,30 @@ class LazyDecode:
     """Decides for every packet of a camera whether it is held; holds packets and their times. One thread.
 
     :meth:`holds` judges a packet. The caller then appends it (:meth:`hold`), or decodes what :meth:`release` returns
-    before it. At a keyframe :meth:`skip` drops what is held. :meth:`label` tells what the pruner found.
+    before it. At a keyframe :meth:`skip` drops what is held; where it ``waits``, only if the keyframe shows no change.
+    :meth:`label` tells what the pruner found.
+
+    A packet above the absolute thresholds and within the camera's spread is held if the next keyframe is expected
+    within ``wait_s``. Samples from there on wait for it, so that none is told unchanged before it is known to be.
 
     Packets are believed until a sample decoded after them (the next keyframe, or those of a GOP decoded as a check)
     shows change in more than ``MOST_MISSED`` of ``HISTORY`` cases; then everything is decoded for ``DISTRUST``
     samples.
     """
 
+    wait_s: float = 0.0
+    """Longest that samples may wait for a keyframe; 0 never holds what is in doubt."""
     spared: int = 0
     """Packets dropped undecoded."""
-    overflows: int = 0
-    """Times that a bound of what is held was reached."""
-    missed: int = 0
-    """Times that change was found which the packets had not told."""
+    events: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LAZY_EVENTS, 0))
+    """Counts of :data:`LAZY_EVENTS`."""
     held_bytes: int = 0
     told: bool = False
     """Whether something happens in the packet judged last."""
     restarts: bool = False
     """Whether it is an I-frame that needs nothing before it."""
+    waits: bool = False
+    """Whether samples of what is held wait for a keyframe."""
 
     _headers: SliceHeaders = field(init=False)
     _model: QuietModel = field(default_factory=QuietModel)
@@ -141,6 +164,9 @@ class LazyDecode:
     _samples: int = 0
     _calm: int = 0
     _groups: int = 0
+    _group_start: int | None = None
+    _group_length: int | None = None
+    _waits_from: int | None = None
     _check: bool = False
     _claimed: bool = False
     _doubted: bool = False
@@ -151,7 +177,7 @@ class LazyDecode:
     def open(self, codec: str, parameter_sets: bytes) -> None:
         """Another stream of the camera; what is held of the last one is gone, what was learned stays."""
         self._headers = SliceHeaders(codec, parameter_sets)
-        self._last_pts = None
+        self._last_pts = self._group_start = self._group_length = None
         self.clear()
 
     @property
@@ -180,29 +206,41 @@ class LazyDecode:
             self._model.start_group(size)
             self._groups += 1
             self._check = self._groups % CHECK_GOPS == 0
+            if self._group_start is not None:
+                self._group_length = packet.pts - self._group_start
+            self._group_start = packet.pts
             return False
         area, mean = self._model.add(picture, size)
-        self.told = area > AREA or mean > MEAN_AREA
-        if self.told:
-            self._doubted = True
-            return False
+        most_area, most_mean = self._model.spread()
+        believed = area <= AREA and mean <= MEAN_AREA
+        self._doubted |= not believed
+        self.told = not believed and (area > most_area or mean > most_mean or not self._keyframe_is_near(packet.pts))
         regular = last is not None and abs(packet.pts - last) <= STEP_S * MICROSECONDS
-        if not regular or self.state != "on" or self._calm < CALM_SAMPLES:
+        if self.told or not regular or self.state != "on" or self._calm < CALM_SAMPLES:
             return False
-        self._claimed = True
-        return not self._check and self._within_bounds(packet.pts, len(data))
+        self._claimed |= believed
+        if self._check or not self._within_bounds(packet.pts, len(data)):
+            return False
+        if not believed and not self.waits:
+            self.waits, self._waits_from = True, packet.pts
+            self.events["waited"] += 1
+        return True
 
     def hold(self, packet: HeldPacket) -> list[int]:
-        """Hold a packet; returns the times of held pictures that would now be shown, ascending microseconds."""
+        """Hold a packet; returns the times of held pictures that would now be shown, ascending microseconds, but none
+        where they wait."""
         self._held.append(packet)
         self.held_bytes += len(packet.data)
         if packet.packet.pts is not None:
             heapq.heappush(self._times, packet.packet.pts)
-        return self._shown_before(packet.packet.dts)
+        return [] if self.waits else self._shown_before(packet.packet.dts)
 
     def release(self) -> list[HeldPacket]:
         """What is held, in decoding order, to be decoded now."""
         held = list(self._held)
+        if self.waits:
+            # Its samples come now, one by one: the first is no label for the pictures after it.
+            self._model.label(True)
         self.clear()
         return held
 
@@ -218,6 +256,7 @@ class LazyDecode:
         self._held.clear()
         self._times.clear()
         self.held_bytes = 0
+        self.waits, self._waits_from = False, None
 
     def label(self, changed: bool) -> None:
         """What the pruner found in a decoded sample, against what the packets before it said."""
@@ -233,7 +272,7 @@ class LazyDecode:
         if not judged:
             return
         self._verdicts.append(changed)
-        self.missed += changed
+        self.events["missed"] += changed
         if sum(self._verdicts) > MOST_MISSED:
             self._verdicts.clear()
             self._distrusted = self._distrust
@@ -245,10 +284,17 @@ class LazyDecode:
             self.held_bytes + size <= HELD_BYTES
             and len(self._held) < HELD_PACKETS
             and (first is None or pts - first <= HELD_S * MICROSECONDS)
+            and (self._waits_from is None or pts - self._waits_from <= self.wait_s * MICROSECONDS)
         ):
             return True
-        self.overflows += 1
+        self.events["overflow"] += 1
         return False
+
+    def _keyframe_is_near(self, pts: int) -> bool:
+        """Whether the next keyframe is expected within ``wait_s``, a GOP being as long as the last one."""
+        if self._group_start is None or self._group_length is None:
+            return False
+        return 0 <= self._group_start + self._group_length - pts <= self.wait_s * MICROSECONDS
 
     def _shown_before(self, dts: int | None) -> list[int]:
         """Times of held pictures up to ``dts``: later packets come later; all of them for None."""

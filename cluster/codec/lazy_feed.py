@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
+import av
 from av.video.frame import VideoFrame
 
 from cluster.codec.change import no_change
+from cluster.codec.decoder import DecodeError, Decoder
 from cluster.codec.lazy import HeldPacket, LazyDecode
 from cluster.codec.motion import ReferenceDistance
+from cluster.codec.picture_memory import PicturesTooLargeError
+from cluster.codec.privacy import PrivacyMasks
 from cluster.codec.stats import CodecStats
 from cluster.codec.timeline import Sampling, Timeline
 from cluster.codec.view import PictureView
 from cluster.types import SampledPicture
+
+ShowsChange = Callable[[SampledPicture], bool]
+"""Whether the pruner would find change in a picture; leaves its state as it is."""
 
 
 class Trust(Enum):
@@ -34,7 +42,9 @@ class LazyFeed(ABC):
     """Holds packets in place of decoding them, and gives samples at their times: the newest decoded picture again.
 
     Held packets are decoded before the first in which something happens; the change of all of them is then part of the
-    next sample. Those held when a keyframe comes are dropped, and decoding begins anew there without a gap.
+    next sample. Those held when a keyframe comes are dropped, and decoding begins anew there without a gap. Where
+    samples wait for the keyframe, a second decoder looks at it first; if it shows change, nothing is dropped and
+    every sample is what it would have been.
     """
 
     stats: CodecStats
@@ -43,9 +53,11 @@ class LazyFeed(ABC):
     _sampling: Sampling
     _timeline: Timeline
     _view: PictureView | None
+    _masks: PrivacyMasks
 
-    def _begin_lazily(self, lazy: LazyDecode | None) -> None:
-        self.lazy = lazy
+    def _begin_lazily(self, lazy: LazyDecode | None, changes: ShowsChange | None) -> None:
+        self.lazy, self._changes = lazy, changes
+        self._witness: Decoder | None = None
         # The newest sample, a newer picture that was none, up to when held pictures have been sampled, and up to when
         # pictures must have been shown before packets are held.
         self._last_sample: SampledPicture | None = None
@@ -63,7 +75,9 @@ class LazyFeed(ABC):
         if hold and (lazy.holding or (self._must_show is None and self._last_sample is not None)):
             return self._repeat(lazy.hold(each))
         samples: list[SampledPicture] = []
-        if lazy.holding and lazy.restarts:
+        changed = lazy.restarts and lazy.waits and self._shows_change(each)
+        lazy.events["found"] += changed
+        if lazy.holding and lazy.restarts and not changed:
             samples = self._skip_held()
             if self._recover(each):
                 self._trust = Trust.SKIPPED
@@ -76,6 +90,28 @@ class LazyFeed(ABC):
         if lazy.told and each.packet.pts is not None:
             self._must_show = max(self._must_show or 0, each.packet.pts)
         return samples + self._feed_now(each)
+
+    def _shows_change(self, each: HeldPacket) -> bool:
+        """Whether the pruner finds change in a keyframe, decoded apart; True where it cannot be told."""
+        view, last = self._view, self._last_sample
+        if self._changes is None or view is None or last is None:
+            return True
+        try:
+            if self._witness is None:
+                self._witness = self._new_witness()
+            frames = self._witness.decode(each.data, each.packet.pts, each.packet.dts) + self._witness.drain()
+            if (
+                len(frames) != 1
+                or frames[0].is_corrupt
+                or (frames[0].width, frames[0].height) != (view.width, view.height)
+            ):
+                return True
+            rgb, luma = view.scaler(self._masks.apply(frames[0]))
+        except (DecodeError, PicturesTooLargeError, av.FFmpegError, ValueError, MemoryError):
+            self._witness = None
+            return True
+        still = no_change(view.grid, last.change.cue)
+        return self._changes(replace(last, rgb=rgb, luma=luma, change=still, anchor=False, fresh=False, gap=False))
 
     def _repeat(self, times: list[int]) -> list[SampledPicture]:
         """Samples at the times of pictures that are left undecoded: the newest decoded one again."""
@@ -106,6 +142,17 @@ class LazyFeed(ABC):
         self.stats.frames_spared = self.lazy.spared
         return samples
 
+    def _end_held(self) -> list[SampledPicture]:
+        """At the end of the video: as at a keyframe, or all of it decoded where no keyframe can be waited for."""
+        if self.lazy is None or not self.lazy.waits:
+            return self._skip_held()
+        samples: list[SampledPicture] = []
+        for each in self.lazy.release():
+            samples += self._feed_now(each)
+            if self._trust is Trust.LOST:
+                break
+        return samples
+
     def _lose_held(self) -> None:
         """Decoding is to begin anew after a loss."""
         if self.lazy is not None:
@@ -126,6 +173,9 @@ class LazyFeed(ABC):
     # -- the processor's ------------------------------------------------------------------------
     @abstractmethod
     def _feed_now(self, each: HeldPacket) -> list[SampledPicture]: ...
+
+    @abstractmethod
+    def _new_witness(self) -> Decoder: ...
 
     @abstractmethod
     def _recover(self, each: HeldPacket) -> bool: ...

@@ -1,4 +1,5 @@
-"""Codec processor (step 2): packets in, samples with their change grids out. No packet is decoded twice."""
+"""Codec processor (step 2): packets in, samples with their change grids out. No packet is decoded twice, but for
+keyframes that are a witness (see :mod:`cluster.codec.lazy_feed`)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from av.video.frame import PictureType, VideoFrame
 from cluster.codec.decode_device import DecodeDevice, DecodeWish
 from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
 from cluster.codec.lazy import HeldPacket, LazyDecode
-from cluster.codec.lazy_feed import LazyFeed, Trust
+from cluster.codec.lazy_feed import LazyFeed, ShowsChange, Trust
 from cluster.codec.motion import ReferenceDistance
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.nvdec import DevicePicture, Nvdec
@@ -33,7 +34,8 @@ _LATE = 1024
 class CodecOptions:
     """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump. ``masks``: privacy
     masks. ``decoded_bytes``: memory limit for decoded pictures. ``decode``: on which device; "auto" takes a GPU
-    if there is one. ``lazy``: leave quiet video undecoded (H.264 and HEVC on the CPU)."""
+    if there is one. ``lazy``: leave quiet video undecoded (H.264 and HEVC on the CPU); ``lazy_wait_s``: see
+    LazyDecode."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
@@ -42,6 +44,7 @@ class CodecOptions:
     decoded_bytes: int = DECODED_BYTES
     decode: DecodeWish = "cpu"
     lazy: bool = False
+    lazy_wait_s: float = 0.0
 
 
 class CodecProcessor(LazyFeed):
@@ -57,8 +60,13 @@ class CodecProcessor(LazyFeed):
     """
 
     def __init__(
-        self, geometry: PatchGeometry, options: CodecOptions | None = None, nvdec: Nvdec | None = None
+        self,
+        geometry: PatchGeometry,
+        options: CodecOptions | None = None,
+        nvdec: Nvdec | None = None,
+        changes: ShowsChange | None = None,
     ) -> None:
+        """``changes``: without it no sample waits for a keyframe."""
         self.options = options or CodecOptions()
         self.device = DecodeDevice(self.options.decode, nvdec, self.options.decoded_bytes)
         self._device_pictures: list[DevicePicture] = []
@@ -74,7 +82,8 @@ class CodecProcessor(LazyFeed):
         self._trust = Trust.LOST
         self._suspect = False
         self._newest: deque[HeldPacket] = deque(maxlen=MOST_THREADS)
-        self._begin_lazily(LazyDecode() if self.options.lazy else None)
+        wait_s = 0.0 if changes is None else self.options.lazy_wait_s
+        self._begin_lazily(LazyDecode(wait_s) if self.options.lazy else None, changes)
         # What the next sample is told to be: the first of a scene, or one after missing video.
         self._fresh, self._gap = True, False
         self._next_sequence: int | None = None
@@ -152,7 +161,7 @@ class CodecProcessor(LazyFeed):
         """Samples among the pictures still held back, at the end of the video."""
         if self._decoder is None or self._trust is Trust.LOST:
             return []
-        samples = self._skip_held()
+        samples = self._end_held()
         try:
             samples += self._show(self._decoder.drain())
         except (DecodeError, PicturesTooLargeError):
@@ -186,6 +195,7 @@ class CodecProcessor(LazyFeed):
         self._header = StreamHeader(header.codec, header.width, header.height, found.parameter_sets)
         self._decoder = self._new_decoder()
         self._numbers = H264FrameNumbers(found.parameter_sets if header.codec == "h264" else b"")
+        self._witness = None
         if self.lazy is not None:
             self.lazy.open(header.codec, found.parameter_sets)
         if self._view is not None:
@@ -199,6 +209,10 @@ class CodecProcessor(LazyFeed):
         # Its session is the next one's.
         self._decoder = None
         return self.device.make_decoder(header, (header.width or stats.width, header.height or stats.height))
+
+    def _new_witness(self) -> Decoder:
+        header = self._header
+        return Decoder(header.codec, header.extradata, self.options.decoded_bytes, (header.width, header.height))
 
     def _in_sequence(self, packet: EncodedPacket) -> bool:
         expected = self._next_sequence

@@ -53,6 +53,7 @@ class PipelineSettings:
     decoded_bytes: int = DECODED_BYTES
     decode: DecodeWish = "cpu"
     lazy: bool = False
+    lazy_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class PipelineStatus:
     * ``decode_s``, ``prune_s``, ``send_s``: seconds spent on decoding and change grids, masks and patches, the sink
     * ``picture``: statistics of the newest sample, None before the first
     * ``decode``: "cuda" or "cpu", empty before the stream is open; ``reason`` says why it is not the GPU asked for
-    * ``frames_spared``: never decoded; ``lazy``: state of lazy decoding (see LazyDecode), empty where it is off
+    * ``frames_spared``: never decoded; ``lazy``, ``lazy_events``: of lazy decoding (see LazyDecode), empty where off
     """
 
     camera: str
@@ -96,6 +97,7 @@ class PipelineStatus:
     decode: str = ""
     frames_spared: int = 0
     lazy: str = ""
+    lazy_events: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def decoding(self) -> str:
@@ -143,6 +145,7 @@ class CameraPipeline:
         self._gate: AbstractContextManager[object] = nullcontext() if gate is None else gate
         self._supervisor = SourceSupervisor(source, settings.backoff)
         devices = devices or DecodeDevices()
+        self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
         self._processor = CodecProcessor(
             geometry,
             CodecOptions(
@@ -152,11 +155,12 @@ class CameraPipeline:
                 decoded_bytes=settings.decoded_bytes,
                 decode=settings.decode,
                 lazy=settings.lazy,
+                lazy_wait_s=settings.lazy_wait_s,
             ),
             devices.nvdec,
+            self._sampler.shows_change,
         )
         self._watch = PictureStatistics()
-        self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
         self._device = DevicePath(self._sampler, devices)
         self._told_device = "", ""
         self._thread = threading.Thread(target=self._run, name=f"camera-{name}", daemon=True)
@@ -249,6 +253,7 @@ class CameraPipeline:
             decode=device.name,
             frames_spared=stats.frames_spared,
             lazy="" if lazy is None else lazy.state,
+            lazy_events={} if lazy is None else dict(lazy.events),
         )
 
     # -- the camera's thread --------------------------------------------------------------------
@@ -434,6 +439,7 @@ def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
         decoded_bytes=settings.source_options.decoded_bytes,
         decode=settings.decode,
         lazy=settings.sampling.lazy_decode == "auto",
+        lazy_wait_s=settings.window.stride_s / 2,
     )
 
 

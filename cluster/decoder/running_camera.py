@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import Counter
 from dataclasses import replace
 
 from cluster import metrics
@@ -90,10 +91,9 @@ class RunningCamera:
         self._begun = False
         self._found: int | None = None
         self._totals = Totals()
-        self._stopping = False
-        self._told_short = False
+        self._stopping = self._told_short = False
         self._metrics = metrics.CameraMetrics(settings.name)
-        self._counted = dict.fromkeys(("decode_errors", "gaps", "push_dropped", "decoded", "spared"), 0)
+        self._counted: Counter[str] = Counter()
         self._trace = CameraTrace(spans, settings.name, config.tracing.ratio) if spans is not None else None
         self.footage = camera_footage(settings, config, rings)
         self._begin()
@@ -431,10 +431,12 @@ class RunningCamera:
         self._metrics.gaps.inc(self._counter_increase("gaps", totals["gaps"]))
         for result, frames in (("decoded", status.frames_decoded), ("spared", status.frames_spared)):
             metrics.video_frames.labels(result).inc(self._counter_increase(result, frames))
+        self._metrics.count_lazy_events(
+            {name: self._counter_increase(name, n) for name, n in status.lazy_events.items()}
+        )
         if isinstance(self._source, PushSource):
-            metrics.ingest_dropped.labels("queue_full").inc(
-                self._counter_increase("push_dropped", self._source.dropped)
-            )
+            dropped = self._counter_increase("push_dropped", self._source.dropped)
+            metrics.ingest_dropped.labels("queue_full").inc(dropped)
 
     def _counter_increase(self, name: str, value: int) -> int:
         before, self._counted[name] = self._counted[name], value

@@ -29,6 +29,7 @@ from cluster.metrics.families import (
     fleet_utilisation,
     fleet_wanted,
     lag_strides,
+    lazy_events,
     reconciler_age,
     reconciler_watch_restarts,
     stage_seconds,
@@ -54,6 +55,7 @@ class CameraMetrics:
         self.camera = camera
         self._clock = clock
         self._last_frame: float | None = None
+        self._lazy_events: set[str] = set()
         self.decode_errors = decode_errors.labels(camera)
         self.gaps = stream_gaps.labels(camera)
         self.quality = camera_quality.labels(camera)
@@ -76,6 +78,12 @@ class CameraMetrics:
         """Record a decoded frame, now or at ``arrived_s`` of the clock."""
         self._last_frame = self._clock() if arrived_s is None else arrived_s
 
+    def count_lazy_events(self, times: Mapping[str, int]) -> None:
+        """Count events of lazy decoding; 0 creates the series of one."""
+        self._lazy_events.update(times)
+        for event, count in times.items():
+            lazy_events.labels(self.camera, event).inc(count)
+
     def age_s(self) -> float:
         """Seconds since the last frame."""
         return float("inf") if self._last_frame is None else max(0.0, self._clock() - self._last_frame)
@@ -86,6 +94,8 @@ class CameraMetrics:
             camera_state.remove(self.camera, name)
         for family in (camera_last_frame_age, camera_quality, decode_errors, stream_gaps):
             family.remove(self.camera)
+        for event in self._lazy_events:
+            lazy_events.remove(self.camera, event)
 
 
 class AnsweredCameras:

@@ -147,6 +147,11 @@ video_frames = counter(
 lazy_cameras = gauge(
     "sightline_lazy_cameras", "Cameras that decode lazily, by state: learning, on, distrusted.", ["state"]
 )
+lazy_events = counter(
+    "sightline_lazy_events",
+    "Of a camera that decodes lazily: keyframes waited for, found to show change, change missed, overflow of the held.",
+    ["camera", "event"],
+)
 nvdec_sessions = gauge("sightline_nvdec_sessions", "Sessions of the GPU's decoder in use.")
 camera_quality = gauge(
     "sightline_camera_quality",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -116,6 +117,10 @@ class PatchSampler:
             decision = self.pruner.prune(frame)
             self.activity = decision.activity
         return _cut(self.add(frame, decision, frame.rgb))
+
+    def shows_change(self, frame: SampledPicture) -> bool:
+        """Whether the pruner would find change in a picture; nothing is fed."""
+        return copy.deepcopy(self.pruner).prune(frame).activity > 0
 
     def flush(self) -> FrameSample | None:
         """At the end of the stream, complete a waiting frame by repeating its last picture, as the model's own

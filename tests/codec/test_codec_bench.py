@@ -12,7 +12,7 @@ from codec_clips import encode, walk
 from cluster.codec.decoder import Decoder
 from cluster.errors import ConfigError
 from cluster.lab.bench import codec
-from cluster.lab.bench.lazy import missed_cells
+from cluster.lab.bench.lazy import LazyRun, missed_cells
 from cluster.types import MICROSECONDS, FrameSample, PatchGrid
 
 
@@ -59,6 +59,11 @@ def frame(at_s: float, cells: list[int], *, anchor: bool = False) -> FrameSample
     return FrameSample("a", 0, pts, MICROSECONDS, anchor, False, grid, mask, nothing, 0.0, "")
 
 
+def run(frames: list[FrameSample], late_s: float = 0.0) -> LazyRun:
+    sent_at = [each.pts + each.duration + round(late_s * MICROSECONDS) for each in frames]
+    return LazyRun(frames, sent_at, 0, 0, "", 0.0, 0.0)
+
+
 def test_a_cell_is_missed_that_is_not_kept_within_the_stride() -> None:
     full = [frame(0, range(8), anchor=True), frame(1, [0, 1]), frame(2, [2]), frame(3, [3])]
     lazily = [
@@ -69,10 +74,14 @@ def test_a_cell_is_missed_that_is_not_kept_within_the_stride() -> None:
         frame(7, range(8), anchor=True),
     ]
     # Of cells 0 to 3: 1 comes a second late, 0 two, and 2 and 3 only with the anchor.
-    assert missed_cells(full, lazily, 8.0) == (0, 4)
-    assert missed_cells(full, lazily, 3.0) == (2, 4)
-    assert missed_cells(full, lazily, 1.0) == (3, 4)
-    assert missed_cells(full, full, 0.0) == (0, 4)
+    assert missed_cells(run(full), run(lazily), 8.0) == (0, 4)
+    assert missed_cells(run(full), run(lazily), 8.0, anchors=False) == (2, 4)
+    assert missed_cells(run(full), run(lazily), 3.0) == (2, 4)
+    assert missed_cells(run(full), run(lazily), 1.0) == (3, 4)
+    assert missed_cells(run(full), run(full), 0.0) == (0, 4)
+    # The same frames, each sent three seconds later.
+    assert missed_cells(run(full), run(full, late_s=3.0), 3.0) == (0, 4)
+    assert missed_cells(run(full), run(full, late_s=3.0), 2.0) == (4, 4)
 
 
 def test_lazy_needs_time_to_learn() -> None:

@@ -68,6 +68,7 @@ def test_a_camera_whose_packets_miss_change_says_so(clip: Path, monkeypatch: pyt
     assert run.status.decoding == "cpu, distrusted"
     # Believed for one GOP.
     assert 0 < run.status.frames_spared < 40
+    assert set(run.status.lazy_events) == set(lazy.LAZY_EVENTS)
 
 
 def test_it_is_configured_for_all_cameras_and_for_one(tmp_path: Path) -> None:

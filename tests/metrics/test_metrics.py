@@ -74,11 +74,14 @@ def test_camera_series_come_and_go_together(server):
     camera.frame_decoded()
     now[0] = 103.5
     camera.gaps.inc()
+    camera.count_lazy_events({"missed": 2, "overflow": 0})
     page = scrape(server.address)
     assert value(page["sightline_camera_last_frame_age_seconds"], camera="gate-7") == 3.5
     assert value(page["sightline_camera_state"], camera="gate-7", state="running") == 1
     assert value(page["sightline_camera_state"], camera="gate-7", state="waiting") == 0
     assert value(page["sightline_stream_gaps"], camera="gate-7") == 1
+    assert value(page["sightline_lazy_events"], camera="gate-7", event="missed") == 2
+    assert value(page["sightline_lazy_events"], camera="gate-7", event="overflow") == 0
     with pytest.raises(ValueError, match="unknown camera state 'runing'"):
         camera.set_state("runing")
     camera.remove()

@@ -59,8 +59,20 @@ def setting_table(report: EvaluationReport) -> Table:
     return Table("Settings", heads, rows)
 
 
+def sweep_table(report: EvaluationReport) -> Table:
+    """Every point of the sweeps."""
+    rows = [
+        (curve, f"{place:g}", line.setting.name, format_estimate(line.accuracy.f1), f"{100 * line.flops_share:.1f} %")
+        for line in report.lines
+        if line.setting.sweep is not None
+        for curve, place in [line.setting.sweep]
+    ]
+    return Table("Sweeps", ("curve", "at", "setting", "F1 [95 %]", "FLOPs"), rows)
+
+
 def tables(report: EvaluationReport) -> list[Table]:
-    """Figures and settings; for the compared settings F1 by kind of event, by motion and by stratum; calibration."""
+    """Figures, settings and sweeps, if there are any; for the compared settings F1 by kind of event, by motion and by
+    stratum; calibration."""
     lines = report.compared
     names = [line.setting.name for line in lines]
     kinds = [
@@ -87,6 +99,7 @@ def tables(report: EvaluationReport) -> list[Table]:
     return [
         figure_table(report),
         setting_table(report),
+        *([sweep_table(report)] if len(report.table) < len(report.lines) else []),
         Table("F1 by kind of event", ("kind", *names), kinds),
         Table("F1 by motion and stratum", ("videos", "n", "events", *names), groups),
         Table("Calibration", ("score", "windows", "mean score", "event rate [95 %]"), bins),
@@ -121,6 +134,9 @@ _SWEEPS = {
     "threshold": Axis("motion threshold τ, pixels", log=True),
     "margin": Axis("margin above the noise, grey levels"),
     "anchor interval": Axis("anchor interval, seconds", log=True),
+    "camera GOP": Axis("GOP of the video, seconds", log=True),
+    "window": Axis("window, seconds", log=True),
+    "budget": Axis("budget, share of the overlap", percent=True),
 }
 
 

@@ -7,7 +7,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, TypeVar
@@ -15,12 +16,16 @@ from typing import IO, Any, TypeVar
 import cluster.codec
 import cluster.engine
 import cluster.models
+import cluster.registry
+import cluster.types
 import cluster.vision
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SightlineError
 
 # Code that determines answers: results of another version are not reused.
-_CODE = (cluster.codec, cluster.vision, cluster.engine, cluster.models)
+CODE = (cluster.codec, cluster.vision, cluster.engine, cluster.models, cluster.types, cluster.registry)
+_ROOT = Path(cluster.__path__[0]).parent
+_LIBRARIES = ("av", "numpy", "torch", "transformers")
 
 R = TypeVar("R")
 Key = tuple[str, str, str]
@@ -113,7 +118,8 @@ def video_digest(path: Path) -> str:
 
 
 def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
-    """Digest of all that scores depend on but video and setting: weights, prompts, calibration, pixels, code."""
+    """Digest of all that scores depend on but video, setting and the evaluation's own code: weights, prompts,
+    calibration, pixels, code, libraries."""
     model = engine.model
     return digest(
         engine.fingerprint,
@@ -121,7 +127,8 @@ def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
         str(model.geometry),
         str(model.system_ids()),
         *(f"{kind}:{model.question_ids(text)}" for kind, text in sorted(questions.items())),
-        code_digest(_CODE),
+        code_digest(CODE),
+        *map(metadata.version, _LIBRARIES),
     )
 
 
@@ -129,8 +136,13 @@ def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
 def code_digest(parts: tuple[ModuleType, ...]) -> str:
     """Digest of the sources of modules and packages."""
     hasher = hashlib.blake2b(digest_size=16)
+    for path in code_files(parts):
+        hasher.update(os.fsencode(path.relative_to(_ROOT)) + path.read_bytes())
+    return hasher.hexdigest()
+
+
+def code_files(parts: Iterable[ModuleType]) -> Iterator[Path]:
+    """Source files of modules and packages."""
     for part in parts:
         for place in map(Path, part.__path__ if hasattr(part, "__path__") else [str(part.__file__)]):
-            for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-                hasher.update(os.fsencode(path.relative_to(place.parent)) + path.read_bytes())
-    return hasher.hexdigest()
+            yield from sorted(place.rglob("*.py")) if place.is_dir() else [place]

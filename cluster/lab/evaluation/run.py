@@ -7,16 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cluster.memory
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SourceError
+from cluster.lab.evaluation import replay as one_pass
+from cluster.lab.evaluation import towers
 from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
 from cluster.lab.evaluation.metrics import CONSECUTIVE
 from cluster.lab.evaluation.replay import replay
-from cluster.lab.evaluation.result_cache import ResultCache, model_digest, video_digest
+from cluster.lab.evaluation.result_cache import ResultCache, code_digest, digest, model_digest, video_digest
 from cluster.lab.evaluation.results import Results, VideoRun
 from cluster.lab.evaluation.settings import Setting, full_computation
 from cluster.lab.evaluation.worker_pool import ModelSpec, Progress, WorkerPool, all_skipped_error
+from cluster.lab.report import compare
+from cluster.lab.scenes import encode
 from cluster.models.base import VisionLanguageModel
+
+CODE = (cluster.memory, one_pass, towers, compare, encode)
+"""Code of an answer besides that of the model and its input (see :func:`model_digest`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +74,8 @@ def evaluate(
     runs: dict[tuple[str, str], VideoRun] = {}
     failed: dict[str, SkippedVideo] = {}
     with ResultCache(work) as file, WorkerPool(model, jobs) as workers:
-        digest = model_digest(workers.engine, questions)
-        passes = _passes(videos, settings, digest, file, runs, failed)
+        code = digest(model_digest(workers.engine, questions), code_digest(CODE))
+        passes = _passes(videos, settings, code, file, runs, failed)
         total = sum(len(each.settings) for each in passes) + len(runs)
         done = len(runs)
         on_progress(Progress(done, total, ""))
@@ -77,7 +85,7 @@ def evaluate(
                 failed.setdefault(each.video.name, SkippedVideo(each.video.path, found))
             else:
                 for key, run in found.items():
-                    file.add((each.digest, digest, key), run.to_json())
+                    file.add((each.digest, code, key), run.to_json())
                     runs[each.video.name, key] = run
             on_progress(Progress(done, total, each.video.name))
     return _results(videos, settings, runs, failed, consecutive)
@@ -103,18 +111,18 @@ def _passes(
     found: list[_Pass] = []
     for video in videos:
         try:
-            digest = video_digest(video.path)
+            content = video_digest(video.path)
         except OSError as error:
             failed[video.name] = SkippedVideo(video.path, f"cannot be read: {error.strerror or error}")
             continue
         passes: dict[tuple[float, float, str], dict[str, Setting]] = {}
         for setting in settings:
-            run = file.get((digest, model, setting.key), VideoRun.from_json)
+            run = file.get((content, model, setting.key), VideoRun.from_json)
             if run is not None and run.kinds == video.kinds:
                 runs[video.name, setting.key] = run
             else:
                 passes.setdefault(setting.input, {}).setdefault(setting.key, setting)
-        found += [_Pass(video, digest, tuple(each.values())) for each in passes.values()]
+        found += [_Pass(video, content, tuple(each.values())) for each in passes.values()]
     return found
 
 

@@ -18,6 +18,7 @@ STRIDES = (0.1, 0.2, 0.3, 0.5, 1.0)
 TAUS = (0.25, 0.5, 1.0, 2.0, 5.0)
 MARGINS = (2.0, 3.0, 4.5, 7.0, 10.0, 14.0)
 ANCHOR_INTERVALS = (2.0, 4.0, 8.0, 16.0)
+WINDOWS = (10.0, 15.0, 20.0)
 SIMILARITIES = (0.9, 0.97)
 # Above every share and every movement: switches a cue off.
 NEVER = 1e9
@@ -128,8 +129,10 @@ def quick_grid(shape: WindowShape) -> list[Setting]:
 
 
 def systems_grid(shape: WindowShape) -> list[Setting]:
-    """``quick_grid`` and other systems: caches of embeddings alone, CodecSight on what its paper feeds it, CacheBlend,
-    VLCache (with a linear profile of layers), Déjà Vu's reuse in the tower, and what each part of ours brings."""
+    """``quick_grid`` and other systems: caches of embeddings alone, CodecSight on what its paper feeds it, CacheBlend
+    (caches KV alone, so that every window encodes its frames) and its refresh on cached embeddings, VLCache (caches
+    both; its profile of layers is linear, not measured), Déjà Vu's reuse in the tower, and what each part of ours
+    brings."""
     published, cut = codecsight(shape), replace(shape, anchor_interval_s=shape.anchor_interval_s / 4)
     uncached = Setting("codecsight pruning, no cache", "codecsight", "all", shape=shape, tower="every window")
     parts: dict[str, dict[str, float]] = {
@@ -143,7 +146,8 @@ def systems_grid(shape: WindowShape) -> list[Setting]:
         uncached,
         replace(published, name="codecsight encoded again", source="encoded again"),
         *(Setting(f"déjà vu {share:g}", "none", "all", shape=shape, similarity=share) for share in SIMILARITIES),
-        Setting("cacheblend", "none", "topk_deviation", shape=shape),
+        Setting("cacheblend", "none", "topk_deviation", shape=shape, tower="every window"),
+        Setting("cacheblend, cached embeddings", "none", "topk_deviation", shape=shape),
         Setting("vlcache", "none", "first_percent", shape=shape),
         *(replace(ours(cut, 0.1, options), name=f"ours {name}", role="other") for name, options in parts.items()),
         Setting("ours without anchors' refresh", "replenish", "none", shape=cut),
@@ -187,7 +191,8 @@ def full_grid(shape: WindowShape) -> list[Setting]:
 
 
 def sweep_settings(shape: WindowShape) -> list[Setting]:
-    """Curves of the paper's figures 16 to 18, for CodecSight, ours and (over the stride) full computation."""
+    """Curves of the paper's figures 16 to 18, and over window, budget and the GOP of the video itself (encoded again,
+    which is also its anchor interval), for CodecSight, ours and (over stride and window) full computation."""
     found: list[Setting] = []
     for share in STRIDES:
         cut = replace(shape, stride_s=max(share * shape.window_s, 1.0))
@@ -202,7 +207,18 @@ def sweep_settings(shape: WindowShape) -> list[Setting]:
         cut = replace(shape, anchor_interval_s=interval)
         for base in (codecsight(cut), ours(cut, 0.1)):
             found.append(_sweep_point(base, "anchor interval", interval))
-    return found
+            again = replace(base, name=f"{base.name} encoded again", source="encoded again")
+            found.append(_sweep_point(again, "camera GOP", interval))
+    for window in WINDOWS:
+        cut = replace(shape, window_s=window, stride_s=max(0.2 * window, 1.0))
+        for base in (full_computation(cut), codecsight(cut), ours(cut, 0.1)):
+            found.append(_sweep_point(base, "window", window))
+    return found + [_sweep_point(ours(shape, share), "budget", share) for share in BUDGETS]
+
+
+def sweeps_grid(shape: WindowShape) -> list[Setting]:
+    """``quick_grid`` and the sweeps."""
+    return [*quick_grid(shape), *sweep_settings(shape)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +257,7 @@ GRIDS = {
     "basic": basic_grid,
     "quick": quick_grid,
     "systems": systems_grid,
+    "sweeps": sweeps_grid,
     "standard": standard_grid,
     "full": full_grid,
     "ladder": ladder_grid,
@@ -269,8 +286,12 @@ def _with_anchor_interval(setting: Setting, interval: float) -> Setting:
     return replace(setting, name=f"{setting.name}, anchors {interval:g} s")
 
 
+_SHAPES = ("stride", "anchor interval", "camera GOP", "window")
+"""Curves whose points' names do not tell their place."""
+
+
 def _sweep_point(base: Setting, curve: str, place: float) -> Setting:
-    varied = f", {curve} {place:g}" if curve in ("stride", "anchor interval") else f" ({curve} curve)"
+    varied = f", {curve} {place:g}" if curve in _SHAPES else f" ({curve} curve)"
     return replace(base, name=base.name + varied, sweep=(curve, place))
 
 

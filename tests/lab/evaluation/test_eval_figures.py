@@ -254,7 +254,8 @@ def test_markdown_has_every_table(report):
         assert title in text
     assert "| f1_drop_at_8 | 0.143" in text
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 5
+    assert len(tables) == 6
+    assert "## Sweeps" in text
     for lines in tables:
         assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
 

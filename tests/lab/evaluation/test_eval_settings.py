@@ -53,10 +53,16 @@ def test_sweeps_over_stride_threshold_and_anchor_interval():
         "threshold": ["codecsight"],
         "margin": ["ours"],
         "anchor interval": ["codecsight", "ours"],
+        "camera GOP": ["codecsight", "ours"],
+        "window": ["codecsight", "full", "ours"],
+        "budget": ["ours"],
     }
     assert [s.shape.stride_s for s in curves["stride"]["full"]] == [2, 4, 6, 10, 20]
     assert [dict(s.options)["tau"] for s in curves["threshold"]["codecsight"]] == [0.25, 0.5, 1, 2, 5]
     assert [s.shape.anchor_interval_s for s in curves["anchor interval"]["ours"]] == [2, 4, 8, 16]
+    assert [s.input for s in curves["camera GOP"]["codecsight"]] == [(2.0, s, "encoded again") for s in (2, 4, 8, 16)]
+    assert [(s.shape.window_s, s.shape.stride_s) for s in curves["window"]["full"]] == [(10, 2), (15, 3), (20, 4)]
+    assert [s.budget for s in curves["budget"]["ours"]] == [0, 0.05, 0.1, 0.2, 0.4]
 
 
 def test_a_key_is_what_results_depend_on_and_not_the_name():
@@ -90,7 +96,9 @@ def test_shapes_that_cannot_be_are_refused(shape, reason):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ConfigError, match="unknown settings 'slow'; there are: basic, quick, systems, standard, full"):
+    with pytest.raises(
+        ConfigError, match="unknown settings 'slow'; there are: basic, quick, systems, sweeps, standard, full"
+    ):
         make_grid("slow", SHAPE)
     with pytest.raises(ConfigError, match="no parameter 'taw'"):
         Setting("x", "codecsight", "anchors", options=(("taw", 1.0),)).check()
@@ -102,6 +110,9 @@ def test_other_systems_are_in_the_table():
     assert found["full"].tower == found["codecsight pruning, no cache"].tower == "every window"
     assert found["codecsight encoded again"].source == "encoded again"
     assert {found[name].refresh for name in ("cacheblend", "vlcache")} == {"topk_deviation", "first_percent"}
+    # CacheBlend keeps KV, VLCache embeddings too.
+    assert (found["cacheblend"].tower, found["vlcache"].tower) == ("every window", "once")
+    assert found["cacheblend, cached embeddings"].key == replace(found["cacheblend"], tower="once").key
     assert found["déjà vu 0.9"].similarity == 0.9
     parts = {"without vectors", "without dilation", "without exposure", "without anchors' refresh"}
     assert {f"ours {part}" for part in parts} <= found.keys()

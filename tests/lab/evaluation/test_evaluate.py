@@ -1,14 +1,20 @@
 """The evaluation as a whole: resumed, in processes, and with videos that cannot be used."""
 
+import ast
+import importlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from evaluation_cases import QUESTIONS, SHAPE
 
+import cluster.memory.head_memory
+import cluster.vision.sampler
 from cluster.errors import ConfigError, SightlineError
+from cluster.lab.evaluation import result_cache, towers
 from cluster.lab.evaluation import run as runner
-from cluster.lab.evaluation.result_cache import ResultCache, model_digest, video_digest
+from cluster.lab.evaluation.result_cache import ResultCache, code_files, model_digest, video_digest
 from cluster.lab.evaluation.results import VideoRun
 from cluster.lab.evaluation.run import evaluate
 from cluster.lab.evaluation.settings import codecsight, full_computation, ours
@@ -16,6 +22,7 @@ from cluster.lab.evaluation.worker_pool import ModelSpec
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 
+ROOT = Path(cluster.vision.sampler.__file__).parents[2]
 SETTINGS = [full_computation(SHAPE), codecsight(SHAPE), ours(replace(SHAPE, anchor_interval_s=2), 0.2)]
 
 
@@ -172,3 +179,63 @@ def test_a_work_file_that_is_none(make_run, tmp_path, tiny_engine, street):
     assert json.loads(path.read_text().splitlines()[-1])["setting"] == SETTINGS[0].key
     with pytest.raises(SightlineError, match="cannot be used"), ResultCache(tmp_path):
         pass
+
+
+# Of no answer: what errors and redaction say, and scenes that are drawn beforehand (a video's bytes are in the key).
+DECIDES_NOTHING = (
+    "cluster.errors",
+    "cluster.hosts",
+    "cluster.redaction",
+    "cluster.wire",
+    "cluster.lab.evaluation.datasets",
+    "cluster.lab.evaluation.metrics",
+    "cluster.lab.evaluation.results",
+    "cluster.lab.evaluation.settings",
+    "cluster.lab.report",
+    "cluster.lab.scenes",
+)
+
+
+def test_the_cache_key_covers_the_code_that_an_answer_comes_from():
+    covered = set(code_files((*result_cache.CODE, *runner.CODE)))
+    exempt = set(code_files(importlib.import_module(name) for name in DECIDES_NOTHING))
+    passed = _imported("cluster.lab.evaluation.replay")
+    assert {"towers.py", "replenish.py", "processor.py", "decoder_layer.py"} <= {path.name for path in covered}
+    assert len(passed) > 80
+    assert [path for path in passed if path not in covered | exempt and path.name != "__init__.py"] == []
+
+
+@pytest.mark.parametrize("module", [towers, cluster.memory.head_memory, cluster.vision.sampler], ids=str)
+def test_results_of_other_code_are_not_reused(model, videos, tmp_path, monkeypatch, passes, module):
+    work, changed, read = tmp_path / "work.jsonl", Path(module.__file__), Path.read_bytes
+    evaluate(videos, model, SETTINGS[:1], QUESTIONS, work=work)
+    evaluate(videos, model, SETTINGS[:1], QUESTIONS, work=work)
+    assert len(passes) == len(videos)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"pass\n" * (path == changed))
+    result_cache.code_digest.cache_clear()
+    try:
+        evaluate(videos, model, SETTINGS[:1], QUESTIONS, work=work)
+    finally:
+        result_cache.code_digest.cache_clear()
+    assert len(passes) == 2 * len(videos)
+
+
+def _imported(name: str) -> list[Path]:
+    """Files of the project that a module imports, and those that they import; names in the registry are not followed,
+    as their packages are covered whole."""
+    found: dict[str, Path] = {}
+    todo = [name]
+    while todo:
+        module = todo.pop()
+        path = ROOT / module.replace(".", "/")
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if module in found or not path.is_file():
+            continue
+        found[module] = path
+        todo.append(module.rpartition(".")[0])
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                todo += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                todo += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return list(found.values())
