@@ -154,6 +154,7 @@ class Replica:
             pid=os.getpid(),
             geometry=engine.geometry,
             window_tokens=engine.window_tokens,
+            index_bytes=engine.index_bytes,
         )
         await self._register()
         self._beating = asyncio.Lock()

@@ -91,8 +91,9 @@ class SchedulingConfig(Section):
     )
     admission: bool = Field(
         default=True,
-        description="Refuse cameras that do not fit even with all others at their lowest permitted rung; "
-        "only with costs named here, since those that come with a model were measured on another machine.",
+        description="Refuse cameras whose windows or memories the replicas' memory does not hold, and those that do "
+        "not fit even with all others at their lowest permitted rung; the latter only with costs named here, since "
+        "those that come with a model were measured on another machine.",
     )
     ladder: bool = Field(
         default=True,

@@ -25,6 +25,13 @@ class TiersConfig(Section):
     options: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="Options of tiers that have no keys of their own here, by their kind."
     )
+    device_bytes: Size | None = Field(
+        default=None,
+        ge=2**20,
+        description="Memory of each replica's device for the index and waiting frames of cameras' memories, which "
+        "admission counts at three eighths of memory.cap: bytes, or a size like 4GiB; null takes an eighth of what a "
+        "GPU has free, or of a CPU's host.",
+    )
     host_bytes: Size = Field(
         default=2**30,
         ge=2**20,

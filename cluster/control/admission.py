@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cluster.control.costs import CostModel
 from cluster.control.ladder import Ladder
@@ -41,26 +41,48 @@ class Admission:
     reason: str = ""
 
 
+class Holding(NamedTuple):
+    """What a camera holds on its replica at full quality, or replicas can hold: ``tokens`` of windows, and
+    ``index_bytes`` of memories on the device (index and waiting frames)."""
+
+    tokens: float = 0.0
+    index_bytes: float = 0.0
+
+    def plus(self, other: Holding, sign: float = 1.0) -> Holding:
+        """The sum, or with a ``sign`` of -1 the difference."""
+        return Holding(self.tokens + sign * other.tokens, self.index_bytes + sign * other.index_bytes)
+
+
+UNBOUNDED = Holding(math.inf, math.inf)
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the replicas that take cameras offer together: seconds per second, and tokens of windows that they hold.
+    """What the replicas that take cameras offer together: seconds per second, and what they can hold.
 
     ``replica_s``: seconds per second of one of them, ``None`` while there is none.
     """
 
     seconds: float
-    tokens: float
+    held: Holding
     replica_s: float | None
+
+    def largest_share_s(self, load_s: float, held: Holding) -> float:
+        """The largest of a camera's shares of the room's seconds, tokens and bytes, in seconds per second: replicas
+        that are equally full of it are so in what is scarce (dominant resource, Ghodsi et al., NSDI 2011)."""
+        shares = [mine / all_ for mine, all_ in zip(held, self.held, strict=True) if all_]
+        return max([load_s, *(self.seconds * share for share in shares)])
 
 
 class Commitments:
-    """What all cameras need: seconds per second at each rung, by class, as if all stood there and sent video, and the
-    tokens of their windows at full quality."""
+    """What all cameras need: seconds per second at each rung, by class, as if all stood there and sent video, and what
+    they hold. ``timed``: whether the seconds are the replicas' own; otherwise nobody is refused for lack of time."""
 
-    def __init__(self, ladder: Ladder) -> None:
+    def __init__(self, ladder: Ladder, *, timed: bool = True) -> None:
         self._ladder = ladder
+        self._timed = timed
         self._seconds = {each: [0.0] * len(ladder.rungs) for each in Priority}
-        self._tokens = 0.0
+        self._held = Holding()
 
     def add(self, priority: Priority, loads: Sequence[float], sign: float = 1.0) -> None:
         """Add a camera's seconds per second at each rung, or with a ``sign`` of -1 subtract them."""
@@ -68,36 +90,46 @@ class Commitments:
         for place, load in enumerate(loads):
             sums[place] += sign * load
 
-    def hold(self, tokens: float) -> None:
-        """Add the tokens of a camera's window, or subtract them."""
-        self._tokens += tokens
+    def hold(self, held: Holding, sign: float = 1.0) -> None:
+        """Add what a camera holds, or with a ``sign`` of -1 subtract it."""
+        self._held = self._held.plus(held, sign)
 
-    def refusal(self, priority: Priority, loads: Sequence[float], tokens: float, room: Room) -> Admission | None:
+    def refusal(self, priority: Priority, loads: Sequence[float], held: Holding, room: Room) -> Admission | None:
         """The refusal of one more camera that does not fit: in time, with everyone at the lowest permitted rung
         (background cameras may be shed for other classes, not for their own), or in memory, which rungs hardly spare;
         ``None`` if it does."""
         floor = self._ladder.floor
-        missing = self._tokens + tokens - room.tokens
+        missing = self._held.plus(held).plus(room.held, -1.0)
         missing_s = loads[floor] - room.seconds
         for each, sums in self._seconds.items():
             if not (each is Priority.BACKGROUND is not priority and self._ladder.rungs[-1].shed):
                 missing_s += sums[floor]
-        if not loads[floor] and not tokens:
+        if not loads[floor] and not held.tokens:
             # Paused: it asks for nothing.
             return None
         replicas, streams = missing_s / (room.replica_s or 1.0), missing_s / loads[floor]
+        if room.replica_s is None and not self._timed:
+            return None
         if room.replica_s is None:
             reason = f"no replica is ready; this camera alone needs {replicas:.2f}"
-        elif missing_s > ROUNDING:
+        elif self._timed and missing_s > ROUNDING:
             reason = (
-                "the fleet is full with every camera at its lowest permitted rung:  there are "
+                "the fleet is full with every camera at its lowest permitted rung: there are "
                 f"{streams:.2f} streams like this one too many, or {replicas:.2f} replicas too few"
             )
-        elif missing > ROUNDING:
-            replicas, streams = 0.0, missing / tokens
+        elif missing.tokens > ROUNDING:
+            replicas, streams = 0.0, missing.tokens / held.tokens
             reason = (
-                f"the replicas' memory is full: it holds windows of {room.tokens:.0f} tokens, and with the "
-                f"{tokens:.0f} of this camera {missing:.0f} are too many (model.kv_bytes, model.host_kv_bytes)"
+                f"the replicas' memory is full: it holds windows of {room.held.tokens:.0f} tokens, and with the "
+                f"{held.tokens:.0f} of this camera {missing.tokens:.0f} are too many (model.kv_bytes, "
+                "model.host_kv_bytes)"
+            )
+        elif missing.index_bytes > ROUNDING and held.index_bytes:
+            replicas, streams = 0.0, missing.index_bytes / held.index_bytes
+            reason = (
+                f"the replicas' devices are full of cameras' memories: they hold {_mib(room.held.index_bytes)}, and "
+                f"with the {_mib(held.index_bytes)} of this camera {_mib(missing.index_bytes)} are too many (lower "
+                "memory.cap, or raise tiers.device_bytes)"
             )
         else:
             return None
@@ -109,6 +141,10 @@ class Commitments:
             if sum(sums[place] for sums in self._seconds.values()) + loads[place] <= room.seconds:
                 return place
         return self._ladder.floor
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 2**20:.1f} MiB"
 
 
 def expected_lag_s(*, load: float, windows_per_s: float, busy: float, costs: CostModel, max_batch: int) -> float:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from cluster.control.admission import Holding
 from cluster.control.costs import CostModel, WindowWork
 from cluster.control.ladder import Rung
 from cluster.types.cameras import Priority
@@ -32,6 +33,7 @@ class Demand:
     * ``kept``: share of them that a frame between anchors keeps
     * ``busy``: share of windows that the static gate passes
     * ``refresh_budget``: share of the overlap that is recomputed; ``None``: its anchors
+    * ``index_bytes``: of its memory on the replica's device; 0 without one
     * ``rate``: measured windows per second over ``1 / stride_s``; ``cost``: measured seconds over the cost model's
     """
 
@@ -48,6 +50,7 @@ class Demand:
     busy: float = 1.0
     anchor_interval_s: float = 8.0
     refresh_budget: float | None = None
+    index_bytes: int = 0
     rate: float = 1.0
     cost: float = 1.0
 
@@ -123,6 +126,11 @@ def window_tokens(demand: Demand, rung: Rung) -> float:
     without windows (``rate`` 0)."""
     frames = 0.0 if rung.shed or not demand.rate else demand.window_s * demand.fps * rung.fps / demand.temporal
     return frames * demand.frame_tokens * _share(demand, rung)
+
+
+def holding(demand: Demand, rung: Rung) -> Holding:
+    """What a camera holds on its replica at that rung."""
+    return Holding(window_tokens(demand, rung), demand.index_bytes)
 
 
 def _share(demand: Demand, rung: Rung) -> float:

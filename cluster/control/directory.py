@@ -53,7 +53,7 @@ class Directory:
         self.version = after
         self.steps: deque[Step] = deque(maxlen=KEPT_STEPS)
         self._measured = quality.costs is not None
-        self._admission = quality.admission and self._measured
+        self._admission = quality.admission
         self._fleet = quality.fleet()
         self._rungs = {rung.name: rung for rung in quality.ladder.rungs}
         self.geometry: PatchGeometry | None = None
@@ -210,7 +210,7 @@ class Directory:
             self._given_up.remove(info.instance)
         self._replicas[name] = Member(info, now_s)
         self.geometry = info.geometry
-        self._fleet.join(name, window_tokens=info.window_tokens)
+        self._fleet.join(name, window_tokens=info.window_tokens, index_bytes=info.index_bytes)
         self.version += 1
         return name
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import reduce
 
-from cluster.control.admission import Admission, Commitments, Room, expected_lag_s
+from cluster.control.admission import Admission, Commitments, Holding, Room, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetChanges
 from cluster.control.costs import CostModel
-from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, window_tokens
+from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
 from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy, Step
 from cluster.control.placement import Placement
 from cluster.control.replica_load import ReplicaLoad
@@ -30,21 +31,21 @@ _Loads = tuple[float, ...]
 
 class _Camera:
     """``unit``: loads at each rung at the declared rate, all windows computed, at the cost model's seconds and with
-    ``unit_kept``; ``loads`` are those times the measured factor. ``tokens``: of its window at full quality.
+    ``unit_kept``; ``loads`` are those times the measured factor. ``held``: on its replica at full quality.
 
     ``idle``: it has sent nothing yet. Its loads count for admission and placement, but are zero for its replica and the
     ladder (``on.loads`` and ``rates``, computed and all windows per second at full quality).
     """
 
-    __slots__ = ("estimate", "idle", "loads", "on", "owner", "rates", "tokens", "unit", "unit_kept", "why")
+    __slots__ = ("estimate", "held", "idle", "loads", "on", "owner", "rates", "unit", "unit_kept", "why")
 
     def __init__(
-        self, estimate: DemandEstimate, unit: _Loads, tokens: float, *, rung: int, since_s: float, idle: bool
+        self, estimate: DemandEstimate, unit: _Loads, held: Holding, *, rung: int, since_s: float, idle: bool
     ) -> None:
         self.estimate = estimate
         self.idle = idle
         self.unit = unit
-        self.tokens = tokens
+        self.held = held
         self.unit_kept = estimate.kept
         self.on = CameraOnLadder(estimate.declared.priority, unit, rung, since_s)
         self.set_loads(tuple(each * estimate.factor for each in unit))
@@ -71,6 +72,7 @@ class Fleet:
         settle_s: seconds after a step down before the next one on that replica, so that the first takes effect.
         rebalance_s: interval of rebalancing.
         max_batch: most windows of a step.
+        timed: whether ``costs`` are the replicas' own; otherwise nobody is refused for lack of time.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Fleet:
         settle_s: float = 4.0,
         rebalance_s: float = 30.0,
         max_batch: int = STEP_WINDOWS,
+        timed: bool = True,
     ) -> None:
         self.costs = costs
         self.ladder = ladder
@@ -91,12 +94,12 @@ class Fleet:
         self._horizon_s, self._settle_s, self._rebalance_s = horizon_s, settle_s, rebalance_s
         self._max_batch = max_batch
         self._placement = Placement(slack=slack)
-        self._committed = Commitments(ladder)
+        self._committed = Commitments(ladder, timed=timed)
         self._cameras: dict[str, _Camera] = {}
         self._replicas: dict[str, ReplicaLoad] = {}
         self._dirty: set[str] = set()
         self._short: set[str] = set()
-        self._room = Room(0.0, 0.0, None)
+        self._room = Room(0.0, Holding(), None)
         self._now_s = -math.inf
         self._rebalanced_s = -math.inf
 
@@ -130,19 +133,20 @@ class Fleet:
         unit = self._unit(demand)
         estimate = DemandEstimate(demand)
         loads = tuple(each * estimate.factor for each in unit)
-        tokens = window_tokens(demand, self.ladder.rungs[0])
-        refused = self._committed.refusal(demand.priority, loads, tokens, self._room)
+        held = holding(demand, self.ladder.rungs[0])
+        refused = self._committed.refusal(demand.priority, loads, held, self._room)
         if refused is not None and not force:
             return refused
         free = demand.priority is Priority.CRITICAL or not self._room.seconds
         rung = 0 if free else self._committed.fitting(loads, self._room)
-        camera = _Camera(estimate, unit, tokens, rung=rung, since_s=self._now_s, idle=idle)
+        camera = _Camera(estimate, unit, held, rung=rung, since_s=self._now_s, idle=idle)
         if rung > 0:
             camera.why = "the fleet was full when it was added"
         self._cameras[demand.camera] = camera
         self._committed.add(demand.priority, camera.loads)
-        self._committed.hold(tokens)
-        self._own(demand.camera, self._placement.add(demand.camera, weight=loads[0], prefer=prefer))
+        self._committed.hold(held)
+        weight = self._room.largest_share_s(loads[0], held)
+        self._own(demand.camera, self._placement.add(demand.camera, weight=weight, prefer=prefer))
         return self.admission_of(demand.camera)
 
     def remove(self, name: str) -> list[CameraMove]:
@@ -154,7 +158,7 @@ class Fleet:
         camera = self._known(name)
         self._disown(name)
         self._committed.add(camera.on.priority, camera.loads, -1.0)
-        self._committed.hold(-camera.tokens)
+        self._committed.hold(camera.held, -1.0)
         del self._cameras[name]
         return self._moved(self._placement.remove(name), "cameras were removed", warm=True)
 
@@ -230,10 +234,13 @@ class Fleet:
         return CameraPlan(name, camera.owner, self.ladder.rungs[camera.on.rung].name, phase, camera.why)
 
     # -- replicas --------------------------------------------------------------------------------
-    def join(self, replica: str, *, capacity: float = 1.0, window_tokens: float = math.inf) -> list[CameraMove]:
+    def join(
+        self, replica: str, *, capacity: float = 1.0, window_tokens: float = math.inf, index_bytes: float = math.inf
+    ) -> list[CameraMove]:
         """Add a ready replica, or one that was drained. ``capacity``: its speed relative to the cost model's device;
-        ``window_tokens``: of all windows that it can hold."""
-        self._replicas.setdefault(replica, ReplicaLoad(capacity, window_tokens)).draining = False
+        ``window_tokens``, ``index_bytes``: that it can hold (:class:`~cluster.control.admission.Holding`)."""
+        room = Holding(window_tokens, index_bytes)
+        self._replicas.setdefault(replica, ReplicaLoad(capacity, room)).draining = False
         self._count_capacity()
         return self._moved(self._placement.join(replica, capacity=capacity), f"{replica} joined", warm=True)
 
@@ -326,7 +333,12 @@ class Fleet:
         ready = [each for each in self._replicas.values() if not each.draining]
         room_s = self.policy.high * sum(each.capacity for each in ready)
         replica_s = room_s / len(self._replicas) if self._replicas else None
-        self._room = Room(room_s, sum(each.window_tokens for each in ready), replica_s)
+        self._room = Room(room_s, reduce(Holding.plus, (each.room for each in ready), Holding()), replica_s)
+        for name, camera in self._cameras.items():
+            self._weigh(name, camera)
+
+    def _weigh(self, name: str, camera: _Camera) -> None:
+        self._placement.set_weight(name, self._room.largest_share_s(camera.loads[0], camera.held))
 
     def _clock(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)
@@ -369,8 +381,9 @@ class Fleet:
         estimate, on = camera.estimate, camera.on
         if always or abs(estimate.kept - camera.unit_kept) > NOTICED * max(camera.unit_kept, NOTICED):
             camera.unit, camera.unit_kept = self._unit(estimate.demand), estimate.kept
-            before, camera.tokens = camera.tokens, window_tokens(estimate.demand, self.ladder.rungs[0])
-            self._committed.hold(camera.tokens - before)
+            before, camera.held = camera.held, holding(estimate.demand, self.ladder.rungs[0])
+            self._committed.hold(before, -1.0)
+            self._committed.hold(camera.held)
         factor, old = estimate.factor, camera.loads[0]
         if not always and abs(camera.unit[0] * factor - old) <= NOTICED * old:
             return
@@ -390,7 +403,7 @@ class Fleet:
                 now = self._windows(camera)
                 self._replicas[camera.owner].change_load(on.load - load_s, now[0] - windows[0], now[1] - windows[1])
                 self._dirty.add(camera.owner)
-        self._placement.set_weight(name, loads[0])
+        self._weigh(name, camera)
 
     def _own(self, name: str, owner: str | None, *, phase: float | None = None) -> None:
         camera = self._cameras[name]

@@ -14,7 +14,7 @@ from cluster.control.ladder import FILE, FULL, Ladder, LadderPolicy, default
 from cluster.errors import ConfigError
 from cluster.models.catalog import locate
 from cluster.types import PatchGeometry
-from cluster.types.cameras import Priority
+from cluster.types.cameras import DEVICE_SHARE, Priority
 from cluster.types.reports import CameraReport
 
 UNMEASURED = CostModel(
@@ -43,8 +43,8 @@ _USUAL_TOKENS, _USUAL_TEMPORAL = 256, 2
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """``costs``: of a replica, ``None`` if unknown: then nothing is refused or reduced. ``admission``: refuse what does
-    not fit."""
+    """``costs``: of a replica, ``None`` if unknown: then nothing is refused for lack of time, or reduced.
+    ``admission``: refuse what does not fit, for lack of time only if ``timed``: with costs of the replicas' own."""
 
     costs: CostModel | None
     ladder: Ladder
@@ -52,6 +52,7 @@ class FleetSettings:
     high: float = 0.97
     low: float = 0.92
     max_batch: int = 8
+    timed: bool = True
 
     def fleet(self) -> Fleet:
         """Create a fleet."""
@@ -63,6 +64,7 @@ class FleetSettings:
             ),
             slack=SLACK,
             max_batch=self.max_batch,
+            timed=self.timed and self.costs is not None,
             # A move between two live replicas loses the open window: it needs a reason.
             rebalance_s=math.inf,
         )
@@ -89,6 +91,7 @@ def demand_of(settings: CameraConfig, geometry: PatchGeometry | None, size: tupl
         questions=len(settings.questions),
         anchor_interval_s=sampling.anchor_interval_s,
         refresh_budget=window.refresh_budget,
+        index_bytes=int(DEVICE_SHARE * settings.memory.cap) if settings.memory.enabled else 0,
         rate=0.0 if settings.paused else 1.0,
     )
 
@@ -122,8 +125,10 @@ def fleet_settings(config: SightlineConfig) -> FleetSettings:
             "rise and fall by turns"
         )
     # Costs measured on another device may guide, but must not refuse a camera.
-    admission = scheduling.admission and (scheduling.costs is not None or config.engine == "simulated")
-    return FleetSettings(costs, ladder, admission, scheduling.high, scheduling.low, config.cluster.max_batch)
+    timed = scheduling.costs is not None or config.engine == "simulated"
+    return FleetSettings(
+        costs, ladder, scheduling.admission, scheduling.high, scheduling.low, config.cluster.max_batch, timed
+    )
 
 
 def _costs(config: SightlineConfig) -> CostModel | None:

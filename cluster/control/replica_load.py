@@ -6,6 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from cluster.control.admission import UNBOUNDED, Holding
 from cluster.control.ladder import CameraOnLadder
 
 SLOTS = 64
@@ -77,7 +78,7 @@ class ReplicaLoad:
     """``load``, ``windows``, ``due``: sums over its cameras at their rungs, of busy seconds, computed windows and all
     windows per second.
 
-    * ``window_tokens``: of all windows that it can hold
+    * ``room``: what it can hold
     * ``lowered``: cameras below full quality
     * ``ratio``: measured over predicted busy seconds
     * ``offered``: work that arrived over work that could be done, in the last ``AVERAGE_S``
@@ -86,7 +87,7 @@ class ReplicaLoad:
     """
 
     capacity: float
-    window_tokens: float = math.inf
+    room: Holding = UNBOUNDED
     cameras: dict[str, CameraOnLadder] = field(default_factory=dict)
     phases: WindowPhases = field(default_factory=WindowPhases)
     load: float = 0.0

@@ -52,6 +52,12 @@ class Engine(Protocol):
         """Tokens of all windows that it can hold; infinite where it keeps no KV of its own."""
         ...
 
+    @property
+    def index_bytes(self) -> float:
+        """Bytes of cameras' memories (index and waiting frames) that its device has room for; infinite where it keeps
+        none."""
+        ...
+
     def admit(self, spec: StreamSpec) -> None:
         """Add a stream, or change the questions and policies of an existing one (its window stays).
 

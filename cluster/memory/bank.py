@@ -33,6 +33,9 @@ VISITED = 64
 Window = Callable[[], bytes]
 """Snapshot of a stream's window; serialised when called."""
 
+SnapshotOf = Callable[[str], tuple[int, Callable[[], Window]] | None]
+"""A stream -> bytes of its window and what takes the snapshot; None if it has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class _PendingSave:
@@ -71,8 +74,7 @@ class MemoryBank:
 
     Args:
         tiers: storage of all memories.
-        window: snapshots a stream's current window, to be saved with its memory so that both are restored together;
-            None if there is none, or it exceeds the given number of bytes.
+        window: of a stream, to be saved with its memory so that both are restored together.
         default: settings for streams opened by another process that are asked about here.
         shape: of the model's KV.
     """
@@ -81,7 +83,7 @@ class MemoryBank:
         self,
         tiers: TierStack,
         *,
-        window: Callable[[str, int], Window | None] | None = None,
+        window: SnapshotOf | None = None,
         default: MemorySpec | None = None,
         shape: MemoryShape | None = None,
     ) -> None:
@@ -211,8 +213,9 @@ class MemoryBank:
             memory = self._memories.get(stream)
             # A stream whose last write is pending is scheduled later.
             if memory is not None and memory.recent and not self.writer.is_waiting(stream):
-                window = self.window(stream, memory.max_window_bytes) if self.window is not None else None
-                self._pending_saves[stream] = _PendingSave(memory.recent[-1].index, window or _no_window)
+                self._pending_saves[stream] = _PendingSave(
+                    memory.recent[-1].index, self._snapshot(memory) or _no_window
+                )
                 self.writer.schedule(stream)
             if memory is None or not self.writer.is_waiting(stream) or stream in self._pending_saves:
                 self._due.discard(stream)
@@ -246,9 +249,9 @@ class MemoryBank:
         """Write memory and window state of the same moment; blocks until written."""
         memory = self._memories.get(stream)
         if memory is not None:
-            window = self.window(stream, memory.max_window_bytes) if self.window is not None else None
+            window = self._snapshot(memory) or _no_window
             if memory.settle():
-                memory.save((window or _no_window)())
+                memory.save(window())
             self._update_report(memory)
 
     def wait_written(self, timeout_s: float = 60.0) -> bool:
@@ -311,8 +314,12 @@ class MemoryBank:
         """Write memory and window of the same moment for another process and release both. The result: whether it will
         find them."""
         memory = self._memories[stream]
-        window = self.window(stream, memory.max_window_bytes) if self.window is not None and self.tiers.shared else None
-        return self._schedule_last_write(memory, window)
+        return self._schedule_last_write(memory, self._snapshot(memory) if self.tiers.shared else None)
+
+    def _snapshot(self, memory: StreamMemory) -> Window | None:
+        """A snapshot of a stream's window; None without one, or where it does not fit."""
+        found = None if self.window is None else self.window(memory.stream)
+        return found[1]() if found is not None and memory.has_room_for_window(found[0]) else None
 
     def _schedule_last_write(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
         if not memory.frames:

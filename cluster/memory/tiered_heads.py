@@ -299,11 +299,24 @@ class TieredHeads:
             items, parts = [], {}
         return True
 
+    def has_room_for_window(self, nbytes: int) -> bool:
+        """Whether a window of ``nbytes`` is saved with the memory; if not, it is counted, and said once."""
+        if nbytes <= self.max_window_bytes:
+            return True
+        if not self.counts.windows_not_saved:
+            log.warning(
+                "camera %r: its window of %d KiB is more than an eighth of memory.cap = %d KiB and is not saved: "
+                "after a move or a restart it begins anew with an anchor; a cap of %d KiB keeps it",
+                self.stream,
+                -(-nbytes // 2**10),
+                self.spec.cap_bytes // 2**10,
+                -(-nbytes * _WINDOW // 2**10),
+            )
+        self.counts.windows_not_saved += 1
+        return False
+
     def _save_window(self, window: bytes) -> bool:
-        if len(window) > self.max_window_bytes:
-            self.counts.windows_not_saved += 1
-            window = b""
-        return self._put_bytes("window", window)
+        return self._put_bytes("window", window if self.has_room_for_window(len(window)) else b"")
 
     def _put_bytes(self, name: str, data: bytes) -> bool:
         self.unsaved |= bool(data or self.stored.named.get(name))

@@ -58,6 +58,7 @@ def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: Tier
         kv_bytes=settings.kv_bytes,
         host_kv_bytes=settings.host_kv_bytes,
         idle_kv_share=settings.idle_kv_share,
+        index_bytes=config.tiers.device_bytes,
     )
     return engine, bank
 

@@ -48,6 +48,11 @@ class Question:
     explain: bool = False
 
 
+DEVICE_SHARE = 3 / 8
+"""Share of its cap that a camera's memory takes on the replica's device at most: an eighth of waiting frames, and the
+index, of which the organisers' largest took 0.24 (resv 0.12; 0.33 only ``tokens``, which groups nothing)."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
     """Settings of a stream's memory.

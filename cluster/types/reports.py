@@ -23,8 +23,8 @@ class DecoderInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """A replica that is ready. ``instance`` is new with every start; the directory names it. ``window_tokens``: of all
-    windows that its memory holds."""
+    """A replica that is ready. ``instance`` is new with every start; the directory names it. ``window_tokens``,
+    ``index_bytes``: what it can hold (:class:`~cluster.control.admission.Holding`)."""
 
     instance: str
     address: str
@@ -32,6 +32,7 @@ class ReplicaInfo:
     pid: int
     geometry: PatchGeometry
     window_tokens: float = math.inf
+    index_bytes: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.host_copies import HostCopies, HostCopy
 from cluster.errors import CapacityError
+from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
 
 
 @pytest.fixture
@@ -189,3 +194,11 @@ def test_slots_are_given_back_once_their_copy_is_done(model, make_camera, make_s
     engine.pool.make_room(1)
     assert kv.on_host
     assert events[-1].joined
+
+
+def test_memories_have_an_eighth_of_the_host_unless_told(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.engine.window.kv.host_memory_bytes", lambda: 2**33)
+    bank = MemoryBank(TierStack([Arena(2**20)]))
+    assert NativeEngine(model, memories=bank).index_bytes == 2**30
+    assert NativeEngine(model, memories=bank, index_bytes=2**21).index_bytes == 2**21
+    assert NativeEngine(model).index_bytes == math.inf

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.lab.bench.memory.footage import made_chunks
 from cluster.memory.compress.infinipot_v import InfiniPotV
 from cluster.memory.eviction import compress
 from cluster.memory.head_memory import HeadMemory, KVChunk
@@ -21,6 +23,7 @@ from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers
 from cluster.types import MICROSECONDS, MemorySpec
+from cluster.types.cameras import DEVICE_SHARE
 
 LAYERS, HEADS, WIDTH, ROWS, COLUMNS = 2, 2, 8, 3, 4
 MIB = 2**20
@@ -385,6 +388,24 @@ def test_frames_that_waited_for_a_tier_are_clustered_a_block_at_a_time() -> None
     assert memory.counts.settled == 13
     assert 0 < Counting.most <= 4 * ROWS * COLUMNS
     same(held(memory), expected(chunks))
+
+
+@pytest.mark.parametrize("organiser", ["resv", "mosaic", "frames"])
+def test_what_lies_on_the_device_stays_within_what_admission_counts(organiser: str) -> None:
+    """One layer of a memory of 7B's shape at the default cap: four heads of 128, frames of 35 tokens."""
+    cap = 64 * MIB // 28
+    memory = StreamMemory(
+        "cam", MemorySpec(cap_bytes=cap, organiser=organiser), TierStack([Arena(2 * cap, slab_bytes=2**16)])
+    )
+    most = 0
+    for each in made_chunks("cam", 160, layers=1, heads=4, rows=5, columns=7, width=128):
+        memory.add_chunk(replace(each, key=each.key.bfloat16(), value=each.value.bfloat16()))
+        tables = [head.table for _, _, head in memory.iter_heads()]
+        tensors = [each for table in tables for each in (*vars(table).values(), *table.columns.values())]
+        index = sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
+        most = max(most, index + memory.waiting_bytes)
+    assert memory.counts.compressions > 0
+    assert cap / 8 < most <= DEVICE_SHARE * cap
 
 
 def test_frames_that_only_some_heads_hold_have_their_times_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:

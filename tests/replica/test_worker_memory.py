@@ -268,6 +268,7 @@ def test_after_a_failed_gpu_the_next_process_continues_the_window_of_the_tier(pl
     place.feed(12)
     until(lambda: len(place.events.answers) == 6)
     assert place.bank.wait_written(WAIT_S)
+    assert place.bank.get_memory("a")[0].counts.windows_not_saved == 0
     place.engine.lost = "CUDA error: an illegal memory access was encountered"
     with contextlib.suppress(UnknownCameraError):
         for index in (12, 13):
@@ -290,3 +291,22 @@ def test_after_a_failed_gpu_the_next_process_continues_the_window_of_the_tier(pl
     assert request.window == 7
     assert answer.tokens.reused + answer.tokens.refreshed > 0
     assert answer.tokens.new == answer.tokens.encoded
+
+
+def test_a_window_larger_than_an_eighth_of_the_cap_is_not_saved_and_said_to_be(
+    place: Place, tiny_model, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = replace(spec("a"), memory=replace(MEMORY, cap_bytes=32 * 2**10))
+    place.worker.open(opened).result(WAIT_S)
+    for _ in range(6):
+        place.feed(4)
+    memory, _ = place.bank.get_memory("a")
+    assert memory.counts.windows_not_saved > 1
+    said = [record.getMessage() for record in caplog.records if "is not saved" in record.getMessage()]
+    assert len(said) == 1
+    window = place.engine.memory_bytes("a")
+    assert "more than an eighth of memory.cap = 32 KiB" in said[0]
+    assert window > memory.max_window_bytes
+    following = NativeEngine(tiny_model, memories=MemoryBank(place.tiers))
+    following.admit(opened)
+    assert following.memory_bytes("a") == 0, "it begins anew"

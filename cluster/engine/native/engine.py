@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,12 +25,12 @@ from cluster.engine.native.idle_windows import IdleWindows
 from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
-from cluster.engine.window.kv import KVPool, StreamKV
+from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, free_bytes
 from cluster.engine.window.score import end_token_ids, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
 from cluster.errors import CapacityError, DeviceError, NotReadyError
-from cluster.memory.bank import MemoryBank
+from cluster.memory.bank import MemoryBank, Window
 from cluster.memory.head_memory import KVSink
 from cluster.memory.tiered_heads import MemoryShape
 from cluster.models.base import VisionLanguageModel
@@ -61,6 +62,7 @@ class NativeEngine(WindowedEngine):
     * ``kv_sink``: receives that KV instead
     * ``kv_bytes``, ``host_kv_bytes``: see :class:`~cluster.engine.window.kv.KVPool`
     * ``idle_kv_share``: of the pool that windows may fill between their strides, before some wait in host memory
+    * ``index_bytes``: of the device for ``memories``; ``None``: ``MEMORY_SHARE`` of what is free on it
     """
 
     def __init__(
@@ -76,13 +78,18 @@ class NativeEngine(WindowedEngine):
         kv_bytes: int | None = None,
         host_kv_bytes: int | None = None,
         idle_kv_share: float = 0.75,
+        index_bytes: int | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
         self._kv_sink = kv_sink if memories is None else memories.accept_chunk
         self.kernel = choose_kernel(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.ahead_rows = ahead_rows(model.device)
-        self.pool = KVPool(model, kv_bytes, pass_rows=self.pass_rows, host_bytes=host_kv_bytes)
+        free = free_bytes(model)
+        self._index_bytes = int(MEMORY_SHARE * free) if index_bytes is None else index_bytes
+        # A GPU holds the pool and the memories side by side.
+        beside = 0 if memories is None else self._index_bytes
+        self.pool = KVPool(model, kv_bytes, pass_rows=self.pass_rows, host_bytes=host_kv_bytes, beside=beside)
         self.decode = GraphedDecode(model, self.pool, self.kernel)
         self.idle = IdleWindows(self.pool, self._streams, idle_kv_share)
         # Whether the host goes on while the device computes, and the windows of the step after the current one.
@@ -108,6 +115,10 @@ class NativeEngine(WindowedEngine):
     @property
     def window_tokens(self) -> float:
         return float(self.pool.capacity + self.pool.host_capacity // self.pool.slot_bytes)
+
+    @property
+    def index_bytes(self) -> float:
+        return math.inf if self.memories is None else float(self._index_bytes)
 
     def prepare(self, spec: StreamSpec) -> None:
         if self.memories is not None:
@@ -136,9 +147,9 @@ class NativeEngine(WindowedEngine):
         self.evict(stream)
         return saved
 
-    def _saved_window(self, stream: str, limit: int) -> Callable[[], bytes] | None:
+    def _saved_window(self, stream: str) -> tuple[int, Callable[[], Window]] | None:
         held = self._streams.get(stream)
-        return None if held is None or held.nbytes > limit else self._snapshot(stream).dump
+        return None if held is None else (held.nbytes, lambda: self._snapshot(stream).dump)
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         closed = super().push(sample)

@@ -28,6 +28,8 @@ HOST_SHARE = 0.5
 """Share of the host's memory that a pool may fill, or that windows moved there from a GPU's pool may."""
 GPU_SHARE = 0.9
 """Share of a GPU's free memory for a pool, embeddings of the tokens it holds, and the activations of a pass."""
+MEMORY_SHARE = 1 / 8
+"""Share of it for cameras' memories, before the pool's."""
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -47,10 +49,12 @@ class KVPool:
         *,
         pass_rows: int = 0,
         host_bytes: int | None = None,
+        beside: int = 0,
     ) -> None:
         """``nbytes``: of keys and values together; ``None``: ``HOST_SHARE`` of the host's memory, or
-        :func:`gpu_pool_bytes` for passes of ``pass_rows`` rows; at most ``MOST_SLOTS`` slots. ``host_bytes``: of host
-        memory for windows that are moved there; ``None``: ``HOST_SHARE`` of it, and nothing for a pool that is there.
+        :func:`gpu_pool_bytes` for passes of ``pass_rows`` rows, with ``beside`` bytes left for others; at most
+        ``MOST_SLOTS`` slots. ``host_bytes``: of host memory for windows that are moved there; ``None``: ``HOST_SHARE``
+        of it, and nothing for a pool that is there.
 
         Raises:
             ConfigError: not one token fits.
@@ -62,12 +66,11 @@ class KVPool:
         layers = len(model.layers)
         self.slot_bytes = 2 * layers * kv_heads * size * model.dtype.itemsize
         if nbytes is None:
-            gpu = model.device.type == "cuda" and torch.cuda.is_available()
-            free = torch.cuda.mem_get_info(model.device)[0] if gpu else 0
+            free = free_bytes(model)
             nbytes = (
-                gpu_pool_bytes(model, free, self.slot_bytes, pass_rows)
-                if gpu
-                else int(HOST_SHARE * host_memory_bytes())
+                gpu_pool_bytes(model, free - beside, self.slot_bytes, pass_rows)
+                if _on_gpu(model)
+                else int(HOST_SHARE * free)
             )
         self.capacity = min(MOST_SLOTS, nbytes // self.slot_bytes)
         if self.capacity < 1:
@@ -317,6 +320,15 @@ def gpu_pool_bytes(model: VisionLanguageModel, free: int, slot_bytes: int, pass_
     activations = pass_rows * (3 * config.intermediate_size + 8 * config.hidden_size) * model.dtype.itemsize
     embedding = (1 + model.deepstack) * config.hidden_size * model.dtype.itemsize
     return max(0, int((GPU_SHARE * free - activations) * slot_bytes / (slot_bytes + embedding)))
+
+
+def free_bytes(model: VisionLanguageModel) -> int:
+    """What a model's GPU has free now; on a CPU the memory of the host."""
+    return int(torch.cuda.mem_get_info(model.device)[0]) if _on_gpu(model) else host_memory_bytes()
+
+
+def _on_gpu(model: VisionLanguageModel) -> bool:
+    return model.device.type == "cuda" and torch.cuda.is_available()
 
 
 def host_memory_bytes() -> int:

@@ -153,6 +153,10 @@ class WindowedEngine(ABC):
     def window_tokens(self) -> float:
         return math.inf
 
+    @property
+    def index_bytes(self) -> float:
+        return math.inf
+
     def prepare(self, spec: StreamSpec) -> None:  # noqa: B027
         """See ``Engine.prepare``: nothing to load without memory."""
 

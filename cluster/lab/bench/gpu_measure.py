@@ -22,7 +22,9 @@ from cluster.engine.native import NativeEngine
 from cluster.engine.native.graphed_decode import DecodeStep
 from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.stream import StreamFrame
+from cluster.engine.window.windowed_engine import WindowedEngine
 from cluster.errors import CapacityError, ConfigError
+from cluster.lab.bench.engines.contestants import CONTESTANTS, TIMEOUT_S, check
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.gpu_decode import DecodeLoad, decode_rates
 from cluster.lab.bench.gpu_frontend import host_nvdec
@@ -175,11 +177,26 @@ class Rig:
                 engine.step([request])
         return engine.device_bytes(SPEC.stream)
 
-    def measure(self, samples: Sequence[FrameSample], *, anew: bool = False, **options: Any) -> Measured:
-        """Windows after the first of ``STEP`` cameras; ``anew``: nothing of the one before is kept; ``options``: of the
-        engine."""
-        engine = NativeEngine(self.model, **options)
-        specs = [replace(SPEC, stream=f"camera-{number}", patient=True) for number in range(STEP)]
+    def measure(
+        self,
+        samples: Sequence[FrameSample],
+        *,
+        anew: bool = False,
+        engine: WindowedEngine | None = None,
+        refresh: str = SPEC.refresh,
+        **options: Any,
+    ) -> Measured:
+        """Windows after the first of ``STEP`` cameras.
+
+        Args:
+            samples: of each camera.
+            anew: nothing of the window before is kept.
+            engine: the native one with ``options`` if none.
+            refresh: policy of the cameras.
+            options: of the native engine.
+        """
+        engine = engine or NativeEngine(self.model, **options)
+        specs = [replace(SPEC, stream=f"camera-{number}", patient=True, refresh=refresh) for number in range(STEP)]
         found: list[Measured] = []
         for spec in specs:
             engine.admit(spec)
@@ -288,7 +305,27 @@ class Rig:
         theirs = self.seconds(lambda: self.model.reference_logits(batches, times, question))
         ours = self.measure(self.full, anew=True).seconds
         rows = [{"full window": "transformers", "seconds": theirs}, {"full window": "ours", "seconds": ours}]
-        return Part({"library_speedup": theirs / ours}, rows, ["vLLM beside it: `bench engines --device cuda`"])
+        return Part({"library_speedup": theirs / ours}, rows)
+
+    def vllm(self) -> Part:
+        """Windows in full on vLLM, every frame encoded once, beside ours; or why there are none."""
+        try:
+            check([CONTESTANTS["vllm_full"]])
+        except ConfigError as error:
+            return Part({}, [{"windows": "vLLM, full", "why": str(error)}])
+        from cluster.engine.vllm.engine import VllmEngine
+        from cluster.engine.vllm.settings import VllmSettings
+
+        # Its weights and KV beside this model's.
+        arguments = {"gpu_memory_utilization": 0.5} if self.device.type == "cuda" else {"enforce_eager": True}
+        engine = VllmEngine(self.model, mode="full", settings=VllmSettings(arguments, timeout_s=TIMEOUT_S))
+        try:
+            theirs = self.measure(self.full, engine=engine, refresh="all").seconds
+        finally:
+            engine.close()
+        ours = self.measure(self.ours).seconds
+        rows = [{"windows": "vLLM, full", "seconds": theirs}, {"windows": "ours", "seconds": ours}]
+        return Part({"speedup_over_vllm": theirs / ours}, rows)
 
     def nvdec(self) -> Part:
         """Pictures of 1080p that NVDEC and the decoder's front end take a second, or why there are none. A CPU stands
@@ -311,6 +348,7 @@ PARTS: dict[str, Callable[[Rig], Part]] = {
     "streams": Rig.streams_per_gpu,
     "explanations": Rig.explanations,
     "library": Rig.library,
+    "vllm": Rig.vllm,
     "nvdec": Rig.nvdec,
 }
 """What is measured, in order; the ceilings come first."""
@@ -339,7 +377,7 @@ def search_streams(strides: Callable[[int], tuple[float, float]], most: int, *, 
     return stable
 
 
-def _again(engine: NativeEngine, specs: Sequence[StreamSpec], samples: Sequence[FrameSample]) -> list[Any]:
+def _again(engine: WindowedEngine, specs: Sequence[StreamSpec], samples: Sequence[FrameSample]) -> list[Any]:
     """The newest window of each camera, of which nothing is known yet."""
     start = samples[-1].end - WINDOW_S * MICROSECONDS
     requests = []

@@ -21,7 +21,7 @@ from cluster.engine.native import NativeEngine
 from cluster.engine.native.kernels.slots import ROWS as ATTENTION_ROWS
 from cluster.engine.native.passes import ahead_rows, pass_rows
 from cluster.engine.window.encode import patch_batch
-from cluster.engine.window.kv import MOST_SLOTS, gpu_pool_bytes
+from cluster.engine.window.kv import MEMORY_SHARE, MOST_SLOTS, gpu_pool_bytes
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windowed_engine import WindowStats
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
@@ -29,7 +29,8 @@ from cluster.lab.bench.frames import made_clips, prune_clip, read_clip, span_sec
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape, load_truncated
-from cluster.types import MICROSECONDS, FrameSample
+from cluster.types import MICROSECONDS, FrameSample, MemorySpec
+from cluster.types.cameras import DEVICE_SHARE
 
 PREFILL_MFU, TOWER_MFU = 0.60, 0.45
 """Shares of the peak that the engine is to reach on a card; not measured."""
@@ -148,17 +149,20 @@ def _row(model: VisionLanguageModel, card: Card, load: WindowLoad, precision: st
     tower_s = max(load.tower_flops / dense / TOWER_MFU, tower_bytes / card.bandwidth)
     # The pool is what it is by default.
     free = max(0, int(card.memory - (layers + tower) * width - 2 * table_bytes))
-    pool = gpu_pool_bytes(model, free, slot_bytes, pass_rows(torch.device("cuda")))
+    memories = int(MEMORY_SHARE * free)
+    pool = gpu_pool_bytes(model, free - memories, slot_bytes, pass_rows(torch.device("cuda")))
     by_time = STRIDE_S / (prefill_s + tower_s)
-    by_memory = min(MOST_SLOTS, pool // slot_bytes) / load.slots
+    by_windows = min(MOST_SLOTS, pool // slot_bytes) / load.slots
+    by_memories = memories / (DEVICE_SHARE * MemorySpec().cap_bytes)
     by_pcie = STRIDE_S * card.pcie / load.patch_bytes
     return {
         "card": card.name,
         "precision": precision,
         "clip": load.clip,
-        "streams": min(by_time, by_memory, by_pcie),
+        "streams": min(by_time, by_windows, by_memories, by_pcie),
         "by_time": by_time,
-        "by_memory": by_memory,
+        "by_windows": by_windows,
+        "by_memories": by_memories,
         "by_pcie": by_pcie,
         "tower_ms": 1e3 * tower_s,
         "prefill_ms": 1e3 * prefill_s,

@@ -20,6 +20,7 @@ CAMERAS = [
         memory_bytes=12_400_000,
         memory_frames=900,
         memory_oldest_s=7300.0,
+        decode="cpu",
         last_answers=(LastAnswer("a[b]", 0.75, True, 1),),
     ),
     CameraStatus("depot", state="backoff", reason="rtsp://u:hunter2@10.0.0.1/x refused", retry_in_s=3.0),
@@ -45,6 +46,13 @@ def test_a_pipe_gets_words_and_no_markup():
 
 def test_a_terminal_gets_colours():
     assert "\x1b[32mrunning" in shown(terminal=True)
+
+
+def test_a_wide_terminal_says_where_a_camera_is_decoded():
+    _, header, _, gate, depot = shown(terminal=False).splitlines()[:5]
+    assert "decode" in header, header
+    assert " cpu " in gate
+    assert " cpu " not in depot
 
 
 def test_a_reason_is_a_line_of_its_own_without_the_password():

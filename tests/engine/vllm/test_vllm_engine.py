@@ -13,6 +13,7 @@ from cluster.engine.window.encode import patch_batch
 from cluster.engine.window.score import YesNoScore
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError, NotReadyError
+from cluster.lab.bench import harness
 from cluster.types import MICROSECONDS, AskSpec, DeletedMemory, Question
 
 # Both compute in float32, in another order of sums.
@@ -173,3 +174,12 @@ def test_its_metrics_are_there_under_vllms_own_names(qwen: Any, spec: Any) -> No
     for name in ("vllm:prefix_cache_queries_total", "vllm:kv_cache_usage_perc", "vllm:num_requests_running"):
         assert name in text
     assert "python_info" not in text
+
+
+def test_the_bench_measures_vllm_beside_ours(tmp_path, capsys) -> None:
+    file = tmp_path / "gpu.json"
+    options = ["--device", "cpu", "--model", "tiny-qwen2_5_vl", "--part", "vllm", "--json", str(file)]
+    assert harness.main(["gpu", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "vLLM, full" in shown
+    assert "speedup_over_vllm = " in shown

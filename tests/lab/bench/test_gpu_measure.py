@@ -56,6 +56,7 @@ def test_everything_is_measured_on_a_cpu_too(capsys, tmp_path, clip) -> None:
         assert f"{figure} = " in shown
     assert "streams_per_gpu = 2" in shown
     assert "pictures of 320 x 180, decoded on the CPU" in shown
+    assert "vLLM, full" in shown, "or why there is none"
     assert "nvdec_1080p_fps" not in shown, "a CPU's figure is none of NVDEC's"
     assert '"figure": "window_speedup"' in file.read_text()
 
