@@ -264,8 +264,10 @@ class Controller:
         load: ReplicaReport | None = None,
     ) -> list[str] | None:
         """Record a heartbeat and confirmed deletions (``forgotten``). Returns pending deletions; None: join again."""
+        lost = self._directory.windows_lost
         if not self._directory.heartbeat_replica(instance, reports, time.monotonic(), load):
             return None
+        metrics.lose_window(self._directory.windows_lost - lost)
         alive = {info.instance for info in self._directory.replicas.values()}
         done = self._deletions.confirm(instance, forgotten, alive)
         for name in done:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from cluster.config import CameraConfig
+from cluster.control.accounted_video import AccountedVideo
 from cluster.control.cameras.managed import CLUSTER
 from cluster.control.demand import Measured
 from cluster.control.ladder import Rung, Step
@@ -137,6 +138,7 @@ class CameraRecord:
     stream: StreamReport | None = None
     counted: CountedWindows | None = None
     totals: Totals = field(default_factory=Totals)
+    video: AccountedVideo = field(default_factory=AccountedVideo)
 
     def take_counts(self, now: CountedWindows) -> Measured | None:
         """Counts since the last call; ``None`` across a ladder step, a restart or a move."""
@@ -155,6 +157,16 @@ class CameraRecord:
             tokens_kept=grown.get("tokens_kept", 0),
             dropped=grown.get("windows_dropped", 0),
         )
+
+    def count_lost(self, report: StreamReport, rung: Rung, now_s: float) -> int:
+        """Count windows that a replica's report shows to be in no count; returns how many."""
+        if self.settings.paused:
+            return 0
+        window = self.settings.window
+        stride_s = min(window.stride_s * rung.stride, max(window.stride_s, window.length_s))
+        if lost := self.video.add_replica(report, now_s, stride_s):
+            self.totals.add({"windows_lost": lost})
+        return lost
 
     def status(
         self, route: Route, *, rung: str, rung_reason: str, windows_per_s: float, expected_lag_s: float

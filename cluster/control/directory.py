@@ -40,7 +40,8 @@ GIVEN_UP = 1000
 
 class Directory:
     """See the module. ``version`` grows with every change that concerns decoders, and is greater than ``after``, the
-    last version of earlier controllers; ``steps``: the newest steps on the quality ladder, oldest first."""
+    last version of earlier controllers; ``steps``: the newest steps on the quality ladder, oldest first;
+    ``windows_lost``: windows that died with a camera's decoder and replica, of which only this table knows."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Directory:
     ) -> None:
         self.version = after
         self.steps: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self.windows_lost = 0
         self._measured = quality.costs is not None
         self._admission = quality.admission
         self._fleet = quality.fleet()
@@ -134,6 +136,8 @@ class Directory:
         if camera.settings != settings:
             if settings.paused:
                 camera.report = None
+            if settings.paused != camera.settings.paused:
+                camera.video.reset(now_s)
             camera.settings, camera.counted = settings, None
             report = camera.report
             size = (report.width, report.height) if report is not None and report.width else None
@@ -226,6 +230,8 @@ class Directory:
                 continue
             # Also of a camera just given to another decoder: it counted on until it heard of that.
             camera.totals.update(report.run, report.counts)
+            if not camera.settings.paused:
+                camera.video.add_decoder(report, now_s)
             if self._on_decoder.owner(report.camera) == name:
                 if report.width and (camera.report is None or camera.report.width != report.width):
                     observe_pictures(self._fleet, camera.settings, report, self.geometry)
@@ -248,6 +254,7 @@ class Directory:
                 continue
             camera.totals.update(report.run, report.counts)
             plan = self._fleet.plan(report.camera)
+            self.windows_lost += camera.count_lost(report, self._rungs[plan.rung], now_s)
             if plan.owner == name:
                 camera.stream = report
                 # Counts across a ladder step are meaningless.

@@ -28,7 +28,7 @@ from cluster.decoder.pipeline import (
     pipeline_settings,
     stream_spec_at,
 )
-from cluster.decoder.windows_in_flight import UnsentWindows, WindowsInFlight
+from cluster.decoder.windows_in_flight import AccountedFrames, UnsentWindows, WindowsInFlight
 from cluster.errors import CapacityError
 from cluster.tracing import Spans
 from cluster.tracing.spans import CameraTrace, FrameTimes
@@ -86,12 +86,13 @@ class RunningCamera:
         self._lock = threading.Lock()
         self._in_flight = WindowsInFlight(self.spec.stride_s)
         self._unsent = UnsentWindows()
+        self._accounted = AccountedFrames()
         self._lost = 0
         self._moves = False
         self._begun = False
         self._found: int | None = None
         self._totals = Totals()
-        self._stopping = self._told_short = False
+        self._stopping = False
         self._metrics = metrics.CameraMetrics(settings.name)
         self._counted: Counter[str] = Counter()
         self._trace = CameraTrace(spans, settings.name, config.tracing.ratio) if spans is not None else None
@@ -123,6 +124,8 @@ class RunningCamera:
         """Restart a push camera whose last session has ended."""
         self._totals.update("pipeline", _counts(self._pipeline.status()))
         self._totals.end("pipeline")
+        with self._lock:
+            self._accounted.reset()
         self._begin()
         if self.address is not None and not self.idle:
             self._sender.assign(self.spec, self.address)
@@ -239,6 +242,8 @@ class RunningCamera:
             self.idle = idle
             self._update_keyframes_only()
             if idle:
+                with self._lock:
+                    self._accounted.reset()
                 self._sender.close(self.settings.name, flush=True)
                 return
             self._pipeline.force_anchor()
@@ -323,6 +328,8 @@ class RunningCamera:
                 self._unsent.end()
             else:
                 self._unsent.begin(self._in_flight.uncounted_since(sample, cut), reason)
+            if not self.spec.patient:
+                self._accounted.add(sample, time.monotonic())
         if not taken:
             metrics.frames_dropped.labels(reason).inc()
             raise CapacityError(f"camera {self.settings.name!r} sends no frames now: {reason}")
@@ -367,7 +374,7 @@ class RunningCamera:
         status = self._pipeline.status()
         with self._lock:
             lane = self._read_acknowledged()
-        counts = self._counts(status)
+        report = self.last_report()
         state: CameraStateName = status.state.value
         reason = status.reason
         if self.refusal:
@@ -383,10 +390,10 @@ class RunningCamera:
         elif self._behind and status.state is CameraState.RUNNING:
             reason = "keyframes only: its decoder is overloaded"
         elif status.state is CameraState.RUNNING:
-            reason = reason or self._ring_shortage()
+            reason = reason or self.footage.shortage(self.settings.name)
         self._measure(status, state)
-        return CameraReport(
-            camera=status.camera,
+        return replace(
+            report,
             state=state,
             reason=reason,
             retry_in_s=status.retry_in_s,
@@ -396,31 +403,24 @@ class RunningCamera:
             cue=status.cue,
             decode=status.decoding,
             last_frame_age_s=status.last_frame_age_s or 0.0,
-            counts=counts,
             picture=status.picture,
-            life=self.life,
-            run=self._run,
         )
 
     def last_report(self) -> CameraReport:
-        """After the stop: counts since the last report."""
-        counts = self._counts(self._pipeline.status())
-        return CameraReport(self.settings.name, "ended", counts=counts, life=self.life, run=self._run)
-
-    def _counts(self, status: PipelineStatus) -> dict[str, int]:
-        self._totals.update("pipeline", _counts(status))
+        """What it counted so far, as it reports after its stop."""
+        self._totals.update("pipeline", _counts(self._pipeline.status()))
         with self._lock:
-            return self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._unsent.windows}
-
-    def _ring_shortage(self) -> str:
-        """Why the camera's clips begin late; empty when they do not. Logged once, with figures."""
-        ring = self.footage.ring
-        if ring is None or not ring.short:
-            return ""
-        if not self._told_short:
-            self._told_short = True
-            log.warning("camera %s: %s", self.settings.name, ring.shortage())
-        return f"clips begin late: {ring.short} is too small"
+            counts = self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._unsent.windows}
+            accounted = self._accounted.span(self._in_flight, self._unsent)
+        return CameraReport(
+            *(self.settings.name, "ended"),
+            counts=counts,
+            life=self.life,
+            run=self._run,
+            now_s=time.monotonic(),
+            accounted=accounted,
+            idle=self.idle or (self.ended and not self._stopping),
+        )
 
     def _measure(self, status: PipelineStatus, state: str) -> None:
         self._metrics.set_state(state)

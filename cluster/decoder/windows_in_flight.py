@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cluster.types import MICROSECONDS, FrameSample
+from cluster.types.reports import AccountedSpan, CameraMoment
 
 _ROUNDING = 0.02
 """Tolerance, as a share of a stride, for cameras' rounded clocks."""
@@ -115,6 +116,11 @@ class WindowsInFlight:
         """Windows begun and neither answered nor dropped."""
         return max(0, self._closed + math.ceil(self._strides()) - self._settled)
 
+    @property
+    def unsettled(self) -> float:
+        """Strides of video sent since the end of the last settled window."""
+        return max(0.0, self._closed + self._strides() - self._settled)
+
     def restart(self) -> None:
         """The replica is reachable and counts what was in flight: the next frame begins windows anew."""
         self._before += self._settled
@@ -168,6 +174,11 @@ class UnsentWindows:
         if self._since is None:
             self._since = since
 
+    @property
+    def since(self) -> int | None:
+        """Where windows are counted from in a period of unsent frames, on the camera's clock; ``None`` outside."""
+        return self._since
+
     def end(self) -> None:
         """A frame was sent."""
         self._since = None
@@ -187,3 +198,34 @@ class UnsentWindows:
         self._since += windows * stride
         self.windows += windows
         return windows
+
+
+@dataclass(slots=True)
+class AccountedFrames:
+    """Part of a camera's video whose windows its decoder knows to be answered or counted: from the first frame of which
+    a window is due on."""
+
+    _begin: CameraMoment | None = None
+    _newest: CameraMoment | None = None
+
+    def add(self, sample: FrameSample, now_s: float) -> None:
+        """Add a frame, sent or not."""
+        self._newest = CameraMoment(sample.end, now_s)
+        if self._begin is None:
+            self._begin = CameraMoment(sample.pts, now_s)
+
+    def reset(self) -> None:
+        """No window is due until the next frame."""
+        self._begin = self._newest = None
+
+    def span(self, in_flight: WindowsInFlight, unsent: UnsentWindows) -> AccountedSpan | None:
+        """The span; ``None`` before the first frame."""
+        begin, newest = self._begin, self._newest
+        if begin is None or newest is None:
+            return None
+        if unsent.since is not None:
+            open_us = newest.pts - unsent.since
+        else:
+            open_us = round(in_flight.unsettled * in_flight.stride_s * MICROSECONDS)
+        end = CameraMoment(newest.pts - open_us, newest.at_s - open_us / MICROSECONDS)
+        return AccountedSpan(begin, begin if end.at_s < begin.at_s else end)

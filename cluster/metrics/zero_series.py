@@ -50,6 +50,7 @@ def create_zero_series(role: Role, sinks: Sequence[str] = ()) -> None:
     if role in ("decoder", "replica"):
         for reason in DECODER_DROPS if role == "decoder" else ("replaced", "late", "failed"):
             windows.labels("dropped", reason)
+    if role in ("controller", "decoder", "replica"):
         windows.labels("lost", "")
     if role == "decoder":
         for reason in (*DECODER_DROPS, "not_asked"):

@@ -20,7 +20,7 @@ from cluster.replica.window_accounting import WindowAccounting
 from cluster.replica.window_queue import DroppedWindow, DropReason, WindowQueue
 from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowRequest
 from cluster.types.cameras import Priority
-from cluster.types.reports import HandedOver, StreamReport, WindowCounters
+from cluster.types.reports import AccountedSpan, HandedOver, StreamReport, WindowCounters
 
 
 class StepTimeEstimator:
@@ -96,6 +96,7 @@ class OpenStream:
     leaving: Future[HandedOver] | None = None
     incarnation: str = field(default_factory=_new_id)
     run: str = field(default_factory=_new_id)
+    accounted_before: AccountedSpan | None = None
 
     @classmethod
     def opened(cls, spec: StreamSpec, last: StreamReport | None) -> OpenStream:
@@ -105,6 +106,7 @@ class OpenStream:
             stream.run = last.run
             stream.counts.update(last.counts)
             stream.before.update(last.counts)
+            stream.accounted_before = last.accounted
         return stream
 
     def change_spec(self, spec: StreamSpec) -> None:
@@ -137,8 +139,17 @@ class OpenStream:
 
     def report(self) -> StreamReport:
         """Report for the heartbeat."""
-        last, spec = tuple(self.last_answers.values()), self.spec
-        return StreamReport(spec.stream, self.latency_s, last, dict(self.counts), life=spec.life, run=self.run)
+        last, spec, counted = tuple(self.last_answers.values()), self.spec, self.windows()
+        settled = counted.done + counted.gated + counted.dropped
+        return StreamReport(
+            *(spec.stream, self.latency_s, last, dict(self.counts)),
+            life=spec.life,
+            run=self.run,
+            now_s=time.monotonic(),
+            # A patient camera's frames wait for each other: their arrival is no clock.
+            accounted=None if spec.patient else self.accounting.accounted(settled, spec.stride_s),
+            accounted_before=self.accounted_before,
+        )
 
 
 class FrameIntake:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.types import MICROSECONDS, FrameSample, WindowRequest
+from cluster.types.reports import AccountedSpan, CameraMoment
 
 JUMP_S = 10.0
 """Seconds by which a camera's clock may run ahead of real time before it counts as reset, and its gaps as unknown."""
@@ -39,6 +40,8 @@ class WindowAccounting:
     _dropped: int = 0
     _number: int = -1
     _newest: FrameSample | None = None
+    _begin: tuple[int, float] | None = None
+    _closed: int = 0
     # Gaps that no window has closed behind: place of the frame after it, and windows that the decoder counted.
     _gaps: list[tuple[int, int]] = field(default_factory=list)
 
@@ -84,6 +87,7 @@ class WindowAccounting:
         self._left = max(0.0, missing - lost)
         lost = max(0, lost - self._counted(sample.windows_dropped))
         self._end, self._at_s, self._under_way = sample.pts, arrived_s, False
+        self._begin = self._begin or (sample.pts, arrived_s)
         self._gaps.clear()
         return lost
 
@@ -92,7 +96,10 @@ class WindowAccounting:
         lost = 0
         if self._end is None:
             self._end, self._at_s = sample.pts, arrived_s
+            self._begin = sample.pts, arrived_s
         self._newest = sample
+        # First, since reports are made by another thread: less may be accounted for than it says, but not more.
+        self._closed += len(closed)
         for request in closed:
             passed = request.window - self._number - 1 if self._number >= 0 else 0
             before = [windows for place, windows in self._gaps if place < request.end]
@@ -117,8 +124,23 @@ class WindowAccounting:
         """The decoder is gone; returns how many windows are lost until now."""
         if self._end is None:
             return 0
-        missing = self._left + (now_s - self._at_s) / stride_s
+        passed_s = now_s - self._at_s
+        missing = self._left + passed_s / stride_s
+        self._end, self._at_s = self._end + round(passed_s * MICROSECONDS), now_s
         return max(int(self._under_way), math.floor(missing + ROUNDING) - sum(windows for _, windows in self._gaps))
+
+    def accounted(self, settled: int, stride_s: float) -> AccountedSpan | None:
+        """Part of the video whose windows are all answered or counted; ``None`` before the first frame.
+
+        Args:
+            settled: windows answered or dropped so far; others that have closed wait.
+            stride_s: of the windows.
+        """
+        if self._begin is None or self._end is None:
+            return None
+        waiting_s = max(0, self._closed - settled) * stride_s
+        end = CameraMoment(self._end - round(waiting_s * MICROSECONDS), self._at_s - waiting_s)
+        return AccountedSpan(CameraMoment(*self._begin), end)
 
     def _hole_s(self, pts: int, waited_s: float) -> float:
         assert self._end is not None

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from cluster.control.costs import CostModel
@@ -239,7 +240,8 @@ class EngineWorker:
     def reports(self) -> list[StreamReport]:
         """Reports of every camera for the heartbeat, including closed ones. Counts never decrease in one process."""
         with self._wake:
-            return [*self._closed.values(), *(stream.report() for stream in self._streams.values())]
+            closed = [replace(report, now_s=time.monotonic()) for report in self._closed.values()]
+            return [*closed, *(stream.report() for stream in self._streams.values())]
 
     def open_streams(self) -> list[str]:
         """Names of the open cameras."""

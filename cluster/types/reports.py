@@ -36,11 +36,31 @@ class ReplicaInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class CameraMoment:
+    """A moment of a camera's video: ``pts`` on its own clock (microseconds), ``at_s`` on the reporting process's
+    (monotonic seconds)."""
+
+    pts: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AccountedSpan:
+    """Part of a camera's video whose windows the reporting process has all answered or counted."""
+
+    begin: CameraMoment
+    end: CameraMoment
+
+
+@dataclass(frozen=True, slots=True)
 class CameraReport:
     """One camera as its decoder sees it. ``life``: see :class:`~cluster.types.StreamSpec`.
 
     Keys of ``counts`` are counter fields of :class:`~cluster.types.CameraStatus`. They count since ``run`` began, which
     is another one each time that a decoder starts the camera. ``decode``: "cuda" or "cpu".
+
+    ``accounted``: from the run's first frame on, less what is in flight to the replica. ``idle``: no window is due,
+    since nothing is asked or the video has ended. ``now_s``: monotonic time of the report.
     """
 
     camera: str
@@ -57,12 +77,18 @@ class CameraReport:
     life: str = ""
     run: str = ""
     decode: str = ""
+    now_s: float = 0.0
+    accounted: AccountedSpan | None = None
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
     """One camera as its replica sees it; ``latency_s`` of its last window. ``counts`` are since ``run`` began, which
     goes on when the camera comes back to the same process.
+
+    ``accounted``: since the camera was opened, and ``accounted_before`` the last time that it was; ``now_s``: monotonic
+    time of the report.
 
     ``memory_*``: as of now, and like the fields of the same names of :class:`~cluster.types.CameraStatus`.
     """
@@ -77,6 +103,9 @@ class StreamReport:
     memory_state: str = ""
     life: str = ""
     run: str = ""
+    now_s: float = 0.0
+    accounted: AccountedSpan | None = None
+    accounted_before: AccountedSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +191,10 @@ class Totals:
         over = Counter(self.runs[OVER])
         over.update(self.runs.pop(run, {}))
         self.runs[OVER] = dict(over)
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Add what belongs to no run."""
+        self.runs[OVER] = dict(Counter(self.runs[OVER]) + Counter(counts))
 
     def counts(self) -> dict[str, int]:
         total: Counter[str] = Counter()

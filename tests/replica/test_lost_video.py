@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 from camera_parts import GEOMETRY, WAIT_S, camera_bench
 from waiting import until
 
 from cluster.config import CameraEntry, camera_settings
+from cluster.control.accounted_video import AccountedVideo
 from cluster.decoder.running_camera import RunningCamera
 from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
 from cluster.lab.bench.window_accounting import CameraBooks, Counted, account
@@ -18,9 +21,11 @@ from cluster.models.loading import load_shape
 from cluster.replica import window_accounting
 from cluster.replica.worker import EngineWorker
 from cluster.types import MICROSECONDS, Answer
-from cluster.types.reports import WindowCounters
+from cluster.types.reports import AccountedSpan, CameraMoment, CameraReport, StreamReport, WindowCounters
 
 STRIDE_S = 2.0
+
+ReportT = TypeVar("ReportT", CameraReport, StreamReport)
 
 
 class Replica:
@@ -80,20 +85,21 @@ def settle(bench, *replicas: Replica) -> None:
     until(lambda: not any(sum(each.worker.depths().values()) for each in replicas), "nothing waits")
 
 
-def silent(bench, replicas, until_s: float, *before: RunningCamera) -> int:
-    """Windows of ``[0, until_s)`` that were neither answered nor counted, as a load test finds them."""
+def silent(bench, replicas, until_s: float, *before: RunningCamera, found: int = 0) -> int:
+    """Windows of ``[0, until_s)`` that were neither answered nor counted, as a load test finds them; ``found``: by the
+    controller."""
     books = CameraBooks("gate", 0.0, STRIDE_S)
     for replica in replicas:
         for answer in replica.answers:
             books.saw(answer, answer.end / MICROSECONDS)
     told = [camera.report().counts for camera in (*before, bench.camera)]
-    lost = sum(each["windows_lost"] for each in told) + sum(each.total("windows_lost") for each in replicas)
+    lost = found + sum(each["windows_lost"] for each in told) + sum(each.total("windows_lost") for each in replicas)
     dropped = sum(each["windows_dropped"] for each in told) + sum(each.total("windows_dropped") for each in replicas)
     counted = Counted(done=books.seen, dropped=dropped, lost=lost)
-    found = account(books.slots(until_s), books.seen, counted, listened=True)
-    assert found.seen > 3
-    assert found.given_up <= found.due - found.seen
-    return found.silent
+    account_ = account(books.slots(until_s), books.seen, counted, listened=True)
+    assert account_.seen > 3
+    assert account_.given_up <= account_.due - account_.seen
+    return account_.silent
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -129,6 +135,62 @@ def test_a_decoder_that_dies_and_one_that_takes_over_later(bench, replica) -> No
     assert dead._pipeline.stop(WAIT_S)
     assert replica.total("windows_lost") >= 4, "9 seconds are four strides of 2"
     assert silent(bench, [replica], max(answer.end for answer in replica.answers) / MICROSECONDS) == 0
+
+
+def in_real_time(report: ReportT, now_s: float) -> ReportT:
+    """As of a camera that took as long as its clip lasts, from 0 on everybody's clock."""
+
+    def moment(at: CameraMoment) -> CameraMoment:
+        return replace(at, at_s=at.pts / MICROSECONDS)
+
+    span = report.accounted
+    assert span is not None
+    span = AccountedSpan(moment(span.begin), moment(span.end))
+    return replace(report, accounted=span, now_s=now_s)
+
+
+@pytest.mark.parametrize("away_s", [0.0, 9.0])
+@pytest.mark.parametrize("both", [True, False])
+def test_a_decoder_that_dies_with_its_replica(bench, replica, away_s, both) -> None:
+    """The controller alone is left to know; it counts nothing where the replica lives on."""
+    video = AccountedVideo()
+    bench.camera.route(bench.replica(replica))
+    bench.push(7)
+    settle(bench, replica)
+    dead = bench.camera
+    video.add_decoder(in_real_time(dead.report(), 7.0), 7.0)
+    [report] = replica.worker.reports()
+    assert video.add_replica(in_real_time(report, 7.0), 7.0, STRIDE_S) == 0
+    # What neither has told of any more, though the replica answers some of it.
+    bench.push(5)
+    settle(bench, replica)
+    bench.skip(away_s)
+    bench.loop.run(bench.sender.stop(0.0), WAIT_S)
+    assert dead._pipeline.stop(WAIT_S)
+    told = len(replica.answers)
+    bench.sender = bench.loop.run(bench._sender(), WAIT_S)
+    entry = CameraEntry.model_validate({"name": "gate"})
+    bench.camera = RunningCamera(camera_settings(bench.config, entry), GEOMETRY, bench.sender, bench.config, None)
+    bench.reopen()
+    other = Replica()
+    try:
+        bench.camera.route(bench.replica(other if both else replica))
+        bench.push(12)
+        settle(bench, replica, other)
+        video.add_decoder(in_real_time(bench.camera.report(), 40.0), 40.0)
+        [report] = (other if both else replica).worker.reports()
+        lost = video.add_replica(in_real_time(report, 40.0), 40.0, STRIDE_S)
+        if not both:
+            assert lost == 0
+        else:
+            # Nobody knows of the windows that were answered after the last report.
+            late = [answer for answer in replica.answers[:told] if answer.end > 7 * MICROSECONDS]
+            lost -= len({answer.end for answer in late})
+            assert away_s == 0 or lost >= 4, "9 seconds are four strides of 2"
+        last_s = max(answer.end for answer in (*replica.answers, *other.answers)) / MICROSECONDS
+        assert silent(bench, [replica, other], last_s, found=lost) == 0
+    finally:
+        assert other.worker.stop(WAIT_S)
 
 
 def test_a_replica_that_dies(bench, replica) -> None:

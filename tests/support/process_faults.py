@@ -24,10 +24,10 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
-from small_cluster import BLOCK_FRAMES, CAMERAS, PROCESSES, STRIDE_S, SmallCluster
+from small_cluster import BLOCK_FRAMES, CAMERAS, PROCESSES, STRIDE_S, Camera, SmallCluster
 
 from cluster.client import GatewayClient
 from cluster.errors import SightlineError
@@ -51,6 +51,7 @@ ENDS = ("raylet", "dashboard-agent", "runtime-env-agent")
 FAULTS: dict[str, tuple[str, str]] = {
     "re-add": ("re-add", CAMERAS[0]),
     **{f"{action}-{role}": (action, role) for role in PROCESSES for action in ("kill", "freeze")},
+    "kill-decoders-replicas": ("kill", "decoder replica"),
     "redis-gone": ("redis", "redis"),
     "disk-full": ("disk", "disk"),
     **{f"kill-{name}": ("end", name) for name in ENDS},
@@ -138,11 +139,11 @@ def _row(cluster: SmallCluster, name: str) -> dict[str, Any]:
 
 # -- faults the cluster lives through -----------------------------------------------------------
 def _judge(cluster: SmallCluster, action: str, target: str, found: dict[str, Any]) -> list[str]:
-    before = {name: _before(cluster, name) for name in cluster.cameras}
+    before = {name: take_before(cluster, name) for name in cluster.cameras}
     incidents = _incidents(cluster)
     healed_s, due_s, reasons = _cause(cluster, action, target)
     limit_s = due_s + 2 * STRIDE_S
-    answering = _answering(cluster, healed_s, limit_s)
+    answering = answering_s(cluster, healed_s, limit_s)
     late = sorted(name for name, after_s in answering.items() if after_s is None or after_s > limit_s)
     if late:
         reasons.append(f"{', '.join(late)} not answered within {limit_s:g} s")
@@ -177,6 +178,12 @@ def _cause(cluster: SmallCluster, action: str, target: str) -> tuple[float, floa
         return time.monotonic(), 0.0, []
     if action == "disk":
         return _fill_disk(cluster)
+    roles = target.split()
+    if len(roles) > 1:
+        # Every one, so that no camera has a survivor.
+        for victim in [process for role in roles for process in cluster.processes(role)]:
+            victim.kill()
+        return time.monotonic(), RESTART_S, []
     victim = cluster.processes(target)[0]
     if action == "kill":
         victim.kill()
@@ -214,24 +221,33 @@ def _fill_disk(cluster: SmallCluster) -> tuple[float, float, list[str]]:
     return healed_s, 0.0, reasons
 
 
-def _before(cluster: SmallCluster, name: str) -> Before:
+class Watched(Protocol):
+    """A cluster, its cameras and what was seen of them."""
+
+    gateway: str
+    client: GatewayClient
+    cameras: dict[str, Camera]
+
+
+def take_before(cluster: Watched, name: str) -> Before:
+    """A camera as it is now, which has been answered."""
     # What was counted first: a window that is answered in between must not be taken for one from before.
-    counts = _counts(cluster, name)
+    counts = counts_of(cluster, name)
     slots = [slot for slot in cluster.cameras[name].books.slots(time.monotonic()) if slot.seen_s is not None]
-    return Before(slots[-1].end_s, counts, _memory(cluster, name))
+    return Before(slots[-1].end_s, counts, memory_of(cluster, name))
 
 
-def _counts(cluster: SmallCluster, name: str) -> Counts:
+def counts_of(cluster: Watched, name: str) -> Counts:
     status = cluster.client.camera_get(name)
     return Counts(status.windows_done + status.windows_gated, status.windows_dropped + status.windows_lost)
 
 
-def _memory(cluster: SmallCluster, name: str) -> MemoryStatus:
+def memory_of(cluster: Watched, name: str) -> MemoryStatus:
     with GatewayClient(cluster.gateway) as client:
         return client.memory(name)
 
 
-def _answering(cluster: SmallCluster, since_s: float, limit_s: float) -> dict[str, float | None]:
+def answering_s(cluster: SmallCluster, since_s: float, limit_s: float) -> dict[str, float | None]:
     """Seconds from ``since_s`` to the answer of a window that ended after it, by camera; ``None``: it did not come."""
     found: dict[str, float | None] = dict.fromkeys(cluster.cameras)
     deadline_s = since_s + limit_s + PATIENCE_S
@@ -249,7 +265,7 @@ def _settled_windows(cluster: SmallCluster, before: Mapping[str, Before], *, wat
     deadline_s = time.monotonic() + 3 * STRIDE_S
     while True:
         with contextlib.suppress(SightlineError):
-            windows = {name: _windows(cluster, name, each) for name, each in before.items()}
+            windows = {name: count_windows(cluster, name, each) for name, each in before.items()}
             if all(each.balanced(watched=watched) for each in windows.values()) or time.monotonic() > deadline_s:
                 return windows
         if time.monotonic() > deadline_s + PATIENCE_S:
@@ -257,8 +273,9 @@ def _settled_windows(cluster: SmallCluster, before: Mapping[str, Before], *, wat
         time.sleep(POLL_S)
 
 
-def _windows(cluster: SmallCluster, name: str, before: Before) -> Windows:
-    counts = _counts(cluster, name)
+def count_windows(cluster: Watched, name: str, before: Before) -> Windows:
+    """What became of its windows since."""
+    counts = counts_of(cluster, name)
     now_s = time.monotonic()
     slots = [slot for slot in cluster.cameras[name].books.slots(now_s) if slot.end_s > before.end_s + STRIDE_S / 2]
     # A window that ended just now has its answer under way; before that, silence is a window that is missing.
@@ -275,7 +292,7 @@ def _windows(cluster: SmallCluster, name: str, before: Before) -> Windows:
 def _remembers(cluster: SmallCluster, name: str, before: MemoryStatus) -> bool:
     """Whether frames from before are held, all but those that were in no block yet."""
     try:
-        after = _memory(cluster, name)
+        after = memory_of(cluster, name)
     except SightlineError:
         return False
     second = MICROSECONDS
@@ -333,7 +350,7 @@ def _trouble(cluster: SmallCluster) -> str:
             return f"{name} has only just begun"
         if camera.books.on_time_since(now_s - 3 * STRIDE_S, now_s) is None:
             return f"{name} is not answered on time"
-        if _memory(cluster, name).frames <= BLOCK_FRAMES:
+        if memory_of(cluster, name).frames <= BLOCK_FRAMES:
             return f"{name} remembers nothing yet"
         if name not in incidents.values():
             return f"{name} has no incident"

@@ -23,6 +23,7 @@ class CameraFootage:
         self.latest = LatestPicture()
         self.ring = ring
         self._masks = tuple(masks)
+        self._told_short = False
 
     def make_painter(self) -> Painter | None:
         """New mask painter, one per clip or still since it belongs to one thread; None without masks."""
@@ -31,6 +32,15 @@ class CameraFootage:
     def tap(self, source: Source) -> Source:
         """Wrap the source so that its packets also go into the ring."""
         return source if self.ring is None else _RingTap(source, self.ring)
+
+    def shortage(self, name: str) -> str:
+        """Why the clips of the camera of this name begin late; empty when they do not. Logged once, with figures."""
+        if self.ring is None or not self.ring.short:
+            return ""
+        if not self._told_short:
+            self._told_short = True
+            log.warning("camera %s: %s", name, self.ring.shortage())
+        return f"clips begin late: {self.ring.short} is too small"
 
     def delete_before(self, before_s: float = 0.0) -> int:
         """Delete everything older than ``before_s`` seconds; returns bytes of packets."""

@@ -30,5 +30,13 @@ def test_windows_are_answered_or_counted_once(due, seen, said, counted, watched,
 def test_every_process_is_killed_and_frozen_and_the_cluster_ended():
     roles = {"decoder", "replica", "controller", "gateway", "tier", "alerting"}
     wanted = {f"{action}-{role}" for action in ("kill", "freeze") for role in roles}
-    wanted |= {"re-add", "redis-gone", "disk-full", "kill-raylet", "kill-dashboard-agent", "kill-runtime-env-agent"}
+    wanted |= {
+        "kill-decoders-replicas",
+        "re-add",
+        "redis-gone",
+        "disk-full",
+        "kill-raylet",
+        "kill-dashboard-agent",
+        "kill-runtime-env-agent",
+    }
     assert set(FAULTS) == wanted

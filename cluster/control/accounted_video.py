@@ -1,0 +1,116 @@
+"""Which part of a camera's video is accounted for: finds windows in no count where decoder and replica died together.
+
+A replica counts the windows that a dying decoder leaves out, and a decoder those that a dying replica takes with it.
+Where both die, nobody is left who knows. Both therefore report until where they have answered or counted every window,
+and the controller counts from there to the first frame of the next replica.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from cluster.types import MICROSECONDS
+from cluster.types.reports import AccountedSpan, CameraMoment, CameraReport, StreamReport
+
+JUMP_S = 10.0
+"""Seconds by which a camera's clock may run ahead of real time before its gaps are measured by the time waited."""
+
+ROUNDING = 0.05
+"""Tolerance of a window's end, as a share of a stride: cameras' clocks are rounded, and frames have a length."""
+
+LATE_REPORTS_S = 3.0
+"""Age of the next replica's first frame before the gap is counted: last reports may still shorten it."""
+
+LEAST_S = 0.2
+"""Shorter gaps are the reports' way to the controller."""
+
+
+@dataclass(slots=True)
+class _Gap:
+    """``begin``: end of what was accounted for; ``decoded_s``: first frame of the next decoder; ``counted``: windows
+    that decoders have counted since, by run."""
+
+    begin: CameraMoment
+    decoded_s: float
+    counted: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class AccountedVideo:
+    """Of one camera; moments are on the controller's clock, monotonic seconds.
+
+    A gap opens with the first frame of a decoder's new run. The replica that had the camera before it counts what is
+    missing, and the gap closes when it has. Where another replica has the camera instead, the controller counts.
+    """
+
+    _until: CameraMoment | None = None
+    _gap: _Gap | None = None
+    _since_s: float = -math.inf
+
+    def reset(self, now_s: float) -> None:
+        """No window before ``now_s`` is due that is not accounted for: the camera was paused, or nothing was asked."""
+        self._until = self._gap = None
+        self._since_s = now_s
+
+    def add_decoder(self, report: CameraReport, now_s: float) -> None:
+        """Record a decoder's report, which came at ``now_s``."""
+        if report.idle:
+            self.reset(now_s)
+        if report.accounted is None:
+            return
+        span = _here(report.accounted, now_s - report.now_s)
+        if span.end.at_s <= self._since_s:
+            return
+        if self._gap is None and self._until is not None and span.begin.at_s > self._until.at_s + LEAST_S:
+            self._gap = _Gap(self._until, span.begin.at_s)
+        if self._gap is None:
+            self._extend(span.end)
+        elif span.begin.at_s > self._gap.begin.at_s:
+            counts = report.counts
+            self._gap.counted[report.run] = counts.get("windows_dropped", 0) + counts.get("windows_lost", 0)
+        else:
+            self._shorten(self._gap, span.end)
+
+    def add_replica(self, report: StreamReport, now_s: float, stride_s: float) -> int:
+        """Record a replica's report, which came at ``now_s``; returns how many windows of ``stride_s`` are found to be
+        in no count."""
+        spans = [_here(span, now_s - report.now_s) for span in (report.accounted_before, report.accounted) if span]
+        return sum(self._add_span(span, now_s, stride_s) for span in spans if span.end.at_s > self._since_s)
+
+    def _add_span(self, span: AccountedSpan, now_s: float, stride_s: float) -> int:
+        gap, lost = self._gap, 0
+        if gap is not None and span.begin.at_s <= gap.begin.at_s:
+            self._shorten(gap, span.end)
+            if span.end.at_s < gap.decoded_s:
+                return 0
+        elif gap is not None:
+            if now_s - span.begin.at_s < LATE_REPORTS_S:
+                return 0
+            missing = math.floor(_between_s(gap.begin, span.begin) / stride_s + ROUNDING)
+            lost = max(0, missing - sum(gap.counted.values()))
+        self._gap = None
+        self._extend(span.end)
+        return lost
+
+    @staticmethod
+    def _shorten(gap: _Gap, end: CameraMoment) -> None:
+        if end.at_s > gap.begin.at_s:
+            gap.begin = end
+
+    def _extend(self, end: CameraMoment) -> None:
+        if self._until is None or end.at_s > self._until.at_s:
+            self._until = end
+
+
+def _between_s(first: CameraMoment, last: CameraMoment) -> float:
+    """By the camera's clock, unless that jumped: an agent keeps packets while nobody takes them, and sends them
+    then."""
+    hole_s, waited_s = (last.pts - first.pts) / MICROSECONDS, last.at_s - first.at_s
+    return hole_s if 0 <= hole_s <= waited_s + JUMP_S else waited_s
+
+
+def _here(span: AccountedSpan, ahead_s: float) -> AccountedSpan:
+    """On the controller's clock, which is so many seconds ahead of the reporting process's."""
+    begin, end = span.begin, span.end
+    return AccountedSpan(CameraMoment(begin.pts, begin.at_s + ahead_s), CameraMoment(end.pts, end.at_s + ahead_s))
