@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster.config.camera import CameraEntry
 from cluster.kubernetes.keys import camel, in_camel
-from cluster.kubernetes.resource import GROUP, KIND, PLURAL, VERSION, Credentials
+from cluster.kubernetes.resource import GROUP, KIND, PLURAL, POLYGONS, VERSION, Credentials
 
 Node = dict[str, Any]
 
@@ -32,7 +32,7 @@ _KEPT = (
 _SHARE: Node = {"type": "number", "minimum": 0, "maximum": 1}
 _ADDRESS_CHARS = 2048
 
-_MASK: Node = {
+_POLYGON: Node = {
     "type": "object",
     "description": "Corners (points), or a rectangle (x, y, width, height), in shares of the picture.",
     "properties": {
@@ -140,9 +140,9 @@ def spec_schema() -> Node:
     properties["credentials"] = _section(Credentials.model_json_schema(), {})
     properties["window"]["x-kubernetes-validations"] = _WINDOW_RULES
     properties["questions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["id"]}
-    masks = camel("privacy_masks")
-    properties[masks] = {**{key: properties[masks][key] for key in ("type", "maxItems")}, "items": _MASK}
-    properties[masks]["description"] = "Parts of the picture that are blacked out before any processing."
+    for key, description in POLYGONS.items():
+        listed = {each: properties[camel(key)][each] for each in ("type", "maxItems")}
+        properties[camel(key)] = {**listed, "items": _POLYGON, "description": description}
     spec["x-kubernetes-validations"] = _SPEC_RULES
     return spec
 
