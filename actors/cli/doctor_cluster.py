@@ -1,4 +1,4 @@
-"""``sightline doctor --gateway``: what is wrong with a running cluster as its gateway tells, and what to do about it."""
+"""``sightline doctor --gateway``: what is wrong with a running cluster, as its gateway says, and what to do."""
 
 from __future__ import annotations
 

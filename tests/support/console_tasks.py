@@ -248,7 +248,7 @@ def add_camera(page: Page, hand: Pointer, url: str, name: str) -> None:
 def draw_zone(page: Page, hand: Pointer, url: str, name: str) -> None:
     """A zone that the cluster has afterwards."""
     page.goto(f"{url}/#/settings/{name}")
-    expect(page.locator(".mask-frame .picture.there")).to_have_count(2)
+    expect(page.get_by_role("application", name="Draw a zone")).to_be_visible()
     hand.draw([(0.1, 0.1), (0.3, 0.1), (0.3, 0.3)])
     hand.press("button", "Save zones")
     expect(page.get_by_text("1 zone saved.")).to_be_visible()

@@ -64,7 +64,7 @@ def test_hevc_plays_where_the_browser_can_and_else_it_says_so(open_page, gateway
 
 def test_a_codec_is_named_as_the_standard_names_it(open_page, gateway):
     """RFC 6381 for AVC, ISO/IEC 14496-15, E.3 for HEVC: its example, and a name written by its rules."""
-    page = open_page(f"{gateway.url}/#/wall", ready=".tile")
+    page = open_page(f"{gateway.url}/#/camera/{running(gateway)}", ready=".plot svg")
     avc = [*b"avc1avcC", 1, 0x4D, 0x40, 0x1E, *[0] * 24]
     # Main profile, compatible with profiles 1 and 2, main tier, level 3.1, frames only and progressive (0xB0).
     main = [*b"hvc1....hvcC", 1, 0x01, 0x60, 0, 0, 0, 0xB0, 0, 0, 0, 0, 0, 93, *[0] * 24]
