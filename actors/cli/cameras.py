@@ -58,6 +58,15 @@ def add(
             "top left; may be repeated. Blacked out before any processing.",
         ),
     ] = None,
+    zone: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--zone",
+            metavar="'X,Y X,Y X,Y'",
+            help="Part of the picture that is outlined for the model; questions name the first the red zone, then "
+            "yellow, blue, green. Written as --mask; may be repeated.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Add it even if capacity is exceeded.")] = False,
     settings: Settings = None,
     gateway: Gateway = DEFAULT_GATEWAY,
@@ -80,8 +89,9 @@ def add(
 
     # The cluster validates it too; checking here finds the error without a round trip.
     wanted = parse_settings(settings) | ({} if priority is None else {"priority": priority})
-    if mask:
-        wanted["privacy_masks"] = [*wanted.get("privacy_masks", []), *mask]
+    for key, given in (("privacy_masks", mask), ("zones", zone)):
+        if given:
+            wanted[key] = [*wanted.get(key, []), *given]
     entry = parse_camera(name, source, parse_questions(question), wanted)
     asked = [item.question() for item in entry.questions or []]
     with connect(gateway) as client:
@@ -109,7 +119,7 @@ def update(
     """Change a camera while it runs; what is not given stays as it is.
 
     Questions, priority, window and memory change with the camera's window and memory kept. Another source, sampling,
-    pruning or other privacy masks begin its window anew; what it remembers stays.
+    pruning, other privacy masks or zones begin its window anew; what it remembers stays.
 
     $ sightline cameras update gate -q "fence@0.7=Is anyone climbing the fence?"
 

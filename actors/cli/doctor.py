@@ -1,4 +1,4 @@
-"""``sightline doctor``: what of this machine would keep a cluster from running well, and what to do about it."""
+"""``sightline doctor``: what of this machine, or of a running cluster, is wrong, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import Json, Settings, parse_settings
-from actors.cli.output import console, make_table, print_json, size
-from cluster.errors import SightlineError
+from actors.cli.doctor_cluster import Finding, cluster_findings
+from actors.cli.options import Json, Settings
 
 if TYPE_CHECKING:
     from cluster.config import SightlineConfig
@@ -23,34 +22,40 @@ LEAST_FREE_BYTES = 5 * 10**9
 WAIT_S = 5.0
 
 
-class Finding(NamedTuple):
-    """``state``: ok, warning or wrong; ``remedy``: empty with ok."""
-
-    what: str
-    state: str
-    found: str
-    remedy: str = ""
-
-
 def doctor(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="Configuration that the machine shall run.")
     ] = None,
     settings: Settings = None,
+    gateway: Annotated[
+        str, typer.Option("--gateway", "-g", metavar="HOST:PORT", help="Check the running cluster of this gateway.")
+    ] = "",
     json: Json = None,
 ) -> None:
-    """Check this machine: versions, GPU driver, NVDEC, disk, folders, clock, ports, Redis, model. Starts nothing.
+    """Check this machine: versions, GPU driver, NVDEC, disk, folders, clock, ports, Redis, model. Starts nothing. With
+    --gateway check a running cluster: cameras, quality, windows, replicas, memory's tiers, alerts and their sinks.
 
     Exit code 1 when something is wrong; a warning leaves it 0.
 
     $ sightline doctor -c configs/minimal.yaml
+
+    $ sightline doctor --gateway 127.0.0.1:50051
     """
     from rich.text import Text
 
+    from actors.cli.options import connect, parse_settings
+    from actors.cli.output import console, make_table, print_json
     from actors.cli.serve import with_state
     from cluster.config import load_config
+    from cluster.errors import ConfigError
 
-    found = list(findings(with_state(load_config(config, parse_settings(settings)), "")))
+    if gateway:
+        if config is not None or settings:
+            raise ConfigError("--gateway looks at a running cluster, --config and --set at this machine: give one")
+        with connect(gateway) as client:
+            found = list(cluster_findings(client))
+    else:
+        found = list(findings(with_state(load_config(config, parse_settings(settings)), "")))
     if print_json(json, [each._asdict() for each in found]):
         style = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
         rows = [(each.what, Text(each.state, style[each.state]), each.found, each.remedy) for each in found]
@@ -79,6 +84,8 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
 
 
 def _checked(what: str, good: str, check: object) -> Finding:
+    from cluster.errors import SightlineError
+
     assert callable(check)
     try:
         check()
@@ -122,6 +129,8 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
 
 
 def _disk(config: SightlineConfig) -> Finding:
+    from actors.cli.output import size
+
     folder = Path(config.alerts.folder or config.cluster.state_dir or ".")
     there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
     free = shutil.disk_usage(there).free
@@ -136,7 +145,8 @@ def _clock() -> Finding:
         return Finding("clock", "ok", "synchronised")
     if synchronised == "no":
         return Finding("clock", "warning", "not synchronised", "run chrony or systemd-timesyncd: incidents carry times")
-    return Finding("clock", "ok", "whether it is synchronised is not known here")
+    remedy = "make sure that it is: incidents carry times"
+    return Finding("clock", "warning", "whether it is synchronised cannot be seen here", remedy)
 
 
 def _redis(url: str) -> Finding:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from cluster import metrics
 from cluster.alerts.incident import AlertEvent, Delivery
 from cluster.alerts.sinks import DeliveryError, Sink
 from cluster.config.alerts import RetryConfig
@@ -269,6 +270,7 @@ class _SinkQueue:
 
     def _succeed(self, delivery: Delivery) -> None:
         self._delivered += 1
+        metrics.alert_delivery_seconds.labels(self._name).observe(max(0.0, time.time() - delivery.event.at_s))
         if self._in_a_row >= DOWN_AFTER:
             log.info("sink %s takes alerts again", self._name)
             # What failed during the outage is due now, in order of arrival.

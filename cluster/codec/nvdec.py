@@ -23,6 +23,7 @@ from av.video.frame import VideoFrame
 from cluster.codec.decoder import Decoder
 from cluster.codec.nal import Sequence
 from cluster.codec.picture_memory import DECODED_BYTES
+from cluster.codec.zones import Outlines
 from cluster.types import BoolGrid, PictureHeader
 
 SPARE_SURFACES = 4
@@ -49,12 +50,13 @@ class DevicePicture(PictureHeader):
     """A sampled picture on the GPU, in the camera's own size.
 
     ``frame``: a surface of ``codec``'s decoder, to be let go soon. ``masked`` ``[height, width]``: its pixels under
-    privacy masks, which nobody has painted yet.
+    privacy masks, which nobody has painted yet. ``outlines``: of its zones, not drawn yet either.
     """
 
     frame: VideoFrame
     codec: str
     masked: BoolGrid | None = field(default=None, kw_only=True)
+    outlines: Outlines | None = field(default=None, kw_only=True)
 
 
 class NvdecDecoder(Decoder):

@@ -33,14 +33,15 @@ _LATE = 1024
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
     """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump. ``masks``: privacy
-    masks. ``decoded_bytes``: memory limit for decoded pictures. ``decode``: on which device; "auto" takes a GPU
-    if there is one. ``lazy``: leave quiet video undecoded (H.264 and HEVC on the CPU); ``lazy_wait_s``: see
-    LazyDecode."""
+    masks. ``zones``: outlined for the model. ``decoded_bytes``: memory limit for decoded pictures. ``decode``: on which
+    device; "auto" takes a GPU if there is one. ``lazy``: leave quiet video undecoded (H.264 and HEVC on the CPU);
+    ``lazy_wait_s``: see LazyDecode."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
     max_gap_s: float = 10.0
     masks: tuple[Polygon, ...] = ()
+    zones: tuple[Polygon, ...] = ()
     decoded_bytes: int = DECODED_BYTES
     decode: DecodeWish = "cpu"
     lazy: bool = False
@@ -370,7 +371,7 @@ class CodecProcessor(LazyFeed):
         return True
 
     def _make_view(self, frame: VideoFrame) -> PictureView:
-        self._view = PictureView(frame.width, frame.height, self._geometry, self._masks)
+        self._view = PictureView(frame.width, frame.height, self._geometry, self._masks, self.options.zones)
         return self._view
 
     def _restart(self) -> None:
@@ -402,7 +403,11 @@ class CodecProcessor(LazyFeed):
         if self.device.name != "cpu":
             self.stats.cue = "luma"
             picture = DevicePicture(
-                frame=frame, codec=self.stats.codec, masked=view.masked, **self._header_of_sample(time, view)
+                frame=frame,
+                codec=self.stats.codec,
+                masked=view.masked,
+                outlines=view.outlines,
+                **self._header_of_sample(time, view),
             )
             self._device_pictures.append(picture)
             return None
@@ -410,6 +415,7 @@ class CodecProcessor(LazyFeed):
             view.change.reset()
         try:
             rgb, luma = view.scaler(self._masks.apply(frame))
+            rgb = rgb if view.outlines is None else view.outlines.draw(rgb)
         except (av.FFmpegError, ValueError, MemoryError):
             # A picture of a shape or format that FFmpeg decodes but cannot scale.
             self.stats.decode_errors += 1

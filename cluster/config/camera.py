@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, field_validator
 
 from cluster.config.memory import MemoryConfig
-from cluster.config.privacy import MAX_MASKS, MaskPolygon
+from cluster.config.polygon import MAX_MASKS, MAX_ZONES, PicturePolygon
 from cluster.config.problems import Duration, OneOf, Section
 from cluster.config.schedule import ScheduleConfig
 from cluster.config.sources import check_address
@@ -200,11 +200,17 @@ class CameraEntry(Section):
     questions: list[QuestionConfig] | None = Field(
         default=None, description="Questions of this camera, in place of the global ones."
     )
-    privacy_masks: list[MaskPolygon] = Field(
+    privacy_masks: list[PicturePolygon] = Field(
         default_factory=list,
         max_length=MAX_MASKS,
         description="Parts of the picture that are blacked out before any processing: each a list of points [x, y], "
         "text like '0,0 0.3,0 0.3,0.5', or a rectangle {x, y, width, height}, in shares of the picture 0..1.",
+    )
+    zones: list[PicturePolygon] = Field(
+        default_factory=list,
+        max_length=MAX_ZONES,
+        description="Parts of the picture that are outlined for the model in red, yellow, blue and green, in this "
+        "order; questions name them by that, as in 'Is anyone inside the red zone?'. Written as privacy masks are.",
     )
 
 
@@ -222,9 +228,10 @@ class CameraConfig(Section):
     source_options: SourceConfig = Field(description="Resolved source section.")
     decode: DecodeName = Field(default="auto", description="auto, cuda or cpu.")
     questions: list[QuestionConfig] = Field(description="Resolved questions.")
-    privacy_masks: list[MaskPolygon] = Field(
+    privacy_masks: list[PicturePolygon] = Field(
         default_factory=list, description="Parts of the picture that are blacked out."
     )
+    zones: list[PicturePolygon] = Field(default_factory=list, description="Parts that are outlined for the model.")
 
     def asks_at(self, at_s: float) -> bool:
         """Whether any question is asked at ``at_s``, seconds since 1970."""

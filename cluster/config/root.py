@@ -214,6 +214,7 @@ def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
         decode=entry.decode or config.cluster.decode,
         questions=config.questions if entry.questions is None else entry.questions,
         privacy_masks=entry.privacy_masks,
+        zones=entry.zones,
     )
 
 

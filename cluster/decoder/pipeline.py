@@ -42,7 +42,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
     """``fps``: samples per second. ``pruner``: a name in the registry, ``pruner_options`` its parameters. ``masks``:
-    privacy masks. ``decoded_bytes``: memory limit of decoded pictures. ``decode``: on which device."""
+    privacy masks. ``zones``: outlined for the model. ``decoded_bytes``: memory limit of decoded pictures. ``decode``:
+    on which device."""
 
     fps: float = 2.0
     anchor_interval_s: float = 8.0
@@ -50,6 +51,7 @@ class PipelineSettings:
     pruner_options: Mapping[str, float] = field(default_factory=dict)
     backoff: Backoff = field(default_factory=Backoff)
     masks: tuple[Polygon, ...] = ()
+    zones: tuple[Polygon, ...] = ()
     decoded_bytes: int = DECODED_BYTES
     decode: DecodeWish = "cpu"
     lazy: bool = False
@@ -152,6 +154,7 @@ class CameraPipeline:
                 fps=settings.fps,
                 anchor_interval_s=settings.anchor_interval_s,
                 masks=settings.masks,
+                zones=settings.zones,
                 decoded_bytes=settings.decoded_bytes,
                 decode=settings.decode,
                 lazy=settings.lazy,
@@ -436,6 +439,7 @@ def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
         pruner_options=settings.pruning.options,
         backoff=Backoff(first_s=backoff.initial_s, longest_s=backoff.max_s, jitter=backoff.jitter),
         masks=tuple(settings.privacy_masks),
+        zones=tuple(settings.zones),
         decoded_bytes=settings.source_options.decoded_bytes,
         decode=settings.decode,
         lazy=settings.sampling.lazy_decode == "auto",

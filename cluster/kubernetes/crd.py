@@ -14,7 +14,7 @@ from typing import Any
 from cluster.config import deep_merge
 from cluster.config.camera import CameraEntry
 from cluster.kubernetes.keys import camel, in_camel
-from cluster.kubernetes.resource import Credentials
+from cluster.kubernetes.resource import POLYGONS, Credentials
 
 Node = dict[str, Any]
 
@@ -52,7 +52,8 @@ def _generated() -> Node:
     spec = _section(whole, whole.get("$defs", {}))
     spec["properties"]["credentials"] = _section(Credentials.model_json_schema(), {})
     # Written otherwise than in a configuration, as crd.yaml has it.
-    spec["properties"][camel("privacy_masks")] = {}
+    for key in POLYGONS:
+        spec["properties"][camel(key)] = {}
     del spec["properties"]["name"]
     spec["required"].remove("name")
     if not spec["required"]:

@@ -27,6 +27,8 @@ PLURAL = "cameras"
 KIND = "Camera"
 TAKEOVER = f"{GROUP}/takeover"
 """Annotation: ``"true"`` takes a camera over from another manager."""
+POLYGONS = ("privacy_masks", "zones")
+"""Keys of a camera that are lists of polygons."""
 
 
 class Credentials(Section):
@@ -113,12 +115,13 @@ class CameraResource:
         """
         found: list[Problem] = []
         spec = {key: value for key, value in self.spec.items() if key not in ("credentials", "name")}
-        masks = spec.pop(camel("privacy_masks"), None)
+        polygons = {key: spec.pop(camel(key), None) for key in POLYGONS}
         body = to_snake(spec, CameraEntry, (), found)
         if "name" in self.spec:
             found.append(Problem(("name",), "must not be given: the camera's name is metadata.name"))
-        if masks is not None:
-            body["privacy_masks"] = [_mask(mask) for mask in masks] if isinstance(masks, list) else masks
+        for key, given in polygons.items():
+            if given is not None:
+                body[key] = [_polygon(each) for each in given] if isinstance(given, list) else given
         source = body.get("source", "")
         if isinstance(source, str) and SourceAddress(source).holds_password and not allow_password:
             found.append(
@@ -155,11 +158,11 @@ class CameraResource:
         )
 
 
-def _mask(mask: Any) -> Any:
+def _polygon(polygon: Any) -> Any:
     """Convert ``{points: [{x, y}, ...]}``; a rectangle has the same form in both."""
-    if not isinstance(mask, Mapping) or set(mask) != {"points"} or not isinstance(mask["points"], list):
-        return mask
-    points = mask["points"]
+    if not isinstance(polygon, Mapping) or set(polygon) != {"points"} or not isinstance(polygon["points"], list):
+        return polygon
+    points = polygon["points"]
     whole = all(isinstance(point, Mapping) and set(point) == {"x", "y"} for point in points)
     return [[point["x"], point["y"]] for point in points] if whole else points
 

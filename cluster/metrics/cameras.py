@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from cluster.metrics.families import (
+    answers_total,
     ask_read_bytes,
     ask_seconds,
     asks,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 STATES = ("waiting", "connecting", "running", "backoff", "error", "ended")
 
 MAX_QUESTIONS = 8
+MOST_QUESTIONS = 64
 """Questions of one camera that get series; further ones are answered without."""
 
 
@@ -110,6 +112,7 @@ class AnsweredCameras:
         self._lock = threading.Lock()
         self._strides: dict[str, float] = {}
         self._scores: dict[str, set[str]] = {}
+        self._questions: set[str] = set()
 
     def open_camera(self, spec: StreamSpec) -> None:
         """Add or update an opened camera."""
@@ -131,6 +134,10 @@ class AnsweredCameras:
             camera_answered.labels(camera).set(self._clock())
             shown = self._scores[camera]
             for answer in answers:
+                if len(self._questions) < MOST_QUESTIONS:
+                    self._questions.add(answer.question)
+                question = answer.question if answer.question in self._questions else "other"
+                answers_total.labels(question, "yes" if answer.positive else "no").inc()
                 if answer.question in shown or len(shown) < MAX_QUESTIONS:
                     shown.add(answer.question)
                     camera_score.labels(camera, answer.question).set(answer.score)

@@ -75,6 +75,22 @@ alert_deliveries = counter(
     "Delivery attempts of alerts: delivered, failed (retried), dead (given up).",
     ["sink", "result"],
 )
+alert_delivery_seconds = histogram(
+    "sightline_alert_delivery_seconds",
+    "Seconds from an incident's event to its delivery, attempts that failed included. Its answer took "
+    "sightline_stage_seconds before that.",
+    ["sink"],
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600),
+)
+answers_total = counter(
+    "sightline_answers",
+    "Answers by question and positive (yes, no); questions beyond the first 64 of a process count as 'other'.",
+    ["question", "positive"],
+)
+certificate_expiry = gauge(
+    "sightline_certificate_expiry_timestamp_seconds", "When a certificate that this process serves with ends.", ["file"]
+)
+disk_free_bytes = gauge("sightline_disk_free_bytes", "Free bytes where snapshots and clips are kept.")
 alerts_waiting = gauge("sightline_alerts_waiting", "Alerts queued for a sink.", ["sink"])
 alerts_unwritten = gauge("sightline_alerts_unwritten", "Alerts in memory that could not be written to disk.")
 alerts_lost = counter(

@@ -12,9 +12,19 @@ from pathlib import Path
 
 import grpc
 
+from cluster import metrics
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+
+def expiry_s(certificate: Path) -> float:
+    """When the first certificate of a PEM file ends, seconds since 1970. Raises OSError and ValueError."""
+    # Only servers have certificates; the edge agent is installed without it.
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp()
+
 
 Stamp = tuple[tuple[int, int], ...]
 
@@ -51,6 +61,7 @@ class TlsFiles:
         """Read the files into ``context``; connections from then on use them. Raises ``ConfigError``."""
         try:
             context.load_cert_chain(self.certificate, self.key)
+            metrics.certificate_expiry.labels(str(self.certificate)).set(expiry_s(self.certificate))
             if self.client_ca is not None:
                 context.load_verify_locations(self.client_ca)
                 context.verify_mode = ssl.CERT_REQUIRED

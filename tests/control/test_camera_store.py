@@ -39,6 +39,9 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
 
 def test_a_folder_of_state_belongs_to_one_cluster(tmp_path) -> None:
     folder = StateFolder(tmp_path / "state")
+    # Closed to others, whatever the umask.
+    assert (tmp_path / "state" / "lock").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
     with pytest.raises(ConfigError, match=r"another cluster keeps its state in .*--state"):
         StateFolder(tmp_path / "state")
     folder.close()

@@ -94,6 +94,7 @@ def test_settings_of_pictures_are_not_changed_while_it_runs(bench) -> None:
         ("sampling", settings.sampling.model_copy(update={"fps": 1.0})),
         ("pruning", settings.pruning.model_copy(update={"policy": "none"})),
         ("privacy_masks", [((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))]),
+        ("zones", [((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))]),
     ):
         assert not bench.camera.apply_settings(settings.model_copy(update={key: value})), key
     assert bench.camera.settings == settings

@@ -204,6 +204,27 @@ CASES = {
         {S + 'alerts_waiting{sink="hook"}': "0x30 3x30"},
         {S + 'alerts_waiting{sink="hook"}': "3x50 0 3x9"},
     ),
+    "SightlineObjectiveBurning": (
+        {S + TOTAL: "0+100x60", WINDOWS % ("late", ""): "0+15x60"},
+        # An hour ago it was bad, and is good again; what is shed does not count.
+        {
+            S + TOTAL: "0+100x60",
+            WINDOWS % ("late", ""): "0+30x50 1500x10",
+            WINDOWS % ("dropped", "shed"): "0+90x60",
+        },
+    ),
+    "SightlineCertificateExpires": (
+        {S + 'certificate_expiry_timestamp_seconds{file="tls.crt",process="gateway"}': f"{3600 + 6 * 86400}x60"},
+        {S + 'certificate_expiry_timestamp_seconds{file="tls.crt",process="gateway"}': f"{3600 + 8 * 86400}x60"},
+    ),
+    "SightlineDiskFilling": (
+        {S + 'disk_free_bytes{process="alerting"}': "2e9x60"},
+        {S + 'disk_free_bytes{process="alerting"}': "3e9x60"},
+    ),
+    "SightlineGpuErrors": (
+        {'DCGM_FI_DEV_XID_ERRORS{Hostname="node-1",gpu="0"}': "0x55 79x5"},
+        {'DCGM_FI_DEV_XID_ERRORS{Hostname="node-1",gpu="0"}': "79x60"},
+    ),
     "SightlineAlertsDead": (
         {S + 'alert_deliveries_total{sink="hook",result="dead"}': "0x40 1x20"},
         {S + 'alert_deliveries_total{sink="hook",result="failed"}': "0+1x60"},

@@ -1,11 +1,13 @@
 """Every preset renders, lints, and is what Kubernetes and the operators expect, to the letter."""
 
 import json
+import re
 
 import jsonschema
 import pytest
 import yaml
 from chart_parts import CHART, PRESETS, VARIANTS, helm, of_kind, pods, rendered, serve_config, validate
+from promtool import promtool
 
 from actors.serve_app import NOT_THE_REPLICAS
 from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD
@@ -82,20 +84,51 @@ def test_environment_is_that_of_the_command_line() -> None:
         assert (FLAGS | ONE_THREAD).items() <= found.items(), component
 
 
-def test_rules_and_dashboards_go_in_unchanged() -> None:
-    objects = rendered("city")
-    rules = [yaml.safe_load(path.read_text()) for path in sorted((CHART / "rules").glob("*.yaml"))]
-    assert [rule["spec"] for rule in of_kind(objects, "PrometheusRule")] == rules
+def _of_release(expression: str) -> str:
+    """The expression with this release's labels in each selector of ours, by splitting at the metrics' names."""
+    labels = 'namespace="cctv",release="sightline"'
+    parts = re.split(r"(sightline_[a-z0-9_]+)", expression)
+    for at in range(1, len(parts), 2):
+        rest = parts[at + 1]
+        parts[at] += f"{{{labels}," if rest.startswith("{") else f"{{{labels}}}"
+        parts[at + 1] = rest.removeprefix("{")
+    return "".join(parts)
+
+
+def test_rules_are_of_this_release_and_link_to_runbooks(tmp_path) -> None:
+    objects = rendered("city", "monitoring.rules.runbooks=https://docs.city.example/sightline/")
+    wanted = [yaml.safe_load(path.read_text()) for path in sorted((CHART / "rules").glob("*.yaml"))]
+    found = [rule["spec"] for rule in of_kind(objects, "PrometheusRule")]
+    for spec in wanted:
+        for rule in (rule for group in spec["groups"] for rule in group["rules"]):
+            rule["expr"] = _of_release(rule["expr"])
+            rule["labels"] |= {"namespace": "cctv", "release": "sightline"}
+            note = rule["annotations"]
+            note["runbook_url"] = f"https://docs.city.example/sightline/{note['runbook_url']}"
+    assert found == wanted
+    assert found
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": found[0]["groups"]}))
+    assert promtool("check", "rules", "--lint=none", str(file))[0] == 0
+    monitors = of_kind(rendered("city", "monitoring.podMonitor.rayMetrics=true"), "PodMonitor")
+    assert len(monitors) == 2
+    for monitor in monitors:
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["relabelings"] == [{"targetLabel": "release", "replacement": "sightline"}]
+
+
+def test_dashboards_go_in_unchanged_but_for_the_address_of_their_runbooks() -> None:
+    def dashboards(*settings: str) -> dict[str, str]:
+        maps = of_kind(rendered("city", *settings), "ConfigMap")
+        shown = [each for each in maps if each["metadata"]["labels"].get("grafana_dashboard") == "1"]
+        return {name: text for each in shown for name, text in each["data"].items()}
+
     files = {path.name: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")}
-    found = {
-        name: json.loads(text)
-        for each in of_kind(objects, "ConfigMap")
-        if each["metadata"]["labels"].get("grafana_dashboard") == "1"
-        for name, text in each["data"].items()
-    }
-    assert found == files
+    assert {name: json.loads(text) for name, text in dashboards().items()} == files
     assert files
-    assert rules
+    for text in dashboards("monitoring.rules.runbooks=https://docs.city.example").values():
+        [address] = [each["query"] for each in json.loads(text)["templating"]["list"] if each["name"] == "runbooks"]
+        assert address == "https://docs.city.example/docs/operations.md"
 
 
 def test_upgrade_needs_no_second_pool_of_gpus() -> None:

@@ -38,6 +38,7 @@ def test_a_dashboard_is_whole(file):
     assert body["uid"] == file.stem
     assert body["tags"] == ["sightline"]
     assert body["templating"]["list"][0]["type"] == "datasource"
+    assert {"namespace", "release"} <= {each["name"] for each in body["templating"]["list"]}
     panels = body["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken = set()
@@ -58,6 +59,16 @@ def test_a_dashboard_is_whole(file):
         assert panel["datasource"]["uid"] == "${datasource}"
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
         assert all(target["legendFormat"] for target in panel["targets"])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_series_of_ours_is_chosen_by_namespace_and_release(file):
+    chosen = '{namespace=~"$namespace",release=~"$release"'
+    for panel in json.loads(file.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            series = re.findall(r"\bsightline_\w+", target["expr"])
+            assert all(f"{each}{chosen}" in target["expr"] for each in series), panel["title"]
+            assert target["expr"].count(chosen) == len(series), panel["title"]
 
 
 def test_links_of_panels_go_to_runbooks_of_alerts_that_exist():

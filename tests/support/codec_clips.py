@@ -13,6 +13,7 @@ import av
 import numpy as np
 
 from cluster.codec import FileSource, StreamHeader
+from cluster.codec.privacy import Polygon
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.types import MICROSECONDS, EncodedPacket, PatchGeometry, SampledPicture
 
@@ -150,9 +151,10 @@ def process(
     fps: float = FPS,
     anchor_interval_s: float = 8.0,
     geometry: PatchGeometry = GEOMETRY,
+    zones: tuple[Polygon, ...] = (),
 ) -> tuple[CodecProcessor, list[SampledPicture]]:
     """Everything sampled from ``packets``, the end included."""
-    processor = CodecProcessor(geometry, CodecOptions(fps=fps, anchor_interval_s=anchor_interval_s))
+    processor = CodecProcessor(geometry, CodecOptions(fps=fps, anchor_interval_s=anchor_interval_s, zones=zones))
     processor.open(header)
     samples = [sample for packet in packets for sample in processor.feed(packet)]
     return processor, samples + processor.drain()

@@ -123,7 +123,7 @@ def do_tasks(page: Page, url: str, kind: str) -> list[dict[str, Any]]:
     tasks: dict[str, Callable[[], None]] = {
         "add a camera": lambda: add_camera(page, hand, url, name),
         "first answer": lambda: expect(page.locator(".answers li").first).to_be_visible(),
-        "draw a mask": lambda: draw_mask(page, hand, url, name),
+        "draw a zone": lambda: draw_zone(page, hand, url, name),
         "see a question's replay": lambda: replay_question(page, hand, url, name),
         "write a question": lambda: write_question(page, hand),
         "confirm an incident": lambda: confirm_incident(page, hand, url, name),
@@ -177,7 +177,7 @@ class Pointer:
 
     def draw(self, corners: list[tuple[float, float]]) -> None:
         """A closed shape on the picture."""
-        canvas = self.page.get_by_role("application", name="Draw a privacy mask")
+        canvas = self.page.get_by_role("application", name="Draw a zone")
         canvas.scroll_into_view_if_needed()
         box = canvas.bounding_box()
         assert box is not None
@@ -220,7 +220,7 @@ class Keyboard(Pointer):
 
     def draw(self, corners: list[tuple[float, float]]) -> None:
         """See :class:`Pointer`; the cross begins in the middle."""
-        self._reach(self.page.get_by_role("application", name="Draw a privacy mask"))
+        self._reach(self.page.get_by_role("application", name="Draw a zone"))
         at = (0.5, 0.5)
         for x, y in corners:
             for way, steps in (("Right", x - at[0]), ("Down", y - at[1])):
@@ -245,20 +245,20 @@ def add_camera(page: Page, hand: Pointer, url: str, name: str) -> None:
     expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
 
 
-def draw_mask(page: Page, hand: Pointer, url: str, name: str) -> None:
-    """A mask that the cluster has afterwards."""
+def draw_zone(page: Page, hand: Pointer, url: str, name: str) -> None:
+    """A zone that the cluster has afterwards."""
     page.goto(f"{url}/#/settings/{name}")
-    expect(page.locator(".mask-frame .picture.there")).to_be_visible()
+    expect(page.get_by_role("application", name="Draw a zone")).to_be_visible()
     hand.draw([(0.1, 0.1), (0.3, 0.1), (0.3, 0.3)])
-    hand.press("button", "Save masks")
-    expect(page.get_by_text("1 mask saved.")).to_be_visible()
+    hand.press("button", "Save zones")
+    expect(page.get_by_text("1 zone saved.")).to_be_visible()
     settings = page.evaluate("name => fetch(`/v1/cameras/${name}/settings`).then((reply) => reply.json())", name)
-    [corners] = settings["settings"]["privacy_masks"]
+    [corners] = settings["settings"]["zones"]
     if any(
         max(abs(x - u), abs(y - v)) > 0.02
         for (x, y), (u, v) in zip(corners, [(0.1, 0.1), (0.3, 0.1), (0.3, 0.3)], strict=True)
     ):
-        raise SightlineError(f"the mask was saved as {corners}")
+        raise SightlineError(f"the zone was saved as {corners}")
 
 
 def replay_question(page: Page, hand: Pointer, url: str, name: str) -> None:

@@ -42,14 +42,15 @@ async ([selector, count]) => {
 
 
 class LiveCamera:
-    """Puts H.264 packets into ``ring`` in real time from a thread of its own; a context manager.
+    """Puts H.264 or HEVC packets into ``ring`` in real time from a thread of its own; a context manager.
 
     A picture carries the moment just before it is encoded, so that encoding counts as delay too. ``gop``: pictures.
     """
 
-    def __init__(self, ring: PacketRing, *, gop: int = 2 * FPS) -> None:
+    def __init__(self, ring: PacketRing, *, gop: int = 2 * FPS, codec: str = "h264") -> None:
         self._ring = ring
         self._gop = gop
+        self._codec = codec
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -62,12 +63,17 @@ class LiveCamera:
         self._thread.join(10.0)
 
     def _run(self) -> None:
-        codec: Any = av.CodecContext.create("libx264", "w")
+        library = {"h264": "x264", "hevc": "x265"}[self._codec]
+        codec: Any = av.CodecContext.create(f"lib{library}", "w")
         codec.width, codec.height, codec.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         codec.time_base, codec.framerate, codec.gop_size = Fraction(1, FPS), Fraction(FPS, 1), self._gop
         codec.thread_count, codec.max_b_frames = 1, 0
-        codec.options = {"preset": "ultrafast", "tune": "zerolatency", "x264-params": "repeat-headers=1:scenecut=0"}
-        self._ring.open(StreamHeader("h264", WIDTH, HEIGHT, b""))
+        codec.options = {
+            "preset": "ultrafast",
+            "tune": "zerolatency",
+            f"{library}-params": "repeat-headers=1:scenecut=0",
+        }
+        self._ring.open(StreamHeader(self._codec, WIDTH, HEIGHT, b""))
         began_s = time.monotonic()
         number = 0
         while not self._end.wait(max(0.0, began_s + number / FPS - time.monotonic())):
@@ -79,5 +85,5 @@ class LiveCamera:
             frame.pts, frame.time_base = number, Fraction(1, FPS)
             for packet in codec.encode(frame):
                 pts = int(packet.pts * 1_000_000 / FPS)
-                self._ring.add_packet(EncodedPacket("h264", bytes(packet), pts, pts, packet.is_keyframe, number))
+                self._ring.add_packet(EncodedPacket(self._codec, bytes(packet), pts, pts, packet.is_keyframe, number))
             number += 1

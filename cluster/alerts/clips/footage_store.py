@@ -196,8 +196,12 @@ class FootageStore:
             self.trouble = sentence
         return StorageError(sentence)
 
+    def free_bytes(self) -> int:
+        """Of the disk. Raises OSError."""
+        return shutil.disk_usage(self._folder).free
+
     def _check_free_space(self) -> None:
-        free = shutil.disk_usage(self._folder).free
+        free = self.free_bytes()
         if free < self._keep_free:
             # The message is constant while the problem lasts, so it is logged once.
             raise StorageError(

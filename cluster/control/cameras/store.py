@@ -12,6 +12,7 @@ from typing import IO, Protocol
 from cluster.config import CameraEntry
 from cluster.control.cameras.managed import ManagedCamera, entry_from_json, entry_to_json
 from cluster.errors import ConfigError
+from cluster.security.private_files import make_private_folder, open_private
 
 SEEDED = "seeded"
 RUN = "run"
@@ -139,8 +140,8 @@ class StateFolder:
     def __init__(self, path: Path) -> None:
         self._lock: IO[str] | None = None
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = (path / "lock").open("w")
+            make_private_folder(path)
+            self._lock = open(path / "lock", "w", opener=open_private)  # noqa: SIM115
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()

@@ -14,6 +14,7 @@ import torch
 
 from cluster.codec.nvdec import DevicePicture
 from cluster.codec.privacy import covered, shrink
+from cluster.codec.zones import Outlines
 from cluster.decoder.gpu.picture import luma_difference, scale_planes, to_rgb
 from cluster.decoder.gpu.planes import Planes
 from cluster.decoder.gpu.replenish import CellMemory, replenish
@@ -87,6 +88,7 @@ class DeviceCamera:
     _last: torch.Tensor | None = field(default=None, init=False)
     _memory: CellMemory | None = field(default=None, init=False)
     _masks: _Masks | None = field(default=None, init=False)
+    _outlines: tuple[Outlines, torch.Tensor, torch.Tensor] | None = field(default=None, init=False)
 
     def planes(self, picture: DevicePicture) -> Planes:
         """The picture's planes with its privacy masks painted."""
@@ -101,6 +103,16 @@ class DeviceCamera:
             luma, chroma, small = (torch.from_numpy(each).to(device) for each in (picture.masked, halved, black))
             self._masks = _Masks(picture.masked, luma, chroma, small)
         return planes.painted(self._masks.luma, self._masks.chroma)
+
+    def outlined(self, outlines: Outlines | None, rgb: torch.Tensor) -> torch.Tensor:
+        """The scaled picture ``[height, width, 3]`` with the outlines of its zones."""
+        if outlines is None:
+            return rgb
+        if self._outlines is None or self._outlines[0] is not outlines:
+            drawn, colours = (torch.from_numpy(each).to(rgb.device) for each in (outlines.drawn, outlines.colours))
+            self._outlines = outlines, drawn[..., None], colours
+        _, drawn, colours = self._outlines
+        return torch.where(drawn, colours, rgb)
 
     def last(self, grid: PatchGrid, device: torch.device) -> torch.Tensor:
         """Luma of the last sample. A new grid begins with nothing, in the memory too."""
@@ -260,7 +272,8 @@ def prune_pictures(
     host = [each.to("cpu", non_blocking=True) for each in results]
     for place, job in enumerate(jobs):
         # A view would hold the whole batch until its slowest camera has its next sample.
-        yield job, rgb[place].clone(), [each[place] for each in host]
+        outlined = job.camera.outlined(job.picture.outlines, rgb[place].clone())
+        yield job, outlined, [each[place] for each in host]
 
 
 def _seen(picture: DevicePicture) -> BoolGrid:

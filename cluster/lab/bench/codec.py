@@ -33,7 +33,7 @@ from cluster.codec.motion import MotionField
 from cluster.codec.picture import LumaDifference, PictureScaler
 from cluster.codec.privacy import PrivacyMasks
 from cluster.codec.processor import CodecOptions, CodecProcessor
-from cluster.config.privacy import parse_mask
+from cluster.config.polygon import parse_polygon
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult, timed_calls
 from cluster.lab.bench.lazy import run_lazy
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> BenchResult:
     """Measure every clip; the figure's bare name is the made clip's, others carry their clip's name."""
     try:
-        options = CodecOptions(fps=args.fps, masks=tuple(parse_mask(mask) for mask in args.mask or ()))
+        options = CodecOptions(fps=args.fps, masks=tuple(parse_polygon(mask) for mask in args.mask or ()))
     except ValueError as error:
         raise ConfigError(f"--mask: {error}") from None
     for clip in args.clips or []:

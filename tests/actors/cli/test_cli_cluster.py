@@ -68,6 +68,16 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
     # The decoder says that it ended, the replica how much it answered, each with its own heartbeat.
     wait_for(lambda: depot()["windows_done"] + depot()["windows_gated"] >= 3)
 
+    # The doctor finds nothing wrong, and then the camera that nobody answers for.
+    checked = {each["what"]: each for each in json.loads(run("doctor", "-g", gateway, "--json", "-").stdout)}
+    assert (checked["gateway"]["state"], checked["replicas"]["state"]) == ("ok", "ok")
+    assert checked["cameras"]["found"] == "1 of 2 running"
+    assert checked["memory"]["state"] == checked["alerts"]["state"] == "ok"
+    run("cameras", "add", "lost", NOBODY, "-q", "Is anyone there?")
+    wait_for(lambda: "refuses" in cli("doctor", "-g", gateway).stdout)
+    assert "lost: rtsp://127.0.0.1:9/stream1 refuses the connection" in run("doctor", "-g", gateway, code=1).stdout
+    run("cameras", "remove", "lost")
+
     # Cameras come and go while it runs; what is wrong is refused in one line.
     assert "there is no file missing.mp4" in run("cameras", "add", "gate", "missing.mp4", code=2).stderr
     added = run(

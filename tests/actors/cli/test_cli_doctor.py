@@ -6,7 +6,11 @@ import socket
 from redis_server import RedisServer
 
 from actors.cli.doctor import findings
+from actors.cli.doctor_cluster import alert_findings, camera_findings, memory_findings, replica_findings
+from cluster.alerts.dispatcher import Outbox, SinkStatus
 from cluster.config import load_config
+from cluster.types import CameraStatus, MemoryStatus
+from cluster.types.reports import ReplicaStatus
 
 MODEL = {"name": "tiny-qwen2_5_vl"}
 
@@ -56,3 +60,74 @@ def test_the_command(cli):
     assert done.returncode == 0, done.stderr
     assert {each["state"] for each in json.loads(done.stdout)} <= {"ok", "warning"}
     assert cli("doctor", "--set", "model.name=tiny-nothing", "--set", "gateway.port=0").returncode == 1
+
+
+def states(rows):
+    return {each.what: (each.state, each.found, bool(each.remedy)) for each in rows}
+
+
+def test_cameras_of_a_running_cluster():
+    good = CameraStatus("gate", state="running", windows_done=100)
+    assert states(camera_findings([good])) == {"cameras": ("ok", "1 of 1 running", False)}
+    bad = [
+        CameraStatus(f"c{i}", source="rtsp://u:secret-1@h/", state="backoff", reason="rtsp://u:secret-1@h/ refuses")
+        for i in range(7)
+    ]
+    rows = states(camera_findings([good, *bad]))
+    assert rows["cameras"][0] == "wrong"
+    assert rows["cameras"][1].startswith("1 of 8 running; c0: ")
+    assert rows["cameras"][1].endswith("; and 2 more")
+    assert "secret-1" not in str(rows)
+    full = states(camera_findings([CameraStatus("a", rung="shed", windows_done=94, windows_dropped=6), good]))
+    assert full["quality"] == ("wrong", "not answered: a", True)
+    assert "windows" not in full
+    assert states(camera_findings([CameraStatus("a", windows_done=94, windows_lost=6)]))["windows"][0] == "warning"
+    assert states(camera_findings([]))["cameras"][0] == "warning"
+
+
+def test_replicas_of_a_running_cluster():
+    assert states(replica_findings([])) == {"replicas": ("wrong", "none is ready", True)}
+    assert states(replica_findings([ReplicaStatus("replica-0", utilisation=0.5)])) == {
+        "replicas": ("ok", "1 ready, the fullest 50%", False)
+    }
+    rows = [*replica_findings([ReplicaStatus("replica-0", backlog_s=40), ReplicaStatus("replica-1", draining=True)])]
+    assert [(each.state, each.found) for each in rows] == [
+        ("wrong", "replica-0: 40 s of windows wait"),
+        ("warning", "drained: replica-1"),
+    ]
+
+
+class Memories:
+    """Of a client: what it is told of a camera's memory."""
+
+    def __init__(self, states):
+        self.states = states
+
+    def memory(self, camera):
+        return MemoryStatus(camera, 1, 1, 0, 0, 0, {}, "", "", "", tier_states=self.states)
+
+
+def test_tiers_and_sinks_of_a_running_cluster():
+    cameras = [CameraStatus("gate", replica="replica-0", memory_frames=1)]
+    down = {"arena": "", "redis": "nobody answers"}
+    assert states(memory_findings(Memories(down), cameras))["memory"] == ("wrong", "redis: nobody answers", True)
+    assert states(memory_findings(Memories({"arena": ""}), cameras))["memory"][0] == "ok"
+    sinks = {
+        "ops": ("webhook", SinkStatus(3, 0, 3, 0, "connection refused")),
+        "log": ("log", SinkStatus(0, 1, 0, 0, "")),
+    }
+    rows = states(alert_findings(Outbox(sinks, "", 0, 0, 0, 0, [])))
+    assert rows == {
+        "alerts": ("ok", "kept; 2 sinks", False),
+        "sink ops": ("wrong", "webhook: connection refused", True),
+    }
+    assert states(alert_findings(Outbox({}, "disk is full", 4, 0, 0, 0, [])))["alerts"][0] == "wrong"
+    assert states(alert_findings(Outbox({}, "", 0, 0, 2, 0, [])))["alerts"][0] == "wrong"
+
+
+def test_a_gateway_that_is_away_or_both_at_once(cli):
+    done = cli("doctor", "-g", "127.0.0.1:1", "--json", "-")
+    assert done.returncode == 1
+    [row] = json.loads(done.stdout)
+    assert (row["what"], row["state"]) == ("gateway", "wrong")
+    assert cli("doctor", "-g", "127.0.0.1:1", "--set", "gateway.port=0").returncode == 2

@@ -13,6 +13,7 @@ import torch
 from cluster.codec.file import FileSource
 from cluster.codec.nvdec import DevicePicture
 from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.codec.zones import outline_zones
 from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend, DeviceSample
 from cluster.lab.bench.gpu_frontend import compare_clips, host_nvdec
 from cluster.lab.scenes.street_clips import make_clip
@@ -65,6 +66,19 @@ def test_a_grid_that_shows_the_middle_twice_is_the_same_on_the_device(clips, mon
         assert row["equal"] >= 0.999, row
         assert row["levels"] <= 5
         assert row["kept"] == pytest.approx(row["kept_on_device"], abs=0.001)
+
+
+def test_zones_are_outlined_on_the_device_and_change_nothing_else(clips):
+    zone = ((0.1, 0.2), (0.6, 0.2), (0.5, 0.8))
+    plain, marked = (process(device_pictures(clips["street"], zones=zones)[:6]) for zones in ((), (zone,)))
+    for one, other in zip(plain, marked, strict=True):
+        outlines = outline_zones([zone], one.grid)
+        assert np.array_equal(other.host_rgb(), outlines.draw(one.host_rgb()))
+        assert not np.array_equal(other.host_rgb(), one.host_rgb())
+        assert np.array_equal(one.difference, other.difference)
+        assert np.array_equal(one.thumbnail, other.thumbnail)
+        if one.frame is not None:
+            assert np.array_equal(one.frame.mask, other.frame.mask)
 
 
 def test_patches_are_those_of_the_pictures_on_the_device(clips):

@@ -139,6 +139,27 @@ def test_masks_are_drawn_with_the_pointer_and_with_the_keyboard(open_page, gatew
     until(lambda: len(settings_of(gateway, name).privacy_masks) == 1)
 
 
+def test_zones_have_the_colours_that_questions_name_them_by(open_page, gateway):
+    name = running(gateway, 1)
+    page = open_page(f"{gateway.url}/#/settings/{name}", ready=".mask-frame .picture.there")
+    masks = settings_of(gateway, name).privacy_masks
+    canvas = page.get_by_role("application", name="Draw a zone")
+    canvas.focus()
+    for _ in range(4):
+        for key in ["Enter", "Shift+ArrowRight", "Enter", "Shift+ArrowDown", "Enter", "c"]:
+            page.keyboard.press(key)
+    for number, colour in enumerate(("red", "yellow", "blue", "green"), 1):
+        expect(page.get_by_text(f"Zone {number}, {colour}, 3 corners")).to_be_visible()
+    # No fifth one is begun: nothing is left to close.
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Save zones")).to_be_enabled()
+    check_axe(page)
+    page.get_by_role("button", name="Remove zone 1").click()
+    page.get_by_role("button", name="Save zones").click()
+    until(lambda: len(settings_of(gateway, name).zones) == 3)
+    assert settings_of(gateway, name).privacy_masks == masks
+
+
 @pytest.mark.parametrize("options", [{}, PHONE], ids=["desk", "phone"])
 def test_a_question_is_written_replayed_and_its_threshold_makes_incidents(open_page, gateway, options):
     name = running(gateway, 2)

@@ -44,3 +44,33 @@ def test_a_masked_camera_has_none_and_says_why(open_page, gateway):
     page = open_page(f"{gateway.url}/#/camera/{name}", ready=".plot svg")
     page.get_by_role("button", name="Live view").click()
     expect(page.locator(".live-view [role=status]")).to_contain_text("the camera has privacy masks")
+
+
+def test_hevc_plays_where_the_browser_can_and_else_it_says_so(open_page, gateway):
+    name = running(gateway, 2)
+    ring = gateway.footage_of(name).ring
+    with LiveCamera(ring, codec="hevc"):
+        until(lambda: ring.seconds > 1)
+        page = open_page(f"{gateway.url}/#/camera/{name}", ready=".plot svg")
+        page.get_by_role("button", name="Live view").click()
+        plays = "MediaSource.isTypeSupported('video/mp4; codecs=\"hvc1.1.6.L93.B0\"')"
+        if page.evaluate(plays):
+            until(lambda: page.locator(VIDEO).evaluate("video => video.currentTime") > 1)
+        else:
+            said = "This browser does not play hevc: there is no live view of it."
+            expect(page.locator(".live-view [role=status]")).to_have_text(said)
+            # It does not try again, and lets the gateway go.
+            until(lambda: gateway._pictures.recorder._watching == 0)
+
+
+def test_a_codec_is_named_as_the_standard_names_it(open_page, gateway):
+    """RFC 6381 for AVC, ISO/IEC 14496-15, E.3 for HEVC: its example, and a name written by its rules."""
+    page = open_page(f"{gateway.url}/#/camera/{running(gateway)}", ready=".plot svg")
+    avc = [*b"avc1avcC", 1, 0x4D, 0x40, 0x1E, *[0] * 24]
+    # Main profile, compatible with profiles 1 and 2, main tier, level 3.1, frames only and progressive (0xB0).
+    main = [*b"hvc1....hvcC", 1, 0x01, 0x60, 0, 0, 0, 0xB0, 0, 0, 0, 0, 0, 93, *[0] * 24]
+    # Profile space A, profile 4, compatible with profile 28 alone, high tier, level 4, no constraints.
+    high = [*b"hev1....hvcC", 1, 0x64, 0x00, 0x00, 0x00, 0x08, 0, 0, 0, 0, 0, 0, 120, *[0] * 24]
+    read = "async (data) => (await import('/console/player.js')).codecOf(new Uint8Array(data))"
+    names = [page.evaluate(read, data) for data in (avc, main, high, [0] * 40)]
+    assert names == ["avc1.4d401e", "hvc1.1.6.L93.B0", "hev1.A4.10000000.H120", ""]

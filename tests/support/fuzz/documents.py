@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
 from cluster.config.camera import CameraEntry
-from cluster.config.privacy import parse_mask
+from cluster.config.polygon import parse_polygon
 from cluster.errors import SightlineError
 from cluster.kubernetes.resource import CameraResource, parse_cameras
 from fuzz.rpc import damaged, text, tree
@@ -129,7 +129,7 @@ class DocumentCases:
     def _mask(self, rng: random.Random) -> object:
         written = tree(rng) if rng.random() < 0.5 else damaged(rng, b"0,0 0.3,0 0.3,0.5").decode("utf-8", "replace")
         try:
-            return parse_mask(written)
+            return parse_polygon(written)
         except ValueError:
             # What the configuration makes a sentence of.
             return None

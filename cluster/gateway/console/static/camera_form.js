@@ -11,7 +11,7 @@ export function entryOf({ source, priority, settings }) {
   const kept = { ...settings };
   delete kept.priority;
   if (priority !== "normal") kept.priority = priority;
-  if (!kept.privacy_masks?.length) delete kept.privacy_masks;
+  for (const key of ["privacy_masks", "zones"]) if (!kept[key]?.length) delete kept[key];
   return { source: source.trim(), settings: kept };
 }
 

@@ -4,7 +4,7 @@ import { cameraPath, get, post, put, remove } from "./api.js";
 import { SourceFields, SourceTest, entryOf } from "./camera_form.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { plural } from "./format.js";
-import { MaskEditor } from "./masks.js";
+import { MASKS, ShapeEditor, ZONES } from "./shapes.js";
 import { Empty, Failure, Icon, Skeleton, StateBadge } from "./parts.js";
 import { idOf } from "./question_id.js";
 import { Questions } from "./questions.js";
@@ -188,7 +188,9 @@ export function SettingsPage({ name }) {
     <section class="card" aria-labelledby="set-questions"><h2 id="set-questions">Questions</h2>
       <${Questions} camera=${name} questions=${draft.settings.questions} onSave=${(questions) => save({ questions })} /></section>
     <section class="card" aria-labelledby="set-masks"><h2 id="set-masks">Privacy masks</h2>
-      <${MaskEditor} camera=${name} masks=${draft.settings.privacy_masks ?? []} onSave=${(masks) => save({ privacy_masks: masks })} /></section>
+      <${ShapeEditor} camera=${name} kind=${MASKS} shapes=${draft.settings.privacy_masks ?? []} onSave=${(masks) => save({ privacy_masks: masks })} /></section>
+    <section class="card" aria-labelledby="set-zones"><h2 id="set-zones">Zones</h2>
+      <${ShapeEditor} camera=${name} kind=${ZONES} shapes=${draft.settings.zones ?? []} onSave=${(zones) => save({ zones })} /></section>
     <section class="card" aria-labelledby="set-source"><h2 id="set-source">Source</h2>
       <form onSubmit=${quietly}>
         <${SourceFields} draft=${draft} onChange=${setDraft} />

@@ -1,4 +1,4 @@
-"""``privacy_masks:`` — parts of a camera's picture that are blacked out before any processing."""
+"""Polygons on a camera's picture: its ``privacy_masks`` and ``zones``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BeforeValidator, WithJsonSchema
 
 MAX_MASKS = 32
+MAX_ZONES = 4
 MAX_POINTS = 256
 
 _RECTANGLE = ("x", "y", "width", "height")
 
 
-def parse_mask(value: object) -> tuple[tuple[float, float], ...]:
+def parse_polygon(value: object) -> tuple[tuple[float, float], ...]:
     """Parse a polygon from ``[[x, y], ...]``, text like ``0,0 0.3,0 0.3,0.5``, or ``{x, y, width, height}``.
 
     Coordinates are shares of the picture's width and height, 0..1 from the top left. Edges may cross.
@@ -24,16 +25,16 @@ def parse_mask(value: object) -> tuple[tuple[float, float], ...]:
     """
     points = _points(value)
     if not 3 <= len(points) <= MAX_POINTS:
-        raise ValueError(f"a privacy mask needs 3 to {MAX_POINTS} points, not {len(points)}")
+        raise ValueError(f"a polygon needs 3 to {MAX_POINTS} points, not {len(points)}")
     for x, y in points:
         if not (0 <= x <= 1 and 0 <= y <= 1):
             raise ValueError(
-                f"the point {x:g},{y:g} of a privacy mask is outside the picture; its coordinates are shares of the "
+                f"the point {x:g},{y:g} of a polygon is outside the picture; its coordinates are shares of the "
                 "width and height, 0..1"
             )
     (x0, y0), *others = points
     if len({_direction(x - x0, y - y0) for x, y in others if (x, y) != (x0, y0)}) < 2:
-        raise ValueError("all points of a privacy mask lie on one line, which covers nothing; name its corners")
+        raise ValueError("all points of a polygon lie on one line, which covers nothing; name its corners")
     return tuple(points)
 
 
@@ -45,7 +46,7 @@ def _points(value: object) -> list[tuple[float, float]]:
     if isinstance(value, Sequence):
         return [_point(part, part) for part in value]
     raise ValueError(
-        f"a privacy mask is a list of points [x, y], text like '0,0 0.3,0 0.3,0.5', or a rectangle "
+        f"a polygon is a list of points [x, y], text like '0,0 0.3,0 0.3,0.5', or a rectangle "
         f"{{x, y, width, height}}, not {value!r}"
     )
 
@@ -53,7 +54,7 @@ def _points(value: object) -> list[tuple[float, float]]:
 def _point(pair: Any, shown: object) -> tuple[float, float]:
     if isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2:
         return _number(pair[0], shown), _number(pair[1], shown)
-    raise ValueError(f"a point of a privacy mask is two numbers x,y, not {shown!r}")
+    raise ValueError(f"a point of a polygon is two numbers x,y, not {shown!r}")
 
 
 def _number(value: object, shown: object) -> float:
@@ -62,16 +63,16 @@ def _number(value: object, shown: object) -> float:
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"a point of a privacy mask is two numbers x,y, not {shown!r}")
+        raise ValueError(f"a point of a polygon is two numbers x,y, not {shown!r}")
     return number
 
 
 def _rectangle(value: Mapping[Any, Any]) -> list[tuple[float, float]]:
     if set(value) != set(_RECTANGLE):
-        raise ValueError(f"a rectangle of a privacy mask has the keys {', '.join(_RECTANGLE)}, not {sorted(value)}")
+        raise ValueError(f"a rectangle has the keys {', '.join(_RECTANGLE)}, not {sorted(value)}")
     x, y, width, height = (_number(value[key], value[key]) for key in _RECTANGLE)
     if width <= 0 or height <= 0:
-        raise ValueError(f"a rectangle of a privacy mask needs a positive width and height, not {width:g} x {height:g}")
+        raise ValueError(f"a rectangle needs a positive width and height, not {width:g} x {height:g}")
     # A sum like 0.7 + 0.3 may exceed 1 by rounding.
     right, bottom = round(x + width, 9), round(y + height, 9)
     return [(x, y), (right, y), (right, bottom), (x, bottom)]
@@ -98,9 +99,9 @@ _BOX = {
     "properties": dict.fromkeys(_RECTANGLE, _NUMBER),
 }
 
-MaskPolygon: TypeAlias = Annotated[
+PicturePolygon: TypeAlias = Annotated[
     tuple[tuple[float, float], ...],
-    BeforeValidator(parse_mask),
+    BeforeValidator(parse_polygon),
     WithJsonSchema({"anyOf": [_POINTS, _BOX, {"type": "string"}]}),
 ]
-"""A privacy mask as its corners."""
+"""A polygon as its corners."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import camera_settings, load_config, parse_camera
-from cluster.config.privacy import parse_mask
+from cluster.config.polygon import parse_polygon
 from cluster.errors import ConfigError
 
 TRIANGLE = ((0.0, 0.0), (0.3, 0.0), (0.3, 0.5))
@@ -18,11 +18,11 @@ QUESTION = {"questions": [{"id": "fence", "text": "Is anyone climbing the fence?
     "written", [TRIANGLE, [[0, 0], [0.3, 0], [0.3, 0.5]], "0,0 0.3,0 0.3,0.5", " 0,0  .3,0 .3,.5 "]
 )
 def test_forms_of_a_polygon(written):
-    assert parse_mask(written) == TRIANGLE
+    assert parse_polygon(written) == TRIANGLE
 
 
 def test_a_rectangle():
-    assert parse_mask({"x": 0.7, "y": 0.1, "width": 0.3, "height": 0.2}) == (
+    assert parse_polygon({"x": 0.7, "y": 0.1, "width": 0.3, "height": 0.2}) == (
         (0.7, 0.1),
         (1.0, 0.1),
         (1.0, 0.3),
@@ -31,7 +31,7 @@ def test_a_rectangle():
 
 
 def test_edges_may_cross():
-    assert len(parse_mask("0,0 1,1 1,0 0,1")) == 4
+    assert len(parse_polygon("0,0 1,1 1,0 0,1")) == 4
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_edges_may_cross():
         ("", "needs 3 to 256 points, not 0"),
         ([], "needs 3 to 256 points, not 0"),
         ([[0, 0]] * 300, "needs 3 to 256 points, not 300"),
-        ("0,0 1.2,0 1,1", "the point 1.2,0 of a privacy mask is outside the picture"),
-        ("0,0 -0.1,0 1,1", "the point -0.1,0 of a privacy mask is outside"),
+        ("0,0 1.2,0 1,1", "the point 1.2,0 of a polygon is outside the picture"),
+        ("0,0 -0.1,0 1,1", "the point -0.1,0 of a polygon is outside"),
         ("0,0 nan,0 1,1", "two numbers x,y, not 'nan,0'"),
         ([[0, 0], [math.nan, 0], [1, 1]], "two numbers x,y"),
         ([[0, 0], [math.inf, 0], [1, 1]], "two numbers x,y"),
@@ -59,9 +59,9 @@ def test_edges_may_cross():
         (7, "is a list of points"),
     ],
 )
-def test_what_is_no_mask(written, sentence):
+def test_what_is_no_polygon(written, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
-        parse_mask(written)
+        parse_polygon(written)
     assert "\n" not in str(caught.value)
 
 
@@ -73,7 +73,7 @@ def test_what_is_no_mask(written, sentence):
 )
 def test_nonsense_is_refused_with_a_sentence(value):
     try:
-        polygon = parse_mask(value)
+        polygon = parse_polygon(value)
     except ValueError:
         return
     assert all(0 <= x <= 1 and 0 <= y <= 1 for x, y in polygon)
@@ -83,9 +83,7 @@ def test_a_camera_has_its_masks():
     config = load_config(None, QUESTION)
     entry = parse_camera("gate", "", (), {"privacy_masks": ["0,0 0.3,0 0.3,0.5"]})
     assert camera_settings(config, entry).privacy_masks == [TRIANGLE]
-    with pytest.raises(
-        ConfigError, match=r"camera gate: privacy_masks\[0\]: a privacy mask needs 3 to 256 points, not 1"
-    ):
+    with pytest.raises(ConfigError, match=r"camera gate: privacy_masks\[0\]: a polygon needs 3 to 256 points, not 1"):
         parse_camera("gate", "", (), {"privacy_masks": ["0,0"]})
     with pytest.raises(ConfigError, match="at most 32"):
         parse_camera("gate", "", (), {"privacy_masks": ["0,0 0.3,0 0.3,0.5"] * 33})
