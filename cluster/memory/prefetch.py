@@ -144,9 +144,9 @@ class Prefetcher:
                 self._expected.update(dict.fromkeys(fetch.wanted, fetch))
             self._start_loads()
 
-    def fetch(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        """The wanted blocks in the order of ``keys``; ``RETRY`` for those that miss the deadline. Other predictions for
-        the same layers are discarded.
+    def fetch(self, keys: Sequence[BlockKey], deadline_s: float | None = None) -> list[Loaded]:
+        """The wanted blocks in the order of ``keys``; ``RETRY`` for those that miss the deadline, which may be given.
+        Other predictions for the same layers are discarded.
 
         Raises:
             RuntimeError: the prefetcher is closed.
@@ -161,7 +161,7 @@ class Prefetcher:
                 self._give_up(key)
             self._start_loads()
             pending = list(dict.fromkeys(sources.values()))
-            until = began + self._deadline_s
+            until = began + (self._deadline_s if deadline_s is None else deadline_s)
             while not self._closed and any(not fetch.over for fetch in pending):
                 left = until - time.perf_counter()
                 if left <= 0:

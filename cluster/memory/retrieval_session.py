@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import TracebackType
@@ -22,6 +22,7 @@ class RetrievedKV:
 
     * ``key``, ``value`` ``[H, m, D]``; keys before rotary
     * ``frame``, ``cell`` ``[H, m]`` int64; ``valid`` ``[H, m]`` bool: False for padding
+    * ``count``: tokens of all heads without padding
     """
 
     key: Tensor
@@ -29,6 +30,7 @@ class RetrievedKV:
     frame: Tensor
     cell: Tensor
     valid: Tensor
+    count: int
 
     @property
     def tokens(self) -> int:
@@ -70,6 +72,7 @@ class RetrievalSession:
         retriever: selects the clusters for a query.
         first_frame: older frames are left out; last_frame: and those after it, if given. Between the two all tokens
             are read, whatever a query selects.
+        before: frames from this number on are left out, if given.
         prefetch: whether :meth:`prefetch` loads anything.
         device, dtype: of the returned tensors.
     """
@@ -81,6 +84,7 @@ class RetrievalSession:
         *,
         first_frame: int = 0,
         last_frame: int | None = None,
+        before: int | None = None,
         prefetch: bool = True,
         deadline_s: float = 2.0,
         device: torch.device | str = "cpu",
@@ -89,6 +93,7 @@ class RetrievalSession:
         self.memory, self.retriever, self._predictor = memory, retriever, retriever.for_prediction()
         self.view = memory.open_view()
         self.first_frame, self.last_frame = max(first_frame, self.view.first_frame), last_frame
+        self.before = before
         self.device, self.dtype = device, dtype
         # Blocks come to the host and are put together there; so are frames that wait.
         self._recent = [
@@ -135,11 +140,25 @@ class RetrievalSession:
     def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
         """KV for the raw query rows ``[H, r, D]`` of a layer, in time order; frames not clustered yet are always
         included."""
+        return self.fetch_each(layer, [query])[0]
+
+    def fetch_each(self, layer: int, queries: Sequence[Tensor], deadline_s: float | None = None) -> list[RetrievedKV]:
+        """:meth:`fetch` for several groups of rows, each of which selects for itself; a block is loaded once for all.
+        ``deadline_s``: longest wait, instead of the session's."""
+        chosen = [self._select(layer, query, self.retriever) for query in queries]
+        keys = [self._keys(layer, each) for each in chosen]
+        flat = [key for group in keys for per_head in group for key in per_head]
+        loaded = iter(self._prefetcher.fetch(flat, deadline_s) if flat else ())
+        return [
+            self._assembled(layer, query, each, of_group, loaded)
+            for query, each, of_group in zip(queries, chosen, keys, strict=True)
+        ]
+
+    def _assembled(
+        self, layer: int, query: Tensor, chosen: list[Tensor], keys: list[list[BlockKey]], loaded: Iterator[Loaded]
+    ) -> RetrievedKV:
+        """One group's KV; its blocks are the next of ``loaded``."""
         heads, _, width = query.shape
-        chosen = self._select(layer, query, self.retriever)
-        keys = self._keys(layer, chosen)
-        flat = [key for per_head in keys for key in per_head]
-        loaded = iter(self._prefetcher.fetch(flat) if flat else ())
         parts = []
         for h in range(heads):
             found = self._usable(layer, h, chosen[h], list(islice(loaded, len(keys[h])))) if chosen else []
@@ -184,7 +203,7 @@ class RetrievalSession:
         blocks = [block for block in found if block is not None]
         stats.clusters += len(blocks)
         stats.bytes += sum(block.nbytes for block in blocks)
-        if self.first_frame or self.last_frame is not None:
+        if self.first_frame or self.last_frame is not None or self.before is not None:
             blocks = [block.select(self._wanted(block)) for block in blocks]
         stats.fetched_tokens += sum(map(len, blocks))
         stats.frames += [block.frame for block in blocks]
@@ -205,6 +224,8 @@ class RetrievalSession:
         wanted = block.frame >= self.first_frame
         if self.last_frame is not None:
             wanted &= block.frame <= self.last_frame
+        if self.before is not None:
+            wanted &= block.frame < self.before
         return wanted.nonzero()[:, 0]
 
     def _waiting(self, layer: int, h: int) -> list[Block]:
@@ -218,7 +239,9 @@ class RetrievalSession:
                 chunk.cell.to(torch.int32),
             )
             for chunk in self._recent
-            if chunk.index >= first and (self.last_frame is None or chunk.index <= self.last_frame)
+            if chunk.index >= first
+            and (self.last_frame is None or chunk.index <= self.last_frame)
+            and (self.before is None or chunk.index < self.before)
         ]
 
     def _side_by_side(self, parts: Sequence[Block]) -> RetrievedKV:
@@ -235,7 +258,8 @@ class RetrievalSession:
             key[h, :count], value[h, :count] = part.key[order].cpu(), part.value[order].cpu()
             frame[h, :count], cell[h, :count] = part.frame[order].long(), part.cell[order].long()
             there[h, :count] = True
-        return RetrievedKV(*(tensor.to(self.device) for tensor in (key, value, frame, cell, there)))
+        key, value, frame, cell, there = (each.to(self.device) for each in (key, value, frame, cell, there))
+        return RetrievedKV(key, value, frame, cell, there, sum(map(len, parts)))
 
 
 def _one(parts: Sequence[Block], width: int, dtype: torch.dtype) -> Block:

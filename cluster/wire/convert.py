@@ -186,6 +186,7 @@ def _json_object(text: str, what: str) -> dict[str, Any]:
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
+    "str | None": (str, type(None)),
     "bool": (bool,),
     "float": (int, float),
     "float | None": (int, float, type(None)),
