@@ -127,6 +127,11 @@ class RetrievalSession:
             self.memory.close_view(self.view, self._gone)
 
     @property
+    def index_device(self) -> torch.device:
+        """Where clusters are selected."""
+        return self.view.heads[0][0].table.device if self.view.heads else torch.device("cpu")
+
+    @property
     def prefetches(self) -> bool:
         """Whether predictions are of use."""
         return self._prefetch and bool(self.view.heads)

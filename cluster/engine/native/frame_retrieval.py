@@ -69,7 +69,10 @@ def plan_with_past(
 
 
 class FramePast:
-    """The past of one window's frames, during its passes; see :class:`~cluster.engine.native.forward.Past`."""
+    """The past of one window's frames, during its passes; see :class:`~cluster.engine.native.forward.Past`.
+
+    ``session``: which reads it.
+    """
 
     def __init__(
         self,
@@ -82,8 +85,8 @@ class FramePast:
     ) -> None:
         self.attended = 0.0
         self._frames = self._read_tokens = self._flops = 0
-        self._model, self._session, self._deadline_s = model, session, deadline_s
-        self._timeline, self._grid = timeline, plan.frames[0].grid
+        self._model, self.session, self._deadline_s = model, session, deadline_s
+        self._timeline, self._grid = timeline.to(model.device), plan.frames[0].grid
         first = plan.frames[0]
         # Of the oldest frame, in the stream's own time.
         self._origin = first.time_s - timeline.length_s, first.slot - timeline.slots
@@ -103,7 +106,7 @@ class FramePast:
     @property
     def reads(self) -> FrameReads:
         """What the frames have read so far."""
-        stats, loads = self._session.stats, self._session.prefetcher.stats
+        stats, loads = self.session.stats, self.session.prefetcher.stats
         return FrameReads(
             frames=self._frames,
             # Waiting frames are held and read.
@@ -119,7 +122,7 @@ class FramePast:
 
     def close(self) -> None:
         """End the loads, and report what was lost to the memory."""
-        self._session.close()
+        self.session.close()
 
     def frame_of(self, slots: IntArray) -> IntArray:
         """Number, in the window, of the frame of each slot."""
@@ -127,14 +130,15 @@ class FramePast:
 
     def place(self, pool: KVPool, table: IntArray, slots: IntArray, row: int, cos: Tensor, sin: Tensor) -> PlacedFrames:
         """See :class:`~cluster.engine.native.forward.Past`."""
-        frames = []
+        frames, first = [], row
         for own in np.split(slots, np.flatnonzero(np.diff(self.frame_of(slots))) + 1):
             rows = slice(row, row + len(own))
             last = torch.from_numpy(own).to(pool.device)[:, None]
             visible = torch.arange(self._system, int(own[-1]) + 1, device=pool.device) <= last
-            frames.append(_FrameRows(rows, visible, cos[rows].float(), sin[rows].float()))
+            frames.append(_FrameRows(rows, visible))
             row += len(own)
-        return PlacedFrames(self, frames, pool.index(table[self._system : int(slots[-1]) + 1]))
+        seen = pool.index(table[self._system : int(slots[-1]) + 1])
+        return PlacedFrames(self, frames, seen, cos[first:row].float(), sin[first:row].float())
 
     def begin(self, layer: int, queries: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Keys, values ``[Hkv, s, d]`` and validity ``[Hkv, s]`` of what lies before the window, for the raw query rows
@@ -148,7 +152,7 @@ class FramePast:
                 self._read_tokens += recalled.count
                 self.attended += recalled.count / len(key) * query.shape[1] / self._group
                 turned = rotate_retrieved(
-                    self._model, self._session.memory, recalled, self._timeline, self._grid, origin=self._origin
+                    self._model, self.session.memory, recalled, self._timeline, self._grid, origin=self._origin
                 )
                 key, value = torch.cat([key, turned], dim=1), torch.cat([value, recalled.value], dim=1)
                 there = torch.cat([there, recalled.valid], dim=1)
@@ -156,58 +160,73 @@ class FramePast:
 
     def _fetched(self, layer: int, queries: Sequence[Tensor]) -> Sequence[RetrievedKV | None]:
         """Of each frame; none where a tier fails: a window does without what a question would fail for."""
-        waited = self._session.prefetcher.stats.waited_s
+        waited = self.session.prefetcher.stats.waited_s
         try:
-            return self._session.fetch_each(layer, queries, max(0.0, self._deadline_s - waited))
+            return self.session.fetch_each(layer, queries, max(0.0, self._deadline_s - waited))
         except Exception:
             if not self._failed:
-                log.exception("frames of camera %r do without a part of their past", self._session.view.stream)
+                log.exception("frames of camera %r do without a part of their past", self.session.view.stream)
             self._failed = True
-            self._session.stats.unavailable += 1
+            self.session.stats.unavailable += 1
             return [None] * len(queries)
+
+    @property
+    def index_device(self) -> torch.device:
+        """Where clusters are selected."""
+        return self.session.index_device
 
     @property
     def predicts(self) -> bool:
         """See :class:`~cluster.engine.native.forward.Past`."""
-        return self._session.prefetches
+        return self.session.prefetches
 
-    def predict(self, layer: int, hidden: Tensor) -> None:
-        """Prefetch what rows ``[r, D]`` of one frame will read in a layer; they lack the MLP before it alone."""
-        query = self._model.raw_query(layer, hidden).transpose(0, 1)
-        by_head = query.reshape(len(query) // self._group, -1, query.shape[2])
-        self._count_scores(layer, [by_head])
+    def predict(self, layer: int, hidden: Tensor, counts: Sequence[int]) -> None:
+        """Prefetch what rows ``[r, D]`` of frames, of which each has so many, will read in a layer; they lack the MLP
+        before it alone."""
+        # One read of all frames by the host.
+        query = self._model.raw_query(layer, hidden).transpose(0, 1).to(self.session.index_device)
+        by_frame = [each.reshape(len(query) // self._group, -1, query.shape[2]) for each in query.split(counts, dim=1)]
+        self._count_scores(layer, by_frame)
         self._flops += self._projection_flops * len(hidden)
-        self._session.prefetch(layer, by_head)
+        for each in by_frame:
+            self.session.prefetch(layer, each)
 
     def _count_scores(self, layer: int, queries: Sequence[Tensor]) -> None:
         """Of each row with the mean key of each cluster."""
-        if self._session.view.heads:
-            clusters = sum(len(head.table) for head in self._session.view.heads[layer])
+        if self.session.view.heads:
+            clusters = sum(len(head.table) for head in self.session.view.heads[layer])
             self._flops += sum(2 * query.shape[1] * query.shape[2] for query in queries) * clusters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FrameRows:
-    """Rows of one frame in a pass, the window's slots that each sees ``[n, s]``, and its rotary ``[n, d]``."""
+    """Rows of one frame in a pass, and the window's slots that each sees ``[n, s]``."""
 
     rows: slice
     visible: Tensor
-    cos: Tensor
-    sin: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedFrames:
-    """Frames of one stream in a pass. ``seen``: the pool's slots of the window, up to the last row."""
+    """Frames of one stream, side by side in a pass.
+
+    * ``seen``: the pool's slots of the window, up to the last row
+    * ``cos, sin`` ``[n, d]`` float32: of their rows
+    """
 
     past: FramePast
     frames: Sequence[_FrameRows]
     seen: Tensor
+    cos: Tensor
+    sin: Tensor
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
         """See :class:`~cluster.engine.native.forward.PastRows`."""
         kv_heads, size = key.shape[1:]
-        raw = [unrotate(query[:, each.rows], each.cos, each.sin).reshape(kv_heads, -1, size) for each in self.frames]
+        rows = slice(self.frames[0].rows.start, self.frames[-1].rows.stop)
+        # One read of all frames by the host.
+        whole = unrotate(query[:, rows], self.cos, self.sin).to(self.past.index_device)
+        raw = [each.reshape(kv_heads, -1, size) for each in whole.split([len(f.visible) for f in self.frames], dim=1)]
         window = gathered(key, self.seen), gathered(value, self.seen)
         for each, (past_key, past_value, there) in zip(self.frames, self.past.begin(layer, raw), strict=True):
             count, slots = each.visible.shape
@@ -224,5 +243,5 @@ class PlacedFrames:
     def predict(self, layer: int, hidden: Tensor) -> None:
         """See :class:`~cluster.engine.native.forward.PastRows`."""
         if self.past.predicts:
-            for each in self.frames:
-                self.past.predict(layer, hidden[each.rows])
+            rows = hidden[self.frames[0].rows.start : self.frames[-1].rows.stop]
+            self.past.predict(layer, rows, [len(each.visible) for each in self.frames])

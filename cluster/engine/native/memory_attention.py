@@ -59,7 +59,7 @@ def ask_context(
         torch.cat([system.v, held_v], dim=2),
         torch.cat([torch.full((len(system),), -1, device=device), *number]),
     )
-    return AskContext(local, len(system), timeline, grid, positions[:, count:], window.next)
+    return AskContext(local, len(system), timeline.to(device), grid, positions[:, count:], window.next)
 
 
 def _timeline(
