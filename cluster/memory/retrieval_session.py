@@ -93,7 +93,9 @@ class RetrievalSession:
         self.memory, self.retriever, self._predictor = memory, retriever, retriever.for_prediction()
         self.view = memory.open_view()
         self.first_frame, self.last_frame = max(first_frame, self.view.first_frame), last_frame
-        self.before = before
+        numbers = self.view.log.numbers
+        # Where it leaves nothing out, blocks need not be looked through.
+        self.before = before if before is not None and numbers and numbers[-1] >= before else None
         self.device, self.dtype = device, dtype
         # Blocks come to the host and are put together there; so are frames that wait.
         self._recent = [

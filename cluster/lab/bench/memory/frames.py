@@ -21,7 +21,7 @@ from cluster.engine.native.plan import Prompt, WindowPlan
 from cluster.engine.window.kv import rotate_wide
 from cluster.engine.window.windowed_engine import WindowStats, WindowWork
 from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.footage import CAMERA, Footage, ListeningBank
+from cluster.lab.bench.memory.footage import Footage, ListeningBank
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve import Retrieved, Retriever
 from cluster.memory.tiers.arena import Arena
