@@ -230,12 +230,13 @@ def _read_past(shape: str, layers: int, cuda: FakeCuda | None = None) -> tuple[i
         frame_retrieval="resv",
         frame_retrieval_options={"deadline_s": 60.0},
     )
-    rig.admit("camera", memory=memory, window_s=WINDOW_S / 2, refresh="none")
+    rig.admit("camera", memory=memory, window_s=4 * STRIDE_S, refresh="none")
     bank = rig.engine.memories
     assert bank is not None
     counted = 0, 0
+    written = True
     for request in rig.requests("camera"):
-        bank.wait_written()
+        written = written and bank.wait_written()
         # The memory's threads wait until the step is counted.
         with bank.get_memory("camera")[0].exclusive:
             if cuda is not None:
@@ -243,11 +244,11 @@ def _read_past(shape: str, layers: int, cuda: FakeCuda | None = None) -> tuple[i
             rig.engine.step([request])
             if cuda is not None:
                 counted = sum(cuda.launches.values()), sum(cuda.reads.values())
-    bank.wait_written()
+    written = written and bank.wait_written()
     [window] = rig.engine.stats.windows
     dropped = bank.get_memory("camera")[0].counts.frames_dropped
-    if not window.reads.clusters or dropped:
-        raise RuntimeError(f"{window.reads.clusters} clusters read by frames, {dropped} frames dropped")
+    if not written or not window.reads.clusters or dropped:
+        raise RuntimeError(f"{window.reads.clusters} clusters read by frames, {dropped} frames dropped, {written=}")
     return counted
 
 

@@ -46,7 +46,7 @@ def measure(footage: Footage) -> Part:
     }
     note = (
         f"per frame that reads; held, read: tokens of a layer and head; recall: of its {TOP} past tokens with the most "
-        f"attention among those clustered; model {footage.args.model}"
+        f"attention among those clustered (raw: before rotary, as clusters are scored); model {footage.args.model}"
     )
     return Part(figures, rows, [note])
 
@@ -83,7 +83,9 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
         "held": held / frames / heads,
         "read": read / frames / heads,
         "read_share": read / held,
+        "clustered_share": statistics.fmean(watched.shares),
         "top_recall": statistics.fmean(watched.recalls),
+        "raw_recall": statistics.fmean(watched.raw_recalls),
         "mass_read": statistics.fmean(watched.masses),
         "ms_without": 1000 * spent["without"] / frames,
         "ms_with": 1000 * spent["with"] / frames,
@@ -115,12 +117,19 @@ class Recorder(Retriever):
 
 
 class WatchedEngine(NativeEngine):
-    """An engine that compares what frames select with what they attend to: per frame, layer and head in ``recalls`` and
-    ``masses`` (share of the attention to clustered tokens that is read)."""
+    """An engine that compares what frames select with what they attend to, per frame, layer and head.
+
+    * ``recalls``: share of the ``TOP`` tokens with the most attention that is read; ``raw_recalls``: with attention of
+      queries and keys before rotary, by which clusters are scored
+    * ``shares``: of the clustered tokens that is read, which is what chance would recall; ``masses``: of the attention
+      to them
+    """
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.recalls: list[float] = []
+        self.raw_recalls: list[float] = []
+        self.shares: list[float] = []
         self.masses: list[float] = []
         # Rotary of every frame, by its time.
         self._rotary: dict[int, tuple[Tensor, Tensor]] = {}
@@ -152,20 +161,32 @@ class WatchedEngine(NativeEngine):
             rows = query.view(len(query), -1, len(cos), query.shape[2])
             rows = rotate_wide(rows, cos, sin).flatten(1, 2)
             for h, (table, chosen) in enumerate(zip(tables, named, strict=True)):
-                keys = self._past_keys(layer, h, len(table.of_token))
-                scores = rows[h].float() @ keys.T / math.sqrt(keys.shape[1])
-                mass = scores.softmax(1).sum(0)
-                best = mass.topk(min(TOP, len(mass))).indices
-                self.recalls.append(float(chosen[best].float().mean()))
+                raw, turned = self._past_keys(layer, h, len(table.of_token))
+                mass = _attention(rows[h], turned)
+                self.recalls.append(_recall(mass, chosen))
+                self.raw_recalls.append(_recall(_attention(query[h], raw), chosen))
+                self.shares.append(float(chosen.float().mean()))
                 self.masses.append(float(mass[chosen].sum() / mass.sum()))
 
-    def _past_keys(self, layer: int, h: int, tokens: int) -> Tensor:
-        """Of the oldest tokens ``[n, D]``, rotated."""
+    def _past_keys(self, layer: int, h: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Of the oldest tokens ``[n, D]``, before rotary and after."""
         assert isinstance(self.memories, ListeningBank)
-        found: list[Tensor] = []
+        raw: list[Tensor] = []
+        turned: list[Tensor] = []
         for chunk in self.memories.chunks:
             if tokens <= 0:
                 break
-            found.append(rotate_wide(chunk.key[layer, h].float(), *self._rotary[chunk.pts]))
+            raw.append(chunk.key[layer, h].float())
+            turned.append(rotate_wide(raw[-1], *self._rotary[chunk.pts]))
             tokens -= chunk.tokens
-        return torch.cat(found)
+        return torch.cat(raw), torch.cat(turned)
+
+
+def _attention(rows: Tensor, keys: Tensor) -> Tensor:
+    """What all rows ``[r, D]`` together give each key ``[n]``."""
+    return (rows.float() @ keys.T / math.sqrt(keys.shape[1])).softmax(1).sum(0)
+
+
+def _recall(mass: Tensor, chosen: Tensor) -> float:
+    """Share of the ``TOP`` heaviest tokens that is chosen."""
+    return float(chosen[mass.topk(min(TOP, len(mass))).indices].float().mean())
