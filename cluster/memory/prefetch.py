@@ -177,8 +177,8 @@ class Prefetcher:
             for key in list(self._expected):
                 self._give_up(key)
 
-    def close(self) -> None:
-        """Discard everything and wait for loads in flight; a hanging one is abandoned. Idempotent."""
+    def close(self, *, wait: bool = True) -> None:
+        """Discard everything and, to ``wait``, let loads in flight end; a hanging one is abandoned. Idempotent."""
         self.discard_predictions()
         with self._lock:
             if not self._closed:
@@ -186,7 +186,8 @@ class Prefetcher:
             self._closed = True
             self._queue.clear()
             self._done.notify_all()
-            self._done.wait_for(lambda: not self._active, _JOIN_S)
+            if wait:
+                self._done.wait_for(lambda: not self._active, _JOIN_S)
 
     def _tell(self) -> None:
         with _totals:

@@ -121,9 +121,9 @@ class RetrievalSession:
     def prefetcher(self) -> Prefetcher:
         return self._prefetcher
 
-    def close(self) -> None:
-        """End the loads and report lost clusters to the memory."""
-        self._prefetcher.close()
+    def close(self, *, wait: bool = True) -> None:
+        """End the loads and report lost clusters to the memory. ``wait``: for loads in flight."""
+        self._prefetcher.close(wait=wait)
         if not self._closed:
             self._closed = True
             self.memory.close_view(self.view, self._gone)

@@ -16,7 +16,7 @@ from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
 from cluster.engine.native.explanations import decode_explanations
 from cluster.engine.native.forward import PassResult
-from cluster.engine.native.frame_retrieval import plan_with_past
+from cluster.engine.native.frame_retrieval import Waited, plan_with_past
 from cluster.engine.native.graphed_decode import GraphedDecode
 from cluster.engine.native.idle_windows import IdleWindows
 from cluster.engine.native.kernels import choose_kernel
@@ -91,6 +91,7 @@ class NativeEngine(WindowedEngine):
         # Windows of the current batch, and the number of batches.
         self._work: Sequence[WindowWork] = ()
         self._batches = 0
+        self._waited = Waited()
         self.memories = memories
         if memories is not None and memories.window is None:
             memories.window = self._saved_window
@@ -228,6 +229,7 @@ class NativeEngine(WindowedEngine):
         self._work = work
         self.idle.busy = {each.request.stream for each in work}
         self._batches += 1
+        self._waited = Waited()
         for each in work:
             each.stream.used = self._batches
         plans: list[WindowPlan] = []
@@ -292,7 +294,7 @@ class NativeEngine(WindowedEngine):
         policy = make_frame_retrieval(stream.spec.memory)
         if policy is None or self.memories is None or name not in self.memories:
             return plan
-        return plan_with_past(self.model, self._system, self.memories.get_memory(name)[0], policy, plan)
+        return plan_with_past(self.model, self._system, self.memories.get_memory(name)[0], policy, plan, self._waited)
 
     def _run(self, plans: Sequence[WindowPlan]) -> list[PassResult]:
         self._system.store(self.pool, plans)

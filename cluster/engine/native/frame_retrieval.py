@@ -34,11 +34,23 @@ from cluster.types import MICROSECONDS
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class Waited:
+    """Seconds that windows which are computed together have waited for blocks."""
+
+    seconds: float = 0.0
+
+
 def plan_with_past(
-    model: VisionLanguageModel, system: SystemPrompt, memory: StreamMemory, policy: FrameRetrieval, plan: WindowPlan
+    model: VisionLanguageModel,
+    system: SystemPrompt,
+    memory: StreamMemory,
+    policy: FrameRetrieval,
+    plan: WindowPlan,
+    waited: Waited,
 ) -> WindowPlan:
     """The plan of a window whose frames read the memory; the same where nothing is before it. To be closed with
-    ``work.past``."""
+    ``work.past``. ``waited``: of the windows that are computed with it."""
     if not len(plan.work.slots):
         return plan
     opened = memory.memory_time(plan.frames[0].pts)
@@ -63,7 +75,7 @@ def plan_with_past(
         frame_s = plan.frames[0].duration / MICROSECONDS
         room = room_before(model, plan.places.next, frame_s, plan.frames[0].grid)
         timeline = Timeline.of(held.numbers, held.times, opened, frame_s=frame_s, room=room)
-        past = FramePast(model, system, session, policy.deadline_s, plan, timeline)
+        past = FramePast(model, system, session, policy.deadline_s, waited, plan, timeline)
         unless_used.pop_all()
     return replace(plan, work=replace(plan.work, past=past))
 
@@ -80,12 +92,14 @@ class FramePast:
         system: SystemPrompt,
         session: RetrievalSession,
         deadline_s: float,
+        waited: Waited,
         plan: WindowPlan,
         timeline: Timeline,
     ) -> None:
         self.attended = 0.0
         self._frames = self._read_tokens = self._flops = 0
-        self._model, self.session, self._deadline_s = model, session, deadline_s
+        self._model, self.session = model, session
+        self._deadline_s, self._waited = deadline_s, waited
         self._timeline, self._grid = timeline.to(model.device), plan.frames[0].grid
         first = plan.frames[0]
         # Of the oldest frame, in the stream's own time.
@@ -122,7 +136,8 @@ class FramePast:
 
     def close(self) -> None:
         """End the loads, and report what was lost to the memory."""
-        self.session.close()
+        # Windows do not wait for a tier that hangs.
+        self.session.close(wait=False)
 
     def frame_of(self, slots: IntArray) -> IntArray:
         """Number, in the window, of the frame of each slot."""
@@ -160,15 +175,18 @@ class FramePast:
 
     def _fetched(self, layer: int, queries: Sequence[Tensor]) -> Sequence[RetrievedKV | None]:
         """Of each frame; none where a tier fails: a window does without what a question would fail for."""
-        waited = self.session.prefetcher.stats.waited_s
+        stats = self.session.prefetcher.stats
+        before = stats.waited_s
         try:
-            return self.session.fetch_each(layer, queries, max(0.0, self._deadline_s - waited))
+            return self.session.fetch_each(layer, queries, max(0.0, self._deadline_s - self._waited.seconds))
         except Exception:
             if not self._failed:
                 log.exception("frames of camera %r do without a part of their past", self.session.view.stream)
             self._failed = True
             self.session.stats.unavailable += 1
             return [None] * len(queries)
+        finally:
+            self._waited.seconds += stats.waited_s - before
 
     @property
     def index_device(self) -> torch.device:
@@ -180,12 +198,14 @@ class FramePast:
         """See :class:`~cluster.engine.native.forward.Past`."""
         return self.session.prefetches
 
-    def predict(self, layer: int, hidden: Tensor, counts: Sequence[int]) -> None:
+    def predict(self, layer: int, hidden: Tensor, counts: list[int]) -> None:
         """Prefetch what rows ``[r, D]`` of frames, of which each has so many, will read in a layer; they lack the MLP
         before it alone."""
         # One read of all frames by the host.
         query = self._model.raw_query(layer, hidden).transpose(0, 1).to(self.session.index_device)
-        by_frame = [each.reshape(len(query) // self._group, -1, query.shape[2]) for each in query.split(counts, dim=1)]
+        by_frame = [
+            each.reshape(len(query) // self._group, -1, query.shape[2]) for each in torch.split(query, counts, dim=1)
+        ]
         self._count_scores(layer, by_frame)
         self._flops += self._projection_flops * len(hidden)
         for each in by_frame:
@@ -226,7 +246,10 @@ class PlacedFrames:
         rows = slice(self.frames[0].rows.start, self.frames[-1].rows.stop)
         # One read of all frames by the host.
         whole = unrotate(query[:, rows], self.cos, self.sin).to(self.past.index_device)
-        raw = [each.reshape(kv_heads, -1, size) for each in whole.split([len(f.visible) for f in self.frames], dim=1)]
+        raw = [
+            each.reshape(kv_heads, -1, size)
+            for each in torch.split(whole, [len(f.visible) for f in self.frames], dim=1)
+        ]
         window = gathered(key, self.seen), gathered(value, self.seen)
         for each, (past_key, past_value, there) in zip(self.frames, self.past.begin(layer, raw), strict=True):
             count, slots = each.visible.shape

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class FrameRetrieval(ABC):
     """How frames read the past.
 
-    * ``deadline_s``: most seconds that a pass waits for the blocks of one camera; later ones are counted and left out
+    * ``deadline_s``: most seconds that windows which are computed together wait for blocks; later ones are counted and
+      left out
     * ``prefetch``: load what a layer will probably read while the layer before computes
 
     Raises:

@@ -220,7 +220,7 @@ def test_the_published_rule_by_hand() -> None:
 
 
 def test_frames_are_timed_with_and_without_their_past(clip: Path, tmp_path: Path) -> None:
-    found = measured(clip, tmp_path, "--part", "frames")
+    found = measured(clip, tmp_path, "--part", "frames", "--seconds", "40")
     [row] = found["rows"]
     assert row["frames"] > 0
     assert row["late"] == 0
@@ -228,6 +228,11 @@ def test_frames_are_timed_with_and_without_their_past(clip: Path, tmp_path: Path
     assert row["read_share"] == pytest.approx(row["read"] / row["held"])
     assert row["time_ratio"] == pytest.approx(row["ms_with"] / row["ms_without"])
     assert found["figures"]["frames_top_recall"] == row["top_recall"]
+
+
+def test_a_clip_in_which_no_frame_reads_a_cluster_says_so(clip: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="street: no frame read a cluster in 12 s; take more --seconds"):
+        measured(clip, tmp_path, "--part", "frames", "--seconds", "12")
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.0])

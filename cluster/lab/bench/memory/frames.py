@@ -20,6 +20,7 @@ from cluster.engine.native.frame_retrieval import FramePast
 from cluster.engine.native.plan import Prompt, WindowPlan
 from cluster.engine.window.kv import rotate_wide
 from cluster.engine.window.windowed_engine import WindowStats, WindowWork
+from cluster.errors import ConfigError
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, ListeningBank
 from cluster.memory.organise.table import ClusterTable
@@ -37,7 +38,11 @@ _ROOM = 2**30
 def measure(footage: Footage) -> Part:
     """Figures ``frames_read_share`` (of the past tokens, waiting ones included), ``frames_top_recall`` (of the ``TOP``
     tokens) and ``frames_time_ratio`` (language model's time of windows that read, over the same without); the worst of
-    the clips."""
+    the clips.
+
+    Raises:
+        ConfigError: a clip is too short for any.
+    """
     rows = [_clip(footage, clip, samples) for clip, samples in footage.samples(footage.args.model)]
     figures = {
         "frames_read_share": max(row["read_share"] for row in rows),
@@ -71,6 +76,8 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
             engine.memories.wait_written()
     watched = engines["seen"]
     assert isinstance(watched, WatchedEngine)
+    if not watched.recalls:
+        raise ConfigError(f"{clip}: no frame read a cluster in {footage.args.seconds:g} s; take more --seconds")
     reading = [place for place, (stats, _) in enumerate(windows["with"]) if stats.reads.frames]
     spent = {name: sum(windows[name][place][1] for place in reading) for name in ("without", "with")}
     reads = [windows["with"][place][0].reads for place in reading]
