@@ -149,6 +149,10 @@ retrievers: Registry[Any] = Registry(
         "wicsum": "cluster.memory.retrieve.wicsum:WiCSum",
     },
 )
+frame_retrievals: Registry[Any] = Registry(
+    "frame retrieval",
+    {"resv": "cluster.memory.frame_retrieval.resv:ReSVFrames"},
+)
 tiers: Registry[Any] = Registry(
     "KV tier",
     {

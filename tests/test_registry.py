@@ -21,6 +21,11 @@ KINDS = {
     "compressors": ("cluster.memory.compress.simple", "Sliding", {"memory": {"compressor": "mine"}}),
     "organisers": ("cluster.memory.organise.frames", "Frames", {"memory": {"organiser": "mine"}}),
     "retrievers": ("cluster.memory.retrieve.top_k", "TopK", {"memory": {"retriever": "mine"}}),
+    "frame_retrievals": (
+        "cluster.memory.frame_retrieval.resv",
+        "ReSVFrames",
+        {"memory": {"frame_retrieval": "mine"}},
+    ),
     "tiers": ("cluster.memory.tiers.arena", "Arena", {"tiers": {"levels": ["mine"]}}),
     "window_orders": ("cluster.replica.window_orders", "Arrival", {"scheduling": {"order": "mine"}}),
     "families": ("cluster.models.internvl", "InternVL", {}),

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from cluster.config.problems import Duration, OneOf, Section, Size
 from cluster.redaction import redact
-from cluster.registry import compressors, organisers, retrievers, tiers
+from cluster.registry import compressors, frame_retrievals, organisers, retrievers, tiers
 from cluster.types import MemorySpec
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
@@ -166,6 +166,13 @@ class MemoryConfig(Section):
     retriever_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the retriever {_OPTIONS}"
     )
+    frame_retrieval: Annotated[str, OneOf(frame_retrievals)] | None = Field(
+        default=_DEFAULTS.frame_retrieval,
+        description="How new frames read the memory while their window is computed: resv (V-Rex); null: not at all.",
+    )
+    frame_retrieval_options: dict[str, Any] = Field(
+        default_factory=dict, description=f"Parameters of the retrieval for frames {_OPTIONS}"
+    )
 
     def spec(self) -> MemorySpec | None:
         """Memory specification for the engine; None where memory is disabled."""
@@ -183,4 +190,6 @@ class MemoryConfig(Section):
             compressor_options=self.compressor_options,
             organiser_options=self.organiser_options,
             retriever_options=self.retriever_options,
+            frame_retrieval=self.frame_retrieval,
+            frame_retrieval_options=self.frame_retrieval_options,
         )

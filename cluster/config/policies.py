@@ -16,9 +16,15 @@ from cluster.config.camera import PruningConfig
 from cluster.config.memory import MemoryConfig
 from cluster.config.problems import Problem, near
 from cluster.errors import ConfigError
-from cluster.registry import compressors, organisers, pruners, retrievers
+from cluster.memory.frame_retrieval import make_frame_retrieval
+from cluster.registry import compressors, frame_retrievals, organisers, pruners, retrievers
 
-MEMORY_POLICIES = {"compressor": compressors, "organiser": organisers, "retriever": retrievers}
+MEMORY_POLICIES = {
+    "compressor": compressors,
+    "organiser": organisers,
+    "retriever": retrievers,
+    "frame_retrieval": frame_retrievals,
+}
 
 
 def pruning_problems(pruning: PruningConfig) -> list[Problem]:
@@ -36,9 +42,26 @@ def memory_problems(memory: MemoryConfig) -> list[Problem]:
     found: list[Problem] = []
     for kind, policies in MEMORY_POLICIES.items():
         name, options = getattr(memory, kind), getattr(memory, f"{kind}_options")
-        if options:
+        if options and name is None:
+            found.append(Problem((f"{kind}_options",), f"are of no policy; name one with {kind}, or leave them out"))
+        elif options:
             found += _memory_option_problems(f"{kind} {name!r}", policies.get(name), f"{kind}_options", options)
-    return found
+    return found or _frame_retrieval_problems(memory)
+
+
+def _frame_retrieval_problems(memory: MemoryConfig) -> list[Problem]:
+    """What frames cannot read: no memory, or one that is grouped otherwise."""
+    if memory.frame_retrieval is None:
+        return []
+    spec = memory.spec()
+    if spec is None:
+        message = f"{memory.frame_retrieval!r} reads a memory, and memory.enabled is off; enable it, or set null"
+        return [Problem(("frame_retrieval",), message)]
+    try:
+        make_frame_retrieval(spec)
+    except ConfigError as error:
+        return [Problem(("frame_retrieval",), str(error))]
+    return []
 
 
 def _memory_option_problems(what: str, policy: type, key: str, options: Mapping[str, Any]) -> list[Problem]:

@@ -22,7 +22,7 @@ from cluster.config.camera import (
 from cluster.config.cluster import ClusterConfig, GatewayConfig, KubernetesConfig, SchedulingConfig, TracingConfig
 from cluster.config.memory import AskingConfig, MemoryConfig, TiersConfig
 from cluster.config.model import ModelConfig, SimulatedConfig, VllmConfig
-from cluster.config.policies import memory_problems, pruning_problems
+from cluster.config.policies import MEMORY_POLICIES, memory_problems, pruning_problems
 from cluster.config.problems import KeyPath, Problem, Section, size_text
 from cluster.config.security import SecurityConfig
 from cluster.errors import ConfigError
@@ -58,6 +58,9 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
     if config.engine == "vllm" and config.model.dtype == "float8":
         message = "float8 is of the native engine; take bfloat16, and quantization: fp8 under vllm.arguments"
         found.append(Problem(("model", "dtype"), message))
+    if config.engine == "vllm" and config.memory.frame_retrieval is not None:
+        message = "vllm keeps no memory that frames could read; take the native engine, or set null"
+        found.append(Problem(("memory", "frame_retrieval"), message))
     gateway = config.gateway
     if gateway.port and gateway.port == gateway.metrics_port:
         found.append(Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}"))
@@ -172,7 +175,7 @@ S = TypeVar("S", bound=Section)
 
 _OPTIONS_OF: Mapping[type[Section], Mapping[str, str]] = {
     PruningConfig: {"policy": "options"},
-    MemoryConfig: {kind: f"{kind}_options" for kind in ("compressor", "organiser", "retriever")},
+    MemoryConfig: {kind: f"{kind}_options" for kind in MEMORY_POLICIES},
 }
 """Section -> key that names a policy -> key with its options."""
 

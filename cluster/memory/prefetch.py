@@ -156,9 +156,9 @@ class Prefetcher:
                 self._expected.update(dict.fromkeys(fetch.wanted, fetch))
             self._start_loads()
 
-    def fetch(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        """The wanted blocks in the order of ``keys``; ``RETRY`` for those that miss the deadline. Other predictions for
-        the same layers are discarded.
+    def fetch(self, keys: Sequence[BlockKey], deadline_s: float | None = None) -> list[Loaded]:
+        """The wanted blocks in the order of ``keys``; ``RETRY`` for those that miss the deadline, which may be given.
+        Other predictions for the same layers are discarded.
 
         Raises:
             RuntimeError: the prefetcher is closed.
@@ -177,7 +177,7 @@ class Prefetcher:
             sources |= self._request([key for key in missing if key not in answers])
             self._start_loads()
             pending = list(dict.fromkeys(sources.values()))
-            until = began + self._deadline_s
+            until = began + (self._deadline_s if deadline_s is None else deadline_s)
             while not self._closed and any(not fetch.over for fetch in pending):
                 left = until - time.perf_counter()
                 if left <= 0:
@@ -193,8 +193,8 @@ class Prefetcher:
             for key in list(self._expected):
                 self._give_up(key)
 
-    def close(self) -> None:
-        """Discard everything and wait for loads in flight; a hanging one is abandoned. Idempotent."""
+    def close(self, *, wait: bool = True) -> None:
+        """Discard everything and, to ``wait``, let loads in flight end; a hanging one is abandoned. Idempotent."""
         self.discard_predictions()
         with self._lock:
             if not self._closed:
@@ -202,7 +202,8 @@ class Prefetcher:
             self._closed = True
             self._queue.clear()
             self._done.notify_all()
-            self._done.wait_for(lambda: not self._active, _JOIN_S)
+            if wait:
+                self._done.wait_for(lambda: not self._active, _JOIN_S)
 
     def _tell(self) -> None:
         with _totals:

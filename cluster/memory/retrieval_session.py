@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from types import TracebackType
 
 import torch
@@ -26,6 +26,7 @@ class RetrievedKV:
 
     * ``key``, ``value`` ``[H, m, D]``; keys before rotary
     * ``frame``, ``cell`` ``[H, m]`` int64; ``valid`` ``[H, m]`` bool: False for padding
+    * ``count``: tokens of all heads without padding
     """
 
     key: Tensor
@@ -33,6 +34,7 @@ class RetrievedKV:
     frame: Tensor
     cell: Tensor
     valid: Tensor
+    count: int
 
     @property
     def tokens(self) -> int:
@@ -74,6 +76,7 @@ class RetrievalSession:
         retriever: selects the clusters for a query.
         first_frame: older frames are left out; last_frame: and those after it, if given. Between the two all tokens
             are read, whatever a query selects.
+        before: frames from this number on are left out, if given.
         prefetch: whether :meth:`prefetch` loads anything.
         device, dtype: of the returned tensors.
     """
@@ -85,6 +88,7 @@ class RetrievalSession:
         *,
         first_frame: int = 0,
         last_frame: int | None = None,
+        before: int | None = None,
         prefetch: bool = True,
         deadline_s: float = 2.0,
         device: torch.device | str = "cpu",
@@ -93,6 +97,9 @@ class RetrievalSession:
         self.memory, self.retriever, self._predictor = memory, retriever, retriever.for_prediction()
         self.view = memory.open_view()
         self.first_frame, self.last_frame = max(first_frame, self.view.first_frame), last_frame
+        numbers = self.view.log.numbers
+        # Where it leaves nothing out, tokens need not be looked through.
+        self.before = before if before is not None and len(numbers) and numbers[-1] >= before else None
         self.device, self.dtype = device, dtype
         # Blocks come to the host and are put together there; so are frames that wait.
         self._recent = [
@@ -121,12 +128,17 @@ class RetrievalSession:
     def prefetcher(self) -> Prefetcher:
         return self._prefetcher
 
-    def close(self) -> None:
-        """End the loads and report lost clusters to the memory."""
-        self._prefetcher.close()
+    def close(self, *, wait: bool = True) -> None:
+        """End the loads and report lost clusters to the memory. ``wait``: for loads in flight."""
+        self._prefetcher.close(wait=wait)
         if not self._closed:
             self._closed = True
             self.memory.close_view(self.view, self._gone)
+
+    @property
+    def index_device(self) -> torch.device:
+        """Where clusters are selected."""
+        return self.view.heads[0][0].table.device if self.view.heads else torch.device("cpu")
 
     @property
     def prefetches(self) -> bool:
@@ -142,9 +154,23 @@ class RetrievalSession:
     def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
         """KV for the raw query rows ``[H, r, D]`` of a layer, in time order; frames not clustered yet are always
         included."""
-        chosen = self._select(layer, query, self.retriever)
-        keys = self._keys(layer, chosen)
-        parts = self._read(layer, chosen, self._prefetcher.fetch(keys)) if keys else []
+        return self.fetch_each(layer, [query])[0]
+
+    def fetch_each(self, layer: int, queries: Sequence[Tensor], deadline_s: float | None = None) -> list[RetrievedKV]:
+        """:meth:`fetch` for several groups of rows, each of which selects for itself; a block is loaded once for all.
+        ``deadline_s``: longest wait, instead of the session's."""
+        chosen = [self._select(layer, query, self.retriever) for query in queries]
+        keys = [self._keys(layer, each) for each in chosen]
+        flat = list(chain(*keys))
+        loaded = iter(self._prefetcher.fetch(flat, deadline_s) if flat else ())
+        return [
+            self._assembled(layer, query, each, list(islice(loaded, len(of_group))))
+            for query, each, of_group in zip(queries, chosen, keys, strict=True)
+        ]
+
+    def _assembled(self, layer: int, query: Tensor, chosen: list[Tensor], loaded: Sequence[Loaded]) -> RetrievedKV:
+        """One group's KV, of the blocks of its clusters."""
+        parts = self._read(layer, chosen, loaded) if loaded else []
         if chosen and self.retriever.representatives:
             parts += [self._representatives(layer, h, clusters) for h, clusters in enumerate(chosen)]
         self.stats.held_tokens += sum(head.tokens for head in self.view.heads[layer]) if chosen else 0
@@ -222,19 +248,25 @@ class RetrievalSession:
 
     def _wanted(self, tokens: _Tokens) -> _Tokens:
         """Those of the frames that are asked about."""
-        if not self.first_frame and self.last_frame is None:
+        if not self.first_frame and self.last_frame is None and self.before is None:
             return tokens
         wanted = tokens.frame >= self.first_frame
         if self.last_frame is not None:
             wanted &= tokens.frame <= self.last_frame
+        if self.before is not None:
+            wanted &= tokens.frame < self.before
         return tokens.select(wanted.nonzero()[:, 0])
+
+    def _is_wanted(self, frame: int) -> bool:
+        late = self.last_frame is not None and frame > self.last_frame
+        return frame >= self.first_frame and not late and (self.before is None or frame < self.before)
 
     def _waiting(self, layer: int) -> list[_Tokens]:
         """Tokens of frames that are not clustered yet; a head may be ahead of others."""
         found = []
         settled = [head.settled for head in self._heads(layer)]
         for chunk in self._recent:
-            if chunk.index < self.first_frame or (self.last_frame is not None and chunk.index > self.last_frame):
+            if not self._is_wanted(chunk.index):
                 continue
             heads, count, width = chunk.key[layer].shape
             head = torch.arange(heads).repeat_interleave(count)
@@ -273,6 +305,7 @@ class RetrievalSession:
             padded(of=[part.frame for part in parts], dtype=torch.int64),
             padded(of=[part.cell for part in parts], dtype=torch.int64),
             (torch.arange(longest) < count[:, None]).to(self.device),
+            len(head),
         )
 
 

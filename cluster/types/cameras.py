@@ -62,6 +62,7 @@ class MemorySpec:
     * ``retention_s``: older frames are deleted; ``None`` keeps them while there is room
     * ``block_frames``: frames that are clustered together; until then they wait unclustered
     * ``compressor``, ``organiser``, ``retriever`` by name, each with its options
+    * ``frame_retrieval``: policy by which new frames read the memory, with its options; ``None``: they do not
     """
 
     compressor: str = "novelty"
@@ -75,6 +76,8 @@ class MemorySpec:
     compressor_options: Mapping[str, Any] = field(default_factory=dict)
     organiser_options: Mapping[str, Any] = field(default_factory=dict)
     retriever_options: Mapping[str, Any] = field(default_factory=dict)
+    frame_retrieval: str | None = None
+    frame_retrieval_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,31 @@ WRONG = {
         "memory: {retriever: wicsum, retriever_options: {ratio: 2}}",
         "1: memory.retriever_options: the ratio of attention to retrieve is between 0 and 1, not 2",
     ),
+    "frames that read clusters nobody makes": (
+        "memory:\n  organiser: frames\n  frame_retrieval: resv",
+        "3: memory.frame_retrieval: frame_retrieval 'resv' reads the hash-bit clusters that the organiser 'resv' "
+        "makes, not 'frames'",
+    ),
+    "frames that read no memory": (
+        QUESTIONS + "memory: {frame_retrieval: resv}\ncameras:\n- name: a\n  memory: {enabled: false}",
+        "memory.frame_retrieval: 'resv' reads a memory, and memory.enabled is off; enable it, or set null",
+    ),
+    "frames that read the memory of an engine without": (
+        "engine: vllm\nmemory: {frame_retrieval: resv}",
+        "2: memory.frame_retrieval: vllm keeps no memory that frames could read",
+    ),
+    "options of no policy": (
+        "memory: {frame_retrieval_options: {ratio: 0.5}}",
+        "1: memory.frame_retrieval_options: are of no policy; name one with frame_retrieval, or leave them out",
+    ),
+    "no share of what frames read": (
+        "memory: {frame_retrieval: resv, frame_retrieval_options: {ratio: 2}}",
+        "1: memory.frame_retrieval_options: the ratio of attention to retrieve is between 0 and 1, not 2",
+    ),
+    "no time for what frames read": (
+        "memory: {frame_retrieval: resv, frame_retrieval_options: {deadline_s: 0}}",
+        "1: memory.frame_retrieval_options: the deadline of retrieval for frames must be positive, not 0 s",
+    ),
     "no size": (
         "memory: {cap: large}",
         "1: memory.cap: must be a number of bytes, or a size like 512KiB, 64MiB",
@@ -179,13 +204,14 @@ def test_a_problem_of_the_global_section_is_told_once(load):
 
 @pytest.mark.parametrize("kind", MEMORY_POLICIES)
 def test_defaults_are_there(kind):
-    assert MemoryConfig.model_fields[kind].default in MEMORY_POLICIES[kind]
+    default = MemoryConfig.model_fields[kind].default
+    assert default in MEMORY_POLICIES[kind] if kind != "frame_retrieval" else default is None
 
 
 def test_names_are_checked_without_torch():
     code = (
         "import sys; from cluster.config import load_config\n"
-        "load_config(None, {'memory': {'compressor': 'cords', 'organiser': 'resv', 'retriever': 'wicsum'}})\n"
+        "load_config(None, {'memory': {'compressor': 'cords', 'frame_retrieval': 'resv', 'retriever': 'wicsum'}})\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -3,13 +3,26 @@ slots."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVPool
+
+
+class PastRows(Protocol):
+    """Rows of a pass that also attend to what they retrieve of their camera's past."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
+        """Write their attention into ``out [n, H, d]``; ``query [H, n, d]``: of all rows of the pass; ``key, value``:
+        see :meth:`Kernel.attend`."""
+
+    def predict(self, layer: int, hidden: Tensor) -> None:
+        """Prefetch what they will retrieve in a layer; ``hidden [n, D]``: of all rows, behind the attention of the
+        layer before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +33,7 @@ class RaggedAttention:
     * ``prepared``: of ``kernel``
     * ``watched`` ``[w]`` int64: rows whose queries are kept in ``queries``, layer by layer, ``[Hkv, G, w, d]``: the
       query heads that share a key head side by side; ``None`` for none
+    * ``past``: rows that ``kernel`` does not compute; ``others`` ``[o]`` int64: those that it does, ``None`` for all
     """
 
     pool: KVPool
@@ -28,6 +42,8 @@ class RaggedAttention:
     prepared: Any
     watched: Tensor | None = None
     queries: list[Tensor] = field(default_factory=list)
+    past: Sequence[PastRows] = ()
+    others: Tensor | None = None
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """``query [n, H, d]``, ``key, value [n, Hkv, d]``, all after rotary -> ``[n, H, d]``."""
@@ -38,4 +54,17 @@ class RaggedAttention:
         if self.watched is not None:
             seen = query.index_select(1, self.watched)
             self.queries.append(seen.view(key.shape[1], -1, *seen.shape[1:]))
-        return self.kernel.attend(self.prepared, query, stored_k, stored_v, scale)
+        if self.others is None:
+            return self.kernel.attend(self.prepared, query, stored_k, stored_v, scale)
+        out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+        if len(self.others):
+            rows = query.index_select(1, self.others)
+            out.index_copy_(0, self.others, self.kernel.attend(self.prepared, rows, stored_k, stored_v, scale))
+        for each in self.past:
+            each.attend(layer, query, stored_k, stored_v, scale, out)
+        return out
+
+    def predict(self, layer: int, hidden: Tensor) -> None:
+        """Prefetch what the rows will retrieve in a layer."""
+        for each in self.past:
+            each.predict(layer, hidden)

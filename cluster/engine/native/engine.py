@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,17 +17,20 @@ from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
 from cluster.engine.native.explanations import decode_explanations
 from cluster.engine.native.forward import PassResult
+from cluster.engine.native.frame_retrieval import Waited, plan_with_past
 from cluster.engine.native.graphed_decode import GraphedDecode
 from cluster.engine.native.idle_windows import IdleWindows
 from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
+from cluster.engine.native.stopwatch import Stopwatch
 from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, free_bytes
 from cluster.engine.window.score import end_token_ids, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
 from cluster.errors import CapacityError, DeviceError, NotReadyError
 from cluster.memory.bank import MemoryBank, Window
+from cluster.memory.frame_retrieval import make_frame_retrieval
 from cluster.memory.head_memory import KVSink
 from cluster.memory.tiered_heads import MemoryShape
 from cluster.models.base import VisionLanguageModel
@@ -98,6 +98,7 @@ class NativeEngine(WindowedEngine):
         # Windows of the current batch, and the number of batches.
         self._work: Sequence[WindowWork] = ()
         self._batches = 0
+        self._waited = Waited()
         self.memories = memories
         if memories is not None and memories.window is None:
             memories.window = self._saved_window
@@ -119,6 +120,10 @@ class NativeEngine(WindowedEngine):
     @property
     def index_bytes(self) -> float:
         return math.inf if self.memories is None else float(self._index_bytes)
+
+    @property
+    def remembers(self) -> bool:
+        return self.memories is not None
 
     def prepare(self, spec: StreamSpec) -> None:
         if self.memories is not None:
@@ -185,7 +190,7 @@ class NativeEngine(WindowedEngine):
             raise DeviceError(f"the GPU failed, and is lost to this process: {error}") from error
 
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
-        clock = _Stopwatch(self.model.device)
+        clock = Stopwatch(self.model.device)
         self._encode(work)
         clock.lap()
         try:
@@ -235,6 +240,7 @@ class NativeEngine(WindowedEngine):
         self._work = work
         self.idle.busy = {each.request.stream for each in work}
         self._batches += 1
+        self._waited = Waited()
         for each in work:
             each.stream.used = self._batches
         plans: list[WindowPlan] = []
@@ -248,6 +254,9 @@ class NativeEngine(WindowedEngine):
         finally:
             self._work = ()
             self.idle.busy = frozenset()
+            for planned in plans:
+                if planned.work.past is not None:
+                    planned.work.past.close()
             for each in work:
                 each.stream.discard_unfinished()
 
@@ -280,16 +289,23 @@ class NativeEngine(WindowedEngine):
                 query=plan.query,
                 encoded=each.encoded + progress.encoded,
             )
-            done.append(ComputedWindow(tokens, scores[i], texts[i], progress.rows, progress.attended, decoded[i]))
+            given = (progress.rows, progress.attended, decoded[i], progress.reads)
+            done.append(ComputedWindow(tokens, scores[i], texts[i], *given))
         return done
 
     def _plan(self, each: WindowWork) -> WindowPlan:
         self.idle.loads += each.stream.kv.on_host
         prompts = [self._prompt(question) for question in each.stream.spec.questions]
         watch = self.memories is not None and self.memories.wants_queries(each.request.stream)
-        return plan_window(
-            self.model, self.pool, self._system, each.stream, each.request, each.frames, prompts, watch=watch
-        )
+        return self._plan_rows(each, prompts, watch=watch)
+
+    def _plan_rows(self, each: WindowWork, prompts: Sequence[Prompt], *, watch: bool = False) -> WindowPlan:
+        name, stream = each.request.stream, each.stream
+        plan = plan_window(self.model, self.pool, self._system, stream, each.request, each.frames, prompts, watch=watch)
+        policy = make_frame_retrieval(stream.spec.memory)
+        if policy is None or self.memories is None or name not in self.memories:
+            return plan
+        return plan_with_past(self.model, self._system, self.memories.get_memory(name)[0], policy, plan, self._waited)
 
     def _run(self, plans: Sequence[WindowPlan]) -> list[PassResult]:
         self._system.store(self.pool, plans)
@@ -344,7 +360,7 @@ class NativeEngine(WindowedEngine):
         return True
 
     def _plan_ahead(self, each: WindowWork) -> WindowPlan:
-        return plan_window(self.model, self.pool, self._system, each.stream, each.request, each.frames, ())
+        return self._plan_rows(each, ())
 
     def _work_ahead(self) -> list[WindowWork]:
         """Frames to encode and prefill of streams with enough of them, of the window that ends soonest first."""
@@ -427,28 +443,3 @@ class NativeEngine(WindowedEngine):
     def _make_prompt(self, question: Question) -> Prompt:
         ids = torch.tensor(self.model.question_ids(question.text), dtype=torch.int64)
         return Prompt(question, self.model.embed(ids), self.max_new_tokens if question.explain else 0)
-
-
-class _Stopwatch:
-    """Seconds between laps; on a GPU measured by events in its queue, without waiting."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events = device.type == "cuda" and torch.cuda.is_available()
-        self._laps: list[Any] = []
-        self.lap()
-
-    def lap(self) -> None:
-        if self._events:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._laps.append(event)
-        else:
-            self._laps.append(time.perf_counter())
-
-    def stop(self) -> tuple[float, ...]:
-        """End the last lap; seconds of each."""
-        self.lap()
-        if not self._events:
-            return tuple(after - before for before, after in pairwise(self._laps))
-        self._laps[-1].synchronize()
-        return tuple(before.elapsed_time(after) / 1000 for before, after in pairwise(self._laps))

@@ -4,19 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.native.attention import RaggedAttention
+from cluster.engine.native.attention import PastRows, RaggedAttention
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVPool, unrotate
 from cluster.engine.window.planner import BoolArray, IntArray, Run, causal_runs
 from cluster.engine.window.refresh.base import KVChange, Narrowing
+from cluster.memory.frame_retrieval import FrameReads
 from cluster.models.base import VisionLanguageModel
 from cluster.models.decoder_layer import layer_rotary
+
+
+class Past(Protocol):
+    """What the frames of a window retrieve of their camera's past.
+
+    ``reads``: so far; ``attended``: pairs of a row and a retrieved token, averaged over heads, summed over layers.
+    """
+
+    @property
+    def reads(self) -> FrameReads: ...
+
+    attended: float
+
+    def frame_of(self, slots: IntArray) -> IntArray:
+        """Number, in the window, of the frame of each slot."""
+
+    def place(self, pool: KVPool, table: IntArray, slots: IntArray, row: int, cos: Tensor, sin: Tensor) -> PastRows:
+        """These slots of the window (see :class:`StreamPass`) as rows of a pass from ``row`` on; ``cos, sin [n, d]``:
+        of all its rows."""
+
+    def close(self) -> None:
+        """End the loads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +54,7 @@ class StreamPass:
     * ``embeds`` ``[v + m, W]``, ``positions`` ``[3, v + m]`` int64 in the stream's own time, on the host
     * ``narrowing`` may drop, between layers, rows among ``narrowable`` (ascending indices into ``slots``)
     * ``watched``: indices into ``tail_slots`` of rows whose raw queries are wanted
+    * ``past``: what window rows retrieve; ``None``: they see the window alone
     """
 
     pool: KVPool
@@ -42,6 +67,7 @@ class StreamPass:
     narrowing: Narrowing | None = None
     narrowable: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     watched: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    past: Past | None = None
 
 
 @dataclass(slots=True)
@@ -53,7 +79,7 @@ class PassStats:
     attended: int = 0
     narrowable_rows: int = 0
 
-    def mean(self, total: int) -> float:
+    def mean(self, total: float) -> float:
         return total / self.layers if self.layers else 0.0
 
 
@@ -87,9 +113,14 @@ class _Rows:
         return len(self.slots) + len(self.stream.tail_slots)
 
     def _place(self) -> None:
-        tail = (run.moved(len(self.slots)) for run in self.stream.tail_runs)
-        self.runs = [*causal_runs(self.slots), *tail]
-        self.attended = sum(run.attended for run in self.runs)
+        window, tail = causal_runs(self.slots), self.stream.tail_runs
+        self.attended = sum(run.attended for run in (*window, *tail))
+        # Rows that are not the kernel's come first.
+        self.apart = len(self.slots) if self.stream.past is not None else 0
+        if self.apart:
+            self.runs = list(tail)
+        else:
+            self.runs = [*window, *(run.moved(len(self.slots)) for run in tail)]
 
     def pool_slots(self) -> IntArray:
         """The pool's slot of each row."""
@@ -123,7 +154,7 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     embeds = torch.cat([stream.embeds for stream in streams])
     hidden = embeds[:, : model.text_config.hidden_size]
     cos, sin = (part.to(hidden.dtype) for part in model.rotary(torch.cat([each.positions for each in streams], dim=1)))
-    ragged, rotary = _attention(rows, hidden, kernel), layer_rotary(cos, sin)
+    ragged, rotary = _attention(rows, hidden, kernel, cos, sin), layer_rotary(cos, sin)
     layers = len(model.layers)
     for index in range(layers):
         if not len(hidden):
@@ -133,7 +164,8 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
             continue
         narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, layers - 1)]
         before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
-        hidden = model.run_layer(index, hidden, embeds, rotary, ragged)
+        predict = partial(ragged.predict, index + 1) if ragged.past and index < layers - 1 else None
+        hidden = model.run_layer(index, hidden, embeds, rotary, ragged, predict)
         for each in rows:
             each.count_layer()
         if narrowing:
@@ -147,7 +179,7 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
             hidden, embeds = hidden.index_select(0, kept), embeds.index_select(0, kept)
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
             if len(kept):
-                ragged, rotary = _attention(rows, hidden, kernel), layer_rotary(cos, sin)
+                ragged, rotary = _attention(rows, hidden, kernel, cos, sin), layer_rotary(cos, sin)
     _hand_out(rows, ragged, cos, sin)
     results: list[PassResult] = []
     end = 0
@@ -158,15 +190,22 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     return results
 
 
-def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any]) -> RaggedAttention:
+def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Tensor, sin: Tensor) -> RaggedAttention:
+    pool = rows[0].stream.pool
     runs: list[list[Run]] = []
     watched: list[IntArray] = []
-    first = 0
+    others: list[IntArray] = []
+    past: list[PastRows] = []
+    # Rows before, of all and of the kernel's.
+    first = inner = 0
     for each in rows:
-        runs.append([run.moved(first) for run in each.runs])
+        runs.append([run.moved(inner) for run in each.runs])
         watched.append(each.watched() + first)
+        others.append(np.arange(first + each.apart, first + len(each)))
+        if each.stream.past is not None and each.apart:
+            past.append(each.stream.past.place(pool, each.stream.table, each.slots, first, cos, sin))
         first += len(each)
-    pool = rows[0].stream.pool
+        inner += len(each) - each.apart
     prepared = kernel.prepare([each.stream.table for each in rows], runs, like)
     wanted = np.concatenate(watched)
     return RaggedAttention(
@@ -175,6 +214,8 @@ def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any]) -> Ragg
         kernel,
         prepared,
         pool.index(wanted) if len(wanted) else None,
+        past=past,
+        others=pool.index(np.concatenate(others)) if past else None,
     )
 
 

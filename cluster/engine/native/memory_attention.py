@@ -59,7 +59,7 @@ def ask_context(
         torch.cat([system.v, held_v], dim=2),
         torch.cat([torch.full((len(system),), -1, device=device), *number]),
     )
-    return AskContext(local, len(system), timeline, grid, positions[:, count:], window.next)
+    return AskContext(local, len(system), timeline.to(device), grid, positions[:, count:], window.next)
 
 
 def _timeline(
@@ -231,27 +231,22 @@ class MemoryAttention:
         if self._retrieval is None:
             return local.key[layer], local.value[layer], there, local.frame.expand(heads, -1)
         recalled = self._retrieval.fetch(layer, query)
-        turned = self._rotate_retrieved(recalled, self._retrieval) if recalled.tokens else recalled.key
+        around, turned = self._around, recalled.key
+        if recalled.tokens:
+            turned = rotate_retrieved(
+                self._model,
+                self._retrieval.memory,
+                recalled,
+                around.timeline,
+                around.grid,
+                first_position=around.first_position,
+            )
         return (
             torch.cat([local.key[layer], turned.to(local.key.dtype)], dim=1),
             torch.cat([local.value[layer], recalled.value], dim=1),
             torch.cat([there, recalled.valid], dim=1),
             torch.cat([local.frame.expand(heads, -1), recalled.frame], dim=1),
         )
-
-    def _rotate_retrieved(self, recalled: RetrievedKV, retrieval: RetrievalSession) -> Tensor:
-        memory = retrieval.memory
-        heads, count, size = recalled.key.shape
-        around = self._around
-        frame = torch.where(recalled.valid, recalled.frame, recalled.frame.amax()).flatten()
-        time_s, slot = around.timeline.places(frame)
-        row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
-        text = row >= memory.rows
-        column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
-        cells = torch.stack([torch.where(text, -1, row), column], dim=1)
-        positions = self._model.token_positions(around.first_position, time_s, slot, cells, around.grid)
-        cos, sin = (part.to(recalled.key.dtype).view(heads, count, size) for part in self._model.rotary(positions))
-        return rotate(recalled.key, cos, sin, torch.empty_like(recalled.key))
 
     def _add_mass(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
         """Accumulate the last row's attention per frame; ``query [Hkv, G, d]``."""
@@ -268,3 +263,27 @@ class MemoryAttention:
         numbers, index = torch.unique(frame, return_inverse=True)
         totals = mass.new_zeros(len(numbers)).index_add_(0, index, mass)
         return numbers[numbers != -1], totals[numbers != -1]
+
+
+def rotate_retrieved(
+    model: VisionLanguageModel,
+    memory: StreamMemory,
+    recalled: RetrievedKV,
+    timeline: Timeline,
+    grid: PatchGrid,
+    *,
+    first_position: int = 0,
+    origin: tuple[float, int] = (0.0, 0),
+) -> Tensor:
+    """Retrieved keys ``[H, m, D]``, rotated to the places of their frames. ``origin``: seconds and slots of the
+    timeline's beginning, counted from ``first_position``."""
+    heads, count, size = recalled.key.shape
+    frame = torch.where(recalled.valid, recalled.frame, recalled.frame.amax()).flatten()
+    time_s, slot = timeline.places(frame)
+    row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
+    text = row >= memory.rows
+    column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
+    cells = torch.stack([torch.where(text, -1, row), column], dim=1)
+    positions = model.token_positions(first_position, time_s + origin[0], slot + origin[1], cells, grid)
+    cos, sin = (part.to(recalled.key.dtype).view(heads, count, size) for part in model.rotary(positions))
+    return rotate(recalled.key, cos, sin, torch.empty_like(recalled.key))

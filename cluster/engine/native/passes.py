@@ -62,6 +62,11 @@ def _pieces(work: StreamPass, rows: int) -> list[StreamPass]:
     if work.narrowing is not None or count < 2:
         return [work]
     cuts = [len(work.slots) * i // count for i in range(count + 1)]
+    if work.past is not None:
+        # A frame retrieves once: its rows stay together.
+        borders = np.flatnonzero(np.diff(work.past.frame_of(work.slots))) + 1
+        borders = np.concatenate(([0], borders, [len(work.slots)]))
+        cuts = np.unique(borders[np.searchsorted(borders, cuts)]).tolist()
     nothing = np.zeros(0, np.int64)
     pieces = []
     for start, stop in pairwise(cuts):

@@ -190,6 +190,9 @@ def commit_plan(plan: WindowPlan, result: PassResult) -> WindowProgress:
     progress.refreshed += stats.mean(stats.narrowable_rows)
     progress.rows += stats.mean(stats.rows)
     progress.attended += stats.mean(stats.attended)
+    if plan.work.past is not None:
+        progress.attended += stats.mean(plan.work.past.attended)
+        progress.reads.add(plan.work.past.reads)
     stream.progress = progress
     return progress
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -67,9 +67,12 @@ class Timeline:
         return cls(torch.from_numpy(np.array(number)), placed[:-1], slot[:-1], float(placed[-1]), int(slot[-1]))
 
     def places(self, frame: Tensor) -> tuple[Tensor, Tensor]:
-        """``time_s`` and ``slot`` of the frames with these numbers."""
-        index = torch.searchsorted(self.number, frame.cpu().contiguous())
-        return self.time_s[index].to(frame.device), self.slot[index].to(frame.device)
+        """``time_s`` and ``slot`` of the frames with these numbers, which are on the timeline's device."""
+        index = torch.searchsorted(self.number, frame.contiguous())
+        return self.time_s[index], self.slot[index]
+
+    def to(self, device: torch.device) -> Timeline:
+        return replace(self, number=self.number.to(device), time_s=self.time_s.to(device), slot=self.slot.to(device))
 
 
 def shorten_gaps(gap: Tensor, room: float) -> Tensor:

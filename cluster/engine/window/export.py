@@ -22,6 +22,7 @@ from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, StreamFrame, WindowProgress, encoded_tokens
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
+from cluster.memory.frame_retrieval import FrameReads
 from cluster.memory.manifest import read_header
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Answer, PatchGrid, Question, StreamSpec, Timing, TokenCount
@@ -125,7 +126,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
             epoch=header["epoch"],
             seen=header["seen"],
             counters=StreamCounters(**header["counters"]),
-            progress=None if header["progress"] is None else WindowProgress(**header["progress"]),
+            progress=_progress(header["progress"]),
         )
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ModelError(f"{spec.stream}: this state is damaged: {error}") from error
@@ -182,6 +183,10 @@ def _fill(kv: StreamKV, tensors: dict[str, Tensor], tokens: int) -> None:
     index = kv.pool.index(kv.slots)
     for pool, part in ((kv.pool.k, tensors["k"]), (kv.pool.v, tensors["v"])):
         pool.index_copy_(1, index, part.to(kv.pool.device).transpose(1, 2))
+
+
+def _progress(meta: dict[str, Any] | None) -> WindowProgress | None:
+    return None if meta is None else WindowProgress(**{**meta, "reads": FrameReads(**meta["reads"])})
 
 
 def _last(meta: dict[str, Any] | None) -> LastWindow | None:

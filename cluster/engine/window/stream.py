@@ -12,6 +12,7 @@ from cluster.engine.base import WindowRequest
 from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.planner import BoolArray, IntArray
 from cluster.engine.window.windows import WindowClock, WindowSpan, covered_until, opening_index, window_time
+from cluster.memory.frame_retrieval import FrameReads
 from cluster.memory.head_memory import KVChunk, KVSink
 from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
 from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
@@ -114,7 +115,7 @@ class WindowProgress:
 
     * ``window``: its number; ``opening``: pts of its first frame
     * ``overlap``: tokens that had KV from earlier windows; ``refreshed``: of them, averaged over layers
-    * ``encoded``, ``tower_flops``, ``rows``, ``attended``: as in ``WindowStats``
+    * ``encoded``, ``tower_flops``, ``rows``, ``attended``, ``reads``: as in ``WindowStats``
     """
 
     window: int
@@ -125,6 +126,7 @@ class WindowProgress:
     tower_flops: int = 0
     rows: float = 0.0
     attended: float = 0.0
+    reads: FrameReads = field(default_factory=FrameReads)
 
 
 @dataclass(slots=True)

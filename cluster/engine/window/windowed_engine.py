@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -21,7 +21,8 @@ from cluster.engine.window.encode import encode_pending
 from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.stream import LastWindow, Stream, StreamFrame, encoded_tokens
 from cluster.engine.window.windows import FIRST_WINDOWS, WindowClock, WindowSpan
-from cluster.errors import ModelError, NotReadyError
+from cluster.errors import ConfigError, ModelError, NotReadyError
+from cluster.memory.frame_retrieval import FrameReads, make_frame_retrieval
 from cluster.memory.head_memory import KVSink
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
@@ -48,7 +49,7 @@ class WindowStats:
 
     ``computed``: rows through the language model, and ``attended``: pairs of a row and a slot it saw, both averaged
     over layers (a policy that narrows computes fewer in deeper ones). ``decoded``: tokens of explanations run after
-    that, not in ``llm_flops``.
+    that, not in ``llm_flops``. ``reads``: what its frames read of the past; ``attended`` has it.
     """
 
     stream: str
@@ -60,6 +61,7 @@ class WindowStats:
     tower_flops: int
     llm_flops: int
     decoded: int
+    reads: FrameReads
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class ComputedWindow:
     """Result of one :class:`WindowWork`.
 
     * ``scores``, ``texts``: by question; a text is ``None`` where no explanation was asked for
-    * ``rows``, ``attended``, ``decoded``: ``computed`` and the rest of :class:`WindowStats`
+    * ``rows``, ``attended``, ``decoded``, ``reads``: ``computed`` and the rest of :class:`WindowStats`
     """
 
     tokens: TokenCount
@@ -104,6 +106,7 @@ class ComputedWindow:
     rows: float
     attended: float
     decoded: int = 0
+    reads: FrameReads = field(default_factory=FrameReads)
 
 
 class WindowedEngine(ABC):
@@ -141,8 +144,15 @@ class WindowedEngine(ABC):
         """Create the KV of a stream."""
         return StreamKV(None)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether it keeps memories."""
+        return False
+
     def _check(self, spec: StreamSpec) -> None:
         check_spec(spec, self.model)
+        if make_frame_retrieval(spec.memory) is not None and not self.remembers:
+            raise ConfigError(f"{spec.stream}: frame_retrieval reads a memory, and this engine keeps none")
 
     # -- streams --------------------------------------------------------------------------------------
     @property
@@ -318,8 +328,9 @@ class WindowedEngine(ABC):
             computed=done.rows,
             attended=done.attended,
             tower_flops=each.tower_flops,
-            llm_flops=self.model.llm_flops(round(done.rows), round(done.attended)),
+            llm_flops=self.model.llm_flops(round(done.rows), round(done.attended)) + done.reads.flops,
             decoded=done.decoded,
+            reads=done.reads,
         )
 
     def _full(self, frames: Sequence[StreamFrame]) -> int:

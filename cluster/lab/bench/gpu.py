@@ -67,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Figures ``device_faults``, ``syncs_per_step``, ``launches_per_layer_64_over_1``, ``launches_tower_64_over_1``,
-    ``keys_copied``, ``bytes_per_stream`` (in the pool), ``bytes_per_idle_stream`` (where windows wait in host memory
+    ``keys_copied``, ``launches_per_layer_past`` and ``reads_per_layer_past`` (of a stride's frames that read the past;
+    reads by the host), ``bytes_per_stream`` (in the pool), ``bytes_per_idle_stream`` (where windows wait in host memory
     between strides), ``host_loads_hidden`` (share of their loads that began before the step that needs them was
     planned) and ``host_ms_per_window``, each the worst of the shapes; and ``gpu_frontend_equal`` and
     ``predicted_streams_h100`` (and ``_fp8``) of Qwen2.5-VL-7B, the worst of the clips."""
@@ -214,6 +215,43 @@ def _ask(shape: str, layers: int) -> None:
         pass
 
 
+def _read_past(shape: str, layers: int, cuda: FakeCuda | None = None) -> tuple[int, int]:
+    """New frames read what left their window. Launches of the last window, and how often the host waited for data.
+
+    Raises:
+        RuntimeError: they read no cluster.
+    """
+    rig = Rig.of(shape, layers, memory=True)
+    # What the host sees of keys is noise: one cluster takes all of them.
+    memory = MemorySpec(
+        organiser_options={"threshold": 32},
+        cap_bytes=2**28,
+        block_frames=4,
+        frame_retrieval="resv",
+        frame_retrieval_options={"deadline_s": 60.0},
+    )
+    rig.admit("camera", memory=memory, window_s=4 * STRIDE_S, refresh="none")
+    bank = rig.engine.memories
+    assert bank is not None
+    counted = 0, 0
+    written = True
+    for request in rig.requests("camera"):
+        written = written and bank.wait_written()
+        # The memory's threads wait until the step is counted.
+        with bank.get_memory("camera")[0].exclusive:
+            if cuda is not None:
+                cuda.reset()
+            rig.engine.step([request])
+            if cuda is not None:
+                counted = sum(cuda.launches.values()), sum(cuda.reads.values())
+    written = written and bank.wait_written()
+    [window] = rig.engine.stats.windows
+    dropped = bank.get_memory("camera")[0].counts.frames_dropped
+    if not written or not window.reads.clusters or dropped:
+        raise RuntimeError(f"{window.reads.clusters} clusters read by frames, {dropped} frames dropped, {written=}")
+    return counted
+
+
 def _move(shape: str, layers: int) -> None:
     rig = Rig.of(shape, layers)
     rig.drive()
@@ -261,6 +299,7 @@ SCENARIOS: dict[str, Callable[[str, int], Any]] = {
     "explain, captured": _explain_captured,
     "memory": _remember,
     "ask": _ask,
+    "frames read the past": _read_past,
     "export, import": _move,
     "host memory": _host_memory,
     "idle windows": _idle_windows,
@@ -306,6 +345,10 @@ def _counts(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
         if depth == layers:
             found["syncs_per_step"] = max(found.get("syncs_per_step", 0.0), float(cuda.syncs))
             found["bytes_per_stream"] = float(max(map(rig.engine.device_bytes, names)))
+    # Of a stride's frames that all read the past.
+    counted = zip(_read_past(shape, layers, cuda), _read_past(shape, layers // 2, cuda), strict=True)
+    per_layer = [(whole - half) / (layers - layers // 2) for whole, half in counted]
+    found["launches_per_layer_past"], found["reads_per_layer_past"] = per_layer
     idle = _idle_windows(shape, layers).engine
     found["bytes_per_idle_stream"] = float(max(map(idle.device_bytes, ("camera", "other"))))
     found["host_loads_shown"] = 1.0 - idle.idle.loads_ahead / max(1, idle.idle.loads)

@@ -15,17 +15,22 @@ import torch
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import against_goals, main
 from cluster.lab.bench.memory import GOALS, PARTS, evidence
-from cluster.lab.bench.memory.footage import Listener, made_chunks
+from cluster.lab.bench.memory.footage import Listener, ListeningBank, made_chunks
+from cluster.lab.bench.memory.frames import WatchedEngine
 from cluster.lab.bench.memory.objects import COMPARED, object_cells
 from cluster.lab.bench.memory.rekv import published_frames
+from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import TrueObject, TrueSample
 from cluster.memory.organise.table import ClusterTable, NewTokens
 from cluster.memory.retrieve import Retriever
 from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.retrieve.top_k import TopK
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.models import load_model
 from cluster.registry import compressors, organisers, retrievers
-from cluster.types import MemorySpec
+from cluster.types import MemorySpec, Question, StreamSpec
 
 OPTIONS = ["--model", "demo-qwen2_5_vl", "--bench-model", "demo-qwen2_5_vl", "--window", "4", "--stride", "2"]
 OPTIONS += ["--threads", "1", "--repeats", "1"]
@@ -210,6 +215,42 @@ def test_the_published_rule_by_hand() -> None:
     assert published_frames(query, keys, 1) == {2}
     assert published_frames(query, keys, 2) == {0, 2}
     assert published_frames(query, keys, 9) == {0, 1, 2}
+
+
+def test_frames_are_timed_with_and_without_their_past(clip: Path, tmp_path: Path) -> None:
+    found = measured(clip, tmp_path, "--part", "frames", "--seconds", "40")
+    [row] = found["rows"]
+    assert row["frames"] > 0
+    assert row["late"] == 0
+    assert 0 < row["read"] <= row["held"]
+    assert row["read_share"] == pytest.approx(row["read"] / row["held"])
+    assert row["time_ratio"] == pytest.approx(row["ms_with"] / row["ms_without"])
+    assert found["figures"]["frames_top_recall"] == row["top_recall"]
+
+
+def test_a_clip_in_which_no_frame_reads_a_cluster_says_so(clip: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="street: no frame read a cluster in 12 s; take more --seconds"):
+        measured(clip, tmp_path, "--part", "frames", "--seconds", "12")
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.0])
+def test_what_frames_read_is_held_against_what_they_attend_to(ratio: float) -> None:
+    model = load_model("demo-qwen2_5_vl", device="cpu", dtype="float32")
+    engine = WatchedEngine(model, memories=ListeningBank(TierStack([Arena(2**26)])))
+    options = {"ratio": ratio, "deadline_s": 60.0}
+    memory = MemorySpec(compressor="none", block_frames=2, frame_retrieval="resv", frame_retrieval_options=options)
+    question = (Question("q", "Is there a car?"),)
+    engine.admit(StreamSpec("cam", question, 6.0, 2.0, refresh="none", static_gate=False, memory=memory))
+    camera = SyntheticCamera("cam", model.geometry, width=112, height=112, seed=1)
+    for number in range(16):
+        for request in engine.push(camera.sample(number)):
+            engine.step([request])
+        assert engine.memories.wait_written()
+    assert len(engine.recalls) == len(engine.shares) >= len(model.layers)
+    for found in (engine.recalls, engine.raw_recalls, engine.shares, engine.masses):
+        assert all(0 <= each <= 1 + 1e-6 for each in found)
+        # The heaviest cluster of each row alone is not everything.
+        assert (min(found) > 1 - 1e-6) is (ratio == 1)
 
 
 def test_history_is_as_long_as_asked_for_and_read_alike(clip: Path, tmp_path: Path) -> None:

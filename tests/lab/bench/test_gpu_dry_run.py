@@ -152,6 +152,7 @@ def test_threads_that_start_inside_have_the_device_too():
         ("internvl3-8b", "explain, captured"),
         ("qwen2_5_vl-7b", "explain, captured"),
         ("internvl3-8b", "ask"),
+        ("qwen2_5_vl-7b", "frames read the past"),
         ("qwen2_5_vl-7b", "memory"),
         ("qwen2_5_vl-7b", "hand over"),
         ("internvl3-8b", "idle windows"),

@@ -6,6 +6,7 @@
 * ``day``: bytes of a camera's day, and questions after hours and after minutes
 * ``evidence``: objects of drawn hours that are still held
 * ``infinipot_v``: tokens kept against InfiniPot-V's rule
+* ``frames``: what frames read of the past, and what that costs
 * ``retrieval``: clusters against tokens
 * ``objects``: tokens of moving objects that are kept
 * ``rekv``: frames read against ReKV's rule
@@ -31,6 +32,7 @@ from cluster.lab.bench.memory import (
     coverage,
     day,
     evidence,
+    frames,
     history,
     objects,
     prefetch,
@@ -51,6 +53,7 @@ PARTS: dict[str, Callable[[Footage], Part]] = {
     "evidence": evidence.measure,
     "objects": objects.measure,
     "infinipot_v": lambda _footage: published_infinipot_v.measure(),
+    "frames": frames.measure,
     "retrieval": retrieval.measure,
     "rekv": rekv.measure,
     "history": history.measure,
@@ -76,6 +79,9 @@ GOALS: dict[str, tuple[str, float]] = {
     "evidence_gain_eighth": (">=", 0.0),
     "evidence_gain_64th": (">=", 0.0),
     "infinipot_v_parity": (">=", 1.0),
+    "frames_read_share": ("<=", 0.361),
+    "frames_top_recall": (">=", 0.8),
+    "frames_time_ratio": ("<=", 1.5),
     "ttft_vs_token_retrieval": (">=", 2.0),
     "transfers_vs_token_retrieval": (">=", 5.0),
     "ttft_vs_rekv": (">=", 1.5),

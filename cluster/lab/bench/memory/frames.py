@@ -1,0 +1,199 @@
+"""What frames read of the past while they are prefilled (ReSV), and what that costs, over real clips.
+
+Two engines answer the same windows, one of which has the policy; a third looks at what is selected. The true attention
+is that of a frame's own queries and of all past keys, each rotated at its place.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.engine.native.engine import NativeEngine
+from cluster.engine.native.frame_retrieval import FramePast
+from cluster.engine.native.plan import Prompt, WindowPlan
+from cluster.engine.window.kv import rotate_wide
+from cluster.engine.window.windowed_engine import WindowStats, WindowWork
+from cluster.errors import ConfigError
+from cluster.lab.bench.harness import Part
+from cluster.lab.bench.memory.footage import Footage, ListeningBank
+from cluster.memory.organise.table import ClusterTable
+from cluster.memory.retrieve import Retrieved, Retriever
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.types import FrameSample, MemorySpec
+
+TOP = 64
+"""Past tokens of a layer and head that a frame attends to most, which should be among those read."""
+
+_ROOM = 2**30
+
+
+def measure(footage: Footage) -> Part:
+    """Figures ``frames_read_share`` (of the past tokens, waiting ones included), ``frames_top_recall`` (of the ``TOP``
+    tokens) and ``frames_time_ratio`` (language model's time of windows that read, over the same without); the worst of
+    the clips.
+
+    Raises:
+        ConfigError: a clip is too short for any.
+    """
+    rows = [_clip(footage, clip, samples) for clip, samples in footage.samples(footage.args.model)]
+    figures = {
+        "frames_read_share": max(row["read_share"] for row in rows),
+        "frames_top_recall": min(row["top_recall"] for row in rows),
+        "frames_time_ratio": max(row["time_ratio"] for row in rows),
+    }
+    note = (
+        f"per frame that reads; held, read: tokens of a layer and head; recall: of its {TOP} past tokens with the most "
+        f"attention among those clustered (raw: before rotary, as clusters are scored); model {footage.args.model}"
+    )
+    return Part(figures, rows, [note])
+
+
+def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[str, Any]:
+    model = footage.model(footage.args.model)
+    kinds = {"without": (NativeEngine, None), "with": (NativeEngine, "resv"), "seen": (WatchedEngine, "resv")}
+    engines: dict[str, NativeEngine] = {}
+    for name, (kind, policy) in kinds.items():
+        engines[name] = kind(model, memories=ListeningBank(TierStack([Arena(_ROOM)])))
+        memory = MemorySpec(compressor="none", cap_bytes=_ROOM, frame_retrieval=policy)
+        # Frames are computed once, each when it is new.
+        engines[name].admit(replace(footage.spec(memory), refresh="none"))
+    windows: dict[str, list[tuple[WindowStats, float]]] = {name: [] for name in engines}
+    for sample in samples:
+        for name, engine in engines.items():
+            for request in engine.push(sample):
+                engine.step([request])
+                windows[name] += [(stats, stats.timing.llm_s) for stats in engine.stats.windows]
+            assert engine.memories is not None
+            # Frames that come faster than they can be put away would be dropped.
+            engine.memories.wait_written()
+    watched = engines["seen"]
+    assert isinstance(watched, WatchedEngine)
+    if not watched.recalls:
+        raise ConfigError(f"{clip}: no frame read a cluster in {footage.args.seconds:g} s; take more --seconds")
+    reading = [place for place, (stats, _) in enumerate(windows["with"]) if stats.reads.frames]
+    spent = {name: sum(windows[name][place][1] for place in reading) for name in ("without", "with")}
+    reads = [windows["with"][place][0].reads for place in reading]
+    frames = sum(each.frames for each in reads)
+    heads = len(model.layers) * model.text_config.num_key_value_heads
+    held, read = sum(each.held_tokens for each in reads), sum(each.read_tokens for each in reads)
+    return {
+        "clip": clip,
+        "frames": frames,
+        "held": held / frames / heads,
+        "read": read / frames / heads,
+        "read_share": read / held,
+        "clustered_share": statistics.fmean(watched.shares),
+        "top_recall": statistics.fmean(watched.recalls),
+        "raw_recall": statistics.fmean(watched.raw_recalls),
+        "mass_read": statistics.fmean(watched.masses),
+        "ms_without": 1000 * spent["without"] / frames,
+        "ms_with": 1000 * spent["with"] / frames,
+        "time_ratio": spent["with"] / spent["without"],
+        "mib_read": sum(each.bytes for each in reads) / frames / 2**20,
+        "waited_ms": 1000 * sum(each.waited_s for each in reads) / frames,
+        "late": sum(each.unavailable for each in reads),
+    }
+
+
+@dataclass(slots=True, eq=False)
+class Recorder(Retriever):
+    """A retriever that remembers what it was asked: per call the query rows ``[H, r, D]``, the tables, and for each
+    head whether each token is among those named."""
+
+    inner: Retriever
+    calls: list[tuple[Tensor, Sequence[ClusterTable], list[Tensor]]] = field(default_factory=list)
+
+    def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
+        """See :class:`Retriever`."""
+        return self.inner.select(query, table)
+
+    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
+        """See :class:`Retriever`."""
+        chosen = self.inner.select_layer(query, tables)
+        named = [torch.isin(table.of_token, one.clusters) for table, one in zip(tables, chosen, strict=True)]
+        self.calls.append((query.clone(), tables, named))
+        return chosen
+
+
+class WatchedEngine(NativeEngine):
+    """An engine that compares what frames select with what they attend to, per frame, layer and head.
+
+    * ``recalls``: share of the ``TOP`` tokens with the most attention that is read; ``raw_recalls``: with attention of
+      queries and keys before rotary, by which clusters are scored
+    * ``shares``: of the clustered tokens that is read, which is what chance would recall; ``masses``: of the attention
+      to them
+    """
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.recalls: list[float] = []
+        self.raw_recalls: list[float] = []
+        self.shares: list[float] = []
+        self.masses: list[float] = []
+        # Rotary of every frame, by its time.
+        self._rotary: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _plan_rows(self, each: WindowWork, prompts: Sequence[Prompt], *, watch: bool = False) -> WindowPlan:
+        plan = super()._plan_rows(each, prompts, watch=watch)
+        new = [frame for frame in plan.frames if frame.computed is None and frame.tokens is not None and frame.size]
+        for frame in new:
+            assert frame.positions is not None
+            self._rotary[frame.pts] = self.model.rotary(frame.positions)
+        past = plan.work.past
+        if isinstance(past, FramePast):
+            recorder = past.session.retriever = Recorder(past.session.retriever)
+            close = past.close
+
+            def compare() -> None:
+                close()
+                self._compare(recorder, [frame.pts for frame in new])
+
+            past.close = compare  # type: ignore[method-assign]
+        return plan
+
+    def _compare(self, recorder: Recorder, new: Sequence[int]) -> None:
+        assert isinstance(self.memories, ListeningBank)
+        # Each layer asks for one frame after the other.
+        for number, (query, tables, named) in enumerate(recorder.calls):
+            layer, at = divmod(number, len(new))
+            cos, sin = self._rotary[new[at]]
+            rows = query.view(len(query), -1, len(cos), query.shape[2])
+            rows = rotate_wide(rows, cos, sin).flatten(1, 2)
+            for h, (table, chosen) in enumerate(zip(tables, named, strict=True)):
+                raw, turned = self._past_keys(layer, h, len(table.of_token))
+                mass = _attention(rows[h], turned)
+                self.recalls.append(_recall(mass, chosen))
+                self.raw_recalls.append(_recall(_attention(query[h], raw), chosen))
+                self.shares.append(float(chosen.float().mean()))
+                self.masses.append(float(mass[chosen].sum() / mass.sum()))
+
+    def _past_keys(self, layer: int, h: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Of the oldest tokens ``[n, D]``, before rotary and after."""
+        assert isinstance(self.memories, ListeningBank)
+        raw: list[Tensor] = []
+        turned: list[Tensor] = []
+        for chunk in self.memories.chunks:
+            if tokens <= 0:
+                break
+            raw.append(chunk.key[layer, h].float())
+            turned.append(rotate_wide(raw[-1], *self._rotary[chunk.pts]))
+            tokens -= chunk.tokens
+        return torch.cat(raw), torch.cat(turned)
+
+
+def _attention(rows: Tensor, keys: Tensor) -> Tensor:
+    """What all rows ``[r, D]`` together give each key ``[n]``."""
+    return (rows.float() @ keys.T / math.sqrt(keys.shape[1])).softmax(1).sum(0)
+
+
+def _recall(mass: Tensor, chosen: Tensor) -> float:
+    """Share of the ``TOP`` heaviest tokens that is chosen."""
+    return float(chosen[mass.topk(min(TOP, len(mass))).indices].float().mean())
