@@ -25,7 +25,6 @@ from cluster.engine.window.kv import KVPool, rotate_wide, unrotate
 from cluster.engine.window.planner import IntArray
 from cluster.engine.window.stream import token_counts
 from cluster.memory.frame_retrieval import FrameReads, FrameRetrieval
-from cluster.memory.manifest import FrameLog
 from cluster.memory.retrieval_session import RetrievalSession, RetrievedKV
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import VisionLanguageModel
@@ -67,7 +66,7 @@ def plan_with_past(
     )
     with ExitStack() as unless_used:
         unless_used.callback(session.close)
-        held = FrameLog(list(session.view.log.numbers), list(session.view.log.times))
+        held = session.view.log.copy()
         held.delete_before(session.first_frame)
         held.delete_after(before - 1)
         if not held.numbers:
@@ -129,7 +128,7 @@ class FramePast:
             clusters=stats.clusters,
             unavailable=stats.unavailable,
             lost=stats.lost,
-            bytes=loads.bytes,
+            bytes=stats.bytes,
             waited_s=loads.waited_s,
             flops=self._flops,
         )

@@ -149,8 +149,9 @@ def test_a_clock_that_was_set_back_reads_nothing_twice_and_the_past_again_later(
 
 
 class Slow(Arena):
-    """A tier whose blocks take their time."""
+    """A tier whose blocks take their time, and that is not in this process."""
 
+    at_hand = False
     takes_s = 0.0
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
@@ -177,7 +178,9 @@ def test_blocks_that_are_late_are_counted_and_left_out(make_engine, make_camera,
 
 
 class Held(Arena):
-    """A tier that gives nothing while it is held."""
+    """A tier that gives nothing while it is held, and that is not in this process."""
+
+    at_hand = False
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
