@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar
 
 from cluster.config import CameraConfig
 from cluster.control.accounted_video import AccountedVideo
+from cluster.control.admission import Holding
 from cluster.control.cameras.managed import CLUSTER
-from cluster.control.demand import Measured
-from cluster.control.ladder import Rung, Step
+from cluster.control.demand import DemandEstimate, Measured
+from cluster.control.ladder import CameraOnLadder, Rung, Step
 from cluster.types import CameraStatus, PatchGeometry
 from cluster.types.reports import (
     CameraReport,
@@ -22,6 +23,42 @@ from cluster.types.reports import (
     StreamReport,
     Totals,
 )
+
+Loads = tuple[float, ...]
+"""Seconds per second at each rung of the ladder."""
+
+
+class FleetCamera:
+    """A camera of the fleet.
+
+    ``unit``: loads at each rung at the declared rate, all windows computed, at the cost model's seconds and with
+    ``unit_kept``; ``loads`` are those times the measured factor. ``held``: on its replica at full quality.
+
+    ``idle``: it has sent nothing yet. Its loads count for admission and placement, but are zero for its replica and the
+    ladder (``on.loads`` and ``rates``, computed and all windows per second at full quality).
+    """
+
+    __slots__ = ("estimate", "held", "idle", "loads", "on", "owner", "rates", "unit", "unit_kept", "why")
+
+    def __init__(
+        self, estimate: DemandEstimate, unit: Loads, held: Holding, *, rung: int, since_s: float, idle: bool
+    ) -> None:
+        self.estimate = estimate
+        self.idle = idle
+        self.unit = unit
+        self.held = held
+        self.unit_kept = estimate.kept
+        self.on = CameraOnLadder(estimate.declared.priority, unit, rung, since_s)
+        self.set_loads(tuple(each * estimate.factor for each in unit))
+        self.owner: str | None = None
+        self.why = "as asked for"
+
+    def set_loads(self, loads: Loads) -> None:
+        """Set its loads at each rung."""
+        self.loads = loads
+        self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
+        due = 0.0 if self.idle else self.estimate.rate / self.estimate.declared.stride_s
+        self.rates = due * self.estimate.busy, due
 
 
 @dataclass(frozen=True, slots=True)

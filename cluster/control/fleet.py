@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from functools import reduce
 
 from cluster.control.admission import Admission, Commitments, Holding, Room, expected_lag_s
-from cluster.control.camera_record import CameraMove, CameraPlan, FleetChanges
+from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, FleetChanges, Loads
 from cluster.control.costs import CostModel
 from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
-from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy, Step
+from cluster.control.ladder import Ladder, LadderPolicy, Step
 from cluster.control.placement import Placement
 from cluster.control.replica_load import ReplicaLoad
 from cluster.errors import UnknownCameraError
@@ -25,39 +25,6 @@ NOTICED = 0.15
 
 UNEVEN = 1.15
 """Load over the mean at which a replica gives cameras away."""
-
-_Loads = tuple[float, ...]
-
-
-class _Camera:
-    """``unit``: loads at each rung at the declared rate, all windows computed, at the cost model's seconds and with
-    ``unit_kept``; ``loads`` are those times the measured factor. ``held``: on its replica at full quality.
-
-    ``idle``: it has sent nothing yet. Its loads count for admission and placement, but are zero for its replica and the
-    ladder (``on.loads`` and ``rates``, computed and all windows per second at full quality).
-    """
-
-    __slots__ = ("estimate", "held", "idle", "loads", "on", "owner", "rates", "unit", "unit_kept", "why")
-
-    def __init__(
-        self, estimate: DemandEstimate, unit: _Loads, held: Holding, *, rung: int, since_s: float, idle: bool
-    ) -> None:
-        self.estimate = estimate
-        self.idle = idle
-        self.unit = unit
-        self.held = held
-        self.unit_kept = estimate.kept
-        self.on = CameraOnLadder(estimate.declared.priority, unit, rung, since_s)
-        self.set_loads(tuple(each * estimate.factor for each in unit))
-        self.owner: str | None = None
-        self.why = "as asked for"
-
-    def set_loads(self, loads: _Loads) -> None:
-        """Set its loads at each rung."""
-        self.loads = loads
-        self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
-        due = 0.0 if self.idle else self.estimate.rate / self.estimate.declared.stride_s
-        self.rates = due * self.estimate.busy, due
 
 
 class Fleet:
@@ -95,7 +62,7 @@ class Fleet:
         self._max_batch = max_batch
         self._placement = Placement(slack=slack)
         self._committed = Commitments(ladder, timed=timed)
-        self._cameras: dict[str, _Camera] = {}
+        self._cameras: dict[str, FleetCamera] = {}
         self._replicas: dict[str, ReplicaLoad] = {}
         self._dirty: set[str] = set()
         self._short: set[str] = set()
@@ -139,7 +106,7 @@ class Fleet:
             return refused
         free = demand.priority is Priority.CRITICAL or not self._room.seconds
         rung = 0 if free else self._committed.fitting(loads, self._room)
-        camera = _Camera(estimate, unit, held, rung=rung, since_s=self._now_s, idle=idle)
+        camera = FleetCamera(estimate, unit, held, rung=rung, since_s=self._now_s, idle=idle)
         if rung > 0:
             camera.why = "the fleet was full when it was added"
         self._cameras[demand.camera] = camera
@@ -337,7 +304,7 @@ class Fleet:
         for name, camera in self._cameras.items():
             self._weigh(name, camera)
 
-    def _weigh(self, name: str, camera: _Camera) -> None:
+    def _weigh(self, name: str, camera: FleetCamera) -> None:
         self._placement.set_weight(name, self._room.largest_share_s(camera.loads[0], camera.held))
 
     def _clock(self, now_s: float) -> None:
@@ -368,15 +335,15 @@ class Fleet:
         camera.on.rung, camera.on.since_s, camera.why = step.rung_to, step.at_s, step.reason
         replica.add_camera(step.camera, camera.on, *self._windows(camera))
 
-    def _windows(self, camera: _Camera) -> tuple[float, float]:
+    def _windows(self, camera: FleetCamera) -> tuple[float, float]:
         """Computed and all windows per second at its rung."""
         rung = self.ladder.rungs[camera.on.rung]
         return (0.0, 0.0) if rung.shed else (camera.rates[0] / rung.stride, camera.rates[1] / rung.stride)
 
-    def _unit(self, demand: Demand) -> _Loads:
+    def _unit(self, demand: Demand) -> Loads:
         return tuple(declared_load(demand, rung, self.costs, batch=self._max_batch) for rung in self.ladder.rungs)
 
-    def _reload(self, name: str, camera: _Camera, *, always: bool = False) -> None:
+    def _reload(self, name: str, camera: FleetCamera, *, always: bool = False) -> None:
         """Apply a changed demand, if the change is large enough."""
         estimate, on = camera.estimate, camera.on
         if always or abs(estimate.kept - camera.unit_kept) > NOTICED * max(camera.unit_kept, NOTICED):
@@ -456,7 +423,7 @@ class Fleet:
             "reduced" if reduced else "accepted", camera.owner, rate, self.lag_s(camera.owner), rung.name, reason=reason
         )
 
-    def _known(self, name: str) -> _Camera:
+    def _known(self, name: str) -> FleetCamera:
         try:
             return self._cameras[name]
         except KeyError:

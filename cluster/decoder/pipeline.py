@@ -412,18 +412,16 @@ def stream_spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:
 
 def make_source(settings: CameraConfig, config: SightlineConfig) -> Source:
     """Create the camera's source, unopened."""
-    options, cluster = settings.source_options, config.cluster
+    own, limits = settings.source_options, config.cluster
     if settings.is_pushed:
-        return open_source("", max_packets=cluster.packet_queue, max_bytes=cluster.packet_queue_bytes)
+        return open_source("", max_packets=limits.packet_queue, max_bytes=limits.packet_queue_bytes)
     roots = file_roots(config, settings.source)
     if settings.is_file:
-        return open_source(
-            settings.source, loop=options.loop, realtime=options.realtime, speed=options.speed, roots=roots
-        )
+        return open_source(settings.source, loop=own.loop, realtime=own.realtime, speed=own.speed, roots=roots)
     return open_source(
         settings.source,
-        connect_timeout_s=options.connect_timeout_s,
-        frozen_timeout_s=options.frozen_timeout_s,
+        connect_timeout_s=own.connect_timeout_s,
+        frozen_timeout_s=own.frozen_timeout_s,
         follow_redirects=config.security.follow_redirects,
         roots=roots,
     )

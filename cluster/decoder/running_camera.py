@@ -444,9 +444,5 @@ class RunningCamera:
 
 
 def _counts(status: PipelineStatus) -> dict[str, int]:
-    return {
-        "frames_decoded": status.frames_decoded,
-        "frames_sampled": status.frames_sampled,
-        "decode_errors": status.decode_errors,
-        "gaps": status.gaps,
-    }
+    names = "frames_decoded", "frames_sampled", "decode_errors", "gaps"
+    return {name: getattr(status, name) for name in names}

@@ -213,9 +213,7 @@ class MemoryBank:
             memory = self._memories.get(stream)
             # A stream whose last write is pending is scheduled later.
             if memory is not None and memory.recent and not self.writer.is_waiting(stream):
-                self._pending_saves[stream] = _PendingSave(
-                    memory.recent[-1].index, self._snapshot(memory) or _no_window
-                )
+                self._pending_saves[stream] = _PendingSave(memory.recent[-1].index, self._snapshot(memory) or bytes)
                 self.writer.schedule(stream)
             if memory is None or not self.writer.is_waiting(stream) or stream in self._pending_saves:
                 self._due.discard(stream)
@@ -249,7 +247,7 @@ class MemoryBank:
         """Write memory and window state of the same moment; blocks until written."""
         memory = self._memories.get(stream)
         if memory is not None:
-            window = self._snapshot(memory) or _no_window
+            window = self._snapshot(memory) or bytes
             if memory.settle():
                 memory.save(window())
             self._update_report(memory)
@@ -447,7 +445,3 @@ class MemoryBank:
     def streams(self) -> Sequence[str]:
         """Names of the streams that have a memory here."""
         return list(self._memories)
-
-
-def _no_window() -> bytes:
-    return b""

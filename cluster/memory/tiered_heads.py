@@ -257,7 +257,8 @@ class TieredHeads:
         with self.exclusive:
             if not self.restored:
                 return Outcome.RETRY
-            if window is not None and not self._save_window(window):
+            fits = window is None or self.has_room_for_window(len(window))
+            if window is not None and not self._put_bytes("window", window if fits else b""):
                 return Outcome.RETRY
             return Outcome.HIT if self._commit() else Outcome.RETRY
 
@@ -304,19 +305,11 @@ class TieredHeads:
         if nbytes <= self.max_window_bytes:
             return True
         if not self.counts.windows_not_saved:
-            log.warning(
-                "camera %r: its window of %d KiB is more than an eighth of memory.cap = %d KiB and is not saved: "
-                "after a move or a restart it begins anew with an anchor; a cap of %d KiB keeps it",
-                self.stream,
-                -(-nbytes // 2**10),
-                self.spec.cap_bytes // 2**10,
-                -(-nbytes * _WINDOW // 2**10),
-            )
+            window, cap, enough = (-(-each // 2**10) for each in (nbytes, self.spec.cap_bytes, _WINDOW * nbytes))
+            why = f"more than an eighth of memory.cap = {cap} KiB and is not saved; {enough} KiB keep it over restarts"
+            log.warning("camera %r: its window of %d KiB is %s", self.stream, window, why)
         self.counts.windows_not_saved += 1
         return False
-
-    def _save_window(self, window: bytes) -> bool:
-        return self._put_bytes("window", window if self.has_room_for_window(len(window)) else b"")
 
     def _put_bytes(self, name: str, data: bytes) -> bool:
         self.unsaved |= bool(data or self.stored.named.get(name))
