@@ -53,7 +53,7 @@ def tier_stack(
         pinned=config.model.device.startswith("cuda"),
         secret=memory_secret(config.security),
         tls=tls,
-        **section.model_dump(exclude={"levels", "node"}),
+        **section.model_dump(exclude={"levels", "node", "device_bytes"}),
     )
     opened = (tiers.get(level).from_settings(settings) for level in section.levels)
     return TierStack([tier for tier in opened if tier is not None])
