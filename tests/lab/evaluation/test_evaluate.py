@@ -185,6 +185,7 @@ def test_a_work_file_that_is_none(make_run, tmp_path, tiny_engine, street):
 DECIDES_NOTHING = (
     "cluster.errors",
     "cluster.hosts",
+    "cluster.metrics",
     "cluster.redaction",
     "cluster.wire",
     "cluster.lab.evaluation.datasets",
