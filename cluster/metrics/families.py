@@ -90,7 +90,8 @@ answers_total = counter(
 certificate_expiry = gauge(
     "sightline_certificate_expiry_timestamp_seconds", "When a certificate that this process serves with ends.", ["file"]
 )
-disk_free_bytes = gauge("sightline_disk_free_bytes", "Free bytes where snapshots and clips are kept.")
+# Labelled, since without a label each process has it, at 0, and the rule of a disk that fills would fire.
+disk_free_bytes = gauge("sightline_disk_free_bytes", "Free bytes where this process keeps its files.", ["files"])
 alerts_waiting = gauge("sightline_alerts_waiting", "Alerts queued for a sink.", ["sink"])
 alerts_unwritten = gauge("sightline_alerts_unwritten", "Alerts in memory that could not be written to disk.")
 alerts_lost = counter(

@@ -212,3 +212,12 @@ def test_gpus_tell_their_busy_share_and_a_partition_that_tells_nothing_is_left_o
 
 def test_without_the_library_or_a_gpu_there_are_no_metrics_of_gpus():
     assert metrics.gpu_collector(visible="no such GPU") is None
+
+
+def test_a_process_without_files_does_not_say_that_its_disk_is_full():
+    """A gauge without labels would be there in every process, at 0, and set off the rule of a disk that fills."""
+    shown = "from prometheus_client import generate_latest; from cluster.metrics import families"
+    code = f"{shown}; print(generate_latest(families.REGISTRY).decode())"
+    page = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "# TYPE sightline_disk_free_bytes gauge" in page
+    assert not [line for line in page.splitlines() if line.startswith("sightline_disk_free_bytes")]

@@ -253,7 +253,7 @@ class FootageCollector:
                     self._owed.discard(camera)
             metrics.footage_bytes.set(self.store.bytes_stored)
             with contextlib.suppress(OSError):
-                metrics.disk_free_bytes.set(await self._on_disk(self.store.free_bytes))
+                metrics.disk_free_bytes.labels("clips").set(await self._on_disk(self.store.free_bytes))
             await asyncio.sleep(SWEEP_S)
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
