@@ -248,7 +248,10 @@ def add_camera(page: Page, hand: Pointer, url: str, name: str) -> None:
 def draw_zone(page: Page, hand: Pointer, url: str, name: str) -> None:
     """A zone that the cluster has afterwards."""
     page.goto(f"{url}/#/settings/{name}")
-    expect(page.get_by_role("application", name="Draw a zone")).to_be_visible()
+    canvas = page.get_by_role("application", name="Draw a zone")
+    canvas.scroll_into_view_if_needed()
+    # Its picture comes once it is in view, and gives the canvas its size.
+    expect(page.locator(".mask-frame").filter(has=canvas).locator(".picture.there")).to_be_visible()
     hand.draw([(0.1, 0.1), (0.3, 0.1), (0.3, 0.3)])
     hand.press("button", "Save zones")
     expect(page.get_by_text("1 zone saved.")).to_be_visible()
