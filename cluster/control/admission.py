@@ -107,9 +107,10 @@ class Commitments:
         if not loads[floor] and not held.tokens:
             # Paused: it asks for nothing.
             return None
-        replicas, streams = missing_s / (room.replica_s or 1.0), missing_s / loads[floor]
         if room.replica_s is None and not self._timed:
+            # Nobody is there to be full.
             return None
+        replicas, streams = missing_s / (room.replica_s or 1.0), missing_s / loads[floor]
         if room.replica_s is None:
             reason = f"no replica is ready; this camera alone needs {replicas:.2f}"
         elif self._timed and missing_s > ROUNDING:

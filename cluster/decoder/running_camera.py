@@ -374,7 +374,7 @@ class RunningCamera:
         status = self._pipeline.status()
         with self._lock:
             lane = self._read_acknowledged()
-        report = self.last_report()
+        report = self.last_report(status)
         state: CameraStateName = status.state.value
         reason = status.reason
         if self.refusal:
@@ -406,14 +406,15 @@ class RunningCamera:
             picture=status.picture,
         )
 
-    def last_report(self) -> CameraReport:
-        """What it counted so far, as it reports after its stop."""
-        self._totals.update("pipeline", _counts(self._pipeline.status()))
+    def last_report(self, status: PipelineStatus | None = None) -> CameraReport:
+        """What it counted so far, as it reports after its stop; ``status``: of its pipeline, now if not given."""
+        self._totals.update("pipeline", _counts(status or self._pipeline.status()))
         with self._lock:
             counts = self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._unsent.windows}
             accounted = self._accounted.span(self._in_flight, self._unsent)
         return CameraReport(
-            *(self.settings.name, "ended"),
+            self.settings.name,
+            "ended",
             counts=counts,
             life=self.life,
             run=self._run,

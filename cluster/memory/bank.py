@@ -33,8 +33,8 @@ VISITED = 64
 Window = Callable[[], bytes]
 """Snapshot of a stream's window; serialised when called."""
 
-SnapshotOf = Callable[[str], tuple[int, Callable[[], Window]] | None]
-"""A stream -> bytes of its window and what takes the snapshot; None if it has none."""
+SnapshotOf = Callable[[str, Callable[[int], bool]], Window | None]
+"""A stream, and whether so many bytes are saved -> a snapshot of its window; None without one, or without room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,9 +315,7 @@ class MemoryBank:
         return self._schedule_last_write(memory, self._snapshot(memory) if self.tiers.shared else None)
 
     def _snapshot(self, memory: StreamMemory) -> Window | None:
-        """A snapshot of a stream's window; None without one, or where it does not fit."""
-        found = None if self.window is None else self.window(memory.stream)
-        return found[1]() if found is not None and memory.has_room_for_window(found[0]) else None
+        return None if self.window is None else self.window(memory.stream, memory.has_room_for_window)
 
     def _schedule_last_write(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
         if not memory.frames:

@@ -142,7 +142,10 @@ class OpenStream:
         last, spec, counted = tuple(self.last_answers.values()), self.spec, self.windows()
         settled = counted.done + counted.gated + counted.dropped
         return StreamReport(
-            *(spec.stream, self.latency_s, last, dict(self.counts)),
+            spec.stream,
+            self.latency_s,
+            last,
+            dict(self.counts),
             life=spec.life,
             run=self.run,
             now_s=time.monotonic(),

@@ -26,7 +26,6 @@ class Subscription(Generic[T]):
         self._seen = seen
         self._limit = limit
         self._queue: deque[tuple[T, int]] = deque()
-        self._missed = 0
         self._closed = False
         self._ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()

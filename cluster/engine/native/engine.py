@@ -152,9 +152,9 @@ class NativeEngine(WindowedEngine):
         self.evict(stream)
         return saved
 
-    def _saved_window(self, stream: str) -> tuple[int, Callable[[], Window]] | None:
+    def _saved_window(self, stream: str, has_room: Callable[[int], bool]) -> Window | None:
         held = self._streams.get(stream)
-        return None if held is None else (held.nbytes, lambda: self._snapshot(stream).dump)
+        return None if held is None or not has_room(held.nbytes) else self._snapshot(stream).dump
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         closed = super().push(sample)
@@ -289,8 +289,8 @@ class NativeEngine(WindowedEngine):
                 query=plan.query,
                 encoded=each.encoded + progress.encoded,
             )
-            given = (progress.rows, progress.attended, decoded[i], progress.reads)
-            done.append(ComputedWindow(tokens, scores[i], texts[i], *given))
+            rows, attended = progress.rows, progress.attended
+            done.append(ComputedWindow(tokens, scores[i], texts[i], rows, attended, decoded[i], progress.reads))
         return done
 
     def _plan(self, each: WindowWork) -> WindowPlan:

@@ -53,7 +53,7 @@ class FrameReads:
     * ``frames``: how often the rows of a frame read, once for each pass that computes some of them
     * ``held_tokens``, ``read_tokens``: of the past, summed over these frames, layers and key heads
     * ``clusters`` read; ``unavailable``: not loaded in time; ``lost``: in no tier any more
-    * ``bytes`` loaded from tiers, predictions included; ``waited_s`` for them
+    * ``bytes`` of these clusters; ``waited_s`` for those that were not at hand
     * ``flops``: of predicting queries and scoring clusters (multiply-add = 2)
     """
 
