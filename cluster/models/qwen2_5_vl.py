@@ -158,7 +158,7 @@ class Qwen25VL(VisionLanguageModel):
         time = torch.floor(time_s * self._tokens_per_second + 0.5).to(torch.int64)
         return torch.cat([time[None], cells.to(torch.int64).T]) + first
 
-    @property
+    @cached_property
     def _tokens_per_second(self) -> float:
         return float(self.model.config.vision_config.tokens_per_second)
 
@@ -240,7 +240,7 @@ class Qwen25VL(VisionLanguageModel):
     def _attention_pairs(self, frames: Sequence[PatchBatch | int]) -> int:
         """Pairs of patches that see each other, over all layers of the tower."""
         windowed, full = self._block_kinds
-        pairs = windowed * sum(self._windowed_pairs(frame) for frame in frames) if windowed else 0
+        pairs = windowed * self._windowed_pairs(frames) if windowed else 0
         return pairs + full * sum(count**2 for count in patch_counts(frames))
 
     @cached_property
@@ -250,11 +250,17 @@ class Qwen25VL(VisionLanguageModel):
         full = len(set(self._visual.fullatt_block_indexes) & set(range(blocks)))
         return blocks - full, full
 
-    def _windowed_pairs(self, frame: PatchBatch | int) -> int:
-        side = self._visual.window_size // self._visual.patch_size
-        if isinstance(frame, int):
-            whole, rest = divmod(frame, side**2)
-            return int(whole * side**4 + rest**2)
-        rows, columns = frame.cells.numpy().T // (side // self.geometry.merge)
-        members = np.bincount(rows * frame.grid.group_cols + columns) * self.geometry.merge**2
-        return int(members @ members)
+    def _windowed_pairs(self, frames: Sequence[PatchBatch | int]) -> int:
+        side, merge = self._visual.window_size // self._visual.patch_size, self.geometry.merge
+        dense = [divmod(frame, side**2) for frame in frames if isinstance(frame, int)]
+        pairs = sum(whole * side**4 + rest**2 for whole, rest in dense)
+        kept = [frame for frame in frames if not isinstance(frame, int)]
+        if not kept:
+            return int(pairs)
+        frame = np.repeat(np.arange(len(kept)), [len(each.cells) for each in kept])
+        row, column = torch.cat([each.cells for each in kept]).numpy().T // (side // merge)
+        rows, columns = (
+            max(sizes) for sizes in zip(*((f.grid.group_rows, f.grid.group_cols) for f in kept), strict=True)
+        )
+        members = np.bincount((frame * rows + row) * columns + column) * merge**2
+        return int(pairs + members @ members)

@@ -10,7 +10,7 @@ from torch import Tensor
 from window_driver import TOLERANCE, Driver, camera_of, spec_of, take
 
 from cluster.engine.native import NativeEngine
-from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
@@ -40,7 +40,7 @@ def test_nothing_pruned_equals_the_reference(model: VisionLanguageModel, driver:
     assert [len(r.plan.frames) for r in records] == [2, 4, 6, 8]
     for record in (records[0], records[-1]):
         count = len(record.plan.frames)
-        batches = [patch_batch(StreamFrame.of(camera.sample(index))) for index in range(count)]
+        batches = patch_batches([StreamFrame.of(camera.sample(index)) for index in range(count)])
         reference = model.reference_logits(batches, [float(i) for i in range(count)], spec_of().questions[0].text)
         close(record.logits[0], reference)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WATCHED_ROWS, watched_rows
-from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
@@ -63,7 +63,7 @@ def projected(model: VisionLanguageModel, samples: list[FrameSample], text: str)
         )
         for layer in model.layers
     ]
-    batches = [patch_batch(StreamFrame.of(sample)) for sample in samples]
+    batches = patch_batches([StreamFrame.of(sample) for sample in samples])
     model.reference_logits(batches, [sample.pts / 1e6 for sample in samples], text)
     for hook in hooks:
         hook.remove()

@@ -130,11 +130,13 @@ class _Rows:
         """Places of the watched rows among those still in the pass."""
         return self.stream.watched + len(self.slots)
 
-    def count_layer(self) -> None:
-        self.stats.layers += 1
-        self.stats.rows += len(self)
-        self.stats.attended += self.attended
-        self.stats.narrowable_rows += len(self.narrowable)
+    def count_layers(self, until: int) -> None:
+        """Count the layers before ``until`` that these rows went through since the last call."""
+        layers = until - self.stats.layers
+        self.stats.layers = until
+        self.stats.rows += layers * len(self)
+        self.stats.attended += layers * self.attended
+        self.stats.narrowable_rows += layers * len(self.narrowable)
 
     def narrow(self, keep: Tensor) -> BoolArray:
         """Drop the narrowable rows that are not in ``keep``; returns which of all rows stay, ``[rows]``."""
@@ -159,16 +161,14 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     for index in range(layers):
         if not len(hidden):
             # Before a window's end, narrowing may leave nothing.
-            for each in rows:
-                each.count_layer()
-            continue
+            break
         narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, layers - 1)]
         before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
         predict = partial(ragged.predict, index + 1) if ragged.past and index < layers - 1 else None
         hidden = model.run_layer(index, hidden, embeds, rotary, ragged, predict)
-        for each in rows:
-            each.count_layer()
         if narrowing:
+            for each in rows:
+                each.count_layers(index + 1)
             _hand_out(rows, ragged, cos, sin)
             after = {i: _narrowable_kv(rows[i], index) for i in narrowing}
             stays = [
@@ -184,6 +184,7 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     results: list[PassResult] = []
     end = 0
     for each in rows:
+        each.count_layers(layers)
         end += len(each)
         tail = hidden[end - len(each.stream.tail_slots) : end]
         results.append(PassResult(tail, each.slots, each.stats, each.queries))

@@ -19,7 +19,7 @@ from cluster.engine.window.refresh.context import choose_refreshed
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import ConfigError, NotReadyError
-from cluster.models.base import FrameTokens, VisionLanguageModel
+from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
 from cluster.types import DeletedMemory, FrameSample, TokenCount, WindowRequest
 
 
@@ -141,12 +141,11 @@ class SimulatedEngine(WindowedEngine):
         self._streams[sample.stream].frames[-1].patches = None
         return closed
 
-    def _encode_frames(self, frames: Sequence[StreamFrame]) -> list[int]:
+    def _encode_frames(self, frames: Sequence[StreamFrame]) -> list[PatchBatch]:
         """Mark pending frames as encoded. Text around frames is not counted."""
-        for frame in frames:
-            cells = frame_cells(frame)
+        for frame, cells in zip(frames, frame_cells(frames), strict=True):
             frame.tokens = FrameTokens(torch.zeros(len(cells), 0), cells, frame.grid)
-        return [0] * len(frames)
+        return []
 
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         started = time.monotonic()

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from operator import attrgetter
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.window.stream import StreamFrame
+from cluster.engine.window.stream import StreamFrame, place_frames
 from cluster.models.base import PatchBatch, VisionLanguageModel
 
 
-def patch_batch(frame: StreamFrame) -> PatchBatch:
-    """Patches of a pending frame as the tower's input."""
-    assert frame.patches is not None
-    return PatchBatch(torch.from_numpy(frame.patches), frame_cells(frame), frame.grid, frame.time_s)
+def patch_batches(frames: Sequence[StreamFrame]) -> list[PatchBatch]:
+    """Patches of pending frames as the tower's input."""
+    batches: list[PatchBatch] = []
+    for frame, cells in zip(frames, frame_cells(frames), strict=True):
+        assert frame.patches is not None
+        batches.append(PatchBatch(torch.from_numpy(frame.patches), cells, frame.grid, frame.time_s))
+    return batches
 
 
-def frame_cells(frame: StreamFrame) -> Tensor:
-    """Kept cells ``[t, 2]`` int64 of a frame on the merged grid, row-major."""
-    merge = frame.grid.merge
-    return torch.from_numpy(frame.mask[::merge, ::merge]).nonzero()
+def frame_cells(frames: Sequence[StreamFrame]) -> list[Tensor]:
+    """Kept cells ``[t, 2]`` int64 of each frame on the merged grid, row-major."""
+    cells: list[Tensor] = []
+    for grid, alike in itertools.groupby(frames, attrgetter("grid")):
+        group = list(alike)
+        masks = np.stack([frame.mask[:: grid.merge, :: grid.merge] for frame in group])
+        found = torch.from_numpy(masks).nonzero()[:, 1:]
+        # A view would keep all frames' alive.
+        cells += [each.clone() for each in torch.split(found, [frame.size for frame in group])]
+    return cells
 
 
-def encode_pending(model: VisionLanguageModel, pending: Sequence[StreamFrame]) -> list[int]:
+def encode_pending(model: VisionLanguageModel, pending: Sequence[StreamFrame]) -> list[PatchBatch]:
     """Encode frames that still hold patches, and free the patches; in halves where memory runs out.
 
-    Returns the tower's FLOPs of each frame.
+    Returns what the tower was given of each frame.
 
     Raises:
         torch.OutOfMemoryError: not even one frame fits.
     """
-    batches = [patch_batch(frame) for frame in pending]
+    batches = patch_batches(pending)
     try:
         encoded = model.encode(batches)
     except torch.OutOfMemoryError:
@@ -42,4 +54,6 @@ def encode_pending(model: VisionLanguageModel, pending: Sequence[StreamFrame]) -
     for frame, tokens in zip(pending, encoded, strict=True):
         frame.tokens = tokens
         frame.patches = None
-    return [model.tower_flops([batch]) for batch in batches]
+    for _, alike in itertools.groupby(pending, attrgetter("grid")):
+        place_frames(model, list(alike))
+    return batches

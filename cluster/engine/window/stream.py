@@ -253,7 +253,7 @@ class Stream:
         context = np.array([[window], [frames[0].first]])
         for frame, tokens in per_frame(frames, computed):
             assert frame.computed is not None
-            frame.computed[:, tokens] = context
+            frame.computed[:, ... if tokens.all() else tokens] = context
         # Without a pool, this is what counts them.
         self.kv.resize(len(computed))
 
@@ -425,7 +425,7 @@ def place_frames(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> N
         cells = torch.cat([encoded_tokens(frame).cells for frame in new])
         positions = model.token_positions(0, time, slot, cells, new[0].grid)
         for frame, mine in zip(new, torch.split(positions, counts, dim=1), strict=True):
-            frame.positions = mine
+            frame.positions = mine.clone()
 
 
 def frame_spans(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:

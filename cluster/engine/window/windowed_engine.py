@@ -24,7 +24,7 @@ from cluster.engine.window.windows import FIRST_WINDOWS, WindowClock, WindowSpan
 from cluster.errors import ConfigError, ModelError, NotReadyError
 from cluster.memory.frame_retrieval import FrameReads, make_frame_retrieval
 from cluster.memory.head_memory import KVSink
-from cluster.models.base import VisionLanguageModel
+from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.types import (
     MICROSECONDS,
     Answer,
@@ -136,8 +136,8 @@ class WindowedEngine(ABC):
         """Compute a batch of windows, one per stream; returns results and the seconds of tower, planning and language
         model."""
 
-    def _encode_frames(self, frames: Sequence[StreamFrame]) -> Sequence[int]:
-        """Encode pending frames; FLOPs of each."""
+    def _encode_frames(self, frames: Sequence[StreamFrame]) -> Sequence[PatchBatch]:
+        """Encode pending frames; what the tower was given of each."""
         return encode_pending(self.model, frames)
 
     def _stream_kv(self) -> StreamKV:
@@ -300,9 +300,9 @@ class WindowedEngine(ABC):
 
     def _encode(self, work: Sequence[WindowWork]) -> None:
         pending = [[frame for frame in each.frames if frame.tokens is None] for each in work]
-        flops = iter(self._encode_frames([frame for frames in pending for frame in frames]))
+        batches = iter(self._encode_frames([frame for frames in pending for frame in frames]))
         for each, frames in zip(work, pending, strict=True):
-            each.tower_flops += sum(itertools.islice(flops, len(frames)))
+            each.tower_flops += self.model.tower_flops(list(itertools.islice(batches, len(frames))))
             each.encoded += sum(frame.size for frame in frames)
             text = next((len(frame.tokens) - frame.size for frame in frames if frame.tokens and frame.size), None)
             self._frame_text = self._frame_text if text is None else text

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from cluster.engine.native import NativeEngine
-from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError
 from cluster.lab.bench import gpu_measure
@@ -368,5 +368,5 @@ def _tower(rig: Rig, cuda: FakeCuda, frames: int) -> int:
     """Launches of the tower for so many frames."""
     samples = itertools.islice(itertools.cycle(camera_samples(rig.model.geometry)), frames)
     cuda.reset()
-    rig.model.encode([patch_batch(StreamFrame.of(sample)) for sample in samples])
+    rig.model.encode(patch_batches([StreamFrame.of(sample) for sample in samples]))
     return sum(cuda.launches.values())

@@ -20,7 +20,7 @@ import torch
 from cluster.codec.nvdec import NvdecError, shared_nvdec
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.graphed_decode import DecodeStep
-from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windowed_engine import WindowedEngine
 from cluster.errors import CapacityError, ConfigError
@@ -300,7 +300,7 @@ class Rig:
         """transformers' own full computation of a window beside ours, one camera."""
         samples = [sample for sample in self.full if sample.pts < self.full[0].pts + WINDOW_S * MICROSECONDS]
         frames = [StreamFrame.of(sample, time_s=(sample.pts - samples[0].pts) / MICROSECONDS) for sample in samples]
-        batches, times = [patch_batch(frame) for frame in frames], [frame.time_s for frame in frames]
+        batches, times = patch_batches(frames), [frame.time_s for frame in frames]
         question = SPEC.questions[0].text
         theirs = self.seconds(lambda: self.model.reference_logits(batches, times, question))
         ours = self.measure(self.full, anew=True).seconds

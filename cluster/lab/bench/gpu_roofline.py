@@ -20,7 +20,7 @@ import torch
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.kernels.slots import ROWS as ATTENTION_ROWS
 from cluster.engine.native.passes import ahead_rows, pass_rows
-from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.kv import MEMORY_SHARE, MOST_SLOTS, gpu_pool_bytes
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windowed_engine import WindowStats
@@ -101,7 +101,7 @@ def _load(shape: str, model: VisionLanguageModel, clip: Path) -> WindowLoad:
     sampled = read_clip(clip, model.geometry, fps=2.0, at_least=seconds, at_most=seconds)
     samples = prune_clip(sampled, SPEC.stream, "replenish").samples
     strides = span_seconds(samples) / STRIDE_S
-    patches = [patch_batch(StreamFrame.of(sample)) for sample in samples]
+    patches = patch_batches([StreamFrame.of(sample) for sample in samples])
     windows = _windows(shape, samples)
     return WindowLoad(
         clip=clip.stem,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native.engine import NativeEngine
-from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS, FrameSample, StreamSpec, WindowRequest
@@ -60,7 +60,7 @@ def against_library(
             ours = engine.answer(request)
             seen = whole[: index + 1]
             times_s = [(each.pts - first) / MICROSECONDS for each in seen]
-            batches = [patch_batch(StreamFrame.of(each, time_s=time)) for each, time in zip(seen, times_s, strict=True)]
+            batches = patch_batches([StreamFrame.of(each, time_s=t) for each, t in zip(seen, times_s, strict=True)])
             reference = model.reference_logits(batches, times_s, spec.questions[0].text)
             yield LogitPair(ours, reference[None].float())
 

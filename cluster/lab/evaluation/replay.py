@@ -18,7 +18,7 @@ from av.video.frame import VideoFrame
 
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
-from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windows import opening_index, window_time
 from cluster.errors import SourceError
@@ -218,7 +218,7 @@ class _SettingStream:
             self._origin = sample.pts
             self._frames.clear()
         if self.setting.tower == "every window":
-            batch = patch_batch(StreamFrame.of(sample))
+            (batch,) = patch_batches([StreamFrame.of(sample)])
             self._frames.append(_WindowFrame(sample.pts, sample.duration, sample.complete, batch))
         self._answer(self.engine.push(replace(sample, stream=self.spec.stream)))
 

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
 
-from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.score import YesNoScore
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError, NotReadyError
@@ -30,7 +30,7 @@ def test_full_windows_are_what_transformers_computes(family: Any, spec: Any) -> 
 
     yes, no = family.model.yes_no_ids()
     score = YesNoScore(yes, no, temperature=1.0, bias=0.0, device=torch.device("cpu"))
-    batches = [patch_batch(StreamFrame.of(sample)) for sample in samples]
+    batches = patch_batches([StreamFrame.of(sample) for sample in samples])
     expected = []
     for end in (2, 4):
         times = [sample.pts / MICROSECONDS for sample in samples[:end]]

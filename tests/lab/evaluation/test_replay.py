@@ -12,7 +12,7 @@ from av.video.frame import PictureType
 from evaluation_cases import QUESTIONS, SHAPE
 
 from cluster.codec.processor import CodecOptions
-from cluster.engine.window.encode import patch_batch
+from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import SourceError
 from cluster.lab.bench.frames import prune_clip, read_clip
@@ -192,7 +192,7 @@ def test_settings_share_the_tower_and_each_pays_for_it(tiny_engine, street):
 def test_similar_patches_are_reused_and_the_others_computed(tiny_engine, street):
     """By brute force: tokens of frames whose changed groups alone were encoded, the rest as they last were."""
     model = tiny_engine.model
-    frames = [patch_batch(StreamFrame.of(sample)) for sample in _whole(tiny_engine, street)[:6]]
+    frames = patch_batches([StreamFrame.of(sample) for sample in _whole(tiny_engine, street)[:6]])
     reuse, cache = SimilarityReuse(model, 0.999), TowerCache(model)
     with reuse(cache):
         found = model.encode(frames[:3]) + model.encode(frames[3:])

@@ -42,15 +42,9 @@ class SlotsKernel(Kernel[SlotTables]):
     """CUDA kernel for fp32, fp16 and bf16; Triton's interpreter runs it on a CPU."""
 
     def prepare(self, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], like: Tensor) -> SlotTables:
-        blocks: list[IntArray] = []
-        rows: list[IntArray] = []
-        start = first = 0
-        for table, runs in zip(tables, streams, strict=True):
-            seen = visible_slots(runs)
-            blocks.append(_blocks(seen, first, start))
-            rows.append(seen)
-            first, start = first + len(seen), start + len(table)
-        arrays = np.concatenate(tables), np.concatenate(blocks), np.concatenate(rows)
+        rows = visible_slots([run for runs in streams for run in runs])
+        blocks = _blocks(rows, [sum(run.count for run in runs) for runs in streams], [len(table) for table in tables])
+        arrays = np.concatenate(tables), blocks, rows
         return SlotTables(*(torch.from_numpy(array.astype(np.int32)).to(like.device) for array in arrays))
 
     def static_inputs(self, rows: int, slots: int, device: torch.device) -> SlotTables:
@@ -82,19 +76,22 @@ def visible_slots(runs: Sequence[Run]) -> IntArray:
     return np.stack((np.where(joined, stop, prefix), np.where(joined, 0, tail), np.where(joined, 0, stop)), axis=1)
 
 
-def _blocks(seen: IntArray, first: int, start: int) -> IntArray:
-    """Blocks of at most ``ROWS`` rows of one stream."""
-    cuts = np.arange(0, len(seen), ROWS)
-    if not len(cuts):
+def _blocks(seen: IntArray, counts: Sequence[int], slots: Sequence[int]) -> IntArray:
+    """Blocks of at most ``ROWS`` rows, each of one stream; ``counts`` rows and ``slots`` of each stream."""
+    ends = np.cumsum(counts)
+    per_stream = -(-np.array(counts) // ROWS)
+    stream = np.repeat(np.arange(len(counts)), per_stream)
+    if not len(stream):
         return np.zeros((0, 6), np.int64)
+    number = np.arange(len(stream)) - (np.cumsum(per_stream) - per_stream)[stream]
+    cuts = (ends - counts)[stream] + ROWS * number
     prefix, tail, stop = seen.T
-    ends = np.minimum(cuts + ROWS, len(seen))
     tails = np.where(stop > 0, tail, np.iinfo(np.int64).max)
     last = np.maximum.reduceat(stop, cuts)
     begin = np.where(last > 0, np.minimum.reduceat(tails, cuts), 0)
-    return np.stack(
-        (cuts + first, ends - cuts, np.full(len(cuts), start), np.maximum.reduceat(prefix, cuts), begin, last), 1
-    )
+    rows = np.minimum(cuts + ROWS, ends[stream]) - cuts
+    table = (np.cumsum(slots) - slots)[stream]
+    return np.stack((cuts, rows, table, np.maximum.reduceat(prefix, cuts), begin, last), 1)
 
 
 @torch.library.custom_op("sightline::slot_attention", mutates_args=())
