@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.codec.nal import FRAMED_CODECS, HEVC_PPS, HEVC_VPS, starts_decoding, unit_starts
+from cluster.codec.nal import FRAMED_CODECS, HEVC_PPS, HEVC_VPS, starts_decoding, unit_kind, unit_starts
 from cluster.codec.source import StreamHeader
 from cluster.types import MICROSECONDS, EncodedPacket
 
