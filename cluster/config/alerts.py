@@ -17,60 +17,37 @@ from cluster.registry import sinks
 class ClipsConfig(Section):
     """Snapshots and clips of incidents."""
 
-    enabled: bool = Field(default=True, description="Keep a snapshot and a clip of each incident.")
-    folder: str | None = Field(
-        default=None,
-        description="Folder of snapshots and clips; null takes `clips` in alerts.folder, or keeps them until the "
-        "cluster stops where that is null too.",
-    )
-    before_s: Duration = Field(default=10.0, ge=0, le=300, description="Lead time of a clip before its incident.")
-    after_s: Duration = Field(default=10.0, ge=0, le=300, description="Time that a clip continues after the alert.")
-    longest_s: Duration = Field(
-        default=120.0, ge=2, le=900, description="Longest clip; longer ones are cut at the beginning."
-    )
-    at_end: bool = Field(
-        default=False, description="Record a second clip when an incident ends, unless the first one shows its end."
-    )
-    ring_bytes: Size = Field(
-        default=2**30,
-        ge=2**20,
-        description="Size of a decoder process's packet rings for all its cameras, from which clips begin before "
-        "their incident: bytes, or a size like 1GiB (the default, which 25 cameras of 4 Mbit/s take).",
-    )
-    ring_camera_bytes: Size = Field(
-        default=48 * 2**20,
-        ge=2**18,
-        description="The same of one camera, like 48MiB (the default, 4.8 Mbit/s with windows of 40 s every 8 s).",
-    )
-    max_bytes: Size = Field(
-        default=10 * 2**30, ge=2**20, description="Size limit of snapshots and clips; the oldest are deleted."
-    )
-    keep_free: Size = Field(
-        default=256 * 2**20,
-        ge=0,
-        description="Free disk space below which no clip is written.",
-    )
-    retention: Duration = Field(
-        default=30 * 86_400.0, ge=1, description="Age at which snapshots and clips are deleted, like 30d."
-    )
-    at_once: int = Field(
-        default=256,
-        ge=1,
-        le=10_000,
-        description="Concurrent clips; further incidents get none, which is noted in them.",
-    )
-    reencode_height: int = Field(
-        default=720,
-        ge=144,
-        le=2160,
-        description="Largest picture height of re-encoded clips: of cameras with privacy masks, or that do "
-        "not send H.264.",
-    )
-    url: str = Field(
-        default="",
-        description="Address of the gateway's HTTP port as people reach it, like https://sightline.example: alerts "
-        "link to snapshots and clips there. Without it the links have no host.",
-    )
+    enabled: bool = True
+    """Keep a snapshot and a clip of each incident."""
+    folder: str | None = None
+    """Folder of snapshots and clips; null takes `clips` in alerts.folder, or keeps them until the cluster stops where
+    that is null too."""
+    before_s: Duration = Field(default=10.0, ge=0, le=300)
+    """Lead time of a clip before its incident."""
+    after_s: Duration = Field(default=10.0, ge=0, le=300)
+    """Time that a clip continues after the alert."""
+    longest_s: Duration = Field(default=120.0, ge=2, le=900)
+    """Longest clip; longer ones are cut at the beginning."""
+    at_end: bool = False
+    """Record a second clip when an incident ends, unless the first one shows its end."""
+    ring_bytes: Size = Field(default=2**30, ge=2**20)
+    """Size of a decoder process's packet rings for all its cameras, from which clips begin before their incident:
+    bytes, or a size like 1GiB (the default, which 25 cameras of 4 Mbit/s take)."""
+    ring_camera_bytes: Size = Field(default=48 * 2**20, ge=2**18)
+    """The same of one camera, like 48MiB (the default, 4.8 Mbit/s with windows of 40 s every 8 s)."""
+    max_bytes: Size = Field(default=10 * 2**30, ge=2**20)
+    """Size limit of snapshots and clips; the oldest are deleted."""
+    keep_free: Size = Field(default=256 * 2**20, ge=0)
+    """Free disk space below which no clip is written."""
+    retention: Duration = Field(default=30 * 86_400.0, ge=1)
+    """Age at which snapshots and clips are deleted, like 30d."""
+    at_once: int = Field(default=256, ge=1, le=10_000)
+    """Concurrent clips; further incidents get none, which is noted in them."""
+    reencode_height: int = Field(default=720, ge=144, le=2160)
+    """Largest picture height of re-encoded clips: of cameras with privacy masks, or that do not send H.264."""
+    url: str = ""
+    """Address of the gateway's HTTP port as people reach it, like https://sightline.example: alerts link to snapshots
+    and clips there. Without it the links have no host."""
 
     @model_validator(mode="after")
     def _fits(self) -> ClipsConfig:
@@ -100,14 +77,14 @@ EventKind = Literal["new", "update", "end"]
 class QuietHoursConfig(Section):
     """Hours in which a sink gets only what is grave, and the ends of what it was told before."""
 
-    start: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Begin, like 22:00.")
-    end: str = Field(
-        pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="End, like 06:30; before start: on the next day."
-    )
-    timezone: str = Field(default="UTC", description="Time zone of both, like Europe/Berlin.")
-    min_severity: Severity | None = Field(
-        default="critical", description="Lowest severity that is sent all the same; null: none."
-    )
+    start: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    """Begin, like 22:00."""
+    end: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    """End, like 06:30; before start: on the next day."""
+    timezone: str = "UTC"
+    """Time zone of both, like Europe/Berlin."""
+    min_severity: Severity | None = "critical"
+    """Lowest severity that is sent all the same; null: none."""
 
     @field_validator("timezone")
     @classmethod
@@ -134,24 +111,21 @@ class QuietHoursConfig(Section):
 class SinkConfig(Section):
     """A destination of alerts."""
 
-    name: str = Field(
-        min_length=1, max_length=64, pattern=r"^[\w.-]+$", description="Name of the sink: letters, digits, _ . -"
-    )
-    kind: str = Field(description="Kind: webhook, notify, homeassistant, mqtt, kafka, alertmanager or log.")
-    options: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="Parameters of the sink, see docs/alerts.md."
-    )
-    min_severity: Severity = Field(default="info", description="Lowest severity of incidents that are sent.")
-    cameras: list[str] = Field(
-        default_factory=list, description="Only incidents of cameras that match one of these patterns with * and ?."
-    )
-    events: list[EventKind] = Field(
-        default=["new", "update", "end"], min_length=1, description="Which events are sent."
-    )
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")
+    """Name of the sink: letters, digits, _ . -"""
+    kind: str
+    """Kind: webhook, notify, homeassistant, mqtt, kafka, alertmanager or log."""
+    options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Parameters of the sink, see docs/alerts.md."""
+    min_severity: Severity = "info"
+    """Lowest severity of incidents that are sent."""
+    cameras: list[str] = Field(default_factory=list)
+    """Only incidents of cameras that match one of these patterns with * and ?."""
+    events: list[EventKind] = Field(default=["new", "update", "end"], min_length=1)
+    """Which events are sent."""
 
-    quiet_hours: QuietHoursConfig | None = Field(
-        default=None, description="Hours in which only grave incidents are sent; null: none."
-    )
+    quiet_hours: QuietHoursConfig | None = None
+    """Hours in which only grave incidents are sent; null: none."""
 
     def watches(self, camera: str) -> bool:
         """Whether the camera's incidents are for this sink."""
@@ -201,7 +175,8 @@ _SEVERITY = "Severity of its incidents."
 class ConditionConfig(Section):
     """One camera state that opens an incident."""
 
-    enabled: bool = Field(default=True, description="Whether this condition is checked.")
+    enabled: bool = True
+    """Whether this condition is checked."""
     after_s: Duration = Field(default=30.0, gt=0, le=86_400, description=_AFTER)
     severity: Severity = Field(default="warning", description=_SEVERITY)
 
@@ -228,12 +203,8 @@ class CoveredConfig(ConditionConfig):
 class SceneChangeConfig(ConditionConfig):
     """The camera was turned."""
 
-    after_s: Duration = Field(
-        default=30.0,
-        gt=0,
-        le=240,
-        description="Time it must last, at most 240 s: after 300 s the new scene is the reference.",
-    )
+    after_s: Duration = Field(default=30.0, gt=0, le=240)
+    """Time it must last, at most 240 s: after 300 s the new scene is the reference."""
 
 
 class UnansweredConfig(ConditionConfig):
@@ -246,77 +217,66 @@ class UnansweredConfig(ConditionConfig):
 class HealthConfig(Section):
     """Incidents of the cameras themselves, from reports of decoders and replicas."""
 
-    offline: OfflineConfig = Field(default_factory=OfflineConfig, description="camera-offline: no pictures arrive.")
-    frozen: FrozenConfig = Field(
-        default_factory=FrozenConfig,
-        description="frozen-image: pictures arrive without any change, not even noise; after_s "
-        "should be some of the camera's keyframe intervals.",
-    )
-    covered: CoveredConfig = Field(
-        default_factory=CoveredConfig, description="covered-lens: the picture has suddenly lost its contrast."
-    )
-    scene_change: SceneChangeConfig = Field(
-        default_factory=SceneChangeConfig,
-        description="scene-change: most of the picture shows another scene, as after turning the camera.",
-    )
-    unanswered: UnansweredConfig = Field(
-        default_factory=UnansweredConfig,
-        description="camera-unanswered: pictures arrive, but no window is answered for at least eight strides; "
-        "shed cameras are exempt.",
-    )
-    clear_s: Duration = Field(
-        default=10.0, ge=0, le=3600, description="Time a condition must be gone before its incident ends."
-    )
+    offline: OfflineConfig = Field(default_factory=OfflineConfig)
+    """camera-offline: no pictures arrive."""
+    frozen: FrozenConfig = Field(default_factory=FrozenConfig)
+    """frozen-image: pictures arrive without any change, not even noise; after_s should be some of the camera's keyframe
+    intervals."""
+    covered: CoveredConfig = Field(default_factory=CoveredConfig)
+    """covered-lens: the picture has suddenly lost its contrast."""
+    scene_change: SceneChangeConfig = Field(default_factory=SceneChangeConfig)
+    """scene-change: most of the picture shows another scene, as after turning the camera."""
+    unanswered: UnansweredConfig = Field(default_factory=UnansweredConfig)
+    """camera-unanswered: pictures arrive, but no window is answered for at least eight strides; shed cameras are
+    exempt."""
+    clear_s: Duration = Field(default=10.0, ge=0, le=3600)
+    """Time a condition must be gone before its incident ends."""
 
 
 class RetryConfig(Section):
     """Backoff of a sink that does not accept an alert."""
 
-    first_s: Duration = Field(
-        default=0.5, gt=0, le=60, description="Seconds before the second attempt; doubled after each."
-    )
-    longest_s: Duration = Field(default=60.0, gt=0, le=3600, description="Longest wait between two attempts.")
-    give_up_s: Duration = Field(
-        default=86_400.0, gt=0, description="Age of an alert from which a failure makes it a dead letter: like 24h."
-    )
+    first_s: Duration = Field(default=0.5, gt=0, le=60)
+    """Seconds before the second attempt; doubled after each."""
+    longest_s: Duration = Field(default=60.0, gt=0, le=3600)
+    """Longest wait between two attempts."""
+    give_up_s: Duration = Field(default=86_400.0, gt=0)
+    """Age of an alert from which a failure makes it a dead letter: like 24h."""
 
 
 class AlertsConfig(Section):
     """Default incident rules, which questions may override, and the sinks of alerts."""
 
-    enabled: bool = Field(default=True, description="Enable incidents and alerts.")
-    folder: str | None = Field(
-        default=None,
-        description="Folder of the incident database; null keeps it until the cluster stops.",
-    )
-    consecutive: int = Field(
-        default=2, ge=1, le=1000, description="Positive windows in a row that open an incident (CodecSight: 2)."
-    )
-    release: int = Field(default=2, ge=1, le=1000, description="Negative windows in a row that end it.")
-    hysteresis: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="An incident stays open down to the question's threshold less this, at least half of it.",
-    )
-    cooldown_s: Duration = Field(
-        default=60.0, ge=0, description="Cooldown before the question can open another incident: seconds, or like 5m."
-    )
-    update_s: Duration = Field(default=60.0, gt=0, description="Interval of updates of an open incident.")
-    stale_s: Duration = Field(default=300.0, gt=0, description="Close the incident after this long without answers.")
-    severity: Severity = Field(default="warning", description="Severity of incidents of questions.")
-    health: HealthConfig = Field(default_factory=HealthConfig, description="Incidents of camera health.")
-    sinks: list[SinkConfig] = Field(default_factory=list, description="Destinations of alerts.")
-    retry: RetryConfig = Field(default_factory=RetryConfig, description="Retries of failed deliveries.")
-    max_events: int = Field(
-        default=10_000, ge=100, description="Most alerts kept; beyond it the oldest delivered ones are deleted."
-    )
-    max_bytes: Size = Field(
-        default=64 * 2**20, ge=2**20, description="Size limit of the database: bytes, or like 64MiB."
-    )
-    retention: Duration = Field(
-        default=30 * 86_400.0, ge=60, description="Age at which ended incidents are deleted, like 30d."
-    )
+    enabled: bool = True
+    """Enable incidents and alerts."""
+    folder: str | None = None
+    """Folder of the incident database; null keeps it until the cluster stops."""
+    consecutive: int = Field(default=2, ge=1, le=1000)
+    """Positive windows in a row that open an incident (CodecSight: 2)."""
+    release: int = Field(default=2, ge=1, le=1000)
+    """Negative windows in a row that end it."""
+    hysteresis: float = Field(default=0.1, ge=0, lt=1)
+    """An incident stays open down to the question's threshold less this, at least half of it."""
+    cooldown_s: Duration = Field(default=60.0, ge=0)
+    """Cooldown before the question can open another incident: seconds, or like 5m."""
+    update_s: Duration = Field(default=60.0, gt=0)
+    """Interval of updates of an open incident."""
+    stale_s: Duration = Field(default=300.0, gt=0)
+    """Close the incident after this long without answers."""
+    severity: Severity = "warning"
+    """Severity of incidents of questions."""
+    health: HealthConfig = Field(default_factory=HealthConfig)
+    """Incidents of camera health."""
+    sinks: list[SinkConfig] = Field(default_factory=list)
+    """Destinations of alerts."""
+    retry: RetryConfig = Field(default_factory=RetryConfig)
+    """Retries of failed deliveries."""
+    max_events: int = Field(default=10_000, ge=100)
+    """Most alerts kept; beyond it the oldest delivered ones are deleted."""
+    max_bytes: Size = Field(default=64 * 2**20, ge=2**20)
+    """Size limit of the database: bytes, or like 64MiB."""
+    retention: Duration = Field(default=30 * 86_400.0, ge=60)
+    """Age at which ended incidents are deleted, like 30d."""
 
     @field_validator("sinks")
     @classmethod

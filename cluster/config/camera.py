@@ -19,119 +19,94 @@ from cluster.types import Question, StreamSpec
 class PruningConfig(Section):
     """The pruning policy and its parameters."""
 
-    policy: Annotated[str, OneOf(pruners)] = Field(
-        default="replenish",
-        description="replenish (ours: keeps cells that differ from when they were last encoded), codecsight (as "
-        "published) or none.",
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Parameters of the policy by name; missing ones have its own defaults.",
-    )
+    policy: Annotated[str, OneOf(pruners)] = "replenish"
+    """replenish (ours: keeps cells that differ from when they were last encoded), codecsight (as published) or none."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the policy by name; missing ones have its own defaults."""
 
 
 class SamplingConfig(Section):
     """Frames sampled from the decoded stream; sampling itself does not reduce decoding."""
 
-    fps: float = Field(default=2.0, gt=0, le=60, description="Frames sampled per second of the camera's clock.")
-    anchor_interval_s: float = Field(
-        default=8.0,
-        gt=0,
-        description="Seconds between anchors, the samples that keep every patch; must not exceed window.length_s.",
-    )
-    lazy_decode: Literal["off", "auto"] = Field(
-        default="off",
-        description="auto: leave H.264 and HEVC packets undecoded while their sizes and quantisers say that nothing "
-        "happens, on the CPU. Decoding turns full again by itself where that misses change.",
-    )
+    fps: float = Field(default=2.0, gt=0, le=60)
+    """Frames sampled per second of the camera's clock."""
+    anchor_interval_s: float = Field(default=8.0, gt=0)
+    """Seconds between anchors, the samples that keep every patch; must not exceed window.length_s."""
+    lazy_decode: Literal["off", "auto"] = "off"
+    """auto: leave H.264 and HEVC packets undecoded while their sizes and quantisers say that nothing happens, on the
+    CPU. Decoding turns full again by itself where that misses change."""
 
 
 class WindowConfig(Section):
     """Length, stride and refresh of every camera's window."""
 
-    length_s: float = Field(default=40.0, gt=0, le=3600, description="Seconds of video a question is answered on.")
-    stride_s: float = Field(default=8.0, gt=0, description="Seconds between two answers; must not exceed length_s.")
-    refresh: Annotated[str, OneOf(refresh_policies)] = Field(
-        default="anchors",
-        description="Which reused tokens are recomputed: all, none, anchors, first_n, shifted, random, "
-        "topk_deviation (CacheBlend), first_percent (VLCache) or budget (ours).",
-    )
-    refresh_budget: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Share of the reused tokens to recompute, 0..1; null leaves it to the policy.",
-    )
-    static_gate: bool = Field(
-        default=True, description="Repeat the last answer without computing while nothing moves in the stride."
-    )
-    max_idle_s: float = Field(
-        default=60.0, ge=0, description="Longest time in seconds that the static gate may repeat an answer."
-    )
+    length_s: float = Field(default=40.0, gt=0, le=3600)
+    """Seconds of video a question is answered on."""
+    stride_s: float = Field(default=8.0, gt=0)
+    """Seconds between two answers; must not exceed length_s."""
+    refresh: Annotated[str, OneOf(refresh_policies)] = "anchors"
+    """Which reused tokens are recomputed: all, none, anchors, first_n, shifted, random, topk_deviation (CacheBlend),
+    first_percent (VLCache) or budget (ours)."""
+    refresh_budget: float | None = Field(default=None, ge=0, le=1)
+    """Share of the reused tokens to recompute, 0..1; null leaves it to the policy."""
+    static_gate: bool = True
+    """Repeat the last answer without computing while nothing moves in the stride."""
+    max_idle_s: float = Field(default=60.0, ge=0)
+    """Longest time in seconds that the static gate may repeat an answer."""
 
 
 class BackoffConfig(Section):
     """Exponential backoff between attempts to reach a source, with an upper bound and jitter."""
 
-    initial_s: float = Field(default=0.5, gt=0, description="Seconds before the first retry.")
-    max_s: float = Field(default=30.0, gt=0, description="Longest wait in seconds; must not be below initial_s.")
-    jitter: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="Random share of the wait, 0..1, so that cameras do not reconnect simultaneously.",
-    )
+    initial_s: float = Field(default=0.5, gt=0)
+    """Seconds before the first retry."""
+    max_s: float = Field(default=30.0, gt=0)
+    """Longest wait in seconds; must not be below initial_s."""
+    jitter: float = Field(default=0.2, ge=0, le=1)
+    """Random share of the wait, 0..1, so that cameras do not reconnect simultaneously."""
 
 
 class SourceConfig(Section):
     """Timeouts and playback of sources; a camera overrides them under ``source_options``."""
 
-    connect_timeout_s: float = Field(default=5.0, gt=0, description="Seconds a camera may take to connect.")
-    frozen_timeout_s: float = Field(
-        default=10.0, gt=0, description="Seconds without a packet after which a camera counts as frozen."
-    )
-    backoff: BackoffConfig = Field(default_factory=BackoffConfig, description="Waiting between attempts to reconnect.")
-    loop: bool = Field(default=False, description="Files: loop, with continuous timestamps.")
-    realtime: bool = Field(
-        default=False, description="Files: deliver packets in real time instead of as fast as possible."
-    )
-    speed: float = Field(default=1.0, gt=0, le=1000, description="Files with realtime: playback speed.")
-    decoded_bytes: int = Field(
-        default=192 * 2**20,
-        ge=2**20,
-        description="Bytes of decoded pictures that a camera's decoder may hold: in 8 bit 2.25 a pixel (H.264, HEVC) "
-        "for each reference that its stream asks for and two more. A stream that asks for more is not decoded, and the "
-        "camera says so. Default 192 MiB: 4K with 8 references; 8K with 4 takes 430 MiB.",
-    )
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+    """Seconds a camera may take to connect."""
+    frozen_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds without a packet after which a camera counts as frozen."""
+    backoff: BackoffConfig = Field(default_factory=BackoffConfig)
+    """Waiting between attempts to reconnect."""
+    loop: bool = False
+    """Files: loop, with continuous timestamps."""
+    realtime: bool = False
+    """Files: deliver packets in real time instead of as fast as possible."""
+    speed: float = Field(default=1.0, gt=0, le=1000)
+    """Files with realtime: playback speed."""
+    decoded_bytes: int = Field(default=192 * 2**20, ge=2**20)
+    """Bytes of decoded pictures that a camera's decoder may hold: in 8 bit 2.25 a pixel (H.264, HEVC) for each
+    reference that its stream asks for and two more. A stream that asks for more is not decoded, and the camera says so.
+    Default 192 MiB: 4K with 8 references; 8K with 4 takes 430 MiB."""
 
 
 class QuestionConfig(Section):
     """One standing yes/no question."""
 
-    id: str = Field(
-        min_length=1,
-        max_length=64,
-        pattern=r"^[\w.-]+$",
-        description="Short name of the question: letters, digits, _ . -",
-    )
-    text: str = Field(min_length=1, max_length=2000, description="Yes/no question in plain language.")
-    threshold: float = Field(
-        default=0.5, gt=0, lt=1, description="Answers with a score at or above it are positive, 0..1."
-    )
-    explain: bool = Field(default=False, description="Also generate an explanation; costs time on every window.")
+    id: str = Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")
+    """Short name of the question: letters, digits, _ . -"""
+    text: str = Field(min_length=1, max_length=2000)
+    """Yes/no question in plain language."""
+    threshold: float = Field(default=0.5, gt=0, lt=1)
+    """Answers with a score at or above it are positive, 0..1."""
+    explain: bool = False
+    """Also generate an explanation; costs time on every window."""
 
-    consecutive: int | None = Field(
-        default=None, ge=1, le=1000, description="Positive windows in a row that open an incident; null: as in alerts."
-    )
-    cooldown_s: Duration | None = Field(
-        default=None, ge=0, description="Cooldown before the next incident; null: as in alerts."
-    )
-    severity: Literal["info", "warning", "critical"] | None = Field(
-        default=None, description="Severity of its incidents; null: as in alerts."
-    )
-    when: ScheduleConfig | None = Field(
-        default=None, description="Days and hours in which it is asked; null: always. Not asked, it costs nothing."
-    )
+    consecutive: int | None = Field(default=None, ge=1, le=1000)
+    """Positive windows in a row that open an incident; null: as in alerts."""
+    cooldown_s: Duration | None = Field(default=None, ge=0)
+    """Cooldown before the next incident; null: as in alerts."""
+    severity: Literal["info", "warning", "critical"] | None = None
+    """Severity of its incidents; null: as in alerts."""
+    when: ScheduleConfig | None = None
+    """Days and hours in which it is asked; null: always. Not asked, it costs nothing."""
 
     @field_validator("id")
     @classmethod
@@ -169,69 +144,66 @@ PriorityName: TypeAlias = Literal["critical", "normal", "background"]
 class CameraEntry(Section):
     """A camera as declared: a section given here overrides single keys of the global one."""
 
-    name: str = Field(
-        min_length=1,
-        max_length=128,
-        pattern=r"^[\w-][\w.-]*$",
-        description="Unique name of the camera: letters, digits, _ . -, and no dot first",
-    )
-    source: Annotated[SourceAddress, AfterValidator(check_address)] = Field(
-        default=SourceAddress(),
-        description="rtsp(s)://, http(s):// (HLS, MPEG-TS, MJPEG) or rtmp(s):// address, path of a video file, "
-        "v4l2:///dev/video0 for a USB camera that sends MJPEG, or empty for a camera that pushes over gRPC.",
-    )
-    paused: bool = Field(default=False, description="Neither connected nor decoded nor asked; what it remembers stays.")
-    priority: PriorityName = Field(
-        default="normal",
-        description="critical: kept on time at the others' expense; background: shed first.",
-    )
-    sampling: SamplingConfig | None = Field(
-        default=None, description="Keys that differ from the global sampling section."
-    )
-    pruning: PruningConfig | None = Field(default=None, description="Keys that differ from the global pruning section.")
-    window: WindowConfig | None = Field(default=None, description="Keys that differ from the global window section.")
-    memory: MemoryConfig | None = Field(default=None, description="Keys that differ from the global memory section.")
-    source_options: SourceConfig | None = Field(
-        default=None, description="Keys that differ from the global source section."
-    )
-    decode: DecodeName | None = Field(
-        default=None, description="Where this camera is decoded: auto, cuda or cpu; null: as in cluster.decode."
-    )
-    questions: list[QuestionConfig] | None = Field(
-        default=None, description="Questions of this camera, in place of the global ones."
-    )
-    privacy_masks: list[PicturePolygon] = Field(
-        default_factory=list,
-        max_length=MAX_MASKS,
-        description="Parts of the picture that are blacked out before any processing: each a list of points [x, y], "
-        "text like '0,0 0.3,0 0.3,0.5', or a rectangle {x, y, width, height}, in shares of the picture 0..1.",
-    )
-    zones: list[PicturePolygon] = Field(
-        default_factory=list,
-        max_length=MAX_ZONES,
-        description="Parts of the picture that are outlined for the model in red, yellow, blue and green, in this "
-        "order; questions name them by that, as in 'Is anyone inside the red zone?'. Written as privacy masks are.",
-    )
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[\w-][\w.-]*$")
+    """Unique name of the camera: letters, digits, _ . -, and no dot first"""
+    source: Annotated[SourceAddress, AfterValidator(check_address)] = SourceAddress()
+    """rtsp(s)://, http(s):// (HLS, MPEG-TS, MJPEG) or rtmp(s):// address, path of a video file, v4l2:///dev/video0 for
+    a USB camera that sends MJPEG, or empty for a camera that pushes over gRPC."""
+    paused: bool = False
+    """Neither connected nor decoded nor asked; what it remembers stays."""
+    priority: PriorityName = "normal"
+    """critical: kept on time at the others' expense; background: shed first."""
+    sampling: SamplingConfig | None = None
+    """Keys that differ from the global sampling section."""
+    pruning: PruningConfig | None = None
+    """Keys that differ from the global pruning section."""
+    window: WindowConfig | None = None
+    """Keys that differ from the global window section."""
+    memory: MemoryConfig | None = None
+    """Keys that differ from the global memory section."""
+    source_options: SourceConfig | None = None
+    """Keys that differ from the global source section."""
+    decode: DecodeName | None = None
+    """Where this camera is decoded: auto, cuda or cpu; null: as in cluster.decode."""
+    questions: list[QuestionConfig] | None = None
+    """Questions of this camera, in place of the global ones."""
+    privacy_masks: list[PicturePolygon] = Field(default_factory=list, max_length=MAX_MASKS)
+    """Parts of the picture that are blacked out before any processing: each a list of points [x, y], text like '0,0
+    0.3,0 0.3,0.5', or a rectangle {x, y, width, height}, in shares of the picture 0..1."""
+    zones: list[PicturePolygon] = Field(default_factory=list, max_length=MAX_ZONES)
+    """Parts of the picture that are outlined for the model in red, yellow, blue and green, in this order; questions
+    name them by that, as in 'Is anyone inside the red zone?'. Written as privacy masks are."""
 
 
 class CameraConfig(Section):
     """A camera with every setting resolved (global sections, then its own keys)."""
 
-    name: str = Field(description="Unique name of the camera.")
-    source: SourceAddress = Field(description="Address or path; empty for a camera that pushes.")
-    paused: bool = Field(default=False, description="Neither connected nor decoded nor asked.")
-    priority: PriorityName = Field(default="normal", description="critical, normal or background.")
-    sampling: SamplingConfig = Field(description="Resolved sampling section.")
-    pruning: PruningConfig = Field(description="Resolved pruning section.")
-    window: WindowConfig = Field(description="Resolved window section.")
-    memory: MemoryConfig = Field(description="Resolved memory section.")
-    source_options: SourceConfig = Field(description="Resolved source section.")
-    decode: DecodeName = Field(default="auto", description="auto, cuda or cpu.")
-    questions: list[QuestionConfig] = Field(description="Resolved questions.")
-    privacy_masks: list[PicturePolygon] = Field(
-        default_factory=list, description="Parts of the picture that are blacked out."
-    )
-    zones: list[PicturePolygon] = Field(default_factory=list, description="Parts that are outlined for the model.")
+    name: str
+    """Unique name of the camera."""
+    source: SourceAddress
+    """Address or path; empty for a camera that pushes."""
+    paused: bool = False
+    """Neither connected nor decoded nor asked."""
+    priority: PriorityName = "normal"
+    """critical, normal or background."""
+    sampling: SamplingConfig
+    """Resolved sampling section."""
+    pruning: PruningConfig
+    """Resolved pruning section."""
+    window: WindowConfig
+    """Resolved window section."""
+    memory: MemoryConfig
+    """Resolved memory section."""
+    source_options: SourceConfig
+    """Resolved source section."""
+    decode: DecodeName = "auto"
+    """auto, cuda or cpu."""
+    questions: list[QuestionConfig]
+    """Resolved questions."""
+    privacy_masks: list[PicturePolygon] = Field(default_factory=list)
+    """Parts of the picture that are blacked out."""
+    zones: list[PicturePolygon] = Field(default_factory=list)
+    """Parts that are outlined for the model."""
 
     def asks_at(self, at_s: float) -> bool:
         """Whether any question is asked at ``at_s``, seconds since 1970."""

@@ -13,201 +13,138 @@ from cluster.registry import window_orders
 class GatewayConfig(Section):
     """Addresses and limits of the gateway."""
 
-    host: str = Field(
-        default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 opens it to the network."
-    )
-    port: int = Field(default=50051, ge=0, le=65535, description="gRPC port; 0 takes any free one.")
-    metrics_port: int = Field(
-        default=9464,
-        ge=0,
-        le=65535,
-        description="HTTP port: console, JSON, OpenAI's protocol, /metrics; 0 takes any free one.",
-    )
-    max_packet_bytes: int = Field(
-        default=4 * 2**20,
-        ge=1024,
-        le=64 * 2**20,
-        description="Largest encoded packet taken over gRPC, bytes (default 4 MiB).",
-    )
-    max_connections: int = Field(
-        default=1024,
-        ge=1,
-        le=65536,
-        description="gRPC connections at once, and as many over HTTP with a token; a pushing camera has one of its "
-        "own. Strangers can hold those of gRPC, up to 60 KiB each.",
-    )
-    credit: int = Field(
-        default=256, ge=1, le=65536, description="Unacknowledged packets one pushing camera may have in flight."
-    )
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on; 0.0.0.0 opens it to the network."""
+    port: int = Field(default=50051, ge=0, le=65535)
+    """gRPC port; 0 takes any free one."""
+    metrics_port: int = Field(default=9464, ge=0, le=65535)
+    """HTTP port: console, JSON, OpenAI's protocol, /metrics; 0 takes any free one."""
+    max_packet_bytes: int = Field(default=4 * 2**20, ge=1024, le=64 * 2**20)
+    """Largest encoded packet taken over gRPC, bytes (default 4 MiB)."""
+    max_connections: int = Field(default=1024, ge=1, le=65536)
+    """gRPC connections at once, and as many over HTTP with a token; a pushing camera has one of its own. Strangers can
+    hold those of gRPC, up to 60 KiB each."""
+    credit: int = Field(default=256, ge=1, le=65536)
+    """Unacknowledged packets one pushing camera may have in flight."""
 
 
 class KubernetesConfig(Section):
     """Which ``Camera`` resources are watched, and how often their status is written (docs/cameras.md)."""
 
-    enabled: bool = Field(default=False, description="Reconcile cameras with Camera resources.")
-    namespace: str | None = Field(
-        default=None,
-        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
-        description="Namespace of the resources and of the Secrets they name; null: that of this pod.",
-    )
-    kubeconfig: str | None = Field(
-        default=None,
-        description="File that says where the API server is and who this is; null: as a pod is told, its service "
-        "account.",
-    )
-    context: str | None = Field(default=None, description="Context of the kubeconfig; null: its current one.")
-    resync_s: float = Field(
-        default=30.0,
-        ge=1,
-        description="Seconds between two comparisons of all resources with all cameras, besides those after each "
-        "change; also how soon a changed Secret is noticed.",
-    )
-    status_s: float = Field(default=5.0, ge=0.1, description="Least seconds between two writes of one status.")
-    status_refresh_s: float = Field(
-        default=60.0,
-        ge=1,
-        description="Least seconds between two writes of a status in which only figures changed: lag, answers.",
-    )
-    status_per_s: float = Field(
-        default=20.0, gt=0, description="Writes of statuses a second, of all cameras together, on average."
-    )
-    timeout_s: float = Field(default=10.0, gt=0, le=300, description="Timeout of one call to the API server, seconds.")
-    idle_s: float = Field(
-        default=90.0,
-        gt=0,
-        description="Seconds without a word on a watch after which it is opened again; the server says something "
-        "about once a minute.",
-    )
+    enabled: bool = False
+    """Reconcile cameras with Camera resources."""
+    namespace: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+    """Namespace of the resources and of the Secrets they name; null: that of this pod."""
+    kubeconfig: str | None = None
+    """File that says where the API server is and who this is; null: as a pod is told, its service account."""
+    context: str | None = None
+    """Context of the kubeconfig; null: its current one."""
+    resync_s: float = Field(default=30.0, ge=1)
+    """Seconds between two comparisons of all resources with all cameras, besides those after each change; also how soon
+    a changed Secret is noticed."""
+    status_s: float = Field(default=5.0, ge=0.1)
+    """Least seconds between two writes of one status."""
+    status_refresh_s: float = Field(default=60.0, ge=1)
+    """Least seconds between two writes of a status in which only figures changed: lag, answers."""
+    status_per_s: float = Field(default=20.0, gt=0)
+    """Writes of statuses a second, of all cameras together, on average."""
+    timeout_s: float = Field(default=10.0, gt=0, le=300)
+    """Timeout of one call to the API server, seconds."""
+    idle_s: float = Field(default=90.0, gt=0)
+    """Seconds without a word on a watch after which it is opened again; the server says something about once a
+    minute."""
 
 
 class SchedulingConfig(Section):
     """Admission and the quality ladder. Both need a cost model of the loaded model: without one every camera is
     accepted and runs at full quality, and late windows are dropped."""
 
-    costs: str | None = Field(
-        default=None,
-        description="Cost model of a replica: one that comes with Sightline, by name, or a file that "
-        "`sightline bench cost --out` wrote; null takes the one that comes with the model, if there is one.",
-    )
-    admission: bool = Field(
-        default=True,
-        description="Refuse cameras whose windows or memories the replicas' memory does not hold, and those that do "
-        "not fit even with all others at their lowest permitted rung; the latter only with costs named here, since "
-        "those that come with a model were measured on another machine.",
-    )
-    ladder: bool = Field(
-        default=True,
-        description="Under load, lower cameras on the model's quality ladder, least loss of accuracy first.",
-    )
-    ladder_file: str | None = Field(
-        default=None,
-        description="Ladder as `sightline eval ladder` writes it; null takes the model's own, or a guess "
-        "where it has none.",
-    )
-    high: float = Field(default=0.97, gt=0, le=1.0, description="Utilisation of a replica above which quality falls.")
-    low: float = Field(default=0.92, gt=0, le=1.0, description="Utilisation below which quality rises again.")
-    order: Annotated[str, OneOf(window_orders)] = Field(
-        default="deadline",
-        description="Order in which windows of one priority reach the engine: deadline (earliest deadline first), or "
-        "arrival (first come, first served).",
-    )
-    step_budget_s: float = Field(
-        default=1.0,
-        gt=0,
-        description="Time limit of a replica's step, seconds, which bounds the wait of a critical camera.",
-    )
+    costs: str | None = None
+    """Cost model of a replica: one that comes with Sightline, by name, or a file that `sightline bench cost --out`
+    wrote; null takes the one that comes with the model, if there is one."""
+    admission: bool = True
+    """Refuse cameras whose windows or memories the replicas' memory does not hold, and those that do not fit even with
+    all others at their lowest permitted rung; the latter only with costs named here, since those that come with a model
+    were measured on another machine."""
+    ladder: bool = True
+    """Under load, lower cameras on the model's quality ladder, least loss of accuracy first."""
+    ladder_file: str | None = None
+    """Ladder as `sightline eval ladder` writes it; null takes the model's own, or a guess where it has none."""
+    high: float = Field(default=0.97, gt=0, le=1.0)
+    """Utilisation of a replica above which quality falls."""
+    low: float = Field(default=0.92, gt=0, le=1.0)
+    """Utilisation below which quality rises again."""
+    order: Annotated[str, OneOf(window_orders)] = "deadline"
+    """Order in which windows of one priority reach the engine: deadline (earliest deadline first), or arrival (first
+    come, first served)."""
+    step_budget_s: float = Field(default=1.0, gt=0)
+    """Time limit of a replica's step, seconds, which bounds the wait of a critical camera."""
 
 
 class TracingConfig(Section):
     """OpenTelemetry traces; off without an endpoint."""
 
-    endpoint: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^\s/]+(:\d+)?/?$",
-        description="OTLP/gRPC collector, like http://collector:4317 (https for TLS); null disables tracing.",
-    )
-    ratio: float = Field(
-        default=0.01, ge=0, le=1, description="Share of windows that are traced, chosen by camera and time."
-    )
-    queue: int = Field(default=2048, ge=64, le=1_000_000, description="Queue of spans in one process.")
-    timeout_s: float = Field(default=5.0, gt=0, le=60, description="Timeout of exporting one batch, seconds.")
+    endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/]+(:\d+)?/?$")
+    """OTLP/gRPC collector, like http://collector:4317 (https for TLS); null disables tracing."""
+    ratio: float = Field(default=0.01, ge=0, le=1)
+    """Share of windows that are traced, chosen by camera and time."""
+    queue: int = Field(default=2048, ge=64, le=1_000_000)
+    """Queue of spans in one process."""
+    timeout_s: float = Field(default=5.0, gt=0, le=60)
+    """Timeout of exporting one batch, seconds."""
 
 
 class PlacementConfig(Section):
     """Ray resources that select the nodes of each kind of process. Each process takes 1 of its resource."""
 
-    control: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Resource of nodes for controller, gateway and alerting; null is any.",
-    )
-    decoder: str | None = Field(default=None, min_length=1, description="Resource of nodes for decoders; null is any.")
-    replica: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Resource of nodes for replicas and their tiers, besides GPUs; null is any.",
-    )
+    control: str | None = Field(default=None, min_length=1)
+    """Resource of nodes for controller, gateway and alerting; null is any."""
+    decoder: str | None = Field(default=None, min_length=1)
+    """Resource of nodes for decoders; null is any."""
+    replica: str | None = Field(default=None, min_length=1)
+    """Resource of nodes for replicas and their tiers, besides GPUs; null is any."""
 
 
 class ClusterConfig(Section):
     """Processes, queues and deadlines. Every queue is bounded; what does not fit is dropped and counted."""
 
-    ray_address: str | None = Field(
-        default=None, description="Address of a running Ray cluster; null starts one on this machine."
-    )
-    placement: PlacementConfig = Field(
-        default_factory=PlacementConfig, description="Nodes of each kind of process in a Ray cluster."
-    )
-    decoders: int = Field(
-        default=2, ge=1, description="Decoder processes; each runs many cameras, one thread per camera."
-    )
-    decode: Literal["auto", "cuda", "cpu"] = Field(
-        default="auto",
-        description="Where decoders decode: cuda is NVDEC, the decoder of NVIDIA's GPUs; auto takes it where there is "
-        "one; cpu never does. A camera that the GPU cannot take is decoded on the CPU, and says why.",
-    )
-    state_dir: str | None = Field(
-        default=None,
-        description="Folder of what a restart must find: cameras added at run time, and incidents and clips where "
-        "alerts.folder is null. null keeps it until the cluster stops; `sightline serve` sets one.",
-    )
-    replicas: int = Field(default=1, ge=1, description="Model replicas; each loads the model once.")
-    max_batch: int = Field(default=8, ge=1, description="Most windows answered in one forward pass of a replica.")
-    packet_queue: int = Field(default=512, ge=1, description="Packet queue of one pushing camera.")
-    packet_queue_bytes: int = Field(
-        default=32 * 2**20,
-        ge=2**20,
-        description="Size limit of that queue, bytes (default 32 MiB).",
-    )
-    frame_queue: int = Field(
-        default=64,
-        ge=1,
-        description="Unacknowledged frames of one camera in flight to its replica.",
-    )
-    window_queue: int = Field(
-        default=2, ge=1, description="Windows of one camera waiting at a replica; a newer one drops the oldest."
-    )
-    answer_queue: int = Field(
-        default=256, ge=1, description="Answer queue of one watching client; beyond it the oldest are dropped."
-    )
-    heartbeat_s: float = Field(default=1.0, gt=0, le=60, description="Seconds between two heartbeats of a process.")
-    heartbeat_timeout_s: float = Field(
-        default=10.0,
-        gt=0,
-        description="Seconds without a heartbeat after which a process is restarted; above heartbeat_s.",
-    )
-    stall_timeout_s: float = Field(
-        default=120.0,
-        gt=0,
-        description="Seconds a replica may take for one batch of windows before it is replaced.",
-    )
-    start_timeout_s: float = Field(
-        default=120.0, gt=0, description="Timeout of starting a process, model loading included, seconds."
-    )
-    stop_timeout_s: float = Field(default=10.0, gt=0, description="Seconds after which a stopping process is killed.")
-    log_format: Literal["text", "json"] = Field(
-        default="text",
-        description="Log format: text for people, or one JSON object per line with time, level, process, camera "
-        "and window.",
-    )
-    log_dir: str | None = Field(default=None, description="Folder for the processes' logs; null keeps Ray's own place.")
+    ray_address: str | None = None
+    """Address of a running Ray cluster; null starts one on this machine."""
+    placement: PlacementConfig = Field(default_factory=PlacementConfig)
+    """Nodes of each kind of process in a Ray cluster."""
+    decoders: int = Field(default=2, ge=1)
+    """Decoder processes; each runs many cameras, one thread per camera."""
+    decode: Literal["auto", "cuda", "cpu"] = "auto"
+    """Where decoders decode: cuda is NVDEC, the decoder of NVIDIA's GPUs; auto takes it where there is one; cpu never
+    does. A camera that the GPU cannot take is decoded on the CPU, and says why."""
+    state_dir: str | None = None
+    """Folder of what a restart must find: cameras added at run time, and incidents and clips where alerts.folder is
+    null. null keeps it until the cluster stops; `sightline serve` sets one."""
+    replicas: int = Field(default=1, ge=1)
+    """Model replicas; each loads the model once."""
+    max_batch: int = Field(default=8, ge=1)
+    """Most windows answered in one forward pass of a replica."""
+    packet_queue: int = Field(default=512, ge=1)
+    """Packet queue of one pushing camera."""
+    packet_queue_bytes: int = Field(default=32 * 2**20, ge=2**20)
+    """Size limit of that queue, bytes (default 32 MiB)."""
+    frame_queue: int = Field(default=64, ge=1)
+    """Unacknowledged frames of one camera in flight to its replica."""
+    window_queue: int = Field(default=2, ge=1)
+    """Windows of one camera waiting at a replica; a newer one drops the oldest."""
+    answer_queue: int = Field(default=256, ge=1)
+    """Answer queue of one watching client; beyond it the oldest are dropped."""
+    heartbeat_s: float = Field(default=1.0, gt=0, le=60)
+    """Seconds between two heartbeats of a process."""
+    heartbeat_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds without a heartbeat after which a process is restarted; above heartbeat_s."""
+    stall_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds a replica may take for one batch of windows before it is replaced."""
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    """Timeout of starting a process, model loading included, seconds."""
+    stop_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds after which a stopping process is killed."""
+    log_format: Literal["text", "json"] = "text"
+    """Log format: text for people, or one JSON object per line with time, level, process, camera and window."""
+    log_dir: str | None = None
+    """Folder for the processes' logs; null keeps Ray's own place."""

@@ -17,62 +17,32 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 class TiersConfig(Section):
     """The tiers below a replica's device, fastest first: host, node, Redis. The lowest holds everything."""
 
-    levels: list[Annotated[str, OneOf(tiers)]] = Field(
-        default=["host", "node", "redis"],
-        min_length=1,
-        description="Kinds of tiers from the fastest down; node and redis only where node and redis_url say so.",
-    )
-    options: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="Options of tiers that have no keys of their own here, by their kind."
-    )
-    device_bytes: Size | None = Field(
-        default=None,
-        ge=2**20,
-        description="Memory of each replica's device for the index and waiting frames of cameras' memories, which "
-        "admission counts at three eighths of memory.cap: bytes, or a size like 4GiB; null takes an eighth of what a "
-        "GPU has free, or of a CPU's host.",
-    )
-    host_bytes: Size = Field(
-        default=2**30,
-        ge=2**20,
-        description="Host memory of each replica for remembered KV: bytes, or a size like 1GiB (the default).",
-    )
-    node: bool = Field(
-        default=True,
-        description="Run a memory process on each node, so that memory outlives a replica.",
-    )
-    node_bytes: Size = Field(
-        default=4 * 2**30,
-        ge=2**20,
-        description="Host memory of each node's process for remembered KV: bytes, or a size like 4GiB (the default, "
-        "which is 64 cameras at the default memory.cap).",
-    )
-    camera_bytes: Size | None = Field(
-        default=None,
-        ge=64 * 2**10,
-        description="Most bytes of one camera in the node's process, and in Redis, enforced there: a number or a size "
-        "like 64MiB. No camera's memory.cap may exceed it; null leaves it to memory.cap.",
-    )
-    redis_url: str | None = Field(
-        default=None,
-        description="Redis that also keeps memories, so that they outlive a node: a redis://, rediss:// or unix:// "
-        "address.",
-    )
-    redis_ttl_s: Duration = Field(
-        default=24 * 3600,
-        ge=1,
-        description="Seconds, or a length of time like 24h (the default), after which Redis forgets what was not "
-        "written again.",
-    )
-    store_as: Literal["plain", "int8"] = Field(
-        default="plain", description="Form of KV on the way to node and Redis; int8 takes half of bfloat16, rounded."
-    )
-    deadline_s: float = Field(
-        default=2.0,
-        gt=0,
-        le=60,
-        description="Timeout in seconds of one call to node or Redis, after which it counts as down.",
-    )
+    levels: list[Annotated[str, OneOf(tiers)]] = Field(default=["host", "node", "redis"], min_length=1)
+    """Kinds of tiers from the fastest down; node and redis only where node and redis_url say so."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of tiers that have no keys of their own here, by their kind."""
+    device_bytes: Size | None = Field(default=None, ge=2**20)
+    """Memory of each replica's device for the index and waiting frames of cameras' memories, which admission counts at
+    three eighths of memory.cap: bytes, or a size like 4GiB; null takes an eighth of what a GPU has free, or of a CPU's
+    host."""
+    host_bytes: Size = Field(default=2**30, ge=2**20)
+    """Host memory of each replica for remembered KV: bytes, or a size like 1GiB (the default)."""
+    node: bool = True
+    """Run a memory process on each node, so that memory outlives a replica."""
+    node_bytes: Size = Field(default=4 * 2**30, ge=2**20)
+    """Host memory of each node's process for remembered KV: bytes, or a size like 4GiB (the default, which is 64
+    cameras at the default memory.cap)."""
+    camera_bytes: Size | None = Field(default=None, ge=64 * 2**10)
+    """Most bytes of one camera in the node's process, and in Redis, enforced there: a number or a size like 64MiB. No
+    camera's memory.cap may exceed it; null leaves it to memory.cap."""
+    redis_url: str | None = None
+    """Redis that also keeps memories, so that they outlive a node: a redis://, rediss:// or unix:// address."""
+    redis_ttl_s: Duration = Field(default=24 * 3600, ge=1)
+    """Seconds, or a length of time like 24h (the default), after which Redis forgets what was not written again."""
+    store_as: Literal["plain", "int8"] = "plain"
+    """Form of KV on the way to node and Redis; int8 takes half of bfloat16, rounded."""
+    deadline_s: float = Field(default=2.0, gt=0, le=60)
+    """Timeout in seconds of one call to node or Redis, after which it counts as down."""
 
     @field_validator("levels")
     @classmethod
@@ -100,18 +70,15 @@ class TiersConfig(Section):
 class AskingConfig(Section):
     """Limits of free questions; windows, and with them alerts, come first."""
 
-    share: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="Share of a replica's time that free questions may take while windows wait, 0..1; 0 lets them wait "
-        "until none does.",
-    )
-    queue: int = Field(default=16, ge=1, le=4096, description="Most free questions waiting at a replica.")
-    timeout_s: float = Field(
-        default=60.0, gt=0, le=3600, description="Timeout of a free question, waiting included, seconds."
-    )
-    max_new_tokens: int = Field(default=48, ge=1, le=1024, description="Longest answer to a free question, in tokens.")
+    share: float = Field(default=0.2, ge=0, le=1)
+    """Share of a replica's time that free questions may take while windows wait, 0..1; 0 lets them wait until none
+    does."""
+    queue: int = Field(default=16, ge=1, le=4096)
+    """Most free questions waiting at a replica."""
+    timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """Timeout of a free question, waiting included, seconds."""
+    max_new_tokens: int = Field(default=48, ge=1, le=1024)
+    """Longest answer to a free question, in tokens."""
 
 
 _DEFAULTS = MemorySpec()
@@ -121,55 +88,36 @@ _OPTIONS = "by name; missing ones have its own defaults."
 class MemoryConfig(Section):
     """Capacity, retention and policies of a camera's memory."""
 
-    enabled: bool = Field(
-        default=True, description="Keep the KV of frames that left the window, for questions about the past."
-    )
-    cap: Size = Field(
-        default=_DEFAULTS.cap_bytes,
-        ge=64 * 2**10,
-        description="Most bytes one camera's memory takes in any tier, index and saved window included: a number, or a "
-        "size like 64MiB; never exceeded.",
-    )
-    retention: Duration | None = Field(
-        default=_DEFAULTS.retention_s,
-        gt=0,
-        description="Maximum age: seconds, or a duration like 24h; null keeps all that fits the cap.",
-    )
-    keep: float = Field(
-        default=_DEFAULTS.keep,
-        gt=0,
-        le=1,
-        description="Share of new frames' tokens that is stored, 0..1; 1 stores all, up to the cap.",
-    )
-    target: float = Field(
-        default=_DEFAULTS.target, gt=0, lt=1, description="Share of the cap to compress to once it is reached, 0..1."
-    )
-    block_frames: int = Field(default=_DEFAULTS.block_frames, ge=1, le=1024, description="Frames per stored block.")
-    compressor: Annotated[str, OneOf(compressors)] = Field(
-        default=_DEFAULTS.compressor,
-        description="Policy that selects tokens at the cap: novelty, infinipot_v, cords or uniform among others.",
-    )
+    enabled: bool = True
+    """Keep the KV of frames that left the window, for questions about the past."""
+    cap: Size = Field(default=_DEFAULTS.cap_bytes, ge=64 * 2**10)
+    """Most bytes one camera's memory takes in any tier, index and saved window included: a number, or a size like
+    64MiB; never exceeded."""
+    retention: Duration | None = Field(default=_DEFAULTS.retention_s, gt=0)
+    """Maximum age: seconds, or a duration like 24h; null keeps all that fits the cap."""
+    keep: float = Field(default=_DEFAULTS.keep, gt=0, le=1)
+    """Share of new frames' tokens that is stored, 0..1; 1 stores all, up to the cap."""
+    target: float = Field(default=_DEFAULTS.target, gt=0, lt=1)
+    """Share of the cap to compress to once it is reached, 0..1."""
+    block_frames: int = Field(default=_DEFAULTS.block_frames, ge=1, le=1024)
+    """Frames per stored block."""
+    compressor: Annotated[str, OneOf(compressors)] = _DEFAULTS.compressor
+    """Policy that selects tokens at the cap: novelty, infinipot_v, cords or uniform among others."""
     compressor_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the compressor {_OPTIONS}"
     )
-    organiser: Annotated[str, OneOf(organisers)] = Field(
-        default=_DEFAULTS.organiser,
-        description="How tokens are grouped for retrieval: mosaic, resv or kvmu (V-Rex), frames (ReKV) or tokens.",
-    )
+    organiser: Annotated[str, OneOf(organisers)] = _DEFAULTS.organiser
+    """How tokens are grouped for retrieval: mosaic, resv or kvmu (V-Rex), frames (ReKV) or tokens."""
     organiser_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the organiser {_OPTIONS}"
     )
-    retriever: Annotated[str, OneOf(retrievers)] = Field(
-        default=_DEFAULTS.retriever,
-        description="Which groups a question reads: two_stage (Mosaic), wicsum (V-Rex), rekv or top_k among others.",
-    )
+    retriever: Annotated[str, OneOf(retrievers)] = _DEFAULTS.retriever
+    """Which groups a question reads: two_stage (Mosaic), wicsum (V-Rex), rekv or top_k among others."""
     retriever_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the retriever {_OPTIONS}"
     )
-    frame_retrieval: Annotated[str, OneOf(frame_retrievals)] | None = Field(
-        default=_DEFAULTS.frame_retrieval,
-        description="How new frames read the memory while their window is computed: resv (V-Rex); null: not at all.",
-    )
+    frame_retrieval: Annotated[str, OneOf(frame_retrievals)] | None = _DEFAULTS.frame_retrieval
+    """How new frames read the memory while their window is computed: resv (V-Rex); null: not at all."""
     frame_retrieval_options: dict[str, Any] = Field(
         default_factory=dict, description=f"Parameters of the retrieval for frames {_OPTIONS}"
     )

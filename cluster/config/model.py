@@ -13,36 +13,26 @@ from cluster.config.problems import Section
 class SimulatedConfig(Section):
     """Step times and answers of the simulated engine; it stands in for the model ``model.name``."""
 
-    costs: str | None = Field(
-        default=None,
-        description="Cost model that says how long a step takes: one that comes with Sightline, by name, or a file "
-        "written by `sightline bench cost`. It must be of model.name.",
-    )
-    scores: str | None = Field(
-        default=None,
-        description="JSON of `sightline eval accuracy` whose scores are drawn as answers; null takes recorded ones of "
-        "the bundled model.",
-    )
-    seed: int = Field(default=0, ge=0, description="Seed of the answers and of the variation of steps.")
+    costs: str | None = None
+    """Cost model that says how long a step takes: one that comes with Sightline, by name, or a file written by
+    `sightline bench cost`. It must be of model.name."""
+    scores: str | None = None
+    """JSON of `sightline eval accuracy` whose scores are drawn as answers; null takes recorded ones of the bundled
+    model."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the answers and of the variation of steps."""
 
 
 class VllmConfig(Section):
     """What vLLM computes of a window, and vLLM's own engine arguments."""
 
-    mode: Literal["full", "pruned"] = Field(
-        default="pruned",
-        description="full: every token of every window; pruned: the kept tokens of every window.",
-    )
-    arguments: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Engine arguments of vLLM by their own names (tensor_parallel_size, quantization, "
-        "gpu_memory_utilization, max_model_len, ...), as `vllm serve` has them.",
-    )
-    timeout_s: float = Field(
-        default=60.0,
-        gt=0,
-        description="Seconds vLLM may take for one batch of windows before its engine core counts as dead.",
-    )
+    mode: Literal["full", "pruned"] = "pruned"
+    """full: every token of every window; pruned: the kept tokens of every window."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Engine arguments of vLLM by their own names (tensor_parallel_size, quantization, gpu_memory_utilization,
+    max_model_len, ...), as `vllm serve` has them."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds vLLM may take for one batch of windows before its engine core counts as dead."""
 
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -51,50 +41,32 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 class ModelConfig(Section):
     """The model every replica loads."""
 
-    name: str = Field(
-        default="demo-qwen2_5_vl",
-        min_length=1,
-        description="The bundled model (demo), a preset with random weights (`sightline models list`), "
-        "the path of a checkpoint folder, or a hub id.",
-    )
-    device: str = Field(default="cpu", description="Where it runs: cpu, cuda, or cuda:N for the N-th GPU.")
-    dtype: Literal["float32", "bfloat16", "float16", "float8"] = Field(
-        default="float32",
-        description="Number format of weights and KV; float8: linear layers alone, on Ada and Hopper GPUs.",
-    )
-    seed: int = Field(default=0, ge=0, description="Seed of a preset's random weights; checkpoints ignore it.")
-    threads: int = Field(default=0, ge=0, description="CPU threads of one replica's engine; 0 takes every core.")
-    kv_bytes: int | None = Field(
-        default=None,
-        ge=1 << 20,
-        description="Bytes of a replica's windows' KV, on its device; null takes half of the host's (or container's) "
-        "memory, or what a GPU has free beside embeddings and a pass's activations. A window that does not fit fails "
-        "with the numbers.",
-    )
-    host_kv_bytes: int | None = Field(
-        default=None,
-        ge=0,
-        description="Bytes of host memory for windows that a full GPU pool has no room for between their strides; null "
-        "takes half of the host's (or container's) memory beside a GPU, and none on a CPU.",
-    )
-    idle_kv_share: float = Field(
-        default=0.75,
-        ge=0,
-        le=1,
-        description="Share of the KV pool that windows may fill between their strides; further ones wait in host "
-        "memory and come back before they end. 0: none stays in the pool; 1: they leave only when it is full.",
-    )
-    max_new_tokens: int = Field(default=32, ge=1, le=1024, description="Longest explanation, in tokens.")
-    score_temperature: float | None = Field(
-        default=None,
-        gt=0,
-        description="Divides the yes/no logit difference before it becomes a score; null takes the model's own, or 1.",
-    )
-    score_bias: float | None = Field(
-        default=None,
-        description="Added to the divided yes/no logit difference before it becomes a score; null takes the model's "
-        "own, or 0.",
-    )
+    name: str = Field(default="demo-qwen2_5_vl", min_length=1)
+    """The bundled model (demo), a preset with random weights (`sightline models list`), the path of a checkpoint
+    folder, or a hub id."""
+    device: str = "cpu"
+    """Where it runs: cpu, cuda, or cuda:N for the N-th GPU."""
+    dtype: Literal["float32", "bfloat16", "float16", "float8"] = "float32"
+    """Number format of weights and KV; float8: linear layers alone, on Ada and Hopper GPUs."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of a preset's random weights; checkpoints ignore it."""
+    threads: int = Field(default=0, ge=0)
+    """CPU threads of one replica's engine; 0 takes every core."""
+    kv_bytes: int | None = Field(default=None, ge=1 << 20)
+    """Bytes of a replica's windows' KV, on its device; null takes half of the host's (or container's) memory, or what a
+    GPU has free beside embeddings and a pass's activations. A window that does not fit fails with the numbers."""
+    host_kv_bytes: int | None = Field(default=None, ge=0)
+    """Bytes of host memory for windows that a full GPU pool has no room for between their strides; null takes half of
+    the host's (or container's) memory beside a GPU, and none on a CPU."""
+    idle_kv_share: float = Field(default=0.75, ge=0, le=1)
+    """Share of the KV pool that windows may fill between their strides; further ones wait in host memory and come back
+    before they end. 0: none stays in the pool; 1: they leave only when it is full."""
+    max_new_tokens: int = Field(default=32, ge=1, le=1024)
+    """Longest explanation, in tokens."""
+    score_temperature: float | None = Field(default=None, gt=0)
+    """Divides the yes/no logit difference before it becomes a score; null takes the model's own, or 1."""
+    score_bias: float | None = None
+    """Added to the divided yes/no logit difference before it becomes a score; null takes the model's own, or 0."""
 
     @field_validator("device")
     @classmethod

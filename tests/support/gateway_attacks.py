@@ -25,12 +25,12 @@ from certificates import Authority
 from fuzz.server import TOKEN, serve
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http2_attacks import PLAIN, TLS, Target
+from process_memory import process_memory_mib
 from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 
 from cluster.errors import SightlineError
 from cluster.hosts import raise_file_limit
 from cluster.lab.bench.harness import Part
-from cluster.lab.bench.processes import process_memory_mib
 from cluster.wire.tls import TlsFiles
 
 PROBE_S = 3.0

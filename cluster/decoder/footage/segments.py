@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.codec.nal import FRAMED_CODECS, HEVC_PPS, HEVC_VPS, starts_decoding, unit_starts
+from cluster.codec.nal import FRAMED_CODECS, HEVC_PPS, HEVC_VPS, starts_decoding, unit_kind, unit_starts
 from cluster.codec.source import StreamHeader
 from cluster.types import MICROSECONDS, EncodedPacket
 
@@ -150,7 +150,7 @@ def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
     heads = _heads(codec, data)
     ends = [*(start - 3 for start in heads[1:]), len(data)]
     for start, end in zip(heads, ends, strict=False):
-        kind = _kind(codec, data[start])
+        kind = unit_kind(codec, data[start])
         if codec == "h264":
             is_set, is_size = kind in (_H264_SPS, _H264_PPS), kind == _H264_SPS
         else:
@@ -167,11 +167,7 @@ def _heads(codec: str, data: bytes) -> list[int]:
     found = []
     for start in unit_starts(data):
         found.append(start)
-        kind = _kind(codec, data[start])
+        kind = unit_kind(codec, data[start])
         if (1 <= kind <= 5) if codec == "h264" else (kind < HEVC_VPS):
             break
     return found
-
-
-def _kind(codec: str, header: int) -> int:
-    return header & 0x1F if codec == "h264" else header >> 1 & 0x3F

@@ -78,14 +78,6 @@ def platform_costs(name: str) -> CostModel:
     )
 
 
-def vss_streams(costs: CostModel) -> float:
-    """Streams of NVIDIA's published case that these costs carry: a chunk of 80 frames at 448 x 448 (256 tokens for two
-    frames) every ten seconds, encoded and computed in full with a question of 40 tokens."""
-    tokens = 80 / 2 * 256
-    work = WindowWork.from_layout(kept=tokens, new=tokens, refreshed=0.0, query=40.0, encoded=tokens)
-    return 10.0 / (costs.window_seconds(work) + costs.step_s / 8)
-
-
 TEXTS = (
     "Is a person or a car moving in this picture?",
     "Did anyone leave something behind?",

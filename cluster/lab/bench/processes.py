@@ -126,16 +126,6 @@ def used() -> dict[str, Any]:
     }
 
 
-def process_memory_mib(key: str, pid: int | None = None) -> float:
-    """A field of ``/proc/PID/status`` such as ``VmRSS`` or ``VmHWM`` in MiB, 0 once the process has ended; by default
-    this process's."""
-    try:
-        lines = Path(f"/proc/{pid or 'self'}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:")), 0.0)
-
-
 class RedisServer:
     """Listens on a free port of this machine, the same at every start, and keeps nothing on disk. A context manager:
     at its end it is killed.

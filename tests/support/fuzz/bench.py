@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from process_memory import process_memory_mib
+
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.bench.processes import process_memory_mib
 from fuzz.documents import DocumentCases
 from fuzz.http import HttpCases
 from fuzz.rpc import RpcCases
