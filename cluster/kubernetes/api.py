@@ -31,7 +31,8 @@ RAY_CLUSTERS = "rayclusters.ray.io"
 WATCH_S = 300
 """Seconds after which the server ends a watch, and it is opened again."""
 
-_COUNTS = ("replicas", "minReplicas", "maxReplicas")
+HEAD_GROUP = "head"
+_OF_GROUPS = ("replicas", "minReplicas", "maxReplicas", "rayStartParams", "resources", "template")
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -197,41 +198,51 @@ class KubernetesApi:
         """Delete a RayService, if there is one. Raises ``UnavailableError``, as :meth:`list`."""
         from kubernetes.client.exceptions import ApiException
 
-        where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayservices", "name": service}
-
         def delete(**options: Any) -> None:
             try:
-                self._objects.delete_namespaced_custom_object(**where, **options)
+                self._objects.delete_namespaced_custom_object(**self._ray("rayservices", service), **options)
             except ApiException as error:
                 if error.status != 404:
                     raise
 
         self._call(delete, what="rayservices.ray.io", verbs="delete")
 
-    def scale_worker_groups(self, cluster: str, pods: Mapping[str, int]) -> Sequence[str]:
-        """Set the numbers of pods of a RayCluster's worker groups; returns the names of those that had another.
+    def update_ray_cluster(self, cluster: str, service: str) -> Sequence[str]:
+        """Give a RayCluster's groups, by their names, the numbers and templates of pods of its RayService; returns the
+        names of those that had others. Running pods stay as they are.
 
         Raises:
             ChangedError: its groups have changed since they were read.
-            UnavailableError: as :meth:`list`, or there is no such RayCluster.
+            UnavailableError: as :meth:`list`, or there is no such RayCluster or RayService.
         """
-        where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayclusters", "name": cluster}
-        found = self._call(self._objects.get_namespaced_custom_object, what=RAY_CLUSTERS, **where)
+        where = self._ray("rayclusters", cluster)
+        read = self._objects.get_namespaced_custom_object
+        wanted = self._call(read, what="rayservices.ray.io", verbs="get", **self._ray("rayservices", service))
+        wanted = wanted["spec"]["rayClusterConfig"]
+        found = self._call(read, what=RAY_CLUSTERS, **where)["spec"]
+        groups = {str(each["groupName"]): each for each in wanted.get("workerGroupSpecs", [])}
+        pairs = [(HEAD_GROUP, "/spec/headGroupSpec", found["headGroupSpec"], wanted["headGroupSpec"])]
+        for index, group in enumerate(found.get("workerGroupSpecs", [])):
+            name = str(group["groupName"])
+            pairs.append((name, f"/spec/workerGroupSpecs/{index}", group, groups.get(name, {})))
         changes: list[dict[str, Any]] = []
         names = []
-        for index, group in enumerate(found["spec"].get("workerGroupSpecs", [])):
-            name, path = str(group["groupName"]), f"/spec/workerGroupSpecs/{index}"
-            count = pods.get(name)
-            if count is None or all(group.get(key) == count for key in _COUNTS):
+        for name, path, before, after in pairs:
+            keys = [key for key in _OF_GROUPS if key in after and before.get(key) != after[key]]
+            if not keys:
                 continue
             names.append(name)
-            changes.append({"op": "test", "path": f"{path}/groupName", "value": name})
+            if name != HEAD_GROUP:
+                changes.append({"op": "test", "path": f"{path}/groupName", "value": name})
             # ``add`` also replaces.
-            changes += [{"op": "add", "path": f"{path}/{key}", "value": count} for key in _COUNTS]
+            changes += [{"op": "add", "path": f"{path}/{key}", "value": after[key]} for key in keys]
         if changes:
             patch, kind = self._objects.patch_namespaced_custom_object, "application/json-patch+json"
             self._call(patch, what=RAY_CLUSTERS, **where, body=changes, _content_type=kind)
         return names
+
+    def _ray(self, plural: str, name: str) -> dict[str, Any]:
+        return {**self._where, "group": "ray.io", "version": "v1", "plural": plural, "name": name}
 
     def _lines(self, response: Any) -> Iterator[bytes]:
         """Complete lines; an unterminated last line was cut off."""

@@ -160,16 +160,17 @@ def test_the_two_redis_are_two() -> None:
 def test_least_rights() -> None:
     objects = rendered("everything")
     assert of_kind(objects, "ClusterRole") == of_kind(objects, "ClusterRoleBinding") == []
-    role, scale, uninstall = of_kind(objects, "Role")
+    role, uninstall, update = of_kind(objects, "Role")
     # Whoever may patch RayClusters may run any pod: a hook, while it runs.
-    assert [(rule["resources"], rule["verbs"]) for each in (scale, uninstall) for rule in each["rules"]] == [
+    assert [(rule["resources"], rule["verbs"]) for each in (update, uninstall) for rule in each["rules"]] == [
+        (["rayservices"], ["get"]),
         (["rayclusters"], ["list", "get", "patch"]),
         (["rayservices"], ["delete"]),
         (["rayclusters"], ["list"]),
     ]
     hooked = [each for each in objects if "helm.sh/hook" in each["metadata"].get("annotations", {})]
     assert {each["kind"] for each in hooked} == {"ServiceAccount", "Role", "RoleBinding", "Job"}
-    assert {each["metadata"]["name"] for each in hooked} == {"sightline-scale", "sightline-uninstall"}
+    assert {each["metadata"]["name"] for each in hooked} == {"sightline-update", "sightline-uninstall"}
     allowed = {
         (resource, verb): rule.get("resourceNames")
         for rule in role["rules"]
@@ -181,13 +182,13 @@ def test_least_rights() -> None:
         **{("cameras/status", verb): None for verb in ("get", "update", "patch")},
         ("secrets", "get"): ["gate"],
     }
-    binding, of_scale, _ = of_kind(objects, "RoleBinding")
+    binding, _, of_update = of_kind(objects, "RoleBinding")
     assert [each["name"] for each in binding["subjects"]] == ["sightline-control"]
-    assert [each["name"] for each in of_scale["subjects"]] == ["sightline-scale"]
+    assert [each["name"] for each in of_update["subjects"]] == ["sightline-update"]
     for component, pod in pods(objects).items():
         assert pod["spec"]["automountServiceAccountToken"] == (component == "control")
         assert pod["spec"]["serviceAccountName"] == f"sightline-{'control' if component == 'control' else 'worker'}"
-    assert of_kind(rendered("default", "cameras.enabled=false"), "Role") == [scale]
+    assert of_kind(rendered("default", "cameras.enabled=false"), "Role") == [update]
 
 
 def test_rays_redis_goes_after_the_cluster_whose_finalizer_needs_it() -> None:

@@ -9,7 +9,7 @@ from cluster.kubernetes import uninstall
 @pytest.fixture
 def remove(kube, monkeypatch):
     monkeypatch.setattr(uninstall, "PAUSE_S", 0.01)
-    kube.ray_services = {"sightline", "another"}
+    kube.ray_services = {"sightline": {}, "another": {}}
     kube.ray_clusters["sightline-abcde"] = {}
     return lambda *names: uninstall.main(names, KubernetesConfig(kubeconfig=str(kube.kubeconfig)))
 
@@ -18,7 +18,7 @@ def test_it_waits_until_nothing_is_left(kube, remove):
     kube.kuberay_s = 0.3
     assert remove("sightline") == 0
     assert kube.ray_clusters == {}
-    assert kube.ray_services == {"another"}
+    assert kube.ray_services == {"another": {}}
     assert remove("sightline") == 0, "it is gone already"
 
 

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 GROUP = "/apis/sightline.io/v1alpha1/namespaces/yard/cameras"
 RAY = "/apis/ray.io/v1/namespaces/yard/rayclusters/"
+RAY_SERVICES = "/apis/ray.io/v1/namespaces/yard/rayservices/"
 SECRETS = "/api/v1/namespaces/yard/secrets/"
 TOKEN = "the-service-account's-token"
 
@@ -32,7 +33,7 @@ class KubeServer:
         self.conflicts = 0
         self.status_writes = []
         self.ray_clusters = {}
-        self.ray_services = set()
+        self.ray_services = {}
         self.kuberay_s = 0.0
         self.lists = self.watches = 0
         self.delay_s = 0.0
@@ -197,6 +198,9 @@ class KubeServer:
             label = query["labelSelector"].removeprefix("ray.io/originated-from-cr-name=")
             items = [{"metadata": {"name": name}} for name in self.ray_clusters if name.startswith(f"{label}-")]
             return handler.say(200, {"kind": "RayClusterList", "items": items})
+        if path.startswith(RAY_SERVICES):
+            body = self.ray_services.get(path.removeprefix(RAY_SERVICES))
+            return handler.say(200, body) if body else handler.say(404, {"kind": "Status", "code": 404})
         if path.startswith(RAY):
             body = self.ray_clusters.get(path.removeprefix(RAY))
             return handler.say(200, body) if body else handler.say(404, {"kind": "Status", "code": 404})
@@ -221,10 +225,8 @@ class KubeServer:
 
     def remove(self, handler, path, _query, _body):
         """A RayService; its clusters go when KubeRay lets them."""
-        name = path.removeprefix(RAY.replace("clusters", "services"))
-        if name not in self.ray_services:
+        if self.ray_services.pop(path.removeprefix(RAY_SERVICES), None) is None:
             return handler.say(404, {"kind": "Status", "code": 404})
-        self.ray_services.remove(name)
         threading.Timer(self.kuberay_s, self.ray_clusters.clear).start()
         return handler.say(200, {"kind": "Status", "code": 200})
 

@@ -1,6 +1,6 @@
 {{/*
-A job that Helm runs with rights that nothing has otherwise, and that end with it: (dict "root" $ "name" "scale" "when"
-"post-upgrade" "rules" (list ...) "module" "cluster.kubernetes.scale" "args" (list ...)).
+A job of the module cluster.kubernetes.NAME that Helm runs, with rights that nothing has otherwise and that end with it:
+(dict "root" $ "name" NAME "when" "post-upgrade" "deadline" 290 "rules" (list ...)).
 */}}
 {{- define "sightline.hook" -}}
 {{- $root := .root -}}{{- $job := . -}}
@@ -54,8 +54,8 @@ spec:
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
           securityContext:
             {{- include "sightline.containerSecurity" $root | nindent 12 }}
-          command: [python, -m, {{ $job.module }}]
-          args: {{ toJson $job.args }}
+          command: [python, -m, cluster.kubernetes.{{ $job.name }}]
+          args: [{{ include "sightline.fullname" $root }}]
           env: [{name: HOME, value: /tmp}]
           resources:
             requests: {cpu: 100m, memory: 256Mi}
