@@ -203,6 +203,16 @@ def test_rays_redis_goes_after_the_cluster_whose_finalizer_needs_it() -> None:
             assert container["args"][0] == "sightline"
 
 
+def test_a_redis_of_ones_own_keeps_rays_tables() -> None:
+    objects = rendered("city", "gcsRedis.address=rediss://redis.city:6380")
+    assert not [each["metadata"]["name"] for each in objects if "gcs-redis" in each["metadata"]["name"]]
+    assert not [each for each in of_kind(objects, "Job") if each["metadata"]["name"] == "sightline-uninstall"]
+    [service] = of_kind(objects, "RayService")
+    ray = service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    assert ray["redisAddress"] == "rediss://redis.city:6380"
+    assert ray["redisPassword"]["valueFrom"]["secretKeyRef"]["name"] == "sightline-gcs-redis"
+
+
 def budget_pods(objects: list[dict[str, Any]]) -> dict[str, int]:
     """Name of a budget -> pods of its group."""
     [service] = of_kind(objects, "RayService")
