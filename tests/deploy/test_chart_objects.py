@@ -6,7 +6,7 @@ import re
 import jsonschema
 import pytest
 import yaml
-from chart_parts import CARDS, CHART, PRESETS, VARIANTS, helm, of_kind, pods, rendered, serve_config, validate
+from chart_parts import CARDS, CHART, PRESETS, VARIANTS, helm, of_kind, pods, rendered, serve_config, template, validate
 from promtool import promtool
 
 from actors.serve_app import NOT_THE_REPLICAS
@@ -134,7 +134,7 @@ def test_dashboards_go_in_unchanged_but_for_the_address_of_their_runbooks() -> N
 
 @pytest.mark.parametrize("card", CARDS)
 def test_a_preset_for_a_card_is_one_that_sightline_takes(card: str) -> None:
-    done = helm("template", "sightline", str(CHART), *(f"-f={CHART}/values-{name}.yaml" for name in ("minimal", card)))
+    done = template(f"minimal+{card}")
     assert done.returncode == 0, done.stderr
     objects = [each for each in yaml.safe_load_all(done.stdout) if each is not None]
     for each in objects:
