@@ -15,6 +15,7 @@ from cluster.errors import ConfigError
 from cluster.gateway.guard import make_guard
 from cluster.models.catalog import check_model
 from cluster.replica.simulated import configured_costs
+from cluster.security.private_files import make_private_folder
 from cluster.tracing import check_tracing
 
 
@@ -80,7 +81,11 @@ def check_folders(config: SightlineConfig) -> None:
         if folder is None:
             continue
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            if key == "cluster.log_dir":
+                # Logs are read by whoever collects them.
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            else:
+                make_private_folder(Path(folder))
             reason = "" if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
         except OSError as error:
             reason = error.strerror or str(error)

@@ -23,8 +23,9 @@ from actors.processes import Process, processes, tiers
 from actors.remote import ALERTING, CONTROLLER, GATEWAY, RECONCILER, await_reply_blocking
 from actors.session import RaySession
 from cluster.config import SightlineConfig
-from cluster.control.cameras.store import StateFolder
+from cluster.control.cameras.store import lock_state
 from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.security.private_files import FolderLock
 from cluster.types import CameraStatus
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Cluster:
         self._run_id = uuid.uuid4().hex[:12]
         self._actors: dict[str, Any] = {}
         self._addresses: GatewayAddresses | None = None
-        self._state: StateFolder | None = None
+        self._state: FolderLock | None = None
         self._serving = False
         self._stopped = False
         self.phases: dict[str, float] = {}
@@ -121,7 +122,7 @@ class Cluster:
             # Alerting deletes it, unless it was killed.
             shutil.rmtree(private_folder(self._run_id), ignore_errors=True)
         if self._state is not None:
-            self._state.close()
+            self._state.release()
 
     # -- starting -------------------------------------------------------------------------------
     def _with_state(self, config: SightlineConfig) -> SightlineConfig:
@@ -130,7 +131,7 @@ class Cluster:
         if folder is None:
             return config
         if self._session.private:
-            self._state = StateFolder(Path(folder))
+            self._state = lock_state(Path(folder))
         if config.alerts.folder is not None:
             return config
         alerts = config.alerts.model_copy(update={"folder": str(Path(folder, "alerts"))})

@@ -159,13 +159,13 @@ class Shown:
         return event
 
     def _remarks(self, question: str, told: Told) -> None:
-        from cluster.types.cameras import is_open_question
+        from cluster.types.cameras import remark_on
 
         screen = console(stderr=True)
         if told.result.degraded:
             screen.print("[yellow]part of the memory was out of reach; something may be missing from the answer[/]")
-        if is_open_question(question) and told.result.text.strip(" .").lower() in ("yes", "no"):
-            screen.print("[yellow]the question asks for more than yes or no; this model answered no more than that[/]")
+        if remark := remark_on(question, told.result.text):
+            screen.print(f"[yellow]{remark}[/]")
         if (screen.is_terminal or self._explain) and told.conversation != self._conversation:
             screen.print(f"[dim]conversation {told.conversation}[/]")
             self._conversation = told.conversation

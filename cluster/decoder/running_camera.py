@@ -384,7 +384,7 @@ class RunningCamera:
         elif self.address is None and status.state is CameraState.RUNNING:
             reason = "no replica is ready for it"
         elif lane is not None and lane.refused and status.state is CameraState.RUNNING:
-            reason = f"its replica refuses its frames:  {lane.refused}"
+            reason = f"its replica refuses its frames: {lane.refused}"
         elif self.rung.shed and status.state is CameraState.RUNNING:
             reason = "shed: the replicas are overloaded"
         elif self._behind and status.state is CameraState.RUNNING:

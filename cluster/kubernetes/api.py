@@ -31,7 +31,8 @@ RAY_CLUSTERS = "rayclusters.ray.io"
 WATCH_S = 300
 """Seconds after which the server ends a watch, and it is opened again."""
 
-_COUNTS = ("replicas", "minReplicas", "maxReplicas")
+HEAD_GROUP = "head"
+_OF_GROUPS = ("replicas", "minReplicas", "maxReplicas", "rayStartParams", "resources", "template")
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -193,30 +194,55 @@ class KubernetesApi:
         found = self._call(self._objects.list_namespaced_custom_object, what=RAY_CLUSTERS, **where, label_selector=made)
         return [str(each["metadata"]["name"]) for each in found["items"]]
 
-    def scale_worker_groups(self, cluster: str, pods: Mapping[str, int]) -> Sequence[str]:
-        """Set the numbers of pods of a RayCluster's worker groups; returns the names of those that had another.
+    def delete_ray_service(self, service: str) -> None:
+        """Delete a RayService, if there is one. Raises ``UnavailableError``, as :meth:`list`."""
+        from kubernetes.client.exceptions import ApiException
+
+        def delete(**options: Any) -> None:
+            try:
+                self._objects.delete_namespaced_custom_object(**self._ray("rayservices", service), **options)
+            except ApiException as error:
+                if error.status != 404:
+                    raise
+
+        self._call(delete, what="rayservices.ray.io", verbs="delete")
+
+    def update_ray_cluster(self, cluster: str, service: str) -> Sequence[str]:
+        """Give a RayCluster's groups, by their names, the numbers and templates of pods of its RayService; returns the
+        names of those that had others. Running pods stay as they are.
 
         Raises:
             ChangedError: its groups have changed since they were read.
-            UnavailableError: as :meth:`list`, or there is no such RayCluster.
+            UnavailableError: as :meth:`list`, or there is no such RayCluster or RayService.
         """
-        where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayclusters", "name": cluster}
-        found = self._call(self._objects.get_namespaced_custom_object, what=RAY_CLUSTERS, **where)
+        where = self._ray("rayclusters", cluster)
+        read = self._objects.get_namespaced_custom_object
+        wanted = self._call(read, what="rayservices.ray.io", verbs="get", **self._ray("rayservices", service))
+        wanted = wanted["spec"]["rayClusterConfig"]
+        found = self._call(read, what=RAY_CLUSTERS, **where)["spec"]
+        groups = {str(each["groupName"]): each for each in wanted.get("workerGroupSpecs", [])}
+        pairs = [(HEAD_GROUP, "/spec/headGroupSpec", found["headGroupSpec"], wanted["headGroupSpec"])]
+        for index, group in enumerate(found.get("workerGroupSpecs", [])):
+            name = str(group["groupName"])
+            pairs.append((name, f"/spec/workerGroupSpecs/{index}", group, groups.get(name, {})))
         changes: list[dict[str, Any]] = []
         names = []
-        for index, group in enumerate(found["spec"].get("workerGroupSpecs", [])):
-            name, path = str(group["groupName"]), f"/spec/workerGroupSpecs/{index}"
-            count = pods.get(name)
-            if count is None or all(group.get(key) == count for key in _COUNTS):
+        for name, path, before, after in pairs:
+            keys = [key for key in _OF_GROUPS if key in after and before.get(key) != after[key]]
+            if not keys:
                 continue
             names.append(name)
-            changes.append({"op": "test", "path": f"{path}/groupName", "value": name})
+            if name != HEAD_GROUP:
+                changes.append({"op": "test", "path": f"{path}/groupName", "value": name})
             # ``add`` also replaces.
-            changes += [{"op": "add", "path": f"{path}/{key}", "value": count} for key in _COUNTS]
+            changes += [{"op": "add", "path": f"{path}/{key}", "value": after[key]} for key in keys]
         if changes:
             patch, kind = self._objects.patch_namespaced_custom_object, "application/json-patch+json"
             self._call(patch, what=RAY_CLUSTERS, **where, body=changes, _content_type=kind)
         return names
+
+    def _ray(self, plural: str, name: str) -> dict[str, Any]:
+        return {**self._where, "group": "ray.io", "version": "v1", "plural": plural, "name": name}
 
     def _lines(self, response: Any) -> Iterator[bytes]:
         """Complete lines; an unterminated last line was cut off."""
@@ -236,7 +262,15 @@ class KubernetesApi:
             if not self._closed:
                 raise UnavailableError(f"the watch of the Kubernetes API server broke: {_short(error)}") from None
 
-    def _call(self, method: Callable[..., T], *, missing: str = "", what: str = "", **arguments: Any) -> T:
+    def _call(
+        self,
+        method: Callable[..., T],
+        *,
+        missing: str = "",
+        what: str = "",
+        verbs: str = "list, get and patch",
+        **arguments: Any,
+    ) -> T:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -244,7 +278,7 @@ class KubernetesApi:
             return method(**{"_request_timeout": self._timeouts, **arguments})
         except ApiException as error:
             if what:
-                raise _refusal(error, what) from None
+                raise _refusal(error, what, verbs) from None
             raise self._meaning(error, missing) from None
         except RecursionError:
             raise UnavailableError("the Kubernetes API server has an object that is nested too deeply") from None
@@ -292,14 +326,14 @@ def _configure(config: KubernetesConfig, settings: Any) -> str:
     return str(chosen.get("namespace", "default"))
 
 
-def _refusal(error: Any, what: str) -> SightlineError:
+def _refusal(error: Any, what: str, verbs: str) -> SightlineError:
     """Of calls about objects that are not ours."""
     if error.status in (409, 422):
         return ChangedError(f"the {what} changed meanwhile")
     if error.status in (401, 403):
         return UnavailableError(
             f"the Kubernetes API server refuses this service account ({error.status}); it must be allowed to "
-            f"list, get and patch {what}"
+            f"{verbs} {what}"
         )
     return UnavailableError(f"the Kubernetes API server answers {error.status} {error.reason} about {what}")
 

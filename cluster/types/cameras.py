@@ -196,4 +196,11 @@ def is_open_question(text: str) -> bool:
     return _OPEN.match(text) is not None
 
 
+def remark_on(question: str, answer: str) -> str:
+    """What to tell whoever asked for more than a small model answers; empty where there is nothing to tell."""
+    if is_open_question(question) and answer.strip(" .").lower() in ("yes", "no"):
+        return "the question asks for more than yes or no; this model answered no more than that"
+    return ""
+
+
 HEALTH_SUBJECTS = ("camera-offline", "frozen-image", "covered-lens", "scene-change", "camera-unanswered")

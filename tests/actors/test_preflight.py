@@ -1,5 +1,6 @@
 """Ports that a cluster chooses and folders that it looks at before it starts."""
 
+import os
 import socket
 
 import pytest
@@ -34,3 +35,14 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path
     config = load_config(None, {section: {name: str(tmp_path / "file" / "below")}})
     with pytest.raises(ConfigError, match=rf"cannot be written: (Not a directory|File exists); choose another {key}"):
         check_folders(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "mode"), [("alerts.folder", 0o700), ("clips.folder", 0o700), ("cluster.log_dir", 0o755)]
+)
+def test_what_is_made_is_for_its_owner_alone_but_for_logs(tmp_path, key: str, mode: int) -> None:
+    before = os.umask(0o022)
+    section, name = key.split(".")
+    check_folders(load_config(None, {section: {name: str(tmp_path / "made")}}))
+    os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == mode

@@ -4,7 +4,7 @@ import pytest
 
 from cluster.config import CameraEntry
 from cluster.control.cameras.managed import ManagedCamera
-from cluster.control.cameras.store import CameraStore, FileTable, StateFolder
+from cluster.control.cameras.store import CameraStore, FileTable, lock_state
 from cluster.errors import ConfigError
 
 GATE = ManagedCamera(entry=CameraEntry(name="gate", source="rtsp://user:secret@10.0.0.11/stream1"))
@@ -38,20 +38,22 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
 
 
 def test_a_folder_of_state_belongs_to_one_cluster(tmp_path) -> None:
-    folder = StateFolder(tmp_path / "state")
+    folder = lock_state(tmp_path / "state")
     # Closed to others, whatever the umask.
     assert (tmp_path / "state" / "lock").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
-    with pytest.raises(ConfigError, match=r"another cluster keeps its state in .*--state"):
-        StateFolder(tmp_path / "state")
-    folder.close()
-    StateFolder(tmp_path / "state").close()
+    with pytest.raises(
+        ConfigError, match=r"state is in use by another Sightline cluster; .* another folder with --state"
+    ):
+        lock_state(tmp_path / "state")
+    folder.release()
+    lock_state(tmp_path / "state").release()
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be kept in .*--state none"):
-        StateFolder(tmp_path / "file" / "state")
+        lock_state(tmp_path / "file" / "state")
     (tmp_path / "cameras.sqlite").mkdir()
     with pytest.raises(ConfigError, match="cameras cannot be kept"):
         FileTable(tmp_path / "cameras.sqlite")

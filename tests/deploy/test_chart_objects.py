@@ -6,12 +6,13 @@ import re
 import jsonschema
 import pytest
 import yaml
-from chart_parts import CHART, PRESETS, VARIANTS, helm, of_kind, pods, rendered, serve_config, validate
+from chart_parts import CARDS, CHART, PRESETS, VARIANTS, helm, of_kind, pods, rendered, serve_config, template, validate
 from promtool import promtool
 
 from actors.serve_app import NOT_THE_REPLICAS
 from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD
 from cluster.config.load import load_tree
+from cluster.control.fleet_settings import fleet_settings
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -129,6 +130,24 @@ def test_dashboards_go_in_unchanged_but_for_the_address_of_their_runbooks() -> N
     for text in dashboards("monitoring.rules.runbooks=https://docs.city.example").values():
         [address] = [each["query"] for each in json.loads(text)["templating"]["list"] if each["name"] == "runbooks"]
         assert address == "https://docs.city.example/docs/operations.md"
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_a_preset_for_a_card_is_one_that_sightline_takes(card: str) -> None:
+    done = template(f"minimal+{card}")
+    assert done.returncode == 0, done.stderr
+    objects = [each for each in yaml.safe_load_all(done.stdout) if each is not None]
+    for each in objects:
+        validate(each)
+    config = load_tree(serve_config(objects)["applications"][0]["args"]["configuration"])
+    # Its costs are of that card, for that model.
+    costs = fleet_settings(config).costs
+    assert (costs is None) == (card == "l4")
+    assert costs is None or card in costs.device.lower()
+    asked = pods(objects)["replica"]["spec"]["containers"][0]["resources"]
+    gib = int(asked["limits"]["memory"].removesuffix("Gi"))
+    assert asked["limits"]["nvidia.com/gpu"] == 1
+    assert (config.tiers.node_bytes + config.tiers.host_bytes) / 2**30 < gib
 
 
 def test_upgrade_needs_no_second_pool_of_gpus() -> None:

@@ -1,5 +1,6 @@
 """What the chart promises about security, on what it renders."""
 
+import importlib.util
 import json
 from typing import Any
 
@@ -159,14 +160,17 @@ def test_the_two_redis_are_two() -> None:
 def test_least_rights() -> None:
     objects = rendered("everything")
     assert of_kind(objects, "ClusterRole") == of_kind(objects, "ClusterRoleBinding") == []
-    role, scale = of_kind(objects, "Role")
+    role, uninstall, update = of_kind(objects, "Role")
     # Whoever may patch RayClusters may run any pod: a hook, while it runs.
-    assert [(rule["resources"], rule["verbs"]) for rule in scale["rules"]] == [
-        (["rayclusters"], ["list", "get", "patch"])
+    assert [(rule["resources"], rule["verbs"]) for each in (update, uninstall) for rule in each["rules"]] == [
+        (["rayservices"], ["get"]),
+        (["rayclusters"], ["list", "get", "patch"]),
+        (["rayservices"], ["delete"]),
+        (["rayclusters"], ["list"]),
     ]
     hooked = [each for each in objects if "helm.sh/hook" in each["metadata"].get("annotations", {})]
     assert {each["kind"] for each in hooked} == {"ServiceAccount", "Role", "RoleBinding", "Job"}
-    assert {each["metadata"]["name"] for each in hooked} == {"sightline-scale"}
+    assert {each["metadata"]["name"] for each in hooked} == {"sightline-update", "sightline-uninstall"}
     allowed = {
         (resource, verb): rule.get("resourceNames")
         for rule in role["rules"]
@@ -178,13 +182,35 @@ def test_least_rights() -> None:
         **{("cameras/status", verb): None for verb in ("get", "update", "patch")},
         ("secrets", "get"): ["gate"],
     }
-    binding, of_scale = of_kind(objects, "RoleBinding")
+    binding, _, of_update = of_kind(objects, "RoleBinding")
     assert [each["name"] for each in binding["subjects"]] == ["sightline-control"]
-    assert [each["name"] for each in of_scale["subjects"]] == ["sightline-scale"]
+    assert [each["name"] for each in of_update["subjects"]] == ["sightline-update"]
     for component, pod in pods(objects).items():
         assert pod["spec"]["automountServiceAccountToken"] == (component == "control")
         assert pod["spec"]["serviceAccountName"] == f"sightline-{'control' if component == 'control' else 'worker'}"
-    assert of_kind(rendered("default", "cameras.enabled=false"), "Role") == [scale]
+    assert of_kind(rendered("default", "cameras.enabled=false"), "Role") == [update]
+
+
+def test_rays_redis_goes_after_the_cluster_whose_finalizer_needs_it() -> None:
+    for variant in VARIANTS:
+        objects = rendered(variant)
+        before = [each for each in of_kind(objects, "Job") if each["metadata"]["name"] == "sightline-uninstall"]
+        redis = any(each["metadata"]["name"] == "sightline-gcs-redis" for each in of_kind(objects, "StatefulSet"))
+        assert [each["metadata"]["annotations"]["helm.sh/hook"] for each in before] == ["pre-delete"] * redis
+        for job in of_kind(objects, "Job"):
+            [container] = job["spec"]["template"]["spec"]["containers"]
+            assert importlib.util.find_spec(container["command"][-1])
+            assert container["args"][0] == "sightline"
+
+
+def test_a_redis_of_ones_own_keeps_rays_tables() -> None:
+    objects = rendered("city", "gcsRedis.address=rediss://redis.city:6380")
+    assert not [each["metadata"]["name"] for each in objects if "gcs-redis" in each["metadata"]["name"]]
+    assert not [each for each in of_kind(objects, "Job") if each["metadata"]["name"] == "sightline-uninstall"]
+    [service] = of_kind(objects, "RayService")
+    ray = service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    assert ray["redisAddress"] == "rediss://redis.city:6380"
+    assert ray["redisPassword"]["valueFrom"]["secretKeyRef"]["name"] == "sightline-gcs-redis"
 
 
 def budget_pods(objects: list[dict[str, Any]]) -> dict[str, int]:

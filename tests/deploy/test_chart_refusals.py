@@ -28,6 +28,7 @@ def refused(*settings: str, preset: str | None = None) -> str:
         (("kvRedis.enabled=true", "config.tiers.redis_url=redis://elsewhere:6379"), "names another: leave one out"),
         ((TOKENS, "monitoring.podMonitor.enabled=true"), "needs monitoring.podMonitor.tokenSecretName"),
         (("gateway.ingress.enabled=true",), "needs gateway.ingress.host"),
+        (("gcsRedis.enabled=true", "gcsRedis.address=redis.city:6379"), "needs gcsRedis.secretName"),
         (("config.model.name=org/model", "replicas.pods=2"), "models.cache.accessMode must be ReadWriteMany"),
     ],
 )

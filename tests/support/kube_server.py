@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 GROUP = "/apis/sightline.io/v1alpha1/namespaces/yard/cameras"
 RAY = "/apis/ray.io/v1/namespaces/yard/rayclusters/"
+RAY_SERVICES = "/apis/ray.io/v1/namespaces/yard/rayservices/"
 SECRETS = "/api/v1/namespaces/yard/secrets/"
 TOKEN = "the-service-account's-token"
 
@@ -32,6 +33,8 @@ class KubeServer:
         self.conflicts = 0
         self.status_writes = []
         self.ray_clusters = {}
+        self.ray_services = {}
+        self.kuberay_s = 0.0
         self.lists = self.watches = 0
         self.delay_s = 0.0
         self.cut_after = None
@@ -151,11 +154,15 @@ class KubeServer:
             def do_PATCH(self):
                 self.answer(kube.patch)
 
+            def do_DELETE(self):
+                self.answer(kube.remove)
+
             def answer(self, call):
                 address = urlsplit(self.path)
                 query = {key: values[0] for key, values in parse_qs(address.query).items()}
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 kind = address.path.rpartition("/")[2] if self.command == "PUT" else query.get("watch", "list")
+                kind = "delete" if self.command == "DELETE" else kind
                 scheme, _, token = self.headers.get("Authorization", "").partition(" ")
                 if scheme.lower() != "bearer" or token != kube.token:
                     return self.say(401, {"kind": "Status", "code": 401})
@@ -191,6 +198,9 @@ class KubeServer:
             label = query["labelSelector"].removeprefix("ray.io/originated-from-cr-name=")
             items = [{"metadata": {"name": name}} for name in self.ray_clusters if name.startswith(f"{label}-")]
             return handler.say(200, {"kind": "RayClusterList", "items": items})
+        if path.startswith(RAY_SERVICES):
+            body = self.ray_services.get(path.removeprefix(RAY_SERVICES))
+            return handler.say(200, body) if body else handler.say(404, {"kind": "Status", "code": 404})
         if path.startswith(RAY):
             body = self.ray_clusters.get(path.removeprefix(RAY))
             return handler.say(200, body) if body else handler.say(404, {"kind": "Status", "code": 404})
@@ -212,6 +222,13 @@ class KubeServer:
             if begin + count < len(names):
                 metadata["continue"] = str(begin + count)
         return handler.say(200, {"kind": "CameraList", "metadata": metadata, "items": items})
+
+    def remove(self, handler, path, _query, _body):
+        """A RayService; its clusters go when KubeRay lets them."""
+        if self.ray_services.pop(path.removeprefix(RAY_SERVICES), None) is None:
+            return handler.say(404, {"kind": "Status", "code": 404})
+        threading.Timer(self.kuberay_s, self.ray_clusters.clear).start()
+        return handler.say(200, {"kind": "Status", "code": 200})
 
     def patch(self, handler, path, _query, body):
         """RFC 6902, as far as ``test`` and ``add`` go, all or nothing."""

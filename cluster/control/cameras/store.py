@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from cluster.config import CameraEntry
 from cluster.control.cameras.managed import ManagedCamera, entry_from_json, entry_to_json
 from cluster.errors import ConfigError
-from cluster.security.private_files import make_private_folder, open_private
+from cluster.security.private_files import FolderLock
 
 SEEDED = "seeded"
 RUN = "run"
@@ -130,34 +129,16 @@ class CameraStore:
                 self._table.delete(key)
 
 
-class StateFolder:
-    """A cluster's folder of state, locked until :meth:`close`: two clusters would overwrite each other's.
+def lock_state(folder: Path) -> FolderLock:
+    """Lock a cluster's folder of state: two clusters would overwrite each other's.
 
     Raises:
         ConfigError: it cannot be made or written, or another cluster uses it.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._lock: IO[str] | None = None
-        try:
-            make_private_folder(path)
-            self._lock = open(path / "lock", "w", opener=open_private)  # noqa: SIM115
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise ConfigError(
-                f"another cluster keeps its state in {path}; stop it, or give this one another folder with --state "
-                "(cluster.state_dir)"
-            ) from None
-        except OSError as error:
-            self.close()
-            raise ConfigError(
-                f"the state cannot be kept in {path}: {error.strerror or error}; choose another folder with --state, "
-                "or --state none to lose added cameras and incidents when the cluster ends"
-            ) from None
-
-    def close(self) -> None:
-        """Unlock; idempotent."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+    try:
+        return FolderLock(folder, "folder with --state (cluster.state_dir)", wait_s=0.0)
+    except OSError as error:
+        raise ConfigError(
+            f"the state cannot be kept in {folder}: {error.strerror or error}; choose another folder with --state, "
+            "or --state none to lose added cameras and incidents when the cluster ends"
+        ) from None

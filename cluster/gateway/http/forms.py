@@ -192,7 +192,8 @@ class ToldMoment(TypedDict):
 
 
 class AskReply(TypedDict):
-    """The last line of an answer; see ``AskResult`` in protos/sightline/v1/memory.proto."""
+    """The last line of an answer; see ``AskResult`` in protos/sightline/v1/memory.proto. ``remark``: where the question
+    asks for more than the model answered, or empty; of ``/v1/ask`` alone."""
 
     text: str
     moments: list[ToldMoment]
@@ -209,6 +210,7 @@ class AskReply(TypedDict):
     yes: float
     camera: str
     conversation: str
+    remark: NotRequired[str]
 
 
 class AskLine(TypedDict, total=False):

@@ -18,6 +18,7 @@ from cluster.gateway.http.forms import AskAllLine, AskLine
 from cluster.gateway.http.replies import Reply, Stream, plain
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes, Text
 from cluster.types import MemoryStatus
+from cluster.types.cameras import remark_on
 from cluster.wire.memory_wire import (
     AskAllProgress,
     CameraTold,
@@ -82,7 +83,13 @@ async def ask(body: Ask, gateway: Gateway) -> Stream:
         with_pictures=body.with_pictures,
     )
     events = gateway.answering.ask(asked, body.timeout_s)
-    return await Stream.begin(written(events, _line, lambda error: _json({"error": str(error)})), NDJSON)
+
+    def write(event: str | Told) -> bytes:
+        if isinstance(event, str):
+            return _json({"text": event})
+        return _json({"result": result_body(event) | {"remark": remark_on(body.text, event.result.text)}})
+
+    return await Stream.begin(written(events, write, lambda error: _json({"error": str(error)})), NDJSON)
 
 
 @router.on("POST /v1/ask/all", ASK_ALL, AskAllLine, media=NDJSON)
@@ -109,10 +116,6 @@ async def describe_memory(name: str, gateway: Gateway) -> Reply:
     """What a camera remembers."""
     asked = memory_pb2.DescribeRequest(camera=check_camera(name))
     return Reply(status_from_proto(await gateway.calls.unary(f"{SERVICE}Describe", asked)))
-
-
-def _line(event: str | Told) -> bytes:
-    return _json({"text": event} if isinstance(event, str) else {"result": result_body(event)})
 
 
 def _json(body: dict[str, object]) -> bytes:

@@ -42,6 +42,7 @@ class Scripted:
         self.forgotten = []
         self.error = None
         self.degraded = False
+        self.text = "A red truck."
         self.stuck = threading.Event()
         self.stuck.set()
         self.cancelled = threading.Event()
@@ -61,7 +62,7 @@ class Scripted:
             raise
         yield "truck\x1b[2J."
         yield AskResult(
-            ask.stream, "A red truck.", MOMENTS, 0, 1_000_000_000, 40_000, 1_200, 3 * 2**20, 0.42, 1.5, self.degraded
+            ask.stream, self.text, MOMENTS, 0, 1_000_000_000, 40_000, 1_200, 3 * 2**20, 0.42, 1.5, self.degraded
         )
 
     async def delete_memory(self, camera, ago_s):
@@ -143,6 +144,13 @@ def test_ask_explains(gateway, run):
     conversation = err.split("conversation ")[1].strip()
     assert run("ask", "gate", "Sure?", "--conversation", conversation)[0] == 0
     assert gateway.asked[1].turns == (("What?", "A red truck."),)
+
+
+@pytest.mark.parametrize(("question", "told"), [("What came in?", True), ("Did anything come in?", False)])
+def test_an_answer_of_one_word_to_more_than_that_is_said(gateway, run, question, told):
+    gateway.text = "Yes."
+    code, _, err = run("ask", "gate", question)
+    assert (code, "answered no more than that" in err) == (0, told)
 
 
 def test_ask_writes_pictures_and_json(gateway, run, tmp_path):

@@ -5,6 +5,8 @@ from browsing import change, running, say_no
 from playwright.sync_api import expect
 from waiting import until
 
+from cluster.types import AskResult
+
 CAMERAS = 60
 
 
@@ -50,6 +52,20 @@ def test_what_fails_says_why_and_an_answer_can_be_stopped(open_page, gateway):
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".turn .error").last).to_have_text("Stopped.")
+
+
+def test_an_answer_of_one_word_to_more_than_that_is_said(open_page, gateway, monkeypatch):
+    async def one_word(self, ask):
+        yield AskResult(ask.stream, "Yes", (), 0, 8, 64, 64, 0, 0.1, 0.1, yes=0.9)
+
+    monkeypatch.setattr("console_city.CityMemory.ask", one_word)
+    page = open_page(f"{gateway.url}/#/ask/{running(gateway, 2)}", ready="textarea")
+    for number, question in enumerate(("Did anybody come in?", "What happened?")):
+        page.fill("textarea", question)
+        page.keyboard.press("Enter")
+        expect(page.locator(".grounds")).to_have_count(number + 1)
+        expect(page.locator(".grounds .notice")).to_have_count(number)
+    expect(page.locator(".notice")).to_contain_text("answered no more than that")
 
 
 def test_a_camera_has_scores_over_time_savings_quality_and_memory(open_page, gateway):

@@ -40,6 +40,13 @@ def test_one_that_begins_appears_and_is_announced(incident):
     until(lambda: row.locator("img").evaluate("image => image.naturalWidth") > 0)
 
 
+def test_a_card_says_what_was_asked(gateway, open_page):
+    page = open_page(f"{gateway.url}/#/incidents", ready="h1")
+    name = min(gateway.city.hot)
+    title = page.locator(".incident-row", has_text=name).first.locator(".incident-title")
+    expect(title).to_contain_text(re.compile(rf"^Is there [\w-]+\? at {name}$"))
+
+
 def test_it_is_acknowledged_and_its_end_shows(incident, gateway):
     page, name, row = incident
     row.locator("a").click()

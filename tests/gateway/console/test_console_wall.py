@@ -6,7 +6,7 @@ from browsing import change, running, say_yes
 from playwright.sync_api import expect
 from waiting import until
 
-from cluster.types import CameraStatus
+from cluster.types import CameraStatus, LastAnswer
 
 CAMERAS = 500
 
@@ -70,6 +70,31 @@ def test_cameras_come_and_go(wall):
     gateway.publish([])
     expect(wall.page.locator(".empty")).to_contain_text("No camera fits")
     until(lambda: wall.counts()["All"] == 500)
+
+
+def test_a_push_that_has_ended_is_calm_whatever_it_said_last(wall):
+    name = running(wall.gateway, 7)
+    last = (LastAnswer("fight", 0.93, True, 1),)
+    change(wall.gateway, name, last_answers=last)
+    wall.search(name)
+    expect(wall.tile(name)).to_have_class("tile tone-warning")
+    expect(wall.tile(name).locator(".tile-score")).to_have_class("tile-score yes")
+    change(wall.gateway, name, state="ended", last_answers=last)
+    expect(wall.tile(name)).to_have_class("tile tone-quiet")
+    expect(wall.tile(name).locator(".tile-score")).not_to_have_class("tile-score yes")
+    expect(wall.tile(name).locator(".badge")).to_have_class("badge quiet")
+
+
+def test_pictures_are_plain_until_kept_patches_are_wanted(open_page, gateway):
+    page = open_page(f"{gateway.url}/", ready=None)
+    asked = []
+    page.on("request", lambda request: "/picture.jpg" in request.url and asked.append("kept=1" in request.url))
+    page.reload()
+    page.wait_for_selector(".picture.there")
+    assert asked
+    assert not any(asked)
+    page.get_by_role("switch", name="Kept patches").check()
+    until(lambda: page.wait_for_timeout(50) or any(asked))
 
 
 def test_search_filter_and_sort(wall):

@@ -72,6 +72,14 @@ async def test_an_answer_line_by_line():
         ]
 
 
+@pytest.mark.parametrize(("text", "told"), [("What happened?", True), ("Did a car come?", False)])
+async def test_an_answer_of_one_word_to_more_than_that_is_said(text, told):
+    async with gate() as (client, _, replica):
+        replica.words = ["Yes"]
+        _, lines = await client.ask(text)
+        assert ("answered no more than that" in lines[-1]["result"]["remark"]) == told
+
+
 async def test_a_piece_is_there_before_the_next_one():
     async with gate() as (client, _, replica):
         replica.stuck_at = 1

@@ -123,6 +123,7 @@ function Turn({ turn }) {
 function Grounds({ result }) {
   const moments = result.moments ?? [];
   return html`<div class="grounds">
+    ${result.remark && html`<p class="notice">${result.remark[0].toUpperCase()}${result.remark.slice(1)}.</p>`}
     ${moments.length > 0 && html`<h3>What it rests on</h3>
       <ol class="moments">${moments.map((moment, i) => html`<li key=${i}>
         <${Thumbnail} picture=${moment.picture} label=${`${duration(moment.ago_s)} before the newest frame`} />

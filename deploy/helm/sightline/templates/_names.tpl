@@ -47,6 +47,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{/* Whether the chart runs the Redis of Ray's tables. */}}
+{{- define "sightline.ownGcsRedis" -}}
+{{- if and .Values.gcsRedis.enabled (not .Values.gcsRedis.address) -}}yes{{- end -}}
+{{- end -}}
+
 {{- define "sightline.replicasPerPod" -}}
 {{- max 1 (int .Values.replicas.gpusPerPod) -}}
 {{- end -}}

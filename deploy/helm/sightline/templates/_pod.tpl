@@ -7,7 +7,7 @@ Ray starts the processes in it, so there is one container; its readiness is the 
 {{- $secrets := include "sightline.secrets" .root | fromYaml -}}
 {{- $control := eq .component "control" -}}
 {{- $replica := eq .component "replica" -}}
-{{- $redisTls := and $values.gcsRedis.enabled $secrets.internalTls (eq .component "head") -}}
+{{- $redisTls := and (include "sightline.ownGcsRedis" $root) $secrets.internalTls (eq .component "head") -}}
 {{- $node := dict "path" "/api/healthz" "port" 52365 -}}
 metadata:
   # No versions: a label that changes would ask for new pods.

@@ -14,6 +14,9 @@ the schema. */}}
 {{- if and .Values.kvRedis.enabled (dig "tiers" "redis_url" "" .Values.config) -}}
 {{- fail "kvRedis.enabled runs a Redis and config.tiers.redis_url names another: leave one out" -}}
 {{- end -}}
+{{- if and .Values.gcsRedis.address (not .Values.gcsRedis.secretName) -}}
+{{- fail "gcsRedis.address needs gcsRedis.secretName: a Secret with its password" -}}
+{{- end -}}
 {{- if and $gateway.ingress.enabled (not $gateway.ingress.host) -}}
 {{- fail "gateway.ingress.enabled needs gateway.ingress.host" -}}
 {{- end -}}

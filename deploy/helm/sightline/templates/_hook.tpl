@@ -1,0 +1,65 @@
+{{/*
+A job of the module cluster.kubernetes.NAME that Helm runs, with rights that nothing has otherwise and that end with it:
+(dict "root" $ "name" NAME "when" "post-upgrade" "deadline" 290 "rules" (list ...)).
+*/}}
+{{- define "sightline.hook" -}}
+{{- $root := .root -}}{{- $job := . -}}
+{{- $name := printf "%s-%s" (include "sightline.fullname" $root) .name -}}
+{{- $hook := dict "helm.sh/hook" .when "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" }}
+{{- range $kind, $group := dict "ServiceAccount" "v1" "Role" "rbac.authorization.k8s.io/v1" "RoleBinding" "rbac.authorization.k8s.io/v1" "Job" "batch/v1" }}
+---
+apiVersion: {{ $group }}
+kind: {{ $kind }}
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- include "sightline.labels" $root | nindent 4 }}
+  annotations:
+    {{- toYaml $hook | nindent 4 }}
+    helm.sh/hook-weight: {{ ternary "1" "0" (eq $kind "Job") | quote }}
+{{- if eq $kind "ServiceAccount" }}
+automountServiceAccountToken: false
+{{- else if eq $kind "Role" }}
+rules:
+  {{- toYaml $job.rules | nindent 2 }}
+{{- else if eq $kind "RoleBinding" }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $name }}}
+subjects:
+  - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ $root.Release.Namespace }}}
+{{- else }}
+spec:
+  backoffLimit: 3
+  activeDeadlineSeconds: {{ $job.deadline }}
+  template:
+    metadata:
+      labels:
+        {{- include "sightline.selector" $root | nindent 8 }}
+        app.kubernetes.io/component: {{ $job.name }}
+    spec:
+      restartPolicy: Never
+      serviceAccountName: {{ $name }}
+      automountServiceAccountToken: true
+      enableServiceLinks: false
+      securityContext:
+        {{- include "sightline.podSecurity" 10001 | nindent 8 }}
+      {{- with $root.Values.image.pullSecrets }}
+      imagePullSecrets:
+        {{- range . }}
+        - name: {{ . }}
+        {{- end }}
+      {{- end }}
+      containers:
+        - name: {{ $job.name }}
+          image: {{ include "sightline.image" (dict "image" $root.Values.image "default" $root.Chart.AppVersion) }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          securityContext:
+            {{- include "sightline.containerSecurity" $root | nindent 12 }}
+          command: [python, -m, cluster.kubernetes.{{ $job.name }}]
+          args: [{{ include "sightline.fullname" $root }}]
+          env: [{name: HOME, value: /tmp}]
+          resources:
+            requests: {cpu: 100m, memory: 256Mi}
+            limits: {cpu: "1", memory: 512Mi}
+{{- end }}
+{{- end }}
+{{- end -}}
