@@ -185,6 +185,49 @@ def calibrate(
     )
 
 
+@app.command("profile")
+def profile(
+    model: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a checkpoint with a sightline.json.")],
+    scenes: Annotated[Path, typer.Option(metavar="DIR", help="Validation scenes, never those it is judged on.")],
+    device: Device = "cpu",
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where unfinished work is kept.")] = Path(
+        "out/profile"
+    ),
+) -> None:
+    """Measure what each layer has to compute again where KV is reused (VLCache's profile), and write it into the
+    model's folder.
+
+    $ sightline eval profile out/train/model --scenes out/validation
+    """
+    from cluster.engine.native.engine import NativeEngine
+    from cluster.lab.evaluation.layer_profile import layer_profile, measure_errors
+    from cluster.lab.evaluation.report import check_questions
+    from cluster.lab.evaluation.worker_pool import ModelSpec
+    from cluster.models.catalog import check_model
+    from cluster.models.settings import ModelSettings, write_settings
+
+    check_model(str(model))
+    check_writable(out)
+    shape = _shape(ModelSettings.load(model), "scenes", None, None, None, None)
+    found = _dataset(scenes, "scenes", shape, 2)
+    loaded = ModelSpec(str(model), device, "float32").load()
+    check_questions(loaded, str(model), found.questions)
+    with Progress(f"profiling {len(found.videos)} videos", 1) as bar:
+        errors = measure_errors(
+            NativeEngine(loaded),
+            found.videos,
+            found.questions,
+            shape,
+            work=out / "work.jsonl",
+            on_progress=lambda at: bar.count(at.done, at.total, at.now),
+        )
+    shares = [round(share, 4) for share in layer_profile(errors)]
+    write_settings(model, {"layer_profile": shares})
+    told = ", ".join(f"{error:.3f}" for error in errors)
+    text = f"error in logits, refreshed up to each depth: {told}; shares per layer {shares}, written to {model}"
+    console().print(text, markup=False)
+
+
 app.command("memory")(memory)
 app.command("ladder")(ladder)
 

@@ -141,6 +141,9 @@ class VisionLanguageModel(ABC):
         for token in self.prompt_tokens:
             self._require(token)
         self.yes_no_ids()
+        profile = self.settings.layer_profile
+        if len(profile) not in (0, len(self.layers)):
+            raise ModelError(f"layer_profile has {len(profile)} entries, and the model {len(self.layers)} layers")
 
     # -- what a family adds -----------------------------------------------------------------------
     @abstractmethod

@@ -29,6 +29,8 @@ class ModelSettings:
     * ``threshold``: score at or above which an answer is positive; ``thresholds``: by kind of event, where it differs
     * ``questions``: kind of event -> the standing question it was trained on
     * ``open_instruction``: what is written after a free question
+    * ``layer_profile``: what each layer of the language model recomputes of a window's overlap under
+      ``first_percent``, over the mean of all; never rising
     """
 
     window_s: float | None = None
@@ -43,6 +45,7 @@ class ModelSettings:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     questions: Mapping[str, str] = field(default_factory=dict)
     open_instruction: str | None = None
+    layer_profile: tuple[float, ...] = ()
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelSettings:
@@ -68,7 +71,24 @@ class ModelSettings:
         return self.thresholds.get(kind, self.threshold)
 
 
+def write_settings(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Set these entries of the checkpoint's ``sightline.json``, keeping the others.
+
+    Raises:
+        ModelError: the folder has no such file.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise ModelError(f"{folder} has no {FILE} to write into")
+    body = json.loads(path.read_text(encoding="utf-8")) | entries
+    part = path.with_name(f".{FILE}.part")
+    part.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
 def _checked(path: Path, name: str, value: Any) -> Any:
+    if name == "layer_profile":
+        return _checked_profile(path, value)
     if name in ("questions", "thresholds"):
         wanted = str if name == "questions" else (int, float)
         if not isinstance(value, dict) or not all(isinstance(entry, wanted) for entry in value.values()):
@@ -90,3 +110,11 @@ def _checked(path: Path, name: str, value: Any) -> Any:
         if name.startswith("threshold") and not 0 <= number <= 1:
             raise ModelError(f"{path}: a threshold must lie in 0 to 1, not {number:g}")
     return int(value) if name == "max_pixels" and value is not None else value
+
+
+def _checked_profile(path: Path, value: Any) -> tuple[float, ...]:
+    numbers = value if isinstance(value, list) else [None]
+    valid = all(isinstance(each, (int, float)) and math.isfinite(each) and each >= 0 for each in numbers)
+    if not valid or sorted(numbers, reverse=True) != numbers or not sum(numbers):
+        raise ModelError(f"{path}: layer_profile must hold a share per layer, none above the one before, not {value!r}")
+    return tuple(float(each) for each in numbers)

@@ -1,5 +1,6 @@
 """What each policy chooses, at its natural amount and at matched budgets."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -138,6 +139,21 @@ def test_first_percent_takes_the_first_of_each_frame_fewer_the_deeper() -> None:
     assert amounts == sorted(amounts, reverse=True)
     assert amounts[0] > amounts[-1]
     assert sum(amounts) == 16 * LAYERS
+
+
+@pytest.mark.parametrize(("budget", "amounts"), [(10, (20, 10, 6, 4)), (30, (40, 30, 26, 24))])
+def test_first_percent_follows_the_models_profile_and_never_exceeds_what_there_is(
+    budget: int, amounts: tuple[int, ...]
+) -> None:
+    ctx = replace(context([10, 10, 10, 10], anchors=[0], budget=budget), profile=(2.0, 1.0, 0.6, 0.4))
+    selection = refresh_policies.get("first_percent")().select(ctx)
+    assert selection.mask.sum() == amounts[0]
+    narrowing = selection.narrowing
+    assert narrowing is not None
+    for layer, (now, after) in enumerate(itertools.pairwise(amounts)):
+        assert narrowing.after(layer) == (after < now)
+        kv = torch.zeros(now, 1, 1)
+        assert narrowing.select_kept(KVChange(layer, kv, kv, kv, kv)).sum() == after
 
 
 @pytest.mark.parametrize("name", BUDGETED)

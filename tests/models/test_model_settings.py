@@ -55,6 +55,11 @@ def test_entries_are_read_and_newer_ones_passed_over(tmp_path: Path) -> None:
         ({"thresholds": {"fall": -0.1}}, "threshold must lie in 0 to 1"),
         ({"thresholds": 0.5}, "thresholds must name a number per kind"),
         ({"questions": {"fall": 3}}, "questions must name a text per kind"),
+        ({"layer_profile": [0.5, 1.0]}, "none above the one before"),
+        ({"layer_profile": [1.0, -0.1]}, "a share per layer"),
+        ({"layer_profile": [0, 0]}, "a share per layer"),
+        ({"layer_profile": []}, "a share per layer"),
+        ({"layer_profile": "linear"}, "a share per layer"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, body: object, reason: str) -> None:
@@ -84,6 +89,12 @@ def test_settings_reach_geometry_and_score(checkpoint: Path) -> None:
     for given, temperature, bias in (({}, 2.0, -0.75), ({"score_temperature": 1.0, "score_bias": 0.0}, 1.0, 0.0)):
         score = NativeEngine(model, **given)._score(logits).item()
         assert score == pytest.approx(1 / (1 + math.exp(-(margin / temperature + bias))), abs=1e-6)
+
+
+def test_a_profile_of_other_layers_is_refused(checkpoint: Path) -> None:
+    write(checkpoint, {"layer_profile": [2.0, 1.0, 0.9, 0.8, 0.7]})
+    with pytest.raises(ModelError, match="layer_profile has 5 entries"):
+        load_model(str(checkpoint))
 
 
 def test_a_preset_says_nothing() -> None:

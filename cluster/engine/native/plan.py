@@ -148,7 +148,7 @@ def plan_window(
     progress = stream.progress_of(request.window, frames[0].pts)
     if progress is None:
         progress = WindowProgress(request.window, frames[0].pts, overlap=cached)
-        selection = choose_refreshed(stream, request.window, frames, len(system), len(model.layers))
+        selection = choose_refreshed(stream, request.window, frames, len(system), model)
     invalid = stream.invalid_tokens(frames)
     computed = np.ones(visual, dtype=bool)
     computed[:cached] = selection.mask | invalid

@@ -166,7 +166,7 @@ class SimulatedEngine(WindowedEngine):
         stream.drop_frames(stream.frames.index(frames[0]))
         kept = sum(frame.size for frame in frames)
         cached = sum(frame.size for frame in frames if frame.has_kv)
-        selection = choose_refreshed(stream, window, frames, self._system, len(self.model.layers))
+        selection = choose_refreshed(stream, window, frames, self._system, self.model)
         computed = np.ones(kept, dtype=bool)
         computed[:cached] = selection.mask
         refreshed = int(selection.mask.sum())

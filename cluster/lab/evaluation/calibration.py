@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.errors import ConfigError, ModelError
+from cluster.errors import ConfigError
 from cluster.lab.evaluation.metrics import Bools, Counts, Floats, mean_over_kinds
 from cluster.lab.evaluation.results import Results
-from cluster.models.settings import FILE, ModelSettings
+from cluster.models.settings import ModelSettings, write_settings
 
 _STEPS = 60
 # Positive videos that a kind needs for its own threshold.
@@ -107,19 +106,13 @@ def write_calibration(folder: Path, found: CalibrationFit) -> None:
     Raises:
         ModelError: the folder has no such file.
     """
-    path = folder / FILE
-    if not path.is_file():
-        raise ModelError(f"{folder} has no {FILE} to write the fit into")
-    body = json.loads(path.read_text(encoding="utf-8"))
-    body |= {
+    entries = {
         "score_temperature": round(found.score_temperature, 5),
         "score_bias": round(found.score_bias, 5),
         "threshold": round(found.threshold, 4),
+        "thresholds": {kind: round(value, 4) for kind, value in found.thresholds.items()},
     }
-    body["thresholds"] = {kind: round(value, 4) for kind, value in found.thresholds.items()}
-    part = path.with_name(f".{FILE}.part")
-    part.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_settings(folder, entries)
 
 
 def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float, float]:

@@ -74,7 +74,8 @@ def evaluate(
     runs: dict[tuple[str, str], VideoRun] = {}
     failed: dict[str, SkippedVideo] = {}
     with ResultCache(work) as file, WorkerPool(model, jobs) as workers:
-        code = digest(model_digest(workers.engine, questions), code_digest(CODE))
+        profile = str(workers.engine.model.settings.layer_profile)
+        code = digest(model_digest(workers.engine, questions), code_digest(CODE), profile)
         passes = _passes(videos, settings, code, file, runs, failed)
         total = sum(len(each.settings) for each in passes) + len(runs)
         done = len(runs)

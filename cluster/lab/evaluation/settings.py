@@ -131,7 +131,7 @@ def quick_grid(shape: WindowShape) -> list[Setting]:
 def systems_grid(shape: WindowShape) -> list[Setting]:
     """``quick_grid`` and other systems: caches of embeddings alone, CodecSight on what its paper feeds it, CacheBlend
     (caches KV alone, so that every window encodes its frames) and its refresh on cached embeddings, VLCache (caches
-    both; its profile of layers is linear, not measured), Déjà Vu's reuse in the tower, and what each part of ours
+    both; with the model's profile of layers), Déjà Vu's reuse in the tower, and what each part of ours
     brings."""
     published, cut = codecsight(shape), replace(shape, anchor_interval_s=shape.anchor_interval_s / 4)
     uncached = Setting("codecsight pruning, no cache", "codecsight", "all", shape=shape, tower="every window")

@@ -25,7 +25,8 @@ class RefreshContext:
     * ``frame_tokens``: how many tokens that frame has; ``anchor``: whether it is one
     * ``age``: windows since its KV was computed, at least 1
     * ``context``: visual tokens before it when its KV was computed; ``lost``: how many of them have left the window
-    * ``system``: tokens of the system prompt, which never leave; ``layers``: of the language model
+    * ``system``: tokens of the system prompt, which never leave; ``layers``: of the language model; ``profile``: its
+      shares per layer (see :class:`~cluster.models.settings.ModelSettings`)
     * ``budget``: tokens to compute, ``None`` for the policy's natural amount
     """
 
@@ -41,6 +42,7 @@ class RefreshContext:
     age: IntArray
     context: IntArray
     lost: IntArray
+    profile: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.frame)

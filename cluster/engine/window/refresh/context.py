@@ -8,6 +8,7 @@ import numpy as np
 
 from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Selection
 from cluster.engine.window.stream import Stream, StreamFrame, token_counts
+from cluster.models.base import VisionLanguageModel
 from cluster.registry import refresh_policies
 
 
@@ -16,11 +17,12 @@ def choose_refreshed(
     window: int,
     frames: Sequence[StreamFrame],
     system: int,
-    layers: int,
+    model: VisionLanguageModel,
 ) -> Selection:
     """The selection of the stream's policy."""
     policy: RefreshPolicy = refresh_policies.get(stream.spec.refresh)()
-    context = refresh_context(stream, window, frames, system, layers)
+    profile = model.settings.layer_profile
+    context = refresh_context(stream, window, frames, system, len(model.layers), profile)
     # Until the first frame leaves the window, every token was computed under the context it has now: causal attention
     # makes that KV the one a full computation gives, and there is nothing to refresh.
     exact = policy.budgeted and frames[0].first == stream.first_token and frames[0].has_kv
@@ -30,7 +32,12 @@ def choose_refreshed(
 
 
 def refresh_context(
-    stream: Stream, window: int, frames: Sequence[StreamFrame], system: int, layers: int
+    stream: Stream,
+    window: int,
+    frames: Sequence[StreamFrame],
+    system: int,
+    layers: int,
+    profile: tuple[float, ...] = (),
 ) -> RefreshContext:
     """Build the context of those ``frames`` that have KV."""
     known = [frame for frame in frames if frame.computed is not None]
@@ -54,4 +61,5 @@ def refresh_context(
         age=window - computed[0],
         context=number - computed[1],
         lost=frames[0].first - computed[1],
+        profile=profile,
     )

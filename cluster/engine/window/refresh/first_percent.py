@@ -16,8 +16,9 @@ from cluster.engine.window.refresh.base import KVChange, Narrowing, RefreshConte
 class FirstPercent(RefreshPolicy):
     """Recompute the first ``x_l`` of every frame's tokens at layer ``l``.
 
-    VLCache takes ``x_l`` from an offline profile; ours falls linearly, ``x_l = x (1 + a (1 − 2 l / (L − 1)))`` with
-    ``a = min(slope, 1/x − 1)``: its mean over layers is ``x`` (``share``, or the budget's share), and ``x_0 ≤ 1``.
+    ``x_l = x (1 + a (p_l − 1))``: its mean over layers is ``x`` (``share``, or the budget's share), and ``a ≤ 1`` such
+    that ``x_0 ≤ 1``. ``p`` is the model's measured profile (``sightline eval profile``); without one it falls linearly,
+    from ``1 + slope`` to ``1 − slope``.
     """
 
     share: float = 0.1
@@ -32,15 +33,17 @@ class FirstPercent(RefreshPolicy):
         order = np.lexsort((context.frame, (context.offset + 0.5) / context.frame_tokens))
         rank = np.empty(count, np.int64)
         rank[order] = np.arange(count)
-        amounts = self._amounts(wanted, count, context.layers)
+        amounts = self._amounts(wanted, context)
         mask = rank < amounts[0]
         return Selection(mask, Leading(rank[mask], amounts))
 
-    def _amounts(self, wanted: int, count: int, layers: int) -> tuple[int, ...]:
+    def _amounts(self, wanted: int, context: RefreshContext) -> tuple[int, ...]:
         """Tokens per layer, never rising, which add up to ``wanted * layers``."""
-        fall = min(self.slope, count / wanted - 1)
-        places = np.arange(layers) / max(1, layers - 1)
-        bounds = np.round(np.cumsum(wanted * (1 + fall * (1 - 2 * places)))).astype(np.int64)
+        count, layers = len(context), context.layers
+        profile = np.array(context.profile or 1 + self.slope * np.linspace(1, -1, layers))
+        above = profile / profile.mean() - 1
+        fall = min(1.0, (count / wanted - 1) / max(above[0], 1e-9))
+        bounds = np.round(np.cumsum(wanted * (1 + fall * above))).astype(np.int64)
         return tuple(sorted(np.diff(bounds, prepend=0).clip(0, count).tolist(), reverse=True))
 
 
