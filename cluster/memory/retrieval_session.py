@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice, repeat
+from dataclasses import dataclass, field
+from itertools import chain, repeat
 from types import TracebackType
 
 import torch
@@ -101,11 +101,17 @@ class RetrievalSession:
         # Where it leaves nothing out, tokens need not be looked through.
         self.before = before if before is not None and len(numbers) and numbers[-1] >= before else None
         self.device, self.dtype = device, dtype
-        # Blocks come to the host and are put together there; so are frames that wait.
-        self._recent = [
-            replace(chunk, key=chunk.key.cpu(), value=chunk.value.cpu(), cell=chunk.cell.cpu())
-            for chunk in self.view.recent
-        ]
+        # Blocks come to the host and are put together there; so are frames that wait: keys and values of each.
+        waiting = [chunk for chunk in self.view.recent if self._is_wanted(chunk.index)]
+        self._recent = [(chunk.key.cpu(), chunk.value.cpu()) for chunk in waiting]
+        # Frame and cell of all their tokens.
+        self._recent_places = tuple(
+            torch.cat([torch.zeros(0, dtype=torch.int32), *parts])
+            for parts in (
+                [torch.full((chunk.tokens,), chunk.index, dtype=torch.int32) for chunk in waiting],
+                [chunk.cell.cpu().to(torch.int32) for chunk in waiting],
+            )
+        )
         self.stats = RetrievalStats()
         tiers = memory.tiers
         at_hand = tiers.upper if tiers.upper.at_hand else None
@@ -145,89 +151,95 @@ class RetrievalSession:
         """Whether predictions are of use."""
         return self._ahead and bool(self.view.heads)
 
-    def prefetch(self, layer: int, query: Tensor) -> None:
-        """Start loading what the predicted raw query rows ``[H, r, D]`` of a layer select; returns at once."""
+    def prefetch(self, layer: int, query: Tensor, sizes: Sequence[int] | None = None) -> None:
+        """Start loading what the predicted raw query rows ``[H, r, D]`` of a layer select, in groups of ``sizes`` as in
+        :meth:`fetch_groups`; returns at once."""
         if self.prefetches:
-            chosen = self._select(layer, query, self._predictor)
-            self._prefetcher.prefetch(self._keys(layer, chosen))
+            chosen = self._select(layer, query, sizes or [query.shape[1]], self._predictor)
+            self._prefetcher.prefetch(self._keys(layer, list(map(_of_any, chosen))))
 
     def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
         """KV for the raw query rows ``[H, r, D]`` of a layer, in time order; frames not clustered yet are always
         included."""
-        return self.fetch_each(layer, [query])[0]
+        return self.fetch_groups(layer, query, [query.shape[1]])[0]
 
-    def fetch_each(self, layer: int, queries: Sequence[Tensor], deadline_s: float | None = None) -> list[RetrievedKV]:
-        """:meth:`fetch` for several groups of rows, each of which selects for itself; a block is loaded once for all.
-        ``deadline_s``: longest wait, instead of the session's."""
-        chosen = [self._select(layer, query, self.retriever) for query in queries]
-        keys = [self._keys(layer, each) for each in chosen]
-        flat = list(chain(*keys))
-        loaded = iter(self._prefetcher.fetch(flat, deadline_s) if flat else ())
-        return [
-            self._assembled(layer, query, each, list(islice(loaded, len(of_group))))
-            for query, each, of_group in zip(queries, chosen, keys, strict=True)
-        ]
+    def fetch_groups(
+        self, layer: int, query: Tensor, sizes: Sequence[int], deadline_s: float | None = None
+    ) -> tuple[RetrievedKV, Tensor]:
+        """:meth:`fetch` for ``F`` groups of rows, so many of each head one after the other, each of which selects for
+        itself: what any group reads, and which of it each does ``[F, H, m]`` bool. ``deadline_s``: longest wait,
+        instead of the session's."""
+        chosen = self._select(layer, query, sizes, self.retriever)
+        clusters = list(map(_of_any, chosen))
+        keys = self._keys(layer, clusters)
+        loaded = self._prefetcher.fetch(keys, deadline_s) if keys else []
+        parts = self._read(layer, chosen, clusters, loaded) if keys else []
+        if self.retriever.representatives:
+            parts += [self._representatives(layer, h, of_head) for h, of_head in enumerate(chosen)]
+        self.stats.held_tokens += len(sizes) * sum(head.tokens for head in self._heads(layer))
+        parts += self._waiting(layer, len(sizes))
+        return self._side_by_side(parts, len(query), query.shape[2], len(sizes))
 
-    def _assembled(self, layer: int, query: Tensor, chosen: list[Tensor], loaded: Sequence[Loaded]) -> RetrievedKV:
-        """One group's KV, of the blocks of its clusters."""
-        parts = self._read(layer, chosen, loaded) if loaded else []
-        if chosen and self.retriever.representatives:
-            parts += [self._representatives(layer, h, clusters) for h, clusters in enumerate(chosen)]
-        self.stats.held_tokens += sum(head.tokens for head in self.view.heads[layer]) if chosen else 0
-        return self._side_by_side([*parts, *self._waiting(layer)], *query.shape[::2])
-
-    def _select(self, layer: int, query: Tensor, retriever: Retriever) -> list[Tensor]:
-        """Per head, the clusters that its query rows select, ascending; no heads where nothing is clustered."""
-        if not self.view.heads:
+    def _select(self, layer: int, query: Tensor, sizes: Sequence[int], retriever: Retriever) -> list[Tensor]:
+        """Per head, which group of its query rows reads which cluster ``[F, c]``; no heads where nothing is
+        clustered."""
+        heads = self._heads(layer)
+        if not heads:
             return []
+        tables = [head.table for head in heads]
         if self.last_frame is not None:
-            return [head.clusters_between(self.first_frame, self.last_frame) for head in self.view.heads[layer]]
-        tables = [head.table for head in self.view.heads[layer]]
-        found = retriever.select_layer(query.to(tables[0].device), tables)
-        return [
-            retrieved.clusters[table.latest[retrieved.clusters] >= self.first_frame]
-            for table, retrieved in zip(tables, found, strict=True)
-        ]
+            chosen = [torch.zeros(len(sizes), len(table), dtype=torch.bool, device=table.device) for table in tables]
+            for of_head, head in zip(chosen, heads, strict=True):
+                of_head[:, head.clusters_between(self.first_frame, self.last_frame)] = True
+            return chosen
+        chosen = retriever.select_groups(query.to(tables[0].device), sizes, tables)
+        if not self.first_frame:
+            return chosen
+        return [of_head & (table.latest >= self.first_frame) for of_head, table in zip(chosen, tables, strict=True)]
 
-    def _keys(self, layer: int, chosen: Sequence[Tensor]) -> list[BlockKey]:
+    def _keys(self, layer: int, clusters: Sequence[Tensor]) -> list[BlockKey]:
         """Blocks of all heads' clusters, head by head."""
-        numbers = [head.table.block[clusters] for head, clusters in zip(self._heads(layer), chosen, strict=True)]
-        heads = (h for h, clusters in enumerate(chosen) for _ in range(len(clusters)))
+        numbers = [head.table.block[of_head] for head, of_head in zip(self._heads(layer), clusters, strict=True)]
+        heads = (h for h, of_head in enumerate(clusters) for _ in range(len(of_head)))
         of_head = zip(repeat(self.view.stream), repeat(layer), heads, torch.cat(numbers).tolist() if numbers else ())
         return list(map(BlockKey._make, of_head))
 
     def _heads(self, layer: int) -> Sequence[HeadMemory]:
         return self.view.heads[layer] if self.view.heads else ()
 
-    def _read(self, layer: int, chosen: Sequence[Tensor], loaded: Sequence[Loaded]) -> list[_Tokens]:
+    def _read(
+        self, layer: int, chosen: Sequence[Tensor], clusters: Sequence[Tensor], loaded: Sequence[Loaded]
+    ) -> list[_Tokens]:
         """Of the blocks of all heads, those that hold what their clusters do; of the frames that are asked about."""
         heads, stats = self.view.heads[layer], self.stats
-        places, counts = zip(*map(HeadMemory.members, heads, chosen), strict=True)
+        places, counts = zip(*map(HeadMemory.members, heads, clusters), strict=True)
         found = whole_blocks(torch.cat(places, dim=1), list(chain(*counts)), [one.block for one in loaded])
         blocks = [block for block in found if block is not None]
         if len(blocks) < len(found):
-            self._note_missing(layer, chosen, loaded, found)
+            self._note_missing(layer, clusters, loaded, found)
         if not blocks:
             return []
         size = torch.tensor([0 if block is None else len(block) for block in found])
-        of_cluster = torch.arange(len(heads)).repeat_interleave(torch.tensor(list(map(len, chosen))))
+        of_cluster = torch.arange(len(heads)).repeat_interleave(torch.tensor(list(map(len, clusters))))
+        readers = torch.cat([groups.T[of_head] for groups, of_head in zip(chosen, clusters, strict=True)]).cpu()
         key, value, frame, cell = (
             torch.cat([getattr(block, part) for block in blocks]) for part in ("key", "value", "frame", "cell")
         )
         stats.clusters += len(blocks)
         stats.bytes += key.nbytes + value.nbytes + frame.nbytes + cell.nbytes
-        tokens = self._wanted(_Tokens(of_cluster.repeat_interleave(size), key, value, frame, cell))
-        stats.fetched_tokens += len(tokens)
+        head, readers = of_cluster.repeat_interleave(size), readers.repeat_interleave(size, dim=0)
+        tokens = self._wanted(_Tokens(head, key, value, frame, cell, readers))
+        stats.fetched_tokens += int(tokens.readers.sum())
         stats.frames.append(tokens.frame)
         return [tokens]
 
     def _note_missing(
-        self, layer: int, chosen: Sequence[Tensor], loaded: Sequence[Loaded], found: Sequence[Block | None]
+        self, layer: int, clusters: Sequence[Tensor], loaded: Sequence[Loaded], found: Sequence[Block | None]
     ) -> None:
         uids = [
             (h, uid)
-            for h, clusters in enumerate(chosen)
-            for uid in self.view.heads[layer][h].table.uid[clusters].tolist()
+            for h, of_head in enumerate(clusters)
+            for uid in self.view.heads[layer][h].table.uid[of_head].tolist()
         ]
         for (h, uid), one, block in zip(uids, loaded, found, strict=True):
             if block is None and (one.block is not None or one.outcome is Outcome.MISS):
@@ -237,14 +249,14 @@ class RetrievalSession:
                 self.stats.unavailable += 1
 
     def _representatives(self, layer: int, h: int, chosen: Tensor) -> _Tokens:
-        """The other clusters of a head as one token each, if their organiser keeps what that takes."""
-        head = self.view.heads[layer][h]
-        other = torch.ones(len(head.table), dtype=torch.bool, device=chosen.device)
-        other[chosen] = False
+        """The clusters of a head that groups do not read as one token each, if their organiser keeps what that
+        takes."""
+        head, other = self.view.heads[layer][h], ~chosen
         if head.table.value_mean.shape != head.table.mean.shape:
-            other[:] = False
-        block = head.representatives(other.nonzero()[:, 0])
-        return self._wanted(_Tokens(torch.full((len(block),), h), block.key, block.value, block.frame, block.cell))
+            other = torch.zeros_like(chosen)
+        block = head.representatives(_of_any(other))
+        number, readers = torch.full((len(block),), h), other.T[_of_any(other)].cpu()
+        return self._wanted(_Tokens(number, block.key, block.value, block.frame, block.cell, readers))
 
     def _wanted(self, tokens: _Tokens) -> _Tokens:
         """Those of the frames that are asked about."""
@@ -261,28 +273,24 @@ class RetrievalSession:
         late = self.last_frame is not None and frame > self.last_frame
         return frame >= self.first_frame and not late and (self.before is None or frame < self.before)
 
-    def _waiting(self, layer: int) -> list[_Tokens]:
-        """Tokens of frames that are not clustered yet; a head may be ahead of others."""
-        found = []
-        settled = [head.settled for head in self._heads(layer)]
-        for chunk in self._recent:
-            if not self._is_wanted(chunk.index):
-                continue
-            heads, count, width = chunk.key[layer].shape
-            head = torch.arange(heads).repeat_interleave(count)
-            tokens = _Tokens(
-                head,
-                chunk.key[layer].reshape(-1, width),
-                chunk.value[layer].reshape(-1, width),
-                torch.full((len(head),), chunk.index, dtype=torch.int32),
-                chunk.cell.to(torch.int32).repeat(heads),
-            )
-            open_heads = torch.tensor([chunk.index >= of_head for of_head in settled] or [True] * heads)
-            found.append(tokens if bool(open_heads.all()) else tokens.select(open_heads[head].nonzero()[:, 0]))
-        return found
+    def _waiting(self, layer: int, groups: int) -> list[_Tokens]:
+        """Tokens of frames that are not clustered yet, which all groups read; a head may be ahead of others."""
+        if not self._recent:
+            return []
+        key, value = (torch.cat([part[layer] for part in parts], dim=1) for parts in zip(*self._recent, strict=True))
+        heads, count, width = key.shape
+        frame, cell = (part.repeat(heads) for part in self._recent_places)
+        head = torch.arange(heads).repeat_interleave(count)
+        readers = torch.ones(len(head), groups, dtype=torch.bool)
+        tokens = _Tokens(head, key.view(-1, width), value.view(-1, width), frame, cell, readers)
+        settled = torch.tensor([of_head.settled for of_head in self._heads(layer)] or [0] * heads)
+        open_tokens = tokens.frame >= settled[head]
+        return [tokens if bool(open_tokens.all()) else tokens.select(open_tokens.nonzero()[:, 0])]
 
-    def _side_by_side(self, parts: Sequence[_Tokens], heads: int, width: int) -> RetrievedKV:
-        """Heads ``[H, m]`` in time order, of tokens in any."""
+    def _side_by_side(
+        self, parts: Sequence[_Tokens], heads: int, width: int, groups: int
+    ) -> tuple[RetrievedKV, Tensor]:
+        """Heads ``[H, m]`` in time order, of tokens in any; and their readers ``[F, H, m]``."""
         none = torch.zeros(0, dtype=torch.int64)
         head = torch.cat([none, *(part.head for part in parts)])
         frame = torch.cat([none, *(part.frame.long() for part in parts)])
@@ -299,25 +307,31 @@ class RetrievalSession:
                 laid[slot] = torch.cat([part.cpu().to(dtype) for part in of])
             return laid.view(heads, longest, *shape).to(self.device)
 
-        return RetrievedKV(
+        valid = (torch.arange(longest) < count[:, None]).to(self.device)
+        found = RetrievedKV(
             padded(width, of=[part.key for part in parts], dtype=self.dtype),
             padded(width, of=[part.value for part in parts], dtype=self.dtype),
             padded(of=[part.frame for part in parts], dtype=torch.int64),
             padded(of=[part.cell for part in parts], dtype=torch.int64),
-            (torch.arange(longest) < count[:, None]).to(self.device),
+            valid,
             len(head),
         )
+        if groups == 1:
+            return found, valid[None]
+        return found, padded(groups, of=[part.readers for part in parts], dtype=torch.bool).movedim(2, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tokens:
-    """Tokens of a layer's heads: ``head [n]`` int64; the rest as in :class:`Block`."""
+    """Tokens of a layer's heads: ``head [n]`` int64; which group reads each, ``readers [n, F]`` bool; the rest as in
+    :class:`Block`."""
 
     head: Tensor
     key: Tensor
     value: Tensor
     frame: Tensor
     cell: Tensor
+    readers: Tensor
 
     def __len__(self) -> int:
         return len(self.head)
@@ -325,4 +339,10 @@ class _Tokens:
     def select(self, rows: Tensor) -> _Tokens:
         """Tokens by number."""
         there = rows.to(self.key.device)
-        return _Tokens(self.head[rows], self.key[there], self.value[there], self.frame[rows], self.cell[rows])
+        numbers = (part[rows] for part in (self.frame, self.cell, self.readers))
+        return _Tokens(self.head[rows], self.key[there], self.value[there], *numbers)
+
+
+def _of_any(chosen: Tensor) -> Tensor:
+    """Numbers, ascending, of the clusters that any group reads; ``chosen [F, c]``."""
+    return chosen.any(0).nonzero()[:, 0]

@@ -14,6 +14,8 @@ from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
 from cluster.memory import prefetch
 from cluster.memory.bank import MemoryBank
+from cluster.memory.frame_retrieval import make_frame_retrieval
+from cluster.memory.frame_retrieval.resv import ReSVFrames
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import BlockKey, Loaded
 from cluster.memory.tiers.stack import TierStack
@@ -318,12 +320,35 @@ def test_bfloat16_stays_close_to_float32(make_camera, reading) -> None:
         ({"frame_retrieval": "rsev"}, "unknown frame retrieval 'rsev'; did you mean 'resv'"),
         ({"frame_retrieval_options": {"ratio": 2.0}}, "between 0 and 1, not 2"),
         ({"frame_retrieval_options": {"share": 0.5}}, "frame_retrieval 'resv': .*'share'"),
+        ({"frame_retrieval_options": {"ratio": [0.5]}}, "frame_retrieval 'resv': .*'list'"),
     ],
 )
 def test_what_cannot_be_served_is_refused(make_engine, reading, change, says) -> None:
     engine = make_engine()
     with pytest.raises(ConfigError, match=says):
         engine.admit(reading(**change))
+
+
+def test_a_policy_is_built_once_for_equal_settings() -> None:
+    spec = MemorySpec(frame_retrieval="resv", frame_retrieval_options={"ratio": 0.2})
+    assert make_frame_retrieval(spec) is make_frame_retrieval(dataclasses.replace(spec, cap_bytes=2**26))
+    other = dataclasses.replace(spec, frame_retrieval_options={"ratio": 0.4})
+    assert make_frame_retrieval(other) == ReSVFrames(ratio=0.4)
+
+
+def test_frames_that_attend_apart_read_the_same(make_engine, make_camera, reading, monkeypatch) -> None:
+    samples = [make_camera().sample(number) for number in range(20)]
+    found = []
+    for pairs in (2**20, 1):
+        monkeypatch.setattr("cluster.engine.native.frame_retrieval._PAIRS", pairs)
+        engine = make_engine()
+        options = {"ratio": 0.3, "deadline_s": 60.0}
+        engine.admit(reading(block_frames=1, refresh="all", frame_retrieval_options=options))
+        found.append((scores(watch(engine, samples)), reads(engine)))
+    (together, first), (apart, second) = found
+    assert apart == pytest.approx(together, abs=1e-5)
+    assert first.frames == second.frames > 1
+    assert first.read_tokens == second.read_tokens < first.held_tokens
 
 
 def test_an_engine_without_memories_refuses(engine, reading) -> None:

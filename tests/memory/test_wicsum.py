@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.memory.organise import ClusterTable, NewTokens
 from cluster.memory.retrieve.wicsum import wicsum, wicsum_heads
+from cluster.registry import retrievers
 
 
 def plain(query: torch.Tensor, mean: torch.Tensor, count: torch.Tensor, ratio: float) -> set[int]:
@@ -32,13 +34,40 @@ def plain(query: torch.Tensor, mean: torch.Tensor, count: torch.Tensor, ratio: f
     clusters=st.integers(1, 70),
     rows=st.integers(1, 4),
     ratio=st.sampled_from([0.0, 0.1, 0.3, 0.62, 0.9]),
+    few=st.sampled_from([0, 512]),
 )
-def test_the_heaviest_until_the_share_is_exceeded(seed: int, clusters: int, rows: int, ratio: float) -> None:
+def test_the_heaviest_until_the_share_is_exceeded(seed: int, clusters: int, rows: int, ratio: float, few: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     # Sharp rows and flat ones.
     query = torch.randn(rows, 8, generator=rng) * (10 ** torch.linspace(-1, 1, rows))[:, None]
     mean, count = torch.randn(clusters, 8, generator=rng), torch.randint(1, 40, (clusters,), generator=rng)
-    assert set(wicsum(query, mean, count, ratio).clusters.tolist()) == plain(query, mean, count, ratio)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cluster.memory.retrieve.wicsum._FEW", few)
+        found = wicsum(query, mean, count, ratio)
+    assert set(found.clusters.tolist()) == plain(query, mean, count, ratio)
+
+
+@pytest.mark.parametrize("scores", [1, 200, 2**24])
+@pytest.mark.parametrize("name", ["wicsum", "top_k"])
+def test_each_group_of_rows_selects_for_itself(name: str, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.memory.retrieve.wicsum._SCORES", scores)
+    rng = torch.Generator().manual_seed(0)
+    tables, sizes = [table_of(rng, 30), table_of(rng, 12)], [3, 1, 5, 0, 2]
+    query, retriever = torch.randn(2, sum(sizes), 8, generator=rng), retrievers.get(name)()
+    found = retriever.select_groups(query, sizes, tables)
+    assert [of_head.shape for of_head in found] == [(5, 30), (5, 12)]
+    for group, rows in enumerate(torch.split(query, sizes, dim=1)):
+        for of_head, own, table in zip(found, rows, tables, strict=True):
+            assert of_head[group].nonzero()[:, 0].tolist() == retriever.select(own, table).clusters.tolist()
+
+
+def table_of(rng: torch.Generator, clusters: int) -> ClusterTable:
+    """Clusters of one to three tokens."""
+    cluster = torch.arange(clusters).repeat_interleave(torch.randint(1, 4, (clusters,), generator=rng))
+    key, none = torch.randn(len(cluster), 8, generator=rng), torch.zeros(len(cluster), dtype=torch.int64)
+    table = ClusterTable(8)
+    table.add(NewTokens(key, key, none, none), cluster)
+    return table
 
 
 @given(seed=st.integers(0, 200), sizes=st.lists(st.integers(0, 30), min_size=1, max_size=4))

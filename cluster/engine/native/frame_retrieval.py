@@ -8,7 +8,7 @@ with everything retrieved and nothing evicted this is causal attention over the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -31,6 +31,9 @@ from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS
 
 log = logging.getLogger(__name__)
+
+# Most rows times slots of the window of frames that attend together: bounds their mask.
+_PAIRS = 2**20
 
 
 @dataclass(slots=True)
@@ -144,84 +147,99 @@ class FramePast:
 
     def place(self, pool: KVPool, table: IntArray, slots: IntArray, row: int, cos: Tensor, sin: Tensor) -> PlacedFrames:
         """See :class:`~cluster.engine.native.forward.Past`."""
-        frames, first = [], row
-        for own in np.split(slots, np.flatnonzero(np.diff(self.frame_of(slots))) + 1):
-            rows = slice(row, row + len(own))
-            last = torch.from_numpy(own).to(pool.device)[:, None]
-            visible = torch.arange(self._system, int(own[-1]) + 1, device=pool.device) <= last
-            frames.append(_FrameRows(rows, visible))
-            row += len(own)
+        frames, counts = np.unique(self.frame_of(slots), return_inverse=True, return_counts=True)[1:]
+        # First and last row, and slots of the window, of frames that attend together.
+        spans: list[tuple[int, int, int]] = []
+        for count, end in zip(counts.tolist(), counts.cumsum().tolist(), strict=True):
+            first, reach = spans[-1][0] if spans else 0, int(slots[end - 1]) + 1 - self._system
+            if spans and (end - first) * reach <= _PAIRS:
+                spans[-1] = first, end, reach
+            else:
+                spans.append((end - count, end, reach))
+        last, number = (torch.from_numpy(part).to(pool.device) for part in (slots, frames))
+        pieces = [
+            _FrameRows(
+                slice(row + first, row + end),
+                number[first:end],
+                torch.arange(self._system, self._system + reach, device=pool.device) <= last[first:end, None],
+            )
+            for first, end, reach in spans
+        ]
+        rows = slice(row, row + len(slots))
         seen = pool.index(table[self._system : int(slots[-1]) + 1])
-        return PlacedFrames(self, frames, seen, cos[first:row].float(), sin[first:row].float())
+        return PlacedFrames(self, pieces, counts.tolist(), rows, seen, cos[rows].float(), sin[rows].float())
 
-    def begin(self, layer: int, queries: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Keys, values ``[Hkv, s, d]`` and validity ``[Hkv, s]`` of what lies before the window, for the raw query rows
-        ``[Hkv, r, d]`` of each frame in a layer."""
-        self._frames += len(queries) if layer == 0 else 0
-        self._count_scores(layer, queries)
-        for query, recalled in zip(queries, self._fetched(layer, queries), strict=True):
-            key, value = self._system_k[layer], self._system_v[layer]
-            there = torch.ones(key.shape[:2], dtype=torch.bool, device=key.device)
-            if recalled is not None and recalled.tokens:
-                self._read_tokens += recalled.count
-                self.attended += recalled.count / len(key) * query.shape[1] / self._group
-                turned = rotate_retrieved(
-                    self._model, self.session.memory, recalled, self._timeline, self._grid, origin=self._origin
-                )
-                key, value = torch.cat([key, turned], dim=1), torch.cat([value, recalled.value], dim=1)
-                there = torch.cat([there, recalled.valid], dim=1)
-            yield key, value, there
+    def retrieve(self, layer: int, query: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values ``[Hkv, s, d]`` of what lies before the window, for raw query rows ``[H, n, d]`` of ``F``
+        frames, so many of each; and what each frame reads of it ``[F, Hkv, s]`` bool."""
+        self._frames += len(counts) if layer == 0 else 0
+        key, value = self._system_k[layer], self._system_v[layer]
+        readers = torch.ones(len(counts), *key.shape[:2], dtype=torch.bool, device=key.device)
+        found = self._fetched(layer, self._by_frame(query), counts)
+        if found is None or not found[0].tokens:
+            return key, value, readers
+        recalled, of_frame = found
+        read = of_frame.sum((1, 2)).tolist()
+        self._read_tokens += sum(read)
+        self.attended += sum(count * tokens for count, tokens in zip(counts, read, strict=True)) / len(key)
+        return (
+            torch.cat([key, self.rotated(recalled)], dim=1),
+            torch.cat([value, recalled.value], dim=1),
+            torch.cat([readers, of_frame], dim=2),
+        )
 
-    def _fetched(self, layer: int, queries: Sequence[Tensor]) -> Sequence[RetrievedKV | None]:
-        """Of each frame; none where a tier fails: a window does without what a question would fail for."""
+    def rotated(self, past: RetrievedKV) -> Tensor:
+        """Keys ``[Hkv, m, d]`` at the places that the past has before this window."""
+        return rotate_retrieved(self._model, self.session.memory, past, self._timeline, self._grid, origin=self._origin)
+
+    def _by_frame(self, query: Tensor) -> Tensor:
+        """Rows ``[H, n, d]`` as ``[Hkv, n G, d]``, where clusters are selected: one read of all frames by the host."""
+        return query.unflatten(0, (-1, self._group)).transpose(1, 2).flatten(1, 2).to(self.session.index_device)
+
+    def _fetched(self, layer: int, query: Tensor, counts: Sequence[int]) -> tuple[RetrievedKV, Tensor] | None:
+        """None where a tier fails: a window does without what a question would fail for."""
+        self._count_scores(layer, query)
         stats = self.session.prefetcher.stats
         before = stats.waited_s
         try:
-            return self.session.fetch_each(layer, queries, max(0.0, self._deadline_s - self._waited.seconds))
+            left = max(0.0, self._deadline_s - self._waited.seconds)
+            return self.session.fetch_groups(layer, query, [self._group * count for count in counts], left)
         except Exception:
             if not self._failed:
                 log.exception("frames of camera %r do without a part of their past", self.session.view.stream)
             self._failed = True
             self.session.stats.unavailable += 1
-            return [None] * len(queries)
+            return None
         finally:
             self._waited.seconds += stats.waited_s - before
-
-    @property
-    def index_device(self) -> torch.device:
-        """Where clusters are selected."""
-        return self.session.index_device
 
     @property
     def predicts(self) -> bool:
         """See :class:`~cluster.engine.native.forward.Past`."""
         return self.session.prefetches
 
-    def predict(self, layer: int, hidden: Tensor, counts: list[int]) -> None:
+    def predict(self, layer: int, hidden: Tensor, counts: Sequence[int]) -> None:
         """Prefetch what rows ``[r, D]`` of frames, of which each has so many, will read in a layer; they lack the MLP
         before it alone."""
-        # One read of all frames by the host.
-        query = self._model.raw_query(layer, hidden).transpose(0, 1).to(self.session.index_device)
-        by_frame = [
-            each.reshape(len(query) // self._group, -1, query.shape[2]) for each in torch.split(query, counts, dim=1)
-        ]
-        self._count_scores(layer, by_frame)
+        query = self._by_frame(self._model.raw_query(layer, hidden).transpose(0, 1))
+        self._count_scores(layer, query)
         self._flops += self._projection_flops * len(hidden)
-        for each in by_frame:
-            self.session.prefetch(layer, each)
+        self.session.prefetch(layer, query, [self._group * count for count in counts])
 
-    def _count_scores(self, layer: int, queries: Sequence[Tensor]) -> None:
+    def _count_scores(self, layer: int, query: Tensor) -> None:
         """Of each row with the mean key of each cluster."""
         if self.session.view.heads:
             clusters = sum(len(head.table) for head in self.session.view.heads[layer])
-            self._flops += sum(2 * query.shape[1] * query.shape[2] for query in queries) * clusters
+            self._flops += 2 * query.shape[1] * query.shape[2] * clusters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FrameRows:
-    """Rows of one frame in a pass, and the window's slots that each sees ``[n, s]``."""
+    """Rows of frames that attend together: ``frame [n]``, of those in the pass, of each; and the window's slots that
+    each sees ``visible [n, s]``."""
 
     rows: slice
+    frame: Tensor
     visible: Tensor
 
 
@@ -229,12 +247,15 @@ class _FrameRows:
 class PlacedFrames:
     """Frames of one stream, side by side in a pass.
 
+    * ``counts``: rows of each; ``rows``: all of them
     * ``seen``: the pool's slots of the window, up to the last row
     * ``cos, sin`` ``[n, d]`` float32: of their rows
     """
 
     past: FramePast
-    frames: Sequence[_FrameRows]
+    pieces: Sequence[_FrameRows]
+    counts: Sequence[int]
+    rows: slice
     seen: Tensor
     cos: Tensor
     sin: Tensor
@@ -242,28 +263,26 @@ class PlacedFrames:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
         """See :class:`~cluster.engine.native.forward.PastRows`."""
         kv_heads, size = key.shape[1:]
-        rows = slice(self.frames[0].rows.start, self.frames[-1].rows.stop)
-        # One read of all frames by the host.
-        whole = unrotate(query[:, rows], self.cos, self.sin).to(self.past.index_device)
-        raw = [
-            each.reshape(kv_heads, -1, size)
-            for each in torch.split(whole, [len(f.visible) for f in self.frames], dim=1)
-        ]
-        window = gathered(key, self.seen), gathered(value, self.seen)
-        for each, (past_key, past_value, there) in zip(self.frames, self.past.begin(layer, raw), strict=True):
+        raw = unrotate(query[:, self.rows], self.cos, self.sin)
+        past_key, past_value, readers = self.past.retrieve(layer, raw, self.counts)
+        keys, values = (
+            shared(torch.cat([before, gathered(part, self.seen)], dim=1), len(query) // kv_heads)
+            for before, part in ((past_key, key), (past_value, value))
+        )
+        for each in self.pieces:
             count, slots = each.visible.shape
-            own = grouped(query[:, each.rows], kv_heads)
-            keys, values = (
-                shared(torch.cat([before, part[:, :slots]], dim=1), own.shape[1])
-                for before, part in zip((past_key, past_value), window, strict=True)
+            mask = torch.cat([readers[each.frame].transpose(0, 1), each.visible.expand(kv_heads, -1, -1)], dim=2)
+            reach = past_key.shape[1] + slots
+            attended = F.scaled_dot_product_attention(
+                grouped(query[:, each.rows], kv_heads),
+                keys[:, :, :reach],
+                values[:, :, :reach],
+                attn_mask=mask[:, None],
+                scale=scale,
             )
-            past_mask = there[:, None, None].expand(-1, 1, count, -1)
-            mask = torch.cat([past_mask, each.visible.expand(kv_heads, 1, -1, -1)], dim=3)
-            attended = F.scaled_dot_product_attention(own, keys, values, attn_mask=mask, scale=scale)
             out[each.rows] = attended.permute(2, 0, 1, 3).reshape(count, -1, size)
 
     def predict(self, layer: int, hidden: Tensor) -> None:
         """See :class:`~cluster.engine.native.forward.PastRows`."""
         if self.past.predicts:
-            rows = hidden[self.frames[0].rows.start : self.frames[-1].rows.stop]
-            self.past.predict(layer, rows, [len(each.visible) for each in self.frames])
+            self.past.predict(layer, hidden[self.rows], self.counts)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
 from cluster.registry import frame_retrievals
@@ -52,7 +53,8 @@ class FrameReads:
 
     * ``frames``: how often the rows of a frame read, once for each pass that computes some of them
     * ``held_tokens``, ``read_tokens``: of the past, summed over these frames, layers and key heads
-    * ``clusters`` read; ``unavailable``: not loaded in time; ``lost``: in no tier any more
+    * ``clusters`` read, each once for all frames of a pass; ``unavailable``: not loaded in time; ``lost``: in no tier
+      any more
     * ``bytes`` of these clusters; ``waited_s`` for those that were not at hand
     * ``flops``: of predicting queries and scoring clusters (multiply-add = 2)
     """
@@ -73,7 +75,7 @@ class FrameReads:
 
 
 def make_frame_retrieval(spec: MemorySpec | None) -> FrameRetrieval | None:
-    """The policy of a memory; ``None``: frames read their window alone.
+    """The policy of a memory, built once for equal settings; ``None``: frames read their window alone.
 
     Raises:
         ConfigError: an unknown policy or option, or one that cannot read what the organiser makes.
@@ -81,8 +83,13 @@ def make_frame_retrieval(spec: MemorySpec | None) -> FrameRetrieval | None:
     if spec is None or spec.frame_retrieval is None:
         return None
     try:
-        policy: FrameRetrieval = frame_retrievals.get(spec.frame_retrieval)(**spec.frame_retrieval_options)
+        return _policy(spec.frame_retrieval, spec.organiser, tuple(spec.frame_retrieval_options.items()))
     except TypeError as error:
         raise ConfigError(f"frame_retrieval {spec.frame_retrieval!r}: {error}") from error
-    policy.check_organiser(spec.organiser)
+
+
+@lru_cache(maxsize=64)
+def _policy(name: str, organiser: str, options: tuple[tuple[str, Any], ...]) -> FrameRetrieval:
+    policy: FrameRetrieval = frame_retrievals.get(name)(**dict(options))
+    policy.check_organiser(organiser)
     return policy

@@ -49,6 +49,15 @@ class Retriever(ABC):
         """Select for the query rows ``[H, r, D]`` of all key heads of a layer, one table each: here each for itself."""
         return [self.select(rows, table) for rows, table in zip(query, tables, strict=True)]
 
+    def select_groups(self, query: Tensor, sizes: Sequence[int], tables: Sequence[ClusterTable]) -> list[Tensor]:
+        """:meth:`select_layer` for groups of rows, so many of each head one after the other, each group for itself: per
+        head, which group reads which cluster ``[F, c]`` bool."""
+        chosen = [torch.zeros(len(sizes), len(table), dtype=torch.bool, device=table.device) for table in tables]
+        for group, rows in enumerate(torch.split(query, list(sizes), dim=1)):
+            for of_head, found in zip(chosen, self.select_layer(rows, tables), strict=True):
+                of_head[group, found.clusters] = True
+        return chosen
+
     def for_prediction(self) -> Retriever:
         """What selects for a predicted query. It selects more: one block that was not predicted costs as much waiting
         as a whole layer's. By default the same."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,6 +18,8 @@ from cluster.memory.retrieve import Retrieved, Retriever
 
 # A weight's bucket: the leading bits of its float32, the exponent and three bits behind it.
 _SHIFT, _BUCKETS = 20, 2**11
+# Clusters of which all are sorted, as buckets would cost more; and scores of groups that select at once.
+_FEW, _SCORES = 512, 2**24
 
 
 class WiCSum(Retriever):
@@ -38,9 +42,23 @@ class WiCSum(Retriever):
 
     def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
         """All heads at once."""
-        mean = pad_sequence([table.mean for table in tables], batch_first=True)
-        count = pad_sequence([table.count for table in tables], batch_first=True)
-        return wicsum_heads(query, mean, count, self.ratio)
+        return wicsum_heads(query, *_padded(tables), self.ratio)
+
+    def select_groups(self, query: Tensor, sizes: Sequence[int], tables: Sequence[ClusterTable]) -> list[Tensor]:
+        """All heads at once, and as many groups as have few scores."""
+        mean, count = _padded(tables)
+        groups: list[Tensor] = []
+        at = 0
+        while at < len(sizes):
+            rows = list(accumulate(sizes[at:]))
+            few = max(1, bisect_right(rows, _SCORES // max(1, count.numel())))
+            part = query[:, sum(sizes[:at]) :][:, : rows[few - 1]]
+            chosen, _ = _chosen(part, mean, count, self.ratio)
+            # Each group's rows united.
+            groups += [of_rows.any(1) for of_rows in torch.split(chosen, list(sizes[at : at + few]), dim=1)]
+            at += few
+        whole = torch.stack(groups, dim=1)
+        return [of_head[:, : len(table)] for of_head, table in zip(whole, tables, strict=True)]
 
     def for_prediction(self) -> WiCSum:
         """With twice the share."""
@@ -58,7 +76,8 @@ def wicsum_heads(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3)
 
     A cluster's weight for a row is ``count * exp(q . mean / sqrt(D) - max)``; each row takes the heaviest until their
     sum exceeds its share, and the choices of a head's rows are united. Of equal weights the lower number comes first.
-    Weights are summed in buckets by their size: only the bucket in which a row's sum exceeds its share is sorted.
+    Of many clusters, weights are summed in buckets by their size: only the bucket in which a row's sum exceeds its
+    share is sorted.
 
     Args:
         query: ``[H, r, D]``, rotated or not as the means are.
@@ -70,17 +89,35 @@ def wicsum_heads(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3)
     """
     if not 0 <= ratio <= 1:
         raise ValueError(f"the ratio is a share, not {ratio}")
+    chosen, examined = _chosen(query, mean, count, ratio)
+    return [Retrieved(of.nonzero()[:, 0], share) for of, share in zip(chosen.any(1), examined.tolist(), strict=True)]
+
+
+def _padded(tables: Sequence[ClusterTable]) -> tuple[Tensor, Tensor]:
+    """Means ``[H, c, D]`` and counts ``[H, c]`` of a layer's heads."""
+    mean = pad_sequence([table.mean for table in tables], batch_first=True)
+    return mean, pad_sequence([table.count for table in tables], batch_first=True)
+
+
+def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
+    """Which row takes which cluster ``[H, r, c]`` bool; and the share of each head's scores that were sorted ``[H]``.
+    See :func:`wicsum_heads`."""
     heads, rows, width = query.shape
     there, clusters = count > 0, mean.shape[1]
-    if not clusters or not rows:
-        return [Retrieved.nothing(mean.device)] * heads
-    if ratio == 1:
-        return [Retrieved(each.nonzero()[:, 0], 0.0) for each in there]
+    if not clusters or not rows or ratio == 1:
+        return there[:, None].expand(-1, rows, -1), torch.zeros(heads)
     scores = query.float() @ mean.float().mT / math.sqrt(width)
     scores = scores.masked_fill_(~there[:, None], -torch.inf).view(-1, clusters)
     # A head may have no cluster at all.
     largest = scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     weight = (scores - largest).exp() * count.repeat_interleave(rows, dim=0)
+    if clusters <= _FEW:
+        ordered, order = weight.sort(dim=1, descending=True, stable=True)
+        mass = ordered.double()
+        running = F.pad(mass.cumsum(1), (1, 0))
+        taken = running[:, :-1] <= ratio * running[:, -1:]
+        chosen = torch.zeros_like(taken).scatter_(1, order, taken)
+        return chosen.view(heads, rows, clusters) & there[:, None], there.any(1).double()
     # Floats of one sign are in order as their bits are.
     bucket = weight.view(torch.int32) >> _SHIFT
     first = torch.arange(len(weight), dtype=torch.int32, device=mean.device)[:, None] * _BUCKETS
@@ -90,13 +127,13 @@ def wicsum_heads(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3)
     downwards = F.pad(held.flip(1).cumsum(1).flip(1), (0, 1))
     wanted = ratio * downwards[:, :1]
     last = (downwards > wanted).sum(1, keepdim=True) - 1
-    chosen = (bucket > last).view(heads, rows, clusters).any(1)
+    chosen = bucket > last
     row, number, running = _sorted(weight, bucket == last, downwards.gather(1, last + 1)[:, 0])
     # The cluster with which a row exceeds its share is its last.
     taken = running <= wanted[row, 0]
-    chosen[row[taken] // rows, number[taken]] = True
+    chosen[row[taken], number[taken]] = True
     examined = torch.bincount(row // rows, minlength=heads).double() / (rows * there.sum(1).clamp(min=1))
-    return [Retrieved(of.nonzero()[:, 0], share) for of, share in zip(chosen & there, examined.tolist(), strict=True)]
+    return chosen.view(heads, rows, clusters) & there[:, None], examined
 
 
 def _sorted(weight: Tensor, among: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """What frames read of the past while they are prefilled (ReSV), and what that costs, over real clips.
 
 Two engines answer the same windows, one of which has the policy; a third looks at what is selected. The true attention
-is that of a frame's own queries and of all past keys, each rotated at its place.
+is that of a frame's own queries and of all past keys, each rotated at the place that it has before the window.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from cluster.errors import ConfigError
 from cluster.lab.bench.harness import Part
 from cluster.lab.bench.memory.footage import Footage, ListeningBank
 from cluster.memory.organise.table import ClusterTable
+from cluster.memory.retrieval_session import RetrievedKV
 from cluster.memory.retrieve import Retrieved, Retriever
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -154,39 +155,40 @@ class WatchedEngine(NativeEngine):
 
             def compare() -> None:
                 close()
-                self._compare(recorder, [frame.pts for frame in new])
+                self._compare(recorder, past, [frame.pts for frame in new])
 
             past.close = compare  # type: ignore[method-assign]
         return plan
 
-    def _compare(self, recorder: Recorder, new: Sequence[int]) -> None:
-        assert isinstance(self.memories, ListeningBank)
+    def _compare(self, recorder: Recorder, past: FramePast, new: Sequence[int]) -> None:
+        keys: dict[int, tuple[Tensor, Tensor]] = {}
         # Each layer asks for one frame after the other.
         for number, (query, tables, named) in enumerate(recorder.calls):
             layer, at = divmod(number, len(new))
+            if layer not in keys:
+                keys[layer] = self._past_keys(past, layer, len(tables[0].of_token))
             cos, sin = self._rotary[new[at]]
-            rows = query.view(len(query), -1, len(cos), query.shape[2])
+            # Of each token, the query heads side by side.
+            rows = query.unflatten(1, (len(cos), -1)).transpose(1, 2)
             rows = rotate_wide(rows, cos, sin).flatten(1, 2)
             for h, (table, chosen) in enumerate(zip(tables, named, strict=True)):
-                raw, turned = self._past_keys(layer, h, len(table.of_token))
+                raw, turned = (part[h, : table.tokens] for part in keys[layer])
                 mass = _attention(rows[h], turned)
                 self.recalls.append(_recall(mass, chosen))
                 self.raw_recalls.append(_recall(_attention(query[h], raw), chosen))
                 self.shares.append(float(chosen.float().mean()))
                 self.masses.append(float(mass[chosen].sum() / mass.sum()))
 
-    def _past_keys(self, layer: int, h: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Of the oldest tokens ``[n, D]``, before rotary and after."""
+    def _past_keys(self, past: FramePast, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Of the oldest tokens ``[Hkv, n, D]``, before rotary and after; nothing is evicted, so that the memory numbers
+        its frames as they came."""
         assert isinstance(self.memories, ListeningBank)
-        raw: list[Tensor] = []
-        turned: list[Tensor] = []
-        for chunk in self.memories.chunks:
-            if tokens <= 0:
-                break
-            raw.append(chunk.key[layer, h].float())
-            turned.append(rotate_wide(raw[-1], *self._rotary[chunk.pts]))
-            tokens -= chunk.tokens
-        return torch.cat(raw), torch.cat(turned)
+        chunks = self.memories.chunks
+        key = torch.cat([chunk.key[layer].float() for chunk in chunks], dim=1)[:, :tokens]
+        places = torch.cat([torch.stack([torch.full_like(c.cell, n), c.cell]) for n, c in enumerate(chunks)], dim=1)
+        frame, cell = places[:, None, :tokens].expand(-1, len(key), -1)
+        there = torch.ones_like(frame, dtype=torch.bool)
+        return key, past.rotated(RetrievedKV(key, key, frame, cell, there, frame.numel()))
 
 
 def _attention(rows: Tensor, keys: Tensor) -> Tensor:
