@@ -169,7 +169,7 @@ class WatchedEngine(NativeEngine):
                 keys[layer] = self._past_keys(past, layer, len(tables[0].of_token))
             cos, sin = self._rotary[new[at]]
             # Of each token, the query heads side by side.
-            rows = query.unflatten(1, (len(cos), -1)).transpose(1, 2)
+            rows = query.view(len(query), len(cos), -1, query.shape[2]).transpose(1, 2)
             rows = rotate_wide(rows, cos, sin).flatten(1, 2)
             for h, (table, chosen) in enumerate(zip(tables, named, strict=True)):
                 raw, turned = (part[h, : table.tokens] for part in keys[layer])
