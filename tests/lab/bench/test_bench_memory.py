@@ -16,7 +16,7 @@ from cluster.errors import ConfigError
 from cluster.lab.bench.harness import against_goals, main
 from cluster.lab.bench.memory import GOALS, PARTS, evidence
 from cluster.lab.bench.memory.footage import Listener, ListeningBank, made_chunks
-from cluster.lab.bench.memory.frames import WatchedEngine
+from cluster.lab.bench.memory.frames import WatchedEngine, best_clusters
 from cluster.lab.bench.memory.objects import COMPARED, object_cells
 from cluster.lab.bench.memory.rekv import published_frames
 from cluster.lab.bench.soak import SyntheticCamera
@@ -226,6 +226,7 @@ def test_frames_are_timed_with_and_without_their_past(clip: Path, tmp_path: Path
     assert row["read_share"] == pytest.approx(row["read"] / row["held"])
     assert row["time_ratio"] == pytest.approx(row["ms_with"] / row["ms_without"])
     assert found["figures"]["frames_top_recall"] == row["top_recall"]
+    assert found["figures"]["frames_attention_read"] == row["attention_read"]
 
 
 def test_a_clip_in_which_no_frame_reads_a_cluster_says_so(clip: Path, tmp_path: Path) -> None:
@@ -246,11 +247,19 @@ def test_what_frames_read_is_held_against_what_they_attend_to(ratio: float) -> N
         for request in engine.push(camera.sample(number)):
             engine.step([request])
         assert engine.memories.wait_written()
-    assert len(engine.recalls) == len(engine.shares) >= len(model.layers)
+    assert len(engine.recalls) == len(engine.shares) == len(engine.bests) >= len(model.layers)
     for found in (engine.recalls, engine.raw_recalls, engine.shares, engine.masses):
         assert all(0 <= each <= 1 + 1e-6 for each in found)
         # The heaviest cluster of each row alone is not everything.
         assert (min(found) > 1 - 1e-6) is (ratio == 1)
+
+
+def test_the_best_clusters_are_those_with_the_most_attention_to_a_token() -> None:
+    table, none = ClusterTable(1), torch.zeros(5, dtype=torch.int64)
+    table.add(NewTokens(torch.zeros(5, 1), torch.zeros(5, 1), none, none), torch.tensor([0, 0, 1, 2, 2]))
+    attention = torch.tensor([4.0, 1.0, 2.0, 2.0, 1.0])
+    # The first cluster has 2.5 a token, the second 2 and the last 1.5.
+    assert [best_clusters(attention, table, tokens) for tokens in (1, 2, 3, 5)] == pytest.approx([0, 0.5, 0.7, 1])
 
 
 def test_history_is_as_long_as_asked_for_and_read_alike(clip: Path, tmp_path: Path) -> None:

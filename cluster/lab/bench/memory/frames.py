@@ -37,9 +37,9 @@ _ROOM = 2**30
 
 
 def measure(footage: Footage) -> Part:
-    """Figures ``frames_read_share`` (of the past tokens, waiting ones included), ``frames_top_recall`` (of the ``TOP``
-    tokens) and ``frames_time_ratio`` (language model's time of windows that read, over the same without); the worst of
-    the clips.
+    """Figures ``frames_read_share`` (of the past tokens, waiting ones included), ``frames_attention_read`` (of the
+    attention to clustered tokens; what the policy's ratio asks for), ``frames_top_recall`` (of the ``TOP`` tokens) and
+    ``frames_time_ratio`` (language model's time of windows that read, over the same without); the worst of the clips.
 
     Raises:
         ConfigError: a clip is too short for any.
@@ -47,12 +47,14 @@ def measure(footage: Footage) -> Part:
     rows = [_clip(footage, clip, samples) for clip, samples in footage.samples(footage.args.model)]
     figures = {
         "frames_read_share": max(row["read_share"] for row in rows),
+        "frames_attention_read": min(row["attention_read"] for row in rows),
         "frames_top_recall": min(row["top_recall"] for row in rows),
         "frames_time_ratio": max(row["time_ratio"] for row in rows),
     }
     note = (
         f"per frame that reads; held, read: tokens of a layer and head; recall: of its {TOP} past tokens with the most "
-        f"attention among those clustered (raw: before rotary, as clusters are scored); model {footage.args.model}"
+        "attention among those clustered (raw: before rotary, as clusters are scored); best_clusters: attention to as "
+        f"many tokens in clusters chosen by it; model {footage.args.model}"
     )
     return Part(figures, rows, [note])
 
@@ -94,7 +96,8 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
         "clustered_share": statistics.fmean(watched.shares),
         "top_recall": statistics.fmean(watched.recalls),
         "raw_recall": statistics.fmean(watched.raw_recalls),
-        "mass_read": statistics.fmean(watched.masses),
+        "attention_read": statistics.fmean(watched.masses),
+        "best_clusters": statistics.fmean(watched.bests),
         "ms_without": 1000 * spent["without"] / frames,
         "ms_with": 1000 * spent["with"] / frames,
         "time_ratio": spent["with"] / spent["without"],
@@ -130,7 +133,7 @@ class WatchedEngine(NativeEngine):
     * ``recalls``: share of the ``TOP`` tokens with the most attention that is read; ``raw_recalls``: with attention of
       queries and keys before rotary, by which clusters are scored
     * ``shares``: of the clustered tokens that is read, which is what chance would recall; ``masses``: of the attention
-      to them
+      to them; ``bests``: that with as many tokens, at most, in clusters chosen by the attention to each
     """
 
     def __init__(self, *given: Any, **options: Any) -> None:
@@ -139,6 +142,7 @@ class WatchedEngine(NativeEngine):
         self.raw_recalls: list[float] = []
         self.shares: list[float] = []
         self.masses: list[float] = []
+        self.bests: list[float] = []
         # Rotary of every frame, by its time.
         self._rotary: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -178,6 +182,7 @@ class WatchedEngine(NativeEngine):
                 self.raw_recalls.append(_recall(_attention(query[h], raw), chosen))
                 self.shares.append(float(chosen.float().mean()))
                 self.masses.append(float(mass[chosen].sum() / mass.sum()))
+                self.bests.append(best_clusters(mass, table, int(chosen.sum())))
 
     def _past_keys(self, past: FramePast, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Of the oldest tokens ``[Hkv, n, D]``, before rotary and after; nothing is evicted, so that the memory numbers
@@ -194,6 +199,15 @@ class WatchedEngine(NativeEngine):
 def _attention(rows: Tensor, keys: Tensor) -> Tensor:
     """What all rows ``[r, D]`` together give each key ``[n]``."""
     return (rows.float() @ keys.T / math.sqrt(keys.shape[1])).softmax(1).sum(0)
+
+
+def best_clusters(mass: Tensor, table: ClusterTable, tokens: int) -> float:
+    """Share of the attention ``mass [n]`` to the clusters with the most of it per token, with so many tokens at
+    most."""
+    of_cluster = mass.new_zeros(len(table)).index_add_(0, table.of_token, mass)
+    order = (of_cluster / table.count).argsort(descending=True)
+    taken = table.count[order].cumsum(0) <= tokens
+    return float(of_cluster[order[taken]].sum() / mass.sum())
 
 
 def _recall(mass: Tensor, chosen: Tensor) -> float:
