@@ -82,15 +82,17 @@ def _family(name: str, config: Path) -> str:
 def _from_hub(name: str) -> Path:
     from huggingface_hub import constants, get_session, hf_hub_download, try_to_load_from_cache
 
-    if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-        # Its own client retries an unreachable hub for half a minute.
-        try:
-            get_session().head(f"{constants.ENDPOINT}/{name}", timeout=HUB_S)
-        except Exception as error:
-            raise ModelError(
-                f"model {name!r} is no folder here, and the hub {constants.ENDPOINT} cannot be reached: {error}; "
-                "name the folder of a checkpoint"
-            ) from None
+    cached = try_to_load_from_cache(name, "config.json")
+    if isinstance(cached, str):
+        return Path(cached)
+    # The hub's own client retries one that cannot be reached for half a minute.
+    try:
+        get_session().head(f"{constants.ENDPOINT}/{name}", timeout=HUB_S)
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r} is no folder here, and the hub {constants.ENDPOINT} cannot be reached: {error}; "
+            "name the folder of a checkpoint"
+        ) from None
     try:
         return Path(hf_hub_download(name, "config.json"))
     except Exception as error:

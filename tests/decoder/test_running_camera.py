@@ -13,6 +13,7 @@ from cluster.config.schedule import ScheduleConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.pipeline import stream_spec_at
 from cluster.decoder.running_camera import NOT_ASKED
+from cluster.errors import CapacityError
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
 
 LOW = Rung("stride", prune=1.5, refresh_budget=0.0, stride=2.0, fps=0.5, f1=0.9)
@@ -58,6 +59,16 @@ def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench, keeper) -> N
     report = bench.camera.report()
     assert (report.state, report.reason, report.counts["windows_dropped"]) == ("running", "", 0)
     assert report.counts["gaps"] == 0
+
+
+def test_a_replica_that_refuses_a_camera_is_its_reason(bench, keeper) -> None:
+    async def refuse(spec: StreamSpec) -> None:
+        raise CapacityError("the pool has no room for its window")
+
+    keeper.on_open = refuse
+    bench.push(8)
+    sentence = "its replica refuses its frames: the pool has no room for its window"
+    until(lambda: bench.camera.report().reason == sentence, "the reason")
 
 
 def test_other_questions_reach_the_replica_and_the_window_goes_on(bench, keeper) -> None:

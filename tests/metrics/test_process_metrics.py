@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from certificates import Authority
 from dashboards_bench import series_per_camera
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +22,7 @@ from cluster.metrics.gpu import GpuCollector
 from cluster.replica.memory import MemoryCollector
 from cluster.types import Answer, Question, StreamSpec, Timing, TokenCount
 from cluster.types.reports import ReplicaStatus
+from cluster.wire.tls import TlsFiles
 
 
 def samples(registry=metrics.REGISTRY, **labels):
@@ -58,6 +62,30 @@ def test_series_of_a_camera_come_with_its_answers_and_go_with_it():
     assert ("sightline_camera_score", "person") not in samples(camera="pier")
     cameras.retain_cameras(["another"])
     assert samples(camera="pier") == {}
+
+
+def test_positives_are_counted_by_question_of_which_there_are_so_many():
+    def counted():
+        return {key[1:]: value for key, value in samples().items() if key[0] == "sightline_answers_total"}
+
+    before = counted()
+    cameras = metrics.AnsweredCameras()
+    cameras.open_camera(spec("pier", "q0"))
+    for number in range(66):
+        cameras.record_window([replace(answer("pier", f"q{number}"), positive=number == 0)])
+    cameras.record_window([replace(answer("pier", "q0"), positive=True), replace(answer("pier", "q65"), positive=True)])
+    # ``positive``, then ``question``: labels in the order of their names.
+    more = {key: value - before.get(key, 0) for key, value in counted().items() if value != before.get(key, 0)}
+    assert (more[("yes", "q0")], more[("no", "q63")], more[("no", "other")], more[("yes", "other")]) == (2, 1, 2, 1)
+    assert len({question for _, question in more}) == 65
+    cameras.retain_cameras([])
+
+
+def test_when_a_certificate_ends_is_told(tmp_path):
+    certificate, key = Authority().issue(tmp_path, "gateway", valid_s=7200.0)
+    TlsFiles(certificate, key).check()
+    told = samples(file=str(certificate))[("sightline_certificate_expiry_timestamp_seconds",)]
+    assert abs(told - time.time() - 7200) < 60
 
 
 def test_lag_is_told_in_strides():

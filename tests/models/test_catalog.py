@@ -66,6 +66,17 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch) -> None:
     assert time.monotonic() - begin < 2 * catalog.HUB_S
 
 
+def test_a_model_that_was_fetched_before_asks_nobody(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("the hub was asked"))
+    kept = tmp_path / "models--org--model"
+    (kept / "snapshots" / "abc").mkdir(parents=True)
+    (kept / "snapshots" / "abc" / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc")
+    catalog.check_model("org/model")
+
+
 def test_checking_imports_no_torch() -> None:
     code = "import sys; from cluster.models.catalog import check_model; check_model('tiny-internvl3')"
     code += "; print('torch' in sys.modules or 'transformers' in sys.modules)"
