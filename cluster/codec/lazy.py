@@ -8,8 +8,10 @@ since the quantiser's step doubles every 6 (H.264 §8.5.9, H.265 §8.6.4) and th
 proportional to it.
 
 The thresholds on that area are absolute. A camera whose quiet pictures vary by more (sensor noise, constant bit rate)
-exceeds them by itself. There the next keyframe is the witness: up to the camera's own spread packets are held without
-being believed, shortly before a keyframe that shows whether anything has changed; their samples wait for it.
+exceeds them by itself. Rate control levels such pictures out over seconds, so up to the camera's own spread their mean
+over ``SLOW_S`` is judged instead: what comes and stays is told that much later, and decoded from its first picture on.
+Where that exceeds its threshold too, the next keyframe is the witness: packets are held without being believed, shortly
+before a keyframe that shows whether anything has changed; their samples wait for it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import heapq
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 from cluster.codec.nal import CodedPicture
 from cluster.codec.slice_header import SliceHeaders
@@ -30,6 +32,9 @@ MEAN_AREA = 0.004
 """The same of the running mean."""
 MEAN_WEIGHT = 0.3
 """Weight of the newest picture in the running mean."""
+SLOW_AREA, SLOW_S = 0.004, 2.0
+"""The same of the mean over seconds, which decides where pictures exceed the other two; how many seconds, and how long
+samples wait for it."""
 SPREAD, SPREAD_MEMORY, SPREAD_LEAST = 2.0, 512, 64
 """What exceeds the largest area of the last ``SPREAD_MEMORY`` unchanged pictures by this factor happens in any case."""
 
@@ -37,7 +42,7 @@ LEARN_SAMPLES = 20
 """Samples seen before anything is held."""
 CALM_SAMPLES = 4
 """Unchanged samples in a row before anything is held: an event that has been seen is decoded to its end."""
-CLASS_MEMORY, CLASS_LEAST = 24, 4
+CLASS_MEMORY, CLASS_LEAST = 48, 4
 """Quiet pictures remembered per class, and how many it takes to judge one."""
 MOST_CLASSES = 64
 
@@ -60,7 +65,7 @@ LAZY_EVENTS = ("waited", "found", "missed", "overflow")
 reached."""
 
 _PENDING = 512
-_PLACES = (1, 2, 3, 4, 6, 9, 15)
+_PLACES = (1, 2, 3, 4, 6, 9, 15, 25, 40, 60, 100)
 _PictureClass = tuple[str, bool, int, int]
 
 
@@ -81,29 +86,32 @@ class QuietModel:
         self._keyframe = math.inf
         self._place = 0
         self._pending: deque[tuple[_PictureClass, float, float, float]] = deque(maxlen=_PENDING)
-        self._mean = 0.0
+        self._mean = self._slow = 0.0
         self._areas: deque[tuple[float, float]] = deque(maxlen=SPREAD_MEMORY)
 
     def start_group(self, size: float) -> None:
         """A keyframe of this size."""
         self._keyframe = max(1.0, size)
         self._place = 0
-        self._mean = 0.0
+        self._mean = self._slow = 0.0
 
-    def add(self, picture: CodedPicture, size: float) -> tuple[float, float]:
-        """Changed area of the next picture and its running mean, 0..1; infinite for an unknown class."""
+    def add(self, picture: CodedPicture, size: float, weight: float) -> tuple[float, float, float]:
+        """Changed area of the next picture, its running mean and its mean over seconds, 0..1; infinite for an unknown
+        class. ``weight``: of the picture in the last one."""
         self._place += 1
         place = next((index for index, last in enumerate(_PLACES) if self._place <= last), len(_PLACES))
         key = picture.kind, picture.reference, picture.layer, place
         known = self._sizes.get(key)
         if known is None or len(known) < CLASS_LEAST:
             self._pending.append((key, size, 0.0, 0.0))
-            return math.inf, math.inf
+            return math.inf, math.inf, math.inf
         area = (size - median(known)) / self._keyframe
         # Bounded below: a picture that came out small must not hide the next ones.
         self._mean += MEAN_WEIGHT * (max(area, -AREA) - self._mean)
+        # Sizes of quiet pictures are skewed: their mean is what a mean of them has to be compared with.
+        self._slow += weight * ((size - fmean(known)) / self._keyframe - self._slow)
         self._pending.append((key, size, area, self._mean))
-        return area, self._mean
+        return area, self._mean, self._slow
 
     def spread(self) -> tuple[float, float]:
         """Area and running mean that unchanged pictures of this camera stay below."""
@@ -134,8 +142,8 @@ class LazyDecode:
     before it. At a keyframe :meth:`skip` drops what is held; where it ``waits``, only if the keyframe shows no change.
     :meth:`label` tells what the pruner found.
 
-    A packet above the absolute thresholds and within the camera's spread is held if the next keyframe is expected
-    within ``wait_s``. Samples from there on wait for it, so that none is told unchanged before it is known to be.
+    A packet above all thresholds and within the camera's spread is held if the next keyframe is expected within
+    ``wait_s``. Samples from there on wait for it, so that none is told unchanged before it is known to be.
 
     Packets are believed until a sample decoded after them (the next keyframe, or those of a GOP decoded as a check)
     shows change in more than ``MOST_MISSED`` of ``HISTORY`` cases; then everything is decoded for ``DISTRUST``
@@ -167,6 +175,9 @@ class LazyDecode:
     _group_start: int | None = None
     _group_length: int | None = None
     _waits_from: int | None = None
+    _released: bool = False
+    _found: bool | None = None
+    _lags: bool = False
     _check: bool = False
     _claimed: bool = False
     _doubted: bool = False
@@ -188,12 +199,20 @@ class LazyDecode:
         return "learning" if self._samples < LEARN_SAMPLES else "on"
 
     @property
+    def unsure(self) -> bool:
+        """Whether samples of what is held are still to come, as packets do not tell that nothing has changed."""
+        return self.waits or self._lags
+
+    @property
     def holding(self) -> int:
         """Packets held."""
         return len(self._held)
 
     def holds(self, packet: EncodedPacket, data: bytes) -> bool:
         """Judge the next packet in decoding order: whether nothing happens in it, and it may be held."""
+        if self._found is not None:
+            self._model.label(self._found)
+            self._released, self._found = False, None
         picture, last = self._headers.read(data), self._last_pts
         self._last_pts = packet.pts
         self.told, self.restarts = True, False
@@ -210,16 +229,19 @@ class LazyDecode:
                 self._group_length = packet.pts - self._group_start
             self._group_start = packet.pts
             return False
-        area, mean = self._model.add(picture, size)
-        believed = area <= AREA and mean <= MEAN_AREA
+        step_s = 0.0 if last is None else abs(packet.pts - last) / MICROSECONDS
+        area, mean, slow = self._model.add(picture, size, min(1.0, step_s / SLOW_S))
+        quiet = area <= AREA and mean <= MEAN_AREA
+        outside = not quiet and self._exceeds_spread(area, mean)
+        believed = quiet or (not outside and slow <= SLOW_AREA and self.wait_s > 0)
         self._doubted |= not believed
-        self.told = not believed and (not self._keyframe_is_near(packet.pts) or self._exceeds_spread(area, mean))
-        regular = last is not None and abs(packet.pts - last) <= STEP_S * MICROSECONDS
-        if self.told or not regular or self.state != "on" or self._calm < CALM_SAMPLES:
+        self.told = not believed and (outside or not self._keyframe_is_near(packet.pts))
+        if self.told or last is None or step_s > STEP_S or self.state != "on" or self._calm < CALM_SAMPLES:
             return False
         self._claimed |= believed
         if self._check or not self._within_bounds(packet.pts, len(data)):
             return False
+        self._lags |= not quiet
         if not believed and not self.waits:
             self.waits, self._waits_from = True, packet.pts
             self.events["waited"] += 1
@@ -232,14 +254,16 @@ class LazyDecode:
         self.held_bytes += len(packet.data)
         if packet.packet.pts is not None:
             heapq.heappush(self._times, packet.packet.pts)
-        return [] if self.waits else self._shown_before(packet.packet.dts)
+        shown = packet.packet.dts if packet.packet.dts is not None else packet.packet.pts
+        if self.unsure and shown is not None:
+            shown -= round((self.wait_s if self.waits else min(SLOW_S, self.wait_s)) * MICROSECONDS)
+        return self._shown_before(shown)
 
     def release(self) -> list[HeldPacket]:
         """What is held, in decoding order, to be decoded now."""
         held = list(self._held)
-        if self.waits:
-            # Its samples come now, one by one: the first is no label for the pictures after it.
-            self._model.label(True)
+        if held:
+            self._released = self._doubted = True
         self.clear()
         return held
 
@@ -255,7 +279,8 @@ class LazyDecode:
         self._held.clear()
         self._times.clear()
         self.held_bytes = 0
-        self.waits, self._waits_from = False, None
+        self.waits = self._lags = False
+        self._waits_from = None
 
     def label(self, changed: bool) -> None:
         """What the pruner found in a decoded sample, against what the packets before it said."""
@@ -264,7 +289,11 @@ class LazyDecode:
         if self._held:
             # A picture before those that are held.
             return
-        self._model.label(changed)
+        if self._released:
+            # Samples of what was held come one by one: the first is no label for the pictures after it.
+            self._found = changed or bool(self._found)
+        else:
+            self._model.label(changed)
         self._distrusted = max(0, self._distrusted - 1)
         judged = self._claimed and not self._doubted
         self._claimed = self._doubted = False

@@ -75,7 +75,7 @@ class LazyFeed(ABC):
         if hold and (lazy.holding or (self._must_show is None and self._last_sample is not None)):
             return self._repeat(lazy.hold(each))
         samples: list[SampledPicture] = []
-        changed = lazy.restarts and lazy.waits and self._shows_change(each)
+        changed = lazy.restarts and lazy.unsure and self._shows_change(each)
         lazy.events["found"] += changed
         if lazy.holding and lazy.restarts and not changed:
             samples = self._skip_held()
@@ -144,7 +144,7 @@ class LazyFeed(ABC):
 
     def _end_held(self) -> list[SampledPicture]:
         """At the end of the video: as at a keyframe, or all of it decoded where no keyframe can be waited for."""
-        if self.lazy is None or not self.lazy.waits:
+        if self.lazy is None or not self.lazy.unsure:
             return self._skip_held()
         samples: list[SampledPicture] = []
         for each in self.lazy.release():

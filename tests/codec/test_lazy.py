@@ -33,6 +33,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "hevc-b": ("libx265", {"b_frames": 2}),
     "hevc-open": ("libx265", {"b_frames": 2, "options": {"x265-params": "log-level=error:open-gop=1"}}),
 }
+RATE = {"b": "60000", "maxrate": "60000", "bufsize": "60000"}
+CONSTANT: dict[str, tuple[str, dict[str, Any]]] = {
+    "h264-cbr": ("libx264", {"options": {"preset": "veryfast", "x264-params": "scenecut=0"} | RATE}),
+    "hevc-cbr": (
+        "libx265",
+        {"options": {"preset": "ultrafast", "x265-params": "log-level=error:pools=none:frame-threads=1"} | RATE},
+    ),
+}
+"""Constant bit rate, with a GOP twice as long: each picture costs what is left, and keyframes are far apart."""
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +50,9 @@ def footage(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def make(name: str) -> Path:
         path = folder / f"{name}.mp4"
-        encoder, kind = KINDS[name]
-        return path if path.exists() else encode(path, scene, encoder, gop=GOP, fps=FPS, **kind)
+        encoder, kind = (KINDS | CONSTANT)[name]
+        gop = 2 * GOP if name in CONSTANT else GOP
+        return path if path.exists() else encode(path, scene, encoder, gop=gop, fps=FPS, **kind)
 
     return make
 
@@ -187,10 +197,36 @@ def test_what_is_held_is_bounded_and_decoded_beyond(
     assert kept(camera.frames, ARRIVES, LEAVES).any()
 
 
+@pytest.mark.parametrize("name", CONSTANT)
+def test_at_constant_rate_the_mean_over_seconds_tells_and_samples_wait_for_it(
+    footage: Callable[[str], Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, packets = read(footage(name))
+    full, alone = Camera(header, on=False).run(packets), Camera(header, on=True).run(packets)
+    waiting, longest = Camera(header, on=True, wait_s=4.0), 0
+    for packet in [*packets, None]:
+        before = len(waiting.frames)
+        waiting.feed(packet)
+        latest = packets[-1].pts if packet is None else packet.pts
+        longest = max([longest, *((latest or 0) - frame.pts for frame in waiting.frames[before:])])
+    monkeypatch.setattr(lazy, "SLOW_AREA", -math.inf)
+    without = Camera(header, on=True, wait_s=4.0).run(packets)
+    # Pictures alone tell next to nothing, and keyframes less than the mean.
+    assert alone.processor.stats.frames_spared < 0.15 * len(packets)
+    assert waiting.processor.stats.frames_spared > without.processor.stats.frames_spared + 0.08 * len(packets)
+    assert MICROSECONDS <= longest <= 4 * MICROSECONDS
+    # Who comes in mid-GOP is seen from the first sample on, though told seconds later.
+    arrival = [n for n, frame in enumerate(full.frames) if ARRIVES - 1 <= frame.pts / MICROSECONDS < LEAVES]
+    assert [frame.pts for frame in waiting.frames] == [frame.pts for frame in full.frames]
+    assert all((waiting.frames[n].mask == full.frames[n].mask).all() for n in arrival)
+    assert not kept(waiting.frames, 13, 33).any()
+
+
 @pytest.fixture
 def doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packets neither show quiet nor change."""
     monkeypatch.setattr(lazy, "AREA", -math.inf)
+    monkeypatch.setattr(lazy, "SLOW_AREA", -math.inf)
     monkeypatch.setattr(lazy.QuietModel, "spread", lambda _: (math.inf, math.inf))
 
 
