@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, TensorSpec, serialize
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from cluster.memory.tiers.base import Block
@@ -141,9 +140,21 @@ class Manifest:
 
 
 def dump_tensors(tensors: dict[str, Tensor], header: dict[str, Any] | None = None) -> bytes:
-    """Serialise named tensors (safetensors) with a JSON header."""
+    """Serialise named tensors (safetensors) with a JSON header.
+
+    Not by ``safetensors.torch.save``: it makes a ctypes pointer type for every size in bytes, which ctypes never frees.
+    """
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return save_tensors(whole, metadata={"sightline": json.dumps(header or {})})
+    specs = {
+        name: TensorSpec(
+            dtype=str(each.dtype).removeprefix("torch."),
+            shape=each.shape,
+            data_ptr=each.data_ptr(),
+            data_len=each.nbytes,
+        )
+        for name, each in whole.items()
+    }
+    return bytes(serialize(specs, metadata={"sightline": json.dumps(header or {})}))
 
 
 def load_parts(data: bytes) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ Frames not encoded yet are exported as patches.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from cluster.engine.window.kv import StreamKV
@@ -23,7 +21,7 @@ from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, Str
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
 from cluster.memory.frame_retrieval import FrameReads
-from cluster.memory.manifest import read_header
+from cluster.memory.manifest import dump_tensors, read_header
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Answer, PatchGrid, Question, StreamSpec, Timing, TokenCount
 
@@ -61,7 +59,7 @@ class Snapshot:
     def dump(self) -> bytes:
         """Serialise for :func:`load`; callable from any thread."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors.items()}
-        return save_tensors(tensors, metadata={"sightline": json.dumps(self.header)})
+        return dump_tensors(tensors, self.header)
 
 
 def snapshot(stream: Stream, fingerprint: str) -> Snapshot:

@@ -1,15 +1,19 @@
 """Manifests go to a node in pieces and come back whole, whatever their length; what is cut, forged or too long replaces
 nothing. Caps of a camera hold in the node itself."""
 
+import ctypes
 import threading
 from collections.abc import Iterator
 
 import grpc
 import pytest
+import safetensors.torch
+import torch
 from kv_parts import OURS, MemoryTier, block, key, remote, serving
 from sightline.v1 import kv_pb2, kv_pb2_grpc
 from waiting import until
 
+from cluster.memory.manifest import dump_tensors, load_parts
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.codec import encode_block, seal_manifest
@@ -208,3 +212,20 @@ def test_caps_are_sent_with_each_block_so_that_a_node_started_anew_knows_them() 
     told = [(stored.key.stream, stored.cap_bytes) for stored in seen]
     assert told == [("gate", 5 * MIB), ("yard", 0), ("gate", 0)]
     assert seen[0].key == key_to_proto(key(1))
+
+
+def test_serialising_tensors_of_ever_new_sizes_holds_nothing() -> None:
+    dump_tensors({"first": torch.zeros(1)})
+    before = len(ctypes._pointer_type_cache)
+    sizes = range(1000, 1200)
+    for size in sizes:
+        tensor = torch.arange(size)
+        assert torch.equal(load_parts(dump_tensors({"tensor": tensor}))["tensor"], tensor)
+    assert len(ctypes._pointer_type_cache) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+@pytest.mark.parametrize("shape", [(0, 4), (), (3, 2)])
+def test_tensors_are_written_as_safetensors_does(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensors = {"a": torch.ones(shape, dtype=dtype), "b": torch.zeros(5, dtype=torch.int32)}
+    assert dump_tensors(tensors, {"x": 1}) == safetensors.torch.save(tensors, metadata={"sightline": '{"x": 1}'})
