@@ -61,11 +61,11 @@ def test_a_rung_is_told_to_the_replica_and_the_video_goes_on(bench, keeper) -> N
     assert report.counts["gaps"] == 0
 
 
-def test_a_replica_that_refuses_a_camera_is_its_reason(bench, keeper) -> None:
-    async def refuse(spec: StreamSpec) -> None:
+def test_a_replica_that_refuses_frames_is_the_cameras_reason(bench, keeper) -> None:
+    async def refuse(sample: FrameSample, arrived_s: float) -> None:
         raise CapacityError("the pool has no room for its window")
 
-    keeper.on_open = refuse
+    keeper.on_frame = refuse
     bench.push(8)
     sentence = "its replica refuses its frames: the pool has no room for its window"
     until(lambda: bench.camera.report().reason == sentence, "the reason")
