@@ -32,13 +32,13 @@ MEAN_AREA = 0.004
 """The same of the running mean."""
 MEAN_WEIGHT = 0.3
 """Weight of the newest picture in the running mean."""
-SLOW_AREA, SLOW_S = 0.004, 2.0
+SLOW_AREA, SLOW_S = 0.006, 2.0
 """The same of the mean over seconds, which decides where pictures exceed the other two; how many seconds, and how long
 samples wait for it."""
 SPREAD, SPREAD_MEMORY, SPREAD_LEAST = 2.0, 512, 64
 """What exceeds the largest area of the last ``SPREAD_MEMORY`` unchanged pictures by this factor happens in any case."""
 
-LEARN_SAMPLES = 20
+LEARN_SAMPLES = 12
 """Samples seen before anything is held."""
 CALM_SAMPLES = 4
 """Unchanged samples in a row before anything is held: an event that has been seen is decoded to its end."""
