@@ -1,7 +1,5 @@
 """Configuration problems: location (file, line, key), error and remedy; base class and types of sections."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools
