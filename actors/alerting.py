@@ -1,7 +1,5 @@
 """The alerting actor: feeds every replica's answers and the controller's cameras to one ``AlertService``."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

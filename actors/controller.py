@@ -5,8 +5,6 @@ added at run time; it learns who runs them from the decoders and replicas, which
 their heartbeat.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The decoder actor: many cameras, one thread each, as assigned by the controller."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """The gateway actor: the public gRPC and HTTP endpoints. Stateless."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

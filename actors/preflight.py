@@ -1,7 +1,5 @@
 """Checks of a configuration and its environment before anything is started."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

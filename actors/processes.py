@@ -1,7 +1,5 @@
 """Table of a cluster's processes beside its replicas, for `sightline serve` and for Kubernetes."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The reconciler actor: runs one ``Reconciler`` between Kubernetes ``Camera`` resources and the controller."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

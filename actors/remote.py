@@ -1,7 +1,5 @@
 """Calls to other actors with a deadline, translating Ray's errors into Sightline's; Ray's key-value store."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar, cast

@@ -1,7 +1,5 @@
 """Runs a whole cluster from one configuration: ``with Cluster(config) as cluster: ...``."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import logging
@@ -10,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import RayError
@@ -64,7 +62,7 @@ class Cluster:
         """``host:port`` of ``/metrics``."""
         return self._started().metrics
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

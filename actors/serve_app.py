@@ -11,8 +11,6 @@ Two applications, so that a change of cameras or alerts does not load the model 
 Both must say the same; ``replicas`` does without the sections in :data:`NOT_THE_REPLICAS`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ray import serve

@@ -1,7 +1,5 @@
 """A driver's connection to Ray: a private Ray on this machine, or an existing cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

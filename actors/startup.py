@@ -1,8 +1,6 @@
 """Initialises every process of the cluster: logging to standard error, which Ray keeps in its session folder, and to
 ``log_dir``; build information and zero series among its metrics."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from logging.handlers import RotatingFileHandler

@@ -1,7 +1,5 @@
 """Keeps the processes of a cluster running where Ray Serve owns it instead of a driver, as with KubeRay."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

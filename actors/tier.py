@@ -1,7 +1,5 @@
 """The tier actor: one per node, with host memory for its replicas' cameras. It outlives a replica."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """``GatewayClient``: what the command line asks a gateway, with deadlines and errors in one sentence."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass

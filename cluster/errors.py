@@ -1,7 +1,5 @@
 """Errors shown to users: each message is one sentence with the problem and its fix."""
 
-from __future__ import annotations
-
 
 class SightlineError(Exception):
     """Base of every error raised on purpose. ``exit_code`` is what the CLI ends with."""

@@ -1,7 +1,5 @@
 """Host facts and process limits: loopback addresses, folders, file descriptors, malloc."""
 
-from __future__ import annotations
-
 import ctypes
 import ipaddress
 import logging

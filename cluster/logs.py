@@ -1,7 +1,5 @@
 """Log formatting as text or JSON lines, with secrets redacted."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -4,8 +4,6 @@ To add a policy, write one file and add one entry here; configuration, its schem
 matrix find it by its name. A policy's options are the fields of its dataclass, or what it takes by keyword only.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A simulated camera's connection: the edge agent of `sightline push`, fed on the event loop instead of by a thread."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 

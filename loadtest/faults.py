@@ -1,7 +1,5 @@
 """Faults that a load test injects under load, by name: processes that die or stop, packets and connections lost."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """A fleet of simulated cameras on one event loop: they come, send, lose their connection, and leave."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import itertools
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from cluster.client import GatewayClient
 from cluster.errors import SightlineError
@@ -180,14 +178,14 @@ class Sent(NamedTuple):
     lost: int = 0
 
     @classmethod
-    def of(cls, status: PushStatus) -> Sent:
+    def of(cls, status: PushStatus) -> Self:
         """One camera's."""
         return cls(status.packets, status.bytes, status.dropped, status.cluster_dropped, status.reconnects)
 
-    def plus(self, *others: Sent) -> Sent:
+    def plus(self, *others: Self) -> Self:
         return Sent(*map(sum, zip(self, *others, strict=True)))
 
-    def minus(self, before: Sent) -> Sent:
+    def minus(self, before: Self) -> Self:
         return Sent(*(now - then for now, then in zip(self, before, strict=True)))
 
 

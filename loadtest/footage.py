@@ -1,7 +1,5 @@
 """Encoded video that a fleet of simulated cameras shares: made or read once, cut into GOPs, stamped anew on sending."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a load test takes of its machine, by process, and what the ``/metrics`` page says meanwhile."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

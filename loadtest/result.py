@@ -1,10 +1,9 @@
 """What a load test found: one measurement, what faults did, and whether the cluster kept up."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from cluster.lab.bench.window_accounting import percentile
 from cluster.lab.report.number_format import seconds_text
@@ -28,7 +27,7 @@ class Spread:
     most: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> Self:
         return cls(*(percentile(values, share) for share in (0.5, 0.95, 0.99, 1.0)))
 
 

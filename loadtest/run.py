@@ -1,7 +1,5 @@
 """A whole load test: warm up, measure, let things go wrong; or one measurement after another to find the limit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ Doubling until the cluster does not keep up, then halving the gap until it is sm
 in a row. Then from a fresh start at the last stable count, with starts evenly spaced, one stream more at a time.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """YAML files that come with the package, by name, or the user's own by path."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """What a simulation of the same cluster needs to know of a load test: the ``city`` part of a run in its JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain

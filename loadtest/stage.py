@@ -1,7 +1,5 @@
 """One load test as it runs: the fleet, who listens to the cluster, and a look at everything once a second."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

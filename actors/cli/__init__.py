@@ -1,8 +1,6 @@
 """The console script ``sightline``. It lives above the actors because it starts them; imports are lazy, so that
 ``--help`` answers at once."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """``sightline alerts``: try the sinks."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """The tree of commands. Each lives in its own file and imports what it needs when it runs."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

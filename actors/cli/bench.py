@@ -1,7 +1,5 @@
 """``sightline bench``: the same code as ``python -m cluster.lab.bench``."""
 
-from __future__ import annotations
-
 import typer
 
 # Everything after the name belongs to the bench, --help included.

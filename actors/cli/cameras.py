@@ -1,7 +1,5 @@
 """``sightline cameras``: add, change, list and remove cameras of a running cluster."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Annotated

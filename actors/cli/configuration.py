@@ -1,7 +1,5 @@
 """``sightline config``: check a configuration, print its schema."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

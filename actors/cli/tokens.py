@@ -1,7 +1,5 @@
 """``sightline tokens``: create, list and revoke API tokens of the gateway."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

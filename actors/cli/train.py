@@ -1,7 +1,5 @@
 """``sightline train``: train the demo model, in resumable stages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``sightline version``."""
 
-from __future__ import annotations
-
 import typer
 
 from cluster import __version__

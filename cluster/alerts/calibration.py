@@ -1,7 +1,5 @@
 """Proposes a question's threshold from incidents that people confirmed or rejected (``propose_threshold``)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Space that is kept on a disk for when it is full (``DiskReserve``)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Delivers alerts to sinks with retries, in order per incident and independently per sink (``Dispatcher``)."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import logging

@@ -1,7 +1,5 @@
 """Metrics of alerting, measured once a second (``AlertGauges``)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 

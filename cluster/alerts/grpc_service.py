@@ -1,7 +1,5 @@
 """gRPC ``Incidents`` service: list, acknowledge, mute and follow incidents, and inspect the outbox."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import TypeAlias, cast

@@ -1,7 +1,5 @@
 """Detects cameras that are offline, frozen, covered, moved or unanswered from reported status (``HealthMonitor``)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Write-behind of changes to the store, on its own thread, buffered in memory while the disk fails (``Journal``)."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sqlite3

@@ -1,8 +1,6 @@
 """Table of open incidents and mutes that records every change and event (``OpenIncidents``). No I/O; time is an
 argument."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 

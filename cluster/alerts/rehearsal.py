@@ -1,7 +1,5 @@
 """Which incidents a rule would have made of given scores: production's tracker, without anything behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

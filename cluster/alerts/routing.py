@@ -1,7 +1,5 @@
 """Which sinks get which events, what sinks are told besides, and test messages (``SinkRoutes``)."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import secrets

@@ -1,7 +1,5 @@
 """Alerting as one object: answers and camera states in, incidents and deliveries out (``AlertService``)."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

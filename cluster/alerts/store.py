@@ -1,7 +1,5 @@
 """SQLite store of incidents, events and deliveries, written before anything is sent (``AlertStore``)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Scores and states of each camera by the minute, for two days, on disk (``TimelineStore``)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,12 +1,10 @@
 """Opens and ends incidents from answers, by threshold, consecutive windows, hysteresis and cooldown
 (``IncidentTracker``)."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from cluster.alerts.incident import Incident, Severity, Subject
 from cluster.alerts.open_incidents import OpenIncidents, Opening
@@ -82,7 +80,7 @@ class Track:
         return asdict(self) | {"keys": [list(key) for key in self.keys]}
 
     @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> Track:
+    def from_dict(cls, body: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`to_dict`; raises ``TypeError`` for another set of fields."""
         keys = deque(((str(incarnation), int(window)) for incarnation, window in body["keys"]), maxlen=REMEMBER)
         return cls(**{**body, "keys": keys})

@@ -1,7 +1,5 @@
 """Video input: packet sources, their supervision, and decoding into samples with codec change (steps 1 and 2)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit

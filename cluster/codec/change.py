@@ -1,7 +1,5 @@
 """Combines codec and picture evidence of change between two samples."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

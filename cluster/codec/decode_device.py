@@ -1,7 +1,5 @@
 """Chooses where one camera's stream is decoded: a session of NVDEC, or the CPU with the reason why."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from av.video.frame import VideoFrame

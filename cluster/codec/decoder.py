@@ -1,7 +1,5 @@
 """FFmpeg decoder of one stream: motion vectors where exported, threads only elsewhere, bounded picture memory."""
 
-from __future__ import annotations
-
 import errno
 import os
 from typing import ClassVar

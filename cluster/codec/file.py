@@ -1,7 +1,5 @@
 """Video file source: once or looped, as fast as it is read or in real time."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence

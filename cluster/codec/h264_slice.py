@@ -1,7 +1,5 @@
 """H.264 picture parameter sets and slice headers up to the quantiser (ITU-T H.264 §7.3.2.2, §7.3.3)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cluster.codec.nal import H264_IDR, Bits, CodedPicture, H264Sequence, PictureType, unit_kind

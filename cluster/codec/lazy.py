@@ -14,8 +14,6 @@ Where that exceeds its threshold too, the next keyframe is the witness: packets 
 before a keyframe that shows whether anything has changed; their samples wait for it.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """The part of a codec processor that leaves quiet packets undecoded (see :mod:`cluster.codec.lazy`)."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace

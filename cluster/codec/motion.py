@@ -5,8 +5,6 @@ rectangle's area, and macroblocks are spread over patches by the area they share
 of a full rasterisation to within a macroblock, for a few dozen numpy calls a picture.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

@@ -4,8 +4,6 @@ Framing (avcC/hvcC length prefixes to Annex-B start codes), decoder entry points
 sets, and H.264's ``frame_num``: the only trace of a lost reference picture, since FFmpeg conceals the loss silently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction

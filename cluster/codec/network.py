@@ -1,7 +1,5 @@
 """Network and device sources, read by FFmpeg: RTSP over TCP, HLS, MPEG-TS and MJPEG over HTTP, RTMP, USB cameras."""
 
-from __future__ import annotations
-
 import errno
 import threading
 import time

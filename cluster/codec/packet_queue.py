@@ -1,7 +1,5 @@
 """Bounded packet queue between receiver and decoder thread."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

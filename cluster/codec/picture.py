@@ -1,7 +1,5 @@
 """Sample pixels on the patch grid, and luma difference between samples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ FFmpeg, counted before every packet, since slices and reordering can hold more t
 limit on the size of a picture, for codecs whose headers are not read here.
 """
 
-from __future__ import annotations
-
 import ctypes
 from fractions import Fraction
 from weakref import WeakSet

@@ -8,8 +8,6 @@ Masks are applied at native resolution before scaling, so nothing derived from t
 clips use the same code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 

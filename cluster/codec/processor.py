@@ -1,8 +1,6 @@
 """Codec processor (step 2): packets in, samples with their change grids out. No packet is decoded twice, but for
 keyframes that are a witness (see :mod:`cluster.codec.lazy_feed`)."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Push source: another thread (the gRPC server) offers packets into a bounded queue."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 

@@ -3,8 +3,6 @@
 FFmpeg follows an RTSP redirect to any host, sends the password there, and has no option that forbids it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import selectors

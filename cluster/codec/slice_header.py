@@ -4,8 +4,6 @@ Read from a packet's first slice without decoding. The whole header has to be wa
 end; what lies behind it is not read.
 """
 
-from __future__ import annotations
-
 from cluster.codec.h264_slice import H264Picture, read_h264_picture, read_h264_slice
 from cluster.codec.hevc_slice import HevcPicture, HevcSequence, read_hevc_picture, read_hevc_sequence, read_hevc_slice
 from cluster.codec.nal import (

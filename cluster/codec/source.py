@@ -1,7 +1,5 @@
 """Source interface (step 1): yields encoded packets, decodes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Counters of one camera's stream."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Source supervision: open, forward packets, and reconnect with exponential backoff."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

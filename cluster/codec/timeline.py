@@ -1,7 +1,5 @@
 """Timestamps, sampling and anchors on clocks that repeat, jump or are missing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cluster.types import MICROSECONDS

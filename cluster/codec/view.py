@@ -1,7 +1,5 @@
 """What the codec processor keeps for pictures of one size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cluster.codec.change import ChangeAccumulator

@@ -5,8 +5,6 @@ CLIP know about a red circle?"; Yang et al. 2023, "Set-of-Mark Prompting"). Outl
 own pixels, in RGB alone: luma, by which change is judged, stays the camera's, and clips and the live view show none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

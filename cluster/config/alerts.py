@@ -1,11 +1,9 @@
 """``alerts:`` and ``clips:`` — incident rules, health checks, sinks and incident footage."""
 
-from __future__ import annotations
-
 import inspect
 from datetime import datetime, time
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator, model_validator
@@ -50,7 +48,7 @@ class ClipsConfig(Section):
     and clips there. Without it the links have no host."""
 
     @model_validator(mode="after")
-    def _fits(self) -> ClipsConfig:
+    def _fits(self) -> Self:
         if self.before_s + self.after_s > self.longest_s:
             raise ValueError(
                 f"longest_s = {self.longest_s:g} must be at least before_s + after_s = {self.before_s + self.after_s:g}"
@@ -96,7 +94,7 @@ class QuietHoursConfig(Section):
         return timezone
 
     @model_validator(mode="after")
-    def _hours(self) -> QuietHoursConfig:
+    def _hours(self) -> Self:
         if self.start == self.end:
             raise ValueError(f"start and end must differ, both are {self.start}")
         return self
@@ -143,7 +141,7 @@ class SinkConfig(Section):
         return not quiet.covers(at_s) or (event == "end" and not quiet.covers(opened_s))
 
     @model_validator(mode="after")
-    def _known(self) -> SinkConfig:
+    def _known(self) -> Self:
         from cluster.config.problems import ConflictError
 
         found = self._problems()

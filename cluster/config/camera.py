@@ -1,7 +1,5 @@
 """``cameras:``, ``source:``, ``questions:`` — cameras, their connections and standing questions."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator

@@ -1,7 +1,5 @@
 """Lists of cameras that people import: CSV, YAML or JSON, with what is wrong line by line."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

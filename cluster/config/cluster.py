@@ -1,7 +1,5 @@
 """``cluster:``, ``gateway:``, ``scheduling:``, ``kubernetes:``, ``tracing:`` — processes, ports, queues, deadlines."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Loads a configuration from a file, ``${NAME}`` variables and overrides, with located errors; generates its schema."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

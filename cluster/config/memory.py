@@ -1,7 +1,5 @@
 """``memory:``, ``tiers:``, ``asking:`` — capacity, policies and storage of cameras' memory, and free questions."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator

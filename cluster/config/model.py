@@ -1,7 +1,5 @@
 """``model:``, ``vllm:``, ``simulated:`` — the model and its inference engine."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Literal
 

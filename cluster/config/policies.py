@@ -1,7 +1,5 @@
 """Validates policy names and parameters when a configuration is loaded, without importing torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

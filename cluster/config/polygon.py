@@ -1,7 +1,5 @@
 """Polygons on a camera's picture: its ``privacy_masks`` and ``zones``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias

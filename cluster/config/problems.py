@@ -1,7 +1,5 @@
 """Configuration problems: location (file, line, key), error and remedy; base class and types of sections."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools
@@ -57,6 +55,7 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
     for section in reversed(model.__mro__):
         if issubclass(section, Section) and section is not Section:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+            assert isinstance(tree, ast.ClassDef)
             assert isinstance(tree, ast.ClassDef)
             for pair in pairwise(tree.body):
                 match pair:

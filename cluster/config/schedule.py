@@ -1,7 +1,5 @@
 """``when:`` of a question — the days and hours in which it is asked."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timedelta
 from functools import lru_cache

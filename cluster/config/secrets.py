@@ -1,7 +1,5 @@
 """Loads TLS files and the memory key that the configuration names."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from pathlib import Path
 

@@ -1,9 +1,7 @@
 """``security:`` — authentication, TLS, rate limits and the audit log."""
 
-from __future__ import annotations
-
 from ipaddress import IPv4Network
-from typing import Annotated
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
@@ -24,7 +22,7 @@ class TlsConfig(Section):
     """Authority whose certificates clients must show (mutual TLS); null asks for none."""
 
     @model_validator(mode="after")
-    def _complete(self) -> TlsConfig:
+    def _complete(self) -> Self:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key go together; give both or none")
         if self.client_ca is not None and self.certificate is None:
@@ -45,7 +43,7 @@ class InternalTlsConfig(Section):
     """DNS name of the certificates, verified instead of addresses, which change."""
 
     @model_validator(mode="after")
-    def _complete(self) -> InternalTlsConfig:
+    def _complete(self) -> Self:
         if len({self.certificate is None, self.key is None, self.ca is None}) > 1:
             raise ValueError("certificate, key and ca go together; give all three or none")
         return self

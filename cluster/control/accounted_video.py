@@ -5,8 +5,6 @@ Where both die, nobody is left who knows. Both therefore report until where they
 and the controller counts from there to the first frame of the next replica.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

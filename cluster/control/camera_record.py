@@ -1,7 +1,5 @@
 """Records of the controller's table: cameras, members, assignments, moves and deletions."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Demand estimation: a camera's load from its codec before it runs, corrected by counts and measured times."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple

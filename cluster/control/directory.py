@@ -4,8 +4,6 @@ Two :class:`~cluster.control.placement.Placement` tables place every camera on a
 argument (``now_s``, monotonic), so that the same code runs in the actor, in the simulator and in tests.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections import deque

@@ -4,8 +4,6 @@ Plain state changed by calls; time is the argument ``now_s``, and a time before 
 tick looks only at replicas of which something changed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import reduce

@@ -1,7 +1,5 @@
 """Scheduling settings of a configuration: the cost model, the ladder and admission (``FleetSettings``)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -10,8 +10,6 @@ The table is also sticky, because moving a camera costs: a key moves only when i
 change has put its owner above the bound.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable

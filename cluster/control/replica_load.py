@@ -1,7 +1,5 @@
 """Load of one replica: predicted from its cameras' demands, corrected by its reports."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass, field

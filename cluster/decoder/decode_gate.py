@@ -1,7 +1,5 @@
 """Limits how many cameras of a process decode at once."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import deque

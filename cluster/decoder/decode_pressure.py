@@ -1,7 +1,5 @@
 """Overload policy of a decoder process: which cameras decode keyframes only, so that the others keep up."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

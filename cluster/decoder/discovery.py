@@ -4,8 +4,6 @@ Nothing is sent to an address outside that network: devices are asked at the add
 whatever addresses they name; redirects end the request; a stream elsewhere is an error of its camera.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

@@ -3,8 +3,6 @@
 Nothing here waits or sends; :class:`~cluster.decoder.frame_sender.FrameSender` holds its lock around every use.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """gRPC ``Frames`` client of a decoder: camera threads enqueue samples without waiting; one stream per replica."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

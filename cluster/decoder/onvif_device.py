@@ -1,7 +1,5 @@
 """onvif-zeep-async's client, confined to one address: no redirects, bounded replies (``confined_device``)."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Image statistics per sampled picture, from which frozen, covered and turned cameras are detected."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

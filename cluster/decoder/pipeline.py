@@ -1,7 +1,5 @@
 """Pipeline of one camera from its source to kept patches, on its own thread."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """One camera of a decoder process: its pipeline, its path to the replica, and accounting of lost windows."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Opens a source for some seconds as a camera would, and says what it sends (``SourceTester``)."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

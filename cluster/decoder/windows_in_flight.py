@@ -1,7 +1,5 @@
 """A camera's windows in flight, which are lost when the replica dies, and those of which no frame was sent."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass, field

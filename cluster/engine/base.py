@@ -4,8 +4,6 @@ One engine serves many streams and is called from one thread only (the replica's
 ``native`` (ours), ``vllm``, and ``simulated`` for load tests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar

@@ -1,7 +1,5 @@
 """One free question to many cameras at once, within bounds of cost and time (``AskAll``)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

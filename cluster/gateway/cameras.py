@@ -1,7 +1,5 @@
 """``Cameras``: add, remove, list and look at cameras, over whatever keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """What the gateway's services share: calls handed on to other processes, and deadlines (``Forwarding``)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

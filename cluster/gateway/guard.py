@@ -1,7 +1,5 @@
 """The gateway's door: every call is told apart by its token, checked against the rules, rated and written down."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable

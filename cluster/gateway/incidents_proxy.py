@@ -1,7 +1,5 @@
 """``Incidents``: what goes on at the cameras, served where alerting runs and handed on by the gateway."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """``ProxySink``: the gateway's end of a push, forwarding to the decoder that owns the camera, whoever that is now."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """``Memory``, the gateway's side: every call goes to the replica that owns the camera, whoever that is now."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial

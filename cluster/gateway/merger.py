@@ -1,7 +1,5 @@
 """``ResultsMerger``: the gateway follows every replica's answers into one hub of its own."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Collection

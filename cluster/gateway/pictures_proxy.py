@@ -1,7 +1,5 @@
 """``Pictures``: what cameras show and what is kept of incidents: served where it is, handed on by the gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """``Replicas``: look at the replicas, and take the cameras off one, over whatever places them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

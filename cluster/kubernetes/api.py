@@ -4,8 +4,6 @@ All calls block and have a deadline. The official client is imported with the fi
 clusters never need it.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import contextlib

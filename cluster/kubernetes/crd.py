@@ -4,8 +4,6 @@ A structural schema as apiextensions.k8s.io/v1 requires: no references, a type a
 union with null, bounds in the form of OpenAPI 3.0.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

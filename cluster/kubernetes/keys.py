@@ -1,7 +1,5 @@
 """Converts configuration keys to Kubernetes style: ``stride_s`` is ``strideSeconds``, ``fps`` stays ``fps``."""
 
-from __future__ import annotations
-
 import functools
 import re
 import types

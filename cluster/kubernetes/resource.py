@@ -1,13 +1,11 @@
 """A ``Camera`` resource of Kubernetes, its conversion to a camera, and its status."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import quote
 
 from pydantic import Field, ValidationError
@@ -57,7 +55,7 @@ class CameraResource:
     body: Mapping[str, Any] = field(repr=False)
 
     @classmethod
-    def of(cls, body: Any) -> CameraResource:
+    def of(cls, body: Any) -> Self:
         """Parse an object of a list or a watch.
 
         Raises:

@@ -4,8 +4,6 @@ The chart's hook before ``helm uninstall``: KubeRay empties the Redis of Ray's t
 ``python -m cluster.kubernetes.uninstall sightline``.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

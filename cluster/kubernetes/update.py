@@ -3,8 +3,6 @@
 The chart's hook after ``helm upgrade`` and ``rollback``: ``python -m cluster.kubernetes.update sightline``.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

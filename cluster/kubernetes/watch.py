@@ -1,7 +1,5 @@
 """Local copy of all ``Camera`` resources: list once, then watch, on its own thread."""
 
-from __future__ import annotations
-
 import logging
 import random
 import threading

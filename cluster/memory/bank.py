@@ -1,7 +1,5 @@
 """Camera memories of one process, stored in shared tiers."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import OrderedDict

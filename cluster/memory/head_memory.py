@@ -1,10 +1,9 @@
 """Memory of one layer and key head: cluster assignment and metadata of its tokens; their KV lies in blocks."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -86,13 +85,13 @@ class LayerKV:
         """``weight``, with ones for None."""
         return torch.ones(self.frame.shape, device=self.key.device) if self.weight is None else self.weight
 
-    def of_head(self, head: int, first: int) -> LayerKV:
+    def of_head(self, head: int, first: int) -> Self:
         """The tokens of one head from number ``first`` on, as views."""
         of = slice(head, head + 1), slice(first, None)
         weight = None if self.weight is None else self.weight[of]
         return LayerKV(self.key[of], self.value[of], self.frame[of], self.cell[of], weight)
 
-    def select(self, kept: Tensor) -> LayerKV:
+    def select(self, kept: Tensor) -> Self:
         """Select the tokens ``kept [H, m]`` int64, ascending in each head."""
         wide = kept[..., None].expand(-1, -1, self.key.shape[2])
         frame, cell = self.frame.gather(1, kept), self.cell.gather(1, kept)
@@ -142,7 +141,7 @@ class HeadMemory:
         self.weight = torch.zeros(0)
         self.settled = 0
 
-    def copy(self) -> HeadMemory:
+    def copy(self) -> Self:
         other = copy.copy(self)
         other.organiser = self.organiser.copy()
         return other

@@ -4,14 +4,12 @@ A manifest names the blocks that hold each head's index (all token metadata; the
 window state. These are byte blocks beside the KV blocks, rewritten only when they change.
 """
 
-from __future__ import annotations
-
 import bisect
 import json
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -45,7 +43,7 @@ class FrameLog:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def copy(self) -> FrameLog:
+    def copy(self) -> Self:
         return FrameLog(self.numbers[:], self.times[:], self.next_number, self.shift)
 
     def add(self, pts: int) -> tuple[int, int]:
@@ -98,7 +96,7 @@ class FrameLog:
         }
 
     @classmethod
-    def restore(cls, state: Mapping[str, Any]) -> FrameLog:
+    def restore(cls, state: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`state`.
 
         Raises:
@@ -130,7 +128,7 @@ class Manifest:
         return dump_tensors(self.tensors, {"version": VERSION, **self.header})
 
     @classmethod
-    def load(cls, data: bytes) -> Manifest | None:
+    def load(cls, data: bytes) -> Self | None:
         """The inverse of :meth:`dump`; None for anything else, or another version's."""
         try:
             header, tensors = read_header(data), load_parts(data)

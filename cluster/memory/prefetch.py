@@ -6,8 +6,6 @@ in flight, those in this process's memory are copied in one piece by the caller,
 prediction changes when blocks arrive, never which.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -15,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from types import TracebackType
+from typing import Self
 
 from cluster.memory.tiers.base import BlockKey, Loaded, Outcome, Tier
 
@@ -126,7 +125,7 @@ class Prefetcher:
         self._busy_since = 0.0
         self._closed = False
 
-    def __enter__(self) -> Prefetcher:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

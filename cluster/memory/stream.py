@@ -5,8 +5,6 @@ cluster is written to the tiers as a new block, and the head that names the new 
 the lowest tier is unavailable, frames wait; beyond the cap the oldest waiting ones are dropped and counted.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -4,8 +4,6 @@ Heads are changed copy-on-write: the copy replaces the original once the tiers h
 is always a consistent earlier memory.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence

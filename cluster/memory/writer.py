@@ -1,7 +1,5 @@
 """Background writes of camera memories: one job per stream at a time, yielding to the engine's steps."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import secrets

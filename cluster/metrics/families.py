@@ -4,8 +4,6 @@ Counters and gauges may have a camera label, histograms never: a thousand camera
 Prometheus server. Histograms are told apart by the ``process`` label that the gateway adds.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import prometheus_client

@@ -1,7 +1,5 @@
 """GPU metrics through NVIDIA's management library."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

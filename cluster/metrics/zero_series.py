@@ -1,7 +1,5 @@
 """Creates series at zero before the first scrape: ``rate()`` sees a first event only after a zero."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -17,8 +17,6 @@ Adding a family, in six steps:
    first, ``sightline bench families`` measures both.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

@@ -4,8 +4,6 @@ A family wraps a transformers checkpoint class and adds: packing of patches thro
 frame, token positions, and rotary embeddings. Loading and linear layers stay the library's.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Catalogue of loadable models, without importing torch, so that a wrong name fails before the cluster starts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

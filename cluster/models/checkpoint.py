@@ -1,7 +1,5 @@
 """Loaded transformers checkpoints before wrapping, and helpers shared by the families."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial

@@ -1,7 +1,5 @@
 """A decoder layer as one short function over its checkpoint's weights, with attention as an argument."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

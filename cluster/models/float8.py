@@ -5,8 +5,6 @@ dtype.
 ``torch._scaled_mm`` rounds and multiplies alike on a CPU, where it saves nothing, and on Ada and Hopper GPUs.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

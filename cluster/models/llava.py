@@ -1,7 +1,5 @@
 """LLaVA's video families: a square CLIP or SigLIP tower of absolute positions, pooled to a quarter of its patches."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """LLaVA-NeXT-Video: 24x24 patches of a CLIP tower, averaged two by two, in a plain sequence of Vicuna."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

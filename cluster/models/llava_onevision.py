@@ -5,8 +5,6 @@ column of patches belong to tokens on both sides. So a group is complete with it
 in which the middle ones stand twice (see ``PatchGrid.overlap``), and the tower sees them once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Model loading: presets by name, checkpoints by local path or hub id."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

@@ -5,11 +5,9 @@ the call costs more than its arithmetic. In half precision on a GPU all sequence
 Registered under a name that contains *flash*, which makes transformers pass packed sequences unsplit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +32,7 @@ class SequencePacking:
     batches: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> SequencePacking:
+    def of(cls, lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> Self:
         """Packing of non-empty sequences with these lengths."""
         size = torch.tensor(lengths, dtype=torch.int64)
         ends = size.cumsum(0)

@@ -3,8 +3,6 @@
 ``tiny`` is for tests, ``demo`` for a laptop, ``bench`` is dominated by arithmetic rather than Python.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Qwen2.5-VL: native-resolution frames of two samples, windowed tower attention, three-axis rotary positions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Qwen2-VL: as Qwen2.5-VL, with full attention in the tower and one step of time for each temporal patch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Qwen3-VL: a time in text before every frame, interleaved three-axis rotary positions, and deepstack."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cached_property

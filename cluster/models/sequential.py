@@ -1,7 +1,5 @@
 """Families whose positions count tokens on one axis: every frame takes the same stretch, whatever is kept of it."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property

@@ -3,14 +3,12 @@
 All entries are optional; the configuration takes precedence. Read without torch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cluster.errors import ModelError
 
@@ -48,7 +46,7 @@ class ModelSettings:
     layer_profile: tuple[float, ...] = ()
 
     @classmethod
-    def load(cls, folder: str | Path) -> ModelSettings:
+    def load(cls, folder: str | Path) -> Self:
         """Load the settings in ``folder``; empty without the file. Unknown entries are ignored.
 
         Raises:

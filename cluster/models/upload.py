@@ -1,7 +1,5 @@
 """The way of patches to the device, in a queue of their own beside the computation."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -5,8 +5,6 @@ the fragment or the path. What has two readings is hidden in both, and so are un
 worse than showing too little of an address.
 """
 
-from __future__ import annotations
-
 import re
 from enum import Enum
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Free questions beside the windows: bounded in number and in their share of the engine's time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """Adapters between a replica's gRPC services and its engine thread: frames in; answers, drops and losses out."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

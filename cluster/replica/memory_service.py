@@ -1,7 +1,5 @@
 """gRPC ``Memory`` servicer of a replica: free questions about a camera's past, and deleting its memory."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence

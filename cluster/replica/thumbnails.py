@@ -1,7 +1,5 @@
 """Thumbnails of what cameras saw, shown as evidence of answers about the past."""
 
-from __future__ import annotations
-
 import bisect
 import io
 import threading

@@ -1,7 +1,5 @@
 """Accounts for every stride of one camera's video: as a window, as dropped, or as lost."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

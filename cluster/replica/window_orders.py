@@ -1,7 +1,5 @@
 """Scheduling policies of the window queue: when a camera's next window is due; earliest first within a priority."""
 
-from __future__ import annotations
-
 
 class Deadline:
     """Earliest deadline first: a window is due one stride after its arrival.

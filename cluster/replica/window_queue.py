@@ -7,8 +7,6 @@ next, with a window that has just come. Otherwise an overloaded queue would answ
 worthless.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable

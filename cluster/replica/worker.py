@@ -5,8 +5,6 @@ steps the thread takes every waiting frame (cheap), which closes windows, then a
 urgent ones, limited to a step of bounded length, so that an urgent window never waits long.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """The audit log: one JSON line per audited call."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Rate limit per principal, and a limit of resources held by unauthenticated callers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter, OrderedDict

@@ -3,15 +3,13 @@
 OpenID Connect Core 1.0 section 3.1.3.7 (ID tokens), RFC 7519 (JWT), RFC 7636 (PKCE).
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from joserfc import jwt
 from joserfc.errors import ExpiredTokenError, InvalidClaimError, InvalidKeyIdError, JoseError, MissingClaimError
@@ -50,12 +48,12 @@ class Attempt:
     verifier: str
 
     @classmethod
-    def begin(cls) -> Attempt:
+    def begin(cls) -> Self:
         """A new one."""
         return cls(*(secrets.token_urlsafe(32) for _ in range(3)))
 
     @classmethod
-    def read(cls, text: str) -> Attempt | None:
+    def read(cls, text: str) -> Self | None:
         """Of :attr:`text`; None: it is none."""
         parts = text.split(".")
         return cls(*parts) if len(parts) == 3 and all(parts) else None

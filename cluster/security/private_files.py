@@ -1,7 +1,5 @@
 """Files and folders that only their owner may read, whatever the umask; a lock on a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Roles, and the role that every call of the gateway requires. A call that is not listed is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar

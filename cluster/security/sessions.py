@@ -1,7 +1,5 @@
 """Sessions of browsers that have signed in, with a token or at a provider (``Sessions``)."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable

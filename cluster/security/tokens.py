@@ -4,8 +4,6 @@ A secret has 256 random bits, so that a plain SHA-256 of it can neither be guess
 passwords, which people choose.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

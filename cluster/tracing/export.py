@@ -1,7 +1,5 @@
 """Span processor with a bounded queue and one export thread; a slow or dead collector costs only spans."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

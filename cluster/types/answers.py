@@ -1,7 +1,5 @@
 """Windows and their answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

@@ -1,12 +1,10 @@
 """Camera state, picture health, specifications and counters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from cluster.errors import ConfigError
 
@@ -21,7 +19,7 @@ class Priority(StrEnum):
     rank: int
 
     @classmethod
-    def of(cls, name: str) -> Priority:
+    def of(cls, name: str) -> Self:
         """The class called ``name``.
 
         Raises:

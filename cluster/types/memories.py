@@ -1,7 +1,5 @@
 """Free questions about the past, and memory status."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

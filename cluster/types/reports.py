@@ -1,7 +1,5 @@
 """What the processes tell the controller once per heartbeat, and what it makes of it."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a source that was tested sends, and cameras that were found on a network."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Cuts kept patches out of sampled pictures into :class:`FrameSample` messages for the replica."""
 
-from __future__ import annotations
-
 import copy
 import io
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """``Results``: answers fan out to whoever watches, through bounded queues where the newest answers win."""
 
-from __future__ import annotations
-
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 

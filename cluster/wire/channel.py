@@ -1,13 +1,11 @@
 """Channels: one set of options for every client, and channels shared by address."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc.aio
 from grpc._cython import cygrpc
@@ -70,7 +68,7 @@ class EventLoopThread:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> EventLoopThread:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -4,8 +4,6 @@ Whatever comes off the wire is checked here once; a message that breaks a rule r
 which the servers answer with INVALID_ARGUMENT (``cluster.wire.status``).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """The edge agent's memory: packets read but not yet acknowledged, bounded, dropping whole GOPs when it must."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Another name is in the field's metadata: ``field(metadata={"wire": "event"})``, an empty one of what is not sent.
 """
 
-from __future__ import annotations
-
 import functools
 import typing
 from collections.abc import Callable, Collection

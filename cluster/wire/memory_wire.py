@@ -3,8 +3,6 @@
 Whatever comes off the wire is checked here once, with one sentence about what is wrong.
 """
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence

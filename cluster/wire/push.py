@@ -1,7 +1,5 @@
 """``PushAgent``: the edge's side of ``Ingest``. Reads a source and sends its packets, through every interruption."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

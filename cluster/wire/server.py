@@ -1,7 +1,5 @@
 """A ``grpc.aio`` server with health, reflection, message limits and keepalive, the same for every process."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

@@ -3,8 +3,6 @@
 A status made here is marked in the trailing metadata, so that a client can tell our sentence from gRPC's own text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

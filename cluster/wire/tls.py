@@ -1,7 +1,5 @@
 """TLS of every port: certificates from files, read again when they change, so that a renewed one needs no restart."""
 
-from __future__ import annotations
-
 import logging
 import os
 import ssl
@@ -9,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import grpc
 
@@ -41,7 +40,7 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
 
-    def check(self) -> TlsFiles:
+    def check(self) -> Self:
         """Itself, if certificate and key can be read and belong together.
 
         Raises:
@@ -198,7 +197,7 @@ class ClientCredentials:
     key: Path | None = None
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ClientCredentials:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """``SIGHTLINE_TOKEN`` or ``SIGHTLINE_TOKEN_FILE``, ``SIGHTLINE_TLS=1``, ``SIGHTLINE_CA``, ``SIGHTLINE_CERT``
         and ``SIGHTLINE_KEY``; any of the last three means TLS.
 

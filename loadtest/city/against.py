@@ -1,7 +1,5 @@
 """Simulated against measured: the configurations of a load test simulated, and how far lags and throughput are off."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -4,8 +4,6 @@ A tick of simulated time is a few numpy operations over all cameras; windows tha
 Times are simulated seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

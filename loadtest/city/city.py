@@ -1,7 +1,5 @@
 """A whole city: cameras and replicas dealt to controllers, each district simulated, the counts added up."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterator

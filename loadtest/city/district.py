@@ -4,8 +4,6 @@ Replicas do not meet between two ticks, so each runs a tick on its own. What the
 at the next tick.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What is simulated: a city's cameras, its pools of replicas, and its time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from cluster.control.costs import CostModel

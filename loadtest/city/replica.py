@@ -1,7 +1,5 @@
 """One simulated replica: the production window queue before an engine that takes the time the cost model says."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

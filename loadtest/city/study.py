@@ -1,7 +1,5 @@
 """Questions put to the simulator: how does this go, how few replicas are enough, how many cameras."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace

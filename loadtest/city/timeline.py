@@ -1,7 +1,5 @@
 """What an operator or bad luck does to a simulated city, and when: ``600:kill:3``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum

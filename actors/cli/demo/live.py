@@ -1,7 +1,5 @@
 """Live part of the demo: runs a cluster with push agents and collects its answers."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict

@@ -3,8 +3,6 @@
 The ``Sink`` protocol and its error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, runtime_checkable
 

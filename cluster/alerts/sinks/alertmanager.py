@@ -1,7 +1,5 @@
 """``alertmanager``: incidents as alerts of a Prometheus Alertmanager, which groups, routes and repeats them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 

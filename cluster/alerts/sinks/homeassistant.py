@@ -3,8 +3,6 @@
 https://www.home-assistant.io/integrations/mqtt/#mqtt-discovery
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

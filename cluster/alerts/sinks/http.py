@@ -1,7 +1,5 @@
 """HTTP client of the sinks: posts JSON with a deadline and maps replies to delivery results."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

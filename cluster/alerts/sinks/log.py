@@ -1,7 +1,5 @@
 """``log``: alerts in the process's log, one line of JSON each; for trials and log collectors."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import dataclass

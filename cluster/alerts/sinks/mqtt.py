@@ -1,7 +1,5 @@
 """``mqtt``: one message per alert, at quality of service 1."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 

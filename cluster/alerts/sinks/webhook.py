@@ -1,7 +1,5 @@
 """``webhook``: a signed HTTP POST per alert."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Difference between a cluster's cameras and declared ones, and its readable form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A camera as declared, and its manager, who alone may change it unless it is taken over."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

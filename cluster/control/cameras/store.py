@@ -1,7 +1,5 @@
 """The camera table as it is stored, so that a restarted controller knows cameras added at run time."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Sequence

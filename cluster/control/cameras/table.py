@@ -1,7 +1,5 @@
 """The controller's cameras as declared, beside the directory that places them."""
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Iterable, Sequence

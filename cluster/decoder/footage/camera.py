@@ -1,7 +1,5 @@
 """Footage that a decoder process holds of one camera: its newest picture and its packet ring."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 

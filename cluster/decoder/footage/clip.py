@@ -1,7 +1,5 @@
 """Writes packets into a fragmented MP4 that browsers play: remuxed, or decoded, masked and re-encoded."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """A camera's newest picture as JPEG on request, and stills decoded from packets."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import threading

@@ -1,7 +1,5 @@
 """Ring of each camera's newest encoded packets, so that a clip can begin before its incident. Nothing is decoded."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """Splits a packet stream into segments of one codec, picture size and run of the camera's clock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cluster.codec.nal import FRAMED_CODECS, HEVC_PPS, HEVC_VPS, starts_decoding, unit_kind, unit_starts

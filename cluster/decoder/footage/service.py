@@ -1,7 +1,5 @@
 """Serves pictures, snapshots and clips of a decoder's cameras (``Recorder``), with its gRPC servicer and client."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """From decoded pictures on the GPU to kept patches, in one batch of all cameras of a process that have a sample."""
 
-from __future__ import annotations
-
 import functools
 import queue
 import threading

@@ -4,8 +4,6 @@ The same as :mod:`cluster.codec.picture` has from libswscale on x86-64: its coef
 repeated here, so that fewer than 1 in 100 pixels are one grey level off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

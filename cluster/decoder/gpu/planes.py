@@ -1,9 +1,7 @@
 """Decoded pictures as tensors on the device they were decoded on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from av.video.frame import VideoFrame
@@ -43,7 +41,7 @@ class Planes:
     site: float
 
     @classmethod
-    def of(cls, frame: VideoFrame, codec: str) -> Planes:
+    def of(cls, frame: VideoFrame, codec: str) -> Self:
         """The planes of a frame on the GPU, or of one in NV12 or P010 in host memory.
 
         ``codec`` tells where chroma lies, as PyAV does not. The decoder's surface stays taken as long as they live.
@@ -65,7 +63,7 @@ class Planes:
             luma, chroma, colour_factors(frame.colorspace, frame.color_range), LEFT if codec in _LEFT_CODECS else CENTRE
         )
 
-    def painted(self, luma: torch.Tensor, chroma: torch.Tensor) -> Planes:
+    def painted(self, luma: torch.Tensor, chroma: torch.Tensor) -> Self:
         """Black where the masks ``[height, width]`` and ``[height / 2, width / 2]`` are set."""
         black = self.colour[0]
         return Planes(

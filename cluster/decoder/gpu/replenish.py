@@ -3,10 +3,9 @@
 The cue is luma: decoders on a GPU export no vectors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 import torch.nn.functional as functional
@@ -29,7 +28,7 @@ class CellMemory:
     learnt: int = field(default=0)
 
     @classmethod
-    def empty(cls, grid: PatchGrid, samples: int, device: torch.device) -> CellMemory:
+    def empty(cls, grid: PatchGrid, samples: int, device: torch.device) -> Self:
         cells = torch.zeros((grid.rows, grid.cols), device=device)
         pixels = torch.zeros((grid.height, grid.width), dtype=torch.uint8, device=device)
         return cls(pixels, cells, cells.clone(), torch.full((samples,), torch.inf, device=device))
@@ -128,7 +127,7 @@ class _Settings:
         memories: Sequence[CellMemory],
         begin: Sequence[bool],
         device: torch.device,
-    ) -> _Settings:
+    ) -> Self:
         known = [
             0 if begins else min(memory.learnt, len(memory.levels))
             for memory, begins in zip(memories, begin, strict=True)

@@ -11,6 +11,4 @@ in ``kv``, where keys are rotated once, in the stream's own time.
 5. ``score`` computes scores from the logits; ``explanations`` decodes explanations.
 """
 
-from __future__ import annotations
-
 from cluster.engine.native.engine import NativeEngine as NativeEngine

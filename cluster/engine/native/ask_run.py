@@ -1,7 +1,5 @@
 """Free questions: prompt over window and memory, then one token of the answer per step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,8 +1,6 @@
 """Attention of a pass inside the decoder layers: writes keys and values to the pool, and attends over each stream's
 slots."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """``NativeEngine``: torch over transformers checkpoints, with selective KV reuse."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Greedy decoding of explanations, batched over all questions of all streams."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

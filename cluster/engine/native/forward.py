@@ -1,7 +1,5 @@
 """Ragged forward pass: rows of many streams packed into one sequence through transformers' decoder layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial

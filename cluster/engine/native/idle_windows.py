@@ -1,7 +1,5 @@
 """Where windows wait between their strides: in the pool, or in pinned host memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 
 from cluster.engine.window.kv import KVPool

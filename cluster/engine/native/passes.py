@@ -1,7 +1,5 @@
 """Splits a step's work into passes of bounded size: small windows batched, large ones in pieces."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Time between laps of a step."""
 
-from __future__ import annotations
-
 import time
 from itertools import pairwise
 from typing import Any

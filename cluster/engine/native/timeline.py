@@ -5,11 +5,10 @@ assigns positions anew after compression. Here layers and heads retrieve differe
 that are held get places, retrieved or not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -41,7 +40,7 @@ class Timeline:
     slots: int
 
     @classmethod
-    def of(cls, number: Sequence[int], time: Sequence[int], opened: int, *, frame_s: float, room: int) -> Timeline:
+    def of(cls, number: Sequence[int], time: Sequence[int], opened: int, *, frame_s: float, room: int) -> Self:
         """Place frames.
 
         Gaps in time up to a common limit stay as they are, longer ones become the limit: the largest with which all
@@ -71,7 +70,7 @@ class Timeline:
         index = torch.searchsorted(self.number, frame.contiguous())
         return self.time_s[index], self.slot[index]
 
-    def to(self, device: torch.device) -> Timeline:
+    def to(self, device: torch.device) -> Self:
         return replace(self, number=self.number.to(device), time_s=self.time_s.to(device), slot=self.slot.to(device))
 
 

@@ -3,8 +3,6 @@
 Hundreds of real streams, actors and sockets then run on a few cores.
 """
 
-from __future__ import annotations
-
 from cluster.engine.simulated.engine import DEMO_SCORES as DEMO_SCORES
 from cluster.engine.simulated.engine import ScoreStatistics as ScoreStatistics
 from cluster.engine.simulated.engine import SimulatedEngine as SimulatedEngine

@@ -1,7 +1,5 @@
 """``SimulatedEngine``: the engine protocol without a model, for load tests."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -9,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -40,7 +38,7 @@ class ScoreStatistics:
             raise ConfigError("scores lie between 0 and 1, and a bin of them holds no fewer than 0")
 
     @classmethod
-    def load(cls, path: str | Path) -> ScoreStatistics:
+    def load(cls, path: str | Path) -> Self:
         """Load the calibration histogram from the JSON of `sightline eval accuracy`.
 
         Raises:

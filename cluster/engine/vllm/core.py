@@ -4,8 +4,6 @@
 belongs to this object and runs only inside its calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

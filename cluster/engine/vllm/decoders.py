@@ -1,7 +1,5 @@
 """vLLM's language models over our embeddings: its decoder layers, with what the first of them add to visual tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any

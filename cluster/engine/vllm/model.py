@@ -1,7 +1,5 @@
 """The model class served by vLLM: a family's language model over given embeddings at given three-axis positions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """vLLM plugin (entry point ``vllm.general_plugins``): registers our model class in each of its processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

@@ -1,7 +1,5 @@
 """Positions of a whole prompt from those of its items. Does not import vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

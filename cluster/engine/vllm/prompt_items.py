@@ -1,10 +1,9 @@
 """Rendered prompts for vLLM: token ids, and embeddings with positions as multimodal items."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ class WindowItem:
     digest: str
 
     @classmethod
-    def of(cls, embeds: Tensor, positions: Tensor, content: str, *, after: int | None = None) -> WindowItem:
+    def of(cls, embeds: Tensor, positions: Tensor, content: str, *, after: int | None = None) -> Self:
         """Create an item; ``content``: its :func:`content_digest`."""
         hasher = hashlib.blake2b(f"{content}:{after}:".encode(), digest_size=16)
         hasher.update(positions.contiguous().numpy().tobytes())

@@ -1,10 +1,9 @@
 """Prompt layout: a window's tokens in time order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ class WindowCounts:
     attended: int
 
     @classmethod
-    def of(cls, reused: int, refreshed: int, new: int, replies: Sequence[PromptReply]) -> WindowCounts:
+    def of(cls, reused: int, refreshed: int, new: int, replies: Sequence[PromptReply]) -> Self:
         """Derive rows and pairs from the replies: uncached tokens, each attending to itself and its predecessors."""
         rows = sum(reply.prompt - reply.cached for reply in replies)
         pairs = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in replies)

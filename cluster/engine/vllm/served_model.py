@@ -6,8 +6,6 @@ They are written anew for random weights, and where the attention kernels do not
 padded with zeros, which changes nothing (:func:`pad_weights`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

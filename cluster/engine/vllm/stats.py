@@ -1,7 +1,5 @@
 """vLLM statistics: counters per engine core, and its Prometheus metrics for our exposition."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

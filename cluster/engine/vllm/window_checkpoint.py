@@ -4,8 +4,6 @@ A manifest is the stream's exported state (:mod:`cluster.engine.window.export`).
 tier over gRPC) is slow and may be down, and must never block the engine: a background thread writes through.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import threading

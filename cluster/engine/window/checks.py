@@ -1,7 +1,5 @@
 """Validation of streams and frames against an engine's model."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Vision encoding: pending frames of all streams through the tower in calls of bounded size."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from operator import attrgetter

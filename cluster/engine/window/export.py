@@ -4,8 +4,6 @@ Keys are rotated in the stream's own time, which is part of the state, so the KV
 Frames not encoded yet are exported as patches.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Copies between a GPU and pinned host memory, beside the computation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ that a sliding window changes nothing of what it keeps (see :func:`~cluster.engi
 of a window need no order, so nothing is ever moved, and a stream that leaves gives its slots back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

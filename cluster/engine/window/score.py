@@ -1,7 +1,5 @@
 """Calibrated yes/no score from logits, and end-of-answer tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,9 +1,8 @@
 """State of one stream: frames of its windows, their KV, and its last answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -57,7 +56,7 @@ class StreamFrame:
     window_time: int = field(init=False)
 
     @classmethod
-    def of(cls, sample: FrameSample, *, time_s: float = 0.0, slot: int = 0) -> StreamFrame:
+    def of(cls, sample: FrameSample, *, time_s: float = 0.0, slot: int = 0) -> Self:
         return cls(
             index=sample.index,
             pts=sample.pts,

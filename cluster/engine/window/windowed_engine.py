@@ -1,7 +1,5 @@
 """Base class of the engines: streams, windows, export, and a step around a batch of windows."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

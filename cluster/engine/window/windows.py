@@ -6,8 +6,6 @@ length. A window opens at the last complete frame at or before its start, so tha
 (CodecSight section 3.4.1: the overlap starts at an anchor).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

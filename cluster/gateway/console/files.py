@@ -1,7 +1,5 @@
 """The console's files, served from memory."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import hashlib

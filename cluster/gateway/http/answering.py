@@ -1,7 +1,5 @@
 """Answers of memories under way over HTTP, whichever form their clients read."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing

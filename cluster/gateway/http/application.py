@@ -1,7 +1,5 @@
 """The application behind the gateway's HTTP port, put together from its topics, and its OpenAPI document."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gateway's own services, called inside the process: the objects behind gRPC, under the same guard."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, NoReturn

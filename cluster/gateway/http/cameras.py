@@ -1,7 +1,5 @@
 """Cameras over HTTP: list, look at, test, add, change, remove; the scores and rungs of late."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import astuple
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The door of the gateway's HTTP: who asks, whether they may, and what a browser may do with the reply."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

@@ -2,8 +2,6 @@
 happens at the cameras, live (server-sent events).
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """Forms of replies that no border type has: what the OpenAPI document says of them."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict

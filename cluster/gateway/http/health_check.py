@@ -3,8 +3,6 @@
 By HTTP, which keeps connections for who asks once and briefly; gRPC has none to spare in a flood.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import ssl

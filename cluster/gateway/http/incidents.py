@@ -1,7 +1,5 @@
 """Incidents over HTTP: the timeline, acknowledging, muting, and how the sinks are doing."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from fastapi import Query

@@ -1,7 +1,5 @@
 """``Live``: the gateway's eyes on cameras, answers and incidents; history in rings, events for browsers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -11,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from sightline.v1 import incidents_pb2
 
@@ -44,7 +42,7 @@ class Ring:
         self._data.extend((at_s, score, positive + 2.0 * gated, length_s))
         del self._data[: -_WIDTH * self._kept]
 
-    def since(self, at_s: float) -> Ring:
+    def since(self, at_s: float) -> Self:
         """Only windows that ended at this Unix time or later."""
         kept = Ring(self._kept)
         for row in self.rows():
@@ -139,7 +137,7 @@ class Event:
     data: bytes
 
     @classmethod
-    def of(cls, kind: str, camera: str, body: Any) -> Event:
+    def of(cls, kind: str, camera: str, body: Any) -> Self:
         # JSON has no line ends outside of text, where they are escaped: one data line is enough.
         return cls(kind, camera, b"event: %s\ndata: %s\n\n" % (kind.encode(), encoded(body)))
 

@@ -6,8 +6,6 @@ A connection that the client closes stops the answer. ``/v1/ask/all`` has one ``
 ``{"progress": …}`` in between, of which the last is ``finished``.
 """
 
-from __future__ import annotations
-
 import json
 
 from pydantic import Field

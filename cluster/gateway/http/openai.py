@@ -5,8 +5,6 @@ A conversation is what its client sends, every time: nothing of it is kept here.
 about sampling; system messages are put before the last question, since the model's own beginning is shared by all.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

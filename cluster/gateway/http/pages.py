@@ -1,7 +1,5 @@
 """What needs no camera: the console's files, probes, metrics, sessions, and the description of all of it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Pictures over HTTP: what a camera shows now, and an incident's snapshot and clip, of which players ask for ranges."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

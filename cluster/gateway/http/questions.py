@@ -5,8 +5,6 @@ has a status and ``{"error": …}``; what fails later ends the lines with ``{"er
 closes stops the replay.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import AsyncGenerator

@@ -1,7 +1,5 @@
 """Replies: JSON, bodies that come in pieces, and every error with its status and one sentence."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import functools
@@ -11,7 +9,7 @@ import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Self
 
 import grpc
 from fastapi import Request
@@ -90,7 +88,7 @@ class Stream(StreamingResponse):
         media: str,
         headers: Mapping[str, str] | None = None,
         status: int = 200,
-    ) -> Stream:
+    ) -> Self:
         """With the first piece there already: what fails before it has a status of its own."""
         headers = {"Content-Type": media, "Cache-Control": "no-store", **(headers or {})}
         return cls(await anext(pieces, b""), pieces, headers, status)

@@ -2,8 +2,6 @@
 what is wrong with either.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """Signing in at an OpenID Connect provider: there, and back with a session."""
 
-from __future__ import annotations
-
 import html
 import logging
 from typing import Annotated

@@ -7,8 +7,6 @@ the receiver get SIGKILL at random moments while the cameras go on. What should 
 by the same rules in this process.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -5,8 +5,6 @@ one step and the other in a step each, in turns, so that a machine that slows do
 identical.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

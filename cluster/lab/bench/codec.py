@@ -8,8 +8,6 @@ the work happens in one thread, and a neighbour on the machine must not decide t
 end (``realtime_hevc``, ``realtime_av1``), on all cores and on one, by the clock: these codecs use several threads.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

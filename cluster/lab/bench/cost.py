@@ -4,8 +4,6 @@ and fits a cost model to it, for placement, admission and the city simulator.
 ``--platform`` computes one from a machine's peak numbers instead, for machines that are not at hand.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

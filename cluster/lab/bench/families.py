@@ -5,8 +5,6 @@ slide, all of whose tokens are refreshed, against the same windows computed at o
 ``--speed`` runs ``bench window`` on each family's bench preset besides.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 from typing import Any

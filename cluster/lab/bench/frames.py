@@ -1,7 +1,5 @@
 """A clip as benches need it: sampled once by the real front end, pruned by any policy, its decisions timed."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import time

@@ -5,15 +5,13 @@ Every refresh policy, gate, explanations, memories, questions about the past and
 (``fake_cuda.py``), on which a mixture of devices raises; launches, reads by the host and copied keys are counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -126,7 +124,7 @@ class Rig:
     model: VisionLanguageModel
 
     @classmethod
-    def of(cls, shape: str, layers: int, *, memory: bool = False, **options: Any) -> Rig:
+    def of(cls, shape: str, layers: int, *, memory: bool = False, **options: Any) -> Self:
         model = load_truncated(shape, layers, DEVICE)
         # The lower one stands for a tier that other processes read, without which no window is handed over.
         bank = MemoryBank(TierStack([Arena(2**26), Arena(2**31, name="node", evicts=False)])) if memory else None

@@ -4,8 +4,6 @@ Every session is a camera of production: its processor, and one front end for al
 memory (``gpu_frontend.host_nvdec``) runs the same code, for tests.
 """
 
-from __future__ import annotations
-
 import tempfile
 import threading
 import time

@@ -4,8 +4,6 @@ A decoder that decodes on the CPU and hands out NV12 stands for NVDEC, so that t
 one front end at once.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -8,8 +8,6 @@ launch. One thread's own time, so that other work on the machine does not count 
 takes: of every step the least of five runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

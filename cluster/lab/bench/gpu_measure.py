@@ -4,8 +4,6 @@ Production's engine over one model with random weights; cameras are copies of on
 it has caught up. A CPU runs the same code with a small preset, for tests.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import tempfile

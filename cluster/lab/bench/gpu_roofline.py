@@ -6,8 +6,6 @@ weights once per pass, keys and values once per block of rows. What else moves m
 the share. Decoding of video and the host are left out.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ when it is asked for; figures are ratios of one run. ``sightline bench NAME`` an
 run the same code.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import importlib

@@ -4,8 +4,6 @@ Push agents send packets to a gateway that has one core to itself and forwards t
 the real parts, only the decoding is left out. The agents and the decoder share the other cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

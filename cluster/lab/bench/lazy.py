@@ -12,8 +12,6 @@
 * ``cpu_full_ms``, ``cpu_lazy_ms``: CPU time of the process for a second of quiet video, median over the clips
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

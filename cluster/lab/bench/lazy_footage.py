@@ -1,7 +1,5 @@
 """Footage of mostly quiet cameras, encoded as cameras encode: what lazy decoding must see, spare and survive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``python -m cluster.lab.bench.node BYTES`` is the other process: a node that holds blocks and serves them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

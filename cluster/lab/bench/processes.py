@@ -1,7 +1,5 @@
 """Other processes of a bench: those of our own that answer on their standard output, and a Redis server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -16,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -144,7 +142,7 @@ class RedisServer:
         self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         self.start()
 
-    def __enter__(self) -> RedisServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,8 +5,6 @@ pipelines or one that throws packets away, a replica whose model takes no time.
 standard input with what it has used so far, and ends when that is closed: it cannot outlive the bench.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

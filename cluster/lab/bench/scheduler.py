@@ -3,8 +3,6 @@
 Costs and ladder are those of files; what is timed is the deciding alone, on one core.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import random

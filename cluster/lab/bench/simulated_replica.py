@@ -3,8 +3,6 @@
 No thread, no clock: an hour takes seconds, and the same seed gives the same run.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -4,8 +4,6 @@ The camera moves, rests and prunes at random, so that windows of every size come
 memory is read after a tenth of the windows, when every buffer has had its largest window, and at the end.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

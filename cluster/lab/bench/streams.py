@@ -6,8 +6,6 @@ Costs are processor time over the seconds of video that were decoded, so that a 
 changes them little.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -7,8 +7,6 @@ before its last frame has come, in either. Beside them the same windows are comp
 frame before they end.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

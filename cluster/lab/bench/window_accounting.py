@@ -4,8 +4,6 @@ All times are monotonic seconds of the load generator; a camera's own clock begi
 the end of a window on that clock is also a moment here.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The clip that a checkpoint is checked on, and questions whose answers a person would know."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 checkpoint and a clip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple

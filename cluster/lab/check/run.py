@@ -1,7 +1,5 @@
 """Check one checkpoint on one machine: refusals first, then its logits, reuse, answers and speed."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Calibration of scores and choice of thresholds, fitted on validation videos."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A quality ladder from the results of an accuracy evaluation."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from itertools import pairwise

@@ -5,8 +5,6 @@ are from those of full computation, and ``e_d − e_{d+1}`` what refreshing laye
 proportion to that, but no layer more than one before it: what a layer does not compute, none above it can.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures, rows and breakdowns of an evaluation, from which JSON, Markdown and HTML are made."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

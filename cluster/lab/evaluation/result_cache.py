@@ -1,7 +1,5 @@
 """Results on disk, keyed by digests of video, model, code and setting, so that an evaluation can be resumed."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -11,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 import cluster.codec
 import cluster.engine
@@ -45,7 +43,7 @@ class ResultCache:
         self._done: dict[Key, Any] = {}
         self._file: IO[str] | None = None
 
-    def __enter__(self) -> ResultCache:
+    def __enter__(self) -> Self:
         if self.path is not None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

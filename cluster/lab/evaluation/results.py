@@ -1,11 +1,9 @@
 """Results of an evaluation: every window of every video under every setting."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -69,7 +67,7 @@ class VideoRun:
         return {"kinds": list(self.kinds), "motion": self.motion, "change": self.change, "windows": windows}
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> VideoRun:
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
         """Raises ``KeyError, TypeError, ValueError`` for invalid JSON."""
         windows = tuple(WindowResult(a, b, tuple(scores), *rest) for a, b, scores, *rest in body["windows"])
         return cls(tuple(body["kinds"]), windows, body["motion"], float(body["change"]))
@@ -134,7 +132,7 @@ class Results:
     def run(self, video: LabelledVideo, setting: Setting) -> VideoRun:
         return self.runs[video.name, setting.key]
 
-    def subset(self, videos: Sequence[LabelledVideo]) -> Results:
+    def subset(self, videos: Sequence[LabelledVideo]) -> Self:
         """The same of some videos."""
         return Results(tuple(videos), self.settings, self.runs, (), self.consecutive)
 

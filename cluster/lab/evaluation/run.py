@@ -1,7 +1,5 @@
 """The evaluation: videos times settings, in one or several processes, resumable."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Settings that are compared: pruning, refresh and window, and grids of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace

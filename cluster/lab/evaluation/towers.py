@@ -1,11 +1,10 @@
 """The vision tower as the settings of an evaluation use it: outputs shared, or reused where patches are similar."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ class TowerCache:
         # The tower itself, for those who time it.
         self.tower = model.encode
 
-    def __enter__(self) -> TowerCache:
+    def __enter__(self) -> Self:
         self._model.encode = self._encode  # type: ignore[method-assign]
         return self
 

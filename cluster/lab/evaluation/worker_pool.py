@@ -1,14 +1,12 @@
 """Processes that each hold the model, and progress of an evaluation."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 
@@ -61,7 +59,7 @@ class WorkerPool:
         self._pool: ProcessPoolExecutor | None = None
         self.engine = NativeEngine(model.load() if isinstance(model, ModelSpec) else model)
 
-    def __enter__(self) -> WorkerPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

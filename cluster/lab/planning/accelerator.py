@@ -6,8 +6,6 @@ peak numbers that ``platforms.Engine`` states; ``Parameters`` holds what is left
 ``figures`` says which of the paper's numbers the parameters were set on.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cluster.lab.planning.workload import CLUSTER_TOKENS, EARLY_EXIT, HASH_BITS, PARTIAL, Method, Selection, Step

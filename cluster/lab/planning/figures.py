@@ -1,7 +1,5 @@
 """The paper's own numbers, each with its place, what the model says instead, and whether a parameter was set on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

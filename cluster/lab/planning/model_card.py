@@ -1,7 +1,5 @@
 """What a model is and needs, from its shape alone: nothing is loaded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cluster.engine.vllm.served_model import why_not_served

@@ -1,7 +1,5 @@
 """What one step of a streaming video model has to compute and to move: shapes, FLOPs and bytes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

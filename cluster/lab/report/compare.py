@@ -1,7 +1,5 @@
 """Full computation against ours on the same windows of a clip, in one process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

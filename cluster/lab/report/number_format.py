@@ -1,7 +1,5 @@
 """Number formats of reports and JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Renders a demo report as ``report.html`` (self-contained) and ``report.json``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from markupsafe import Markup

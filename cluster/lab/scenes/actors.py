@@ -1,7 +1,5 @@
 """Actors: persons, vehicles and bags with keyframed paths, and their colours."""
 
-from __future__ import annotations
-
 import bisect
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Static parts of a scene: facade, ground, road with markings, marked zone, foreground."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

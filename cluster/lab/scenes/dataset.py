@@ -1,7 +1,5 @@
 """A directory of encoded scenes with an index, created in parallel and resumable."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Encodes scenes as their cameras would, one or many at a time, with the ground truth beside each video."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

@@ -1,8 +1,6 @@
 """The six event kinds and the distractors that resemble them. Each function adds one to a scene at about ``at``
 seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Camera views: three kinds of street for validation, two others for test, everything but test's for training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

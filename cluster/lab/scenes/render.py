@@ -1,7 +1,5 @@
 """Renders a scene at any instant and size; pictures and ground truth share the actors' positions."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

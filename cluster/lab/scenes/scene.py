@@ -1,7 +1,5 @@
 """Scenes: everything one camera will see, decided before the first frame is drawn."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

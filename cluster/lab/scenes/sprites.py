@@ -1,7 +1,5 @@
 """Sprites of people, vehicles and bags, drawn by Pillow with threefold oversampling."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Clips of one street in four conditions, of any length, rate and size, drawn and encoded like every scene."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Procedural surfaces (brick, asphalt, grass …), the same at every resolution but for grain."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

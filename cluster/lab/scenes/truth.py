@@ -1,10 +1,9 @@
 """Ground truth of an encoded scene, stored as JSON beside the video."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from cluster.errors import ConfigError
 from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, standing_question
@@ -106,7 +105,7 @@ class SceneTruth:
         part.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> SceneTruth:
+    def load(cls, path: Path) -> Self:
         """Read what ``save`` wrote.
 
         Raises:

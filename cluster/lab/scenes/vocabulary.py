@@ -1,7 +1,5 @@
 """Kinds of events, objects and states, and the label of a window."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal

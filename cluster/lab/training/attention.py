@@ -5,8 +5,6 @@ an additive mask per block of rows, at a third of the cost of one dense mask. tr
 under the name :data:`BLOCKED`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

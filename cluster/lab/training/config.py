@@ -1,7 +1,5 @@
 """Model sizes and training settings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -4,8 +4,6 @@ Decoding a clip costs more than a training step, so a few prunings of each clip 
 questions vary each time.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Training examples, each a deterministic function of its number: scene, segment, pruning, contexts and questions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Runs one stage: optimisers, steps, schedule, moving average, checkpoints, validation, log."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

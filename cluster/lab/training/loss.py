@@ -1,7 +1,5 @@
 """Losses of the training stages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

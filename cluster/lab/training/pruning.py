@@ -1,10 +1,9 @@
 """Pruning of training sequences: the production pruners with random parameters, and random token loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Self
 
 import numpy as np
 from PIL import Image, ImageFilter
@@ -51,7 +50,7 @@ class ImageDegradation:
     quality: int | None = None
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> ImageDegradation:
+    def draw(cls, rng: np.random.Generator) -> Self:
         """Half of the scenes are compressed, a third is blurred; exposure varies by a fifth."""
         return cls(
             gain=float(rng.uniform(0.85, 1.15)),
@@ -157,7 +156,7 @@ class Pruning:
     loss: float = 0.0
 
     @classmethod
-    def draw(cls, rng: np.random.Generator) -> Pruning:
+    def draw(cls, rng: np.random.Generator) -> Self:
         """Mostly the default policy around its default parameters, with anchors every 8 frames or more often."""
         pruner = "replenish" if rng.random() < 0.75 else "codecsight"
         anchor = int(rng.choice([8, 4, 2, 16], p=[0.45, 0.25, 0.15, 0.15]))

@@ -1,7 +1,5 @@
 """A training run: stage after stage, then the export."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

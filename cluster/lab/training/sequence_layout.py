@@ -7,8 +7,6 @@ about frames from ``o`` is moved on by ``o``'s time instead of moving its frames
 :func:`cluster.engine.native.plan.plan_window` does).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby

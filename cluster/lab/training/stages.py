@@ -1,7 +1,5 @@
 """Training stages: examples, loss and validation of each."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

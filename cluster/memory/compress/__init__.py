@@ -3,8 +3,6 @@
 A compressor implements :meth:`Compressor.select`, which returns the tokens to keep.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """CoRDS (papers: eq. 2, 4, 6-10): a coreset of the tokens in key and value space, of frames or of rare tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """InfiniPot (papers: infinipot-v, B.3 and [21]): attention of a proxy prompt, plus the newest share."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from cluster.memory.compress import AttentionCompressor

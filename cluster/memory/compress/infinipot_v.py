@@ -1,7 +1,5 @@
 """InfiniPot-V (papers: algorithm 2): temporal redundancy (TaR), then value norm (VaN)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """LiveVLM (arXiv 2505.15269, named in papers: mosaic, v-rex): short-term memory whole, long-term memory thinned."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

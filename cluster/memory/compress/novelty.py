@@ -1,7 +1,5 @@
 """Novelty: what is not a cell's background, spread over time (ours)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

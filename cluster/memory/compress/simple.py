@@ -1,7 +1,5 @@
 """Content-free baselines: keep all, sliding window, uniform frame sampling."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

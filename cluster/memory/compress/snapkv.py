@@ -1,7 +1,5 @@
 """SnapKV (papers: infinipot-v, eq. 1-2 and B.3): pooled attention of the latest question rows."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,8 +1,6 @@
 """StreamMem (arXiv 2508.15717, named in papers: cords): fixed budget by proxy-query saliency, at least one token per
 frame."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

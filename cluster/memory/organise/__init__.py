@@ -3,12 +3,10 @@
 An organiser assigns each token of a head to a cluster as it arrives.
 """
 
-from __future__ import annotations
-
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -39,7 +37,7 @@ class Organiser(ABC):
     def __init__(self, width: int) -> None:
         self.table = ClusterTable(width, values=self.wants_values)
 
-    def copy(self) -> Organiser:
+    def copy(self) -> Self:
         """An independent copy over the same clusters."""
         other = copy.copy(self)
         other.table = self.table.copy()

@@ -1,7 +1,5 @@
 """One cluster per frame (ReKV)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

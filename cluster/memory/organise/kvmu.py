@@ -1,7 +1,5 @@
 """ReSV's clusters in blocks that are written once (V-Rex, section 5, KV cache management unit)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

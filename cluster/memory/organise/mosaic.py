@@ -1,8 +1,7 @@
 """Mosaic clusters (sections V and VI): cosine clusters within a visual partition, split when their variance grows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -67,7 +66,7 @@ class VisualPartitions:
         }
 
     @classmethod
-    def restore(cls, state: Mapping[str, Tensor]) -> VisualPartitions:
+    def restore(cls, state: Mapping[str, Tensor]) -> Self:
         """Inverse of :meth:`state`."""
         made = cls(state["summed"].shape[1], limit=int(state["limit"]), similarity=float(state["similarity"]))
         made.summed, made.number = state["summed"].clone(), state["number"].clone()

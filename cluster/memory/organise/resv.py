@@ -1,7 +1,5 @@
 """ReSV clusters (V-Rex, section 4): keys within a Hamming distance of a founder's hash."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

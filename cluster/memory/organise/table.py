@@ -1,10 +1,9 @@
 """Cluster statistics of one layer and head, written by organisers and read by retrievers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ class NewTokens:
     def __len__(self) -> int:
         return len(self.key)
 
-    def to(self, device: torch.device) -> NewTokens:
+    def to(self, device: torch.device) -> Self:
         """The same on one device, all of it."""
         return NewTokens(*(part.to(device) for part in (self.key, self.value, self.frame, self.partition)))
 
@@ -60,7 +59,7 @@ class _Groups:
     latest: Tensor
 
     @classmethod
-    def of(cls, key: Tensor, value: Tensor, frame: Tensor, group: Tensor, groups: int) -> _Groups:
+    def of(cls, key: Tensor, value: Tensor, frame: Tensor, group: Tensor, groups: int) -> Self:
         """Of tokens that are each in ``group`` ``[t]``, 0 to ``groups - 1``; every group has one at least."""
         count = torch.bincount(group, minlength=groups)
         wide = key.float()
@@ -263,7 +262,7 @@ class ClusterTable:
             setattr(self, name, getattr(self, name).to(device))
         self.columns = {name: column.to(device) for name, column in self.columns.items()}
 
-    def copy(self) -> ClusterTable:
+    def copy(self) -> Self:
         """An independent copy."""
         other = copy.copy(self)
         for name in _STORED:
@@ -294,7 +293,7 @@ class ClusterTable:
         return named | {"next_uid": torch.tensor(self.next_uid)}
 
     @classmethod
-    def restore(cls, state: Mapping[str, Tensor]) -> ClusterTable:
+    def restore(cls, state: Mapping[str, Tensor]) -> Self:
         """Inverse of :meth:`state`.
 
         Raises:

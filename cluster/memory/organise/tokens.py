@@ -1,7 +1,5 @@
 """One cluster per token: the retrieval unit of InfiniGen-P."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,11 +4,10 @@ A retriever implements :meth:`Retriever.select`, which returns cluster numbers o
 heads of a layer together also overrides :meth:`Retriever.select_layer`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ class Retrieved:
     examined: float
 
     @classmethod
-    def nothing(cls, device: torch.device) -> Retrieved:
+    def nothing(cls, device: torch.device) -> Self:
         return cls(torch.zeros(0, dtype=torch.int64, device=device), 0.0)
 
 
@@ -58,7 +57,7 @@ class Retriever(ABC):
                 of_head[group, found.clusters] = True
         return chosen
 
-    def for_prediction(self) -> Retriever:
+    def for_prediction(self) -> Self:
         """What selects for a predicted query. It selects more: one block that was not predicted costs as much waiting
         as a whole layer's. By default the same."""
         return self

@@ -3,8 +3,6 @@
 As its published code does it (Becomebright/ReKV, ``model/attention/kv_cache_manager.py``, ``chunk_size`` 1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

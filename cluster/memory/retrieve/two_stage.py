@@ -1,7 +1,5 @@
 """Two-stage retrieval (Mosaic, section V): partitions first, then clusters within them."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Tier in this process's memory, on the host or a device."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence

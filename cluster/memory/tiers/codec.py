@@ -5,8 +5,6 @@ is a keyed BLAKE2b (RFC 7693): only holders of the secret can produce valid bloc
 is rejected. Replay of an older block or manifest of the same key is not detected.
 """
 
-from __future__ import annotations
-
 import struct
 from enum import Enum
 from hashlib import blake2b

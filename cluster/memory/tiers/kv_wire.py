@@ -1,7 +1,5 @@
 """Protobuf conversion of KV keys and outcomes, and batching into bounded messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Tier in a Redis server: blocks survive the process that wrote them."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Connection to a Redis server with deadlines, failure detection and recovery."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Tier on another node, over gRPC."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Connection to the node of a remote tier: calls with deadlines, failure detection and recovery."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

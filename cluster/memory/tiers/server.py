@@ -1,7 +1,5 @@
 """``KV`` service: serves this node's tier to other nodes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import uuid

@@ -1,7 +1,5 @@
 """Slab allocator: cells of a few sizes in reserved memory that neither moves nor grows past its cap."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass, field
 

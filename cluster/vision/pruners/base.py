@@ -4,8 +4,6 @@ To add a policy: one file with a dataclass that derives from :class:`Pruner`, it
 ``cluster.registry``. The shared tests run it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass

@@ -1,7 +1,5 @@
 """Patch grid arithmetic shared by the pruners: patch means, merge groups, neighbours."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from cluster.types import BoolGrid, FloatGrid, PatchGrid, UInt8Array

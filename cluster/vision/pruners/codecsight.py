@@ -1,7 +1,5 @@
 """CodecSight's published rule: keep what any motion vector touched since the last anchor (sticky)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Global exposure change between two samples, so that auto-exposure and flicker do not count as change."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """No pruning: the baseline every saving is measured against."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cluster.types import SampledPicture

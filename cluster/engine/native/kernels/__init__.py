@@ -1,7 +1,5 @@
 """Attention kernels over runs, one per file; ``choose_kernel`` selects one at engine start."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar

@@ -5,8 +5,6 @@ causal tail separately needs no mask in memory (a full window's would be 400 MB)
 faster than one masked call (600 rows over 2,900 slots, one core).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """``sdpa``: torch's scaled_dot_product_attention with a mask per block. Any device and dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

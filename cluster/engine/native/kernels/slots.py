@@ -5,8 +5,6 @@ Each program computes the neighbouring rows of one stream for one head (FlashAtt
 so that scattered rows cost no more than neighbours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

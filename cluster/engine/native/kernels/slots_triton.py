@@ -1,7 +1,5 @@
 """The Triton kernel of :mod:`~cluster.engine.native.kernels.slots`."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

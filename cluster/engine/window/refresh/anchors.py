@@ -1,7 +1,5 @@
 """``anchors``: CodecSight's selective refresh (section 3.4.1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

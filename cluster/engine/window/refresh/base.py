@@ -5,8 +5,6 @@ When a window slides, the frames it shares with the last one have KV from then. 
 has partly left the window. A policy names the tokens to recompute from their cached visual embeddings.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Protocol

@@ -1,7 +1,5 @@
 """``budget`` (ours): recompute the tokens with the largest expected drift, from counters only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Refresh context of a window's overlap, and the selection of its policy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

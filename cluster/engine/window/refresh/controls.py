@@ -1,7 +1,5 @@
 """Baselines of refresh policies: ``all``, ``none``, ``first_n``, ``random``, ``shifted``."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """``first_percent``: VLCache: the first tokens of each frame, fewer the deeper the layer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

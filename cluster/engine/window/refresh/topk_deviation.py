@@ -1,7 +1,5 @@
 """``topk_deviation``: CacheBlend (Yao et al. 2025): recompute the tokens whose KV turns out to have drifted most."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

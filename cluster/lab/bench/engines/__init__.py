@@ -6,8 +6,6 @@ together; each engine answers the batch in one step, one engine after the other.
 nothing of a stride is encoded before its last frame has come, in any engine.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

@@ -1,7 +1,5 @@
 """Who is compared: an engine and a way to use it, one entry each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The same windows answered by several engines in turns, so that a machine that slows down slows them all."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

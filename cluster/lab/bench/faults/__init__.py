@@ -1,7 +1,5 @@
 """Fault injection on production code and processes: one part per fault, each with a figure and a goal."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ Host memory above a node's tier above a Redis. Writes of one camera to the node'
 camera's blocks are loaded, from host memory and, where that gave them up, from below.
 """
 
-from __future__ import annotations
-
 import statistics
 import threading
 import time

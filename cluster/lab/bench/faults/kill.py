@@ -7,8 +7,6 @@ at one of these points; then the memory is restored and every block that the las
 read.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ A real Redis is stopped (SIGSTOP) while the bank that wrote a memory into it end
 Frames go on coming. How long the outage lasts changes nothing, so it is as long as it takes to notice it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

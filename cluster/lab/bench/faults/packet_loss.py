@@ -5,8 +5,6 @@ random time. Frames that cannot be decoded until the next keyframe are missing t
 keyframe interval.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

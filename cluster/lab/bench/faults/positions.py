@@ -4,8 +4,6 @@ Clips at four frame rates go through the real codec processor, patch sampler and
 with lost packets. The rules below walk over a window token by token and share no code with the models.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

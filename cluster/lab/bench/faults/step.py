@@ -4,8 +4,6 @@ The KV of a 7B model (28 layers of 4 key heads of 128, bfloat16) behind a narrow
 come at the cameras' own pace; memories lie in host memory above a node's tier in another process.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

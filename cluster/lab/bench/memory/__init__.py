@@ -16,8 +16,6 @@
 * ``restore``: taken up against computed again
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Callable

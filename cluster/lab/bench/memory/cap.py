@@ -11,8 +11,6 @@ Leaks are looked for at the default cap: the most resident memory while the seco
 the twelfth is.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import sys

@@ -5,8 +5,6 @@ compressed often enough for one that comes late not to count. The model is large
 decides what a window costs; the demo's model, at the same caps, is in the rows beside it.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ is held; beside it the same of cosine distances, as published (CoRDS, figure 4),
 compressor's distribution over that of ``infinipot_v``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from itertools import product

@@ -6,8 +6,6 @@ that holds no more than the cap counts all its bytes: blocks, index and manifest
 hours take turns, with production's retriever, whose reading follows the attention.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

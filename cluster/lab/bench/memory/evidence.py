@@ -10,8 +10,6 @@ Every organiser and retriever is asked for each passage with the mean key of its
 knows what it looks for: recall is then the share of passages, layers and heads of which a token is read.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Two engines answer the same windows, one of which has the policy; a third looks 
 is that of a frame's own queries and of all past keys, each rotated at the place that it has before the window.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Made KV of the model's shape in host memory, nothing compressed, and a retriever
 however many there are. Questions to both take turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

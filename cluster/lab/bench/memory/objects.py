@@ -4,8 +4,6 @@ The KV of whole frames of made clips goes into a memory that is compressed, as e
 than a quarter of all tokens there will be. The truth of a clip says which cells its moving objects cover.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

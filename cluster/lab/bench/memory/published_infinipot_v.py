@@ -4,8 +4,6 @@ The rule is that of the paper's algorithm 2 as its published code reads it, for 
 the paper's settings and the pools of that code. It is stated apart from the compressor, cell by cell and in float64.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

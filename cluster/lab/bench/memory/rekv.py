@@ -4,8 +4,6 @@ Real frames and question queries; a memory of whole frames, retrieved as product
 through the raw keys of all frames, with a key head repeated for each of its query heads.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from typing import Any

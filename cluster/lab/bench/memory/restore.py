@@ -5,8 +5,6 @@ engine takes the camera up from there; a third one is given all frames once more
 as the first.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

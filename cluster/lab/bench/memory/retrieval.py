@@ -10,8 +10,6 @@ Beside it ReKV, which reads whole frames, the same for all heads of a layer, aga
 blocks as it reads where a block holds all heads, each with one head's bytes: less than it would take.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import sys

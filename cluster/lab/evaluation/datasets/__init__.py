@@ -1,7 +1,5 @@
 """Labelled videos: one file per directory layout, each registered in ``dataset_layouts``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ them); ``Anomaly_Test.txt`` and ``Temporal_Anomaly_Annotation_for_Testing_Videos
 The official test split is evaluated.
 """
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path, PurePosixPath

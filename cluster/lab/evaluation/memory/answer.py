@@ -4,11 +4,9 @@ For each instant of questions a memory is filled from the start, under the cap t
 KV is added too and everything is settled, so that answers rest on the memory alone and all of it is under the cap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import torch
 
@@ -53,7 +51,7 @@ class SceneAnswers:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneAnswers:
+    def from_json(cls, body: dict[str, Any], video: str, questions: Sequence[Question]) -> Self:
         """Inverse of ``to_json``; answers are graded again, and reported as those of ``video``.
 
         Raises:

@@ -1,7 +1,5 @@
 """Questions with certain answers about long footage, in the wordings the demo model was trained on."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -4,14 +4,13 @@ The clip runs through the live code path: demuxer, decoder, pruner, engine. At e
 stream ends, so that its window's KV is recorded too; the stream itself continues.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -89,7 +88,7 @@ class Recording:
             raise SightlineError(f"cannot write the recording {path}: {error}; choose another place") from None
 
     @classmethod
-    def load(cls, path: Path) -> Recording | None:
+    def load(cls, path: Path) -> Self | None:
         """Read what was saved; None if missing or incomplete."""
         try:
             with safe_open(path, framework="pt") as file:

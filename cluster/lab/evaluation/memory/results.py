@@ -1,11 +1,9 @@
 """Results of an evaluation of memory: every question under every setting, and a row per setting."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -87,7 +85,7 @@ class SettingResult:
         """Over all questions and by kind; see ``accuracy_by_kind``."""
         return accuracy_by_kind(self.judged)
 
-    def drop_from(self, full: SettingResult) -> dict[str, Estimate]:
+    def drop_from(self, full: Self) -> dict[str, Estimate]:
         """Accuracy of ``full`` minus this.
 
         Raises:

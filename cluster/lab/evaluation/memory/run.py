@@ -3,8 +3,6 @@
 Each clip runs through the model once (``recording.py``); every setting then gets the recorded KV (``answer.py``).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Grades of answers: by kind, with confidence intervals, and as drop between two settings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

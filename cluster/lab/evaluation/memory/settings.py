@@ -1,7 +1,5 @@
 """Memory settings that are compared, and the grids of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction

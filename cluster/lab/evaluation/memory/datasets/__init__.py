@@ -1,7 +1,5 @@
 """Published sets of questions about long videos: one reader per layout, registered in ``question_layouts``."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -13,8 +13,6 @@
   medium, long), ``task_type``. The official evaluation's JSON nests questions under ``questions``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Annotation files as lists of records, from JSON or Parquet, and access to their fields."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
