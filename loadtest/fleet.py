@@ -1,5 +1,7 @@
 """A fleet of simulated cameras on one event loop: they come, send, lose their connection, and leave."""
 
+from __future__ import annotations
+
 import asyncio
 import heapq
 import itertools
@@ -182,10 +184,10 @@ class Sent(NamedTuple):
         """One camera's."""
         return cls(status.packets, status.bytes, status.dropped, status.cluster_dropped, status.reconnects)
 
-    def plus(self, *others: Self) -> Self:
+    def plus(self, *others: Sent) -> Sent:
         return Sent(*map(sum, zip(self, *others, strict=True)))
 
-    def minus(self, before: Self) -> Self:
+    def minus(self, before: Sent) -> Sent:
         return Sent(*(now - then for now, then in zip(self, before, strict=True)))
 
 

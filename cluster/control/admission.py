@@ -1,9 +1,11 @@
 """Admission control: a new camera is accepted, accepted at reduced quality, or refused with what is missing."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 from cluster.control.costs import CostModel
 from cluster.control.ladder import Ladder
@@ -46,7 +48,7 @@ class Holding(NamedTuple):
     tokens: float = 0.0
     index_bytes: float = 0.0
 
-    def plus(self, other: Self, sign: float = 1.0) -> Self:
+    def plus(self, other: Holding, sign: float = 1.0) -> Holding:
         """The sum, or with a ``sign`` of -1 the difference."""
         return Holding(self.tokens + sign * other.tokens, self.index_bytes + sign * other.index_bytes)
 

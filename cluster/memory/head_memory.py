@@ -1,5 +1,7 @@
 """Memory of one layer and key head: cluster assignment and metadata of its tokens; their KV lies in blocks."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,13 +87,13 @@ class LayerKV:
         """``weight``, with ones for None."""
         return torch.ones(self.frame.shape, device=self.key.device) if self.weight is None else self.weight
 
-    def of_head(self, head: int, first: int) -> Self:
+    def of_head(self, head: int, first: int) -> LayerKV:
         """The tokens of one head from number ``first`` on, as views."""
         of = slice(head, head + 1), slice(first, None)
         weight = None if self.weight is None else self.weight[of]
         return LayerKV(self.key[of], self.value[of], self.frame[of], self.cell[of], weight)
 
-    def select(self, kept: Tensor) -> Self:
+    def select(self, kept: Tensor) -> LayerKV:
         """Select the tokens ``kept [H, m]`` int64, ascending in each head."""
         wide = kept[..., None].expand(-1, -1, self.key.shape[2])
         frame, cell = self.frame.gather(1, kept), self.cell.gather(1, kept)

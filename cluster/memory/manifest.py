@@ -4,6 +4,8 @@ A manifest names the blocks that hold each head's index (all token metadata; the
 window state. These are byte blocks beside the KV blocks, rewritten only when they change.
 """
 
+from __future__ import annotations
+
 import bisect
 import json
 from array import array
@@ -43,7 +45,7 @@ class FrameLog:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def copy(self) -> Self:
+    def copy(self) -> FrameLog:
         return FrameLog(self.numbers[:], self.times[:], self.next_number, self.shift)
 
     def add(self, pts: int) -> tuple[int, int]:

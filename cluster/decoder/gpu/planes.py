@@ -1,5 +1,7 @@
 """Decoded pictures as tensors on the device they were decoded on."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -63,7 +65,7 @@ class Planes:
             luma, chroma, colour_factors(frame.colorspace, frame.color_range), LEFT if codec in _LEFT_CODECS else CENTRE
         )
 
-    def painted(self, luma: torch.Tensor, chroma: torch.Tensor) -> Self:
+    def painted(self, luma: torch.Tensor, chroma: torch.Tensor) -> Planes:
         """Black where the masks ``[height, width]`` and ``[height / 2, width / 2]`` are set."""
         black = self.colour[0]
         return Planes(

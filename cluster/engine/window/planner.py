@@ -5,9 +5,10 @@ stretch per question. Slots are local to the window; where they lie in memory is
 compute form *runs* of neighbouring slots, and attention is exact causal attention over the slots, whatever was reused.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ class Run:
         """Row-slot pairs."""
         return self.count * (self.prefix + self.stop - self.tail) - self.count * (self.count - 1) // 2
 
-    def moved(self, rows: int) -> Self:
+    def moved(self, rows: int) -> Run:
         """The same run with its rows shifted by ``rows``."""
         return Run(self.row + rows, self.count, self.prefix, self.tail, self.stop)
 

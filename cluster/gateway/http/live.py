@@ -1,5 +1,7 @@
 """``Live``: the gateway's eyes on cameras, answers and incidents; history in rings, events for browsers."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import time
@@ -42,7 +44,7 @@ class Ring:
         self._data.extend((at_s, score, positive + 2.0 * gated, length_s))
         del self._data[: -_WIDTH * self._kept]
 
-    def since(self, at_s: float) -> Self:
+    def since(self, at_s: float) -> Ring:
         """Only windows that ended at this Unix time or later."""
         kept = Ring(self._kept)
         for row in self.rows():

@@ -1,5 +1,7 @@
 """Results of an evaluation: every window of every video under every setting."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
@@ -132,7 +134,7 @@ class Results:
     def run(self, video: LabelledVideo, setting: Setting) -> VideoRun:
         return self.runs[video.name, setting.key]
 
-    def subset(self, videos: Sequence[LabelledVideo]) -> Self:
+    def subset(self, videos: Sequence[LabelledVideo]) -> Results:
         """The same of some videos."""
         return Results(tuple(videos), self.settings, self.runs, (), self.consecutive)
 

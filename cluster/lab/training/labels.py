@@ -1,8 +1,9 @@
 """Dense labels of visual tokens, which train the tower and the language model."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,7 @@ class TokenLabels:
     velocity: npt.NDArray[np.float32]
     covered: npt.NDArray[np.bool_]
 
-    def take(self, tokens: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Self:
+    def take(self, tokens: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> TokenLabels:
         """Labels of some of the tokens."""
         return TokenLabels(self.hot[tokens], self.velocity[tokens], self.covered[tokens])
 

@@ -1,5 +1,7 @@
 """Cluster statistics of one layer and head, written by organisers and read by retrievers."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +45,7 @@ class NewTokens:
     def __len__(self) -> int:
         return len(self.key)
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> NewTokens:
         """The same on one device, all of it."""
         return NewTokens(*(part.to(device) for part in (self.key, self.value, self.frame, self.partition)))
 

@@ -1,6 +1,6 @@
 """Top-k clusters of each head up to a token budget; over single tokens this is InfiniGen-P."""
 
-from typing import Self
+from __future__ import annotations
 
 from torch import Tensor
 
@@ -38,6 +38,6 @@ class TopK(Retriever):
         taken = count.cumsum(0) - count < budget
         return Retrieved(order[taken].sort().values, 1.0)
 
-    def for_prediction(self) -> Self:
+    def for_prediction(self) -> TopK:
         """With twice the budget."""
         return TopK(share=min(1.0, 2 * self.share), tokens=None if self.tokens is None else 2 * self.tokens)

@@ -1,10 +1,11 @@
 """WiCSum (V-Rex, section 4): as many clusters as hold a share of the expected attention."""
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class WiCSum(Retriever):
         whole = torch.stack(groups, dim=1)
         return [of_head[:, : len(table)] for of_head, table in zip(whole, tables, strict=True)]
 
-    def for_prediction(self) -> Self:
+    def for_prediction(self) -> WiCSum:
         """With twice the share."""
         return WiCSum(ratio=min(1.0, 2 * self.ratio))
 

@@ -1,8 +1,9 @@
 """Merging runs into blocks, for kernels whose cost is per call rather than per masked slot."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Block:
     def rows(self) -> int:
         return self.stop_row - self.row
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> Block:
         """The same block with its mask on ``device``."""
         visible = None if self.visible is None else self.visible.to(device)
         return Block(self.row, self.stop_row, self.prefix, self.tail, self.stop, visible)

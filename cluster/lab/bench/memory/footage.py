@@ -1,11 +1,12 @@
 """Clips as several parts of the memory bench look at them: watched once by each model, asked now and then."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -113,7 +114,7 @@ class Listener(Retriever):
             self.found[id(table)] = rows.float().clone(), torch.isin(table.of_token, one.clusters)
         return chosen
 
-    def for_prediction(self) -> Self:
+    def for_prediction(self) -> Listener:
         """See :class:`Retriever`."""
         self.predicted = Listener(self._retriever.for_prediction())
         return self.predicted

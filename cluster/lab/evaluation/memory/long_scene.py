@@ -1,10 +1,11 @@
 """Long footage with known truth: one camera, episodes of activity with quiet in between."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class Episode:
     actors: tuple[Actor, ...]
     events: tuple[SceneEvent, ...]
 
-    def moved(self, start_s: float, first_id: int) -> Self:
+    def moved(self, start_s: float, first_id: int) -> Episode:
         """The episode shifted to ``start_s``, its actors numbered from ``first_id``."""
         by = start_s - self.start_s
         actors = tuple(_later(actor, by, first_id) for actor in self.actors)
