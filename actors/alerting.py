@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.decoder import footage_collector, start_footage
-from actors.remote import ask_controller, own_host
+from actors.remote import ALERTING, ask_controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.grpc_service import IncidentsServicer
@@ -112,7 +112,8 @@ class Alerting:
         await self._server.start()
         follow = (self._take_answers, self._watch_cameras, self._follow_replicas)
         self._tasks = [asyncio.create_task(work()) for work in follow]
-        return AlertingAddresses(f"{self._host}:{port}", serve_metrics(self._host, tls=self._tls))
+        page = serve_metrics(self._host, self._config.cluster.metrics_ports, lambda: ALERTING, tls=self._tls)
+        return AlertingAddresses(f"{self._host}:{port}", page.address)
 
     def _lock_folders(self) -> None:
         clips = self._config.clips.folder

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.remote import RayTable, own_host
+from actors.remote import CONTROLLER, RayTable, own_host
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import CameraStates
@@ -26,6 +26,7 @@ from cluster.control.cameras.changes import merge_configuration
 from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera
 from cluster.control.cameras.store import CameraStore, FileTable
 from cluster.control.cameras.table import CameraTable
+from cluster.control.decoder_count import DecoderCount
 from cluster.control.directory import Directory
 from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
@@ -68,7 +69,7 @@ class Controller:
         configure_logging("controller", config.cluster)
         self._config = config
         self._tls = peer_tls(config.security)
-        self._metrics = serve_metrics(own_host(host), tls=self._tls)
+        self._metrics = serve_metrics(own_host(host), config.cluster.metrics_ports, lambda: CONTROLLER, tls=self._tls)
         describe_process(config, "controller")
         self._fleet_metrics = metrics.FleetMetrics(
             {"decoder": config.cluster.decoders, "replica": config.cluster.replicas}
@@ -85,6 +86,7 @@ class Controller:
             after=time.time_ns() // 1_000_000,
         )
         self._table = CameraTable(config, self._directory)
+        self._decoders = DecoderCount.configured(config.cluster, self._kv.decoders() if self._restarted else 0)
         self._deletions = DeletionTracker(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
         self._changed = asyncio.Condition()
@@ -250,9 +252,14 @@ class Controller:
                 self._directory.leave_replica(name)
                 await self._notify()
 
-    async def heartbeat_decoder(self, name: str, instance: str, reports: Sequence[CameraReport]) -> bool:
+    async def heartbeat_decoder(self, name: str, instance: str, reports: Sequence[CameraReport], busy: float) -> bool:
         """Record a heartbeat. False: join again."""
-        return self._directory.heartbeat_decoder(name, instance, reports, time.monotonic())
+        return self._directory.heartbeat_decoder(name, instance, reports, time.monotonic(), busy)
+
+    async def decoder_names(self) -> list[str]:
+        """Decoders that must run: those that are wanted, and others until they have no camera."""
+        await self._until_settled()
+        return sorted({*self._decoders.names, *self._directory.decoder_table.loads})
 
     async def heartbeat_replica(
         self,
@@ -316,7 +323,7 @@ class Controller:
             *self._directory.decoders.items(),
             *self._directory.replicas.items(),
         ]
-        return {"controller": self._metrics} | {name: info.metrics_address for name, info in infos}
+        return {"controller": self._metrics.address} | {name: info.metrics_address for name, info in infos}
 
     # -- inside ---------------------------------------------------------------------------------
     def _replica_addresses(self) -> dict[str, str]:
@@ -366,7 +373,7 @@ class Controller:
         return found.cameras
 
     async def _wait_for_members(self, replicas: int) -> None:
-        decoders, timeout_s = self._config.cluster.decoders, self._config.cluster.heartbeat_timeout_s
+        decoders, timeout_s = self._decoders.count, self._config.cluster.heartbeat_timeout_s
 
         def complete() -> bool:
             return len(self._directory.decoders) >= decoders and len(self._directory.replicas) >= replicas
@@ -384,6 +391,11 @@ class Controller:
                 log.warning("no heartbeat from %s", ", ".join(gone))
                 await self._notify()
             await self._tick_fleet()
+            if self._settled.is_set():
+                if self._decoders.decide(self._directory.decoder_table.loads, time.monotonic()):
+                    self._kv.put_decoders(self._decoders.count)
+                if self._directory.keep_decoders(self._decoders.names):
+                    await self._notify()
 
     async def _tick_fleet(self) -> None:
         """Run the periodic tick of the directory: ladder steps and moves."""

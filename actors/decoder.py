@@ -180,7 +180,7 @@ class Decoder:
             self._name,
             self._instance,
             f"{self._host}:{port}",
-            serve_metrics(self._host, tls=self._tls),
+            serve_metrics(self._host, self._config.cluster.metrics_ports, lambda: self._name, tls=self._tls).address,
             os.getpid(),
         )
         await self._register()
@@ -202,12 +202,15 @@ class Decoder:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             self._apply_decode_pressure()
+            # Cameras that are reduced to keyframes leave slots free.
+            busy = 1.0 if self._pressure.down else self._turns.take_busy_share()
+            metrics.decode_busy.set(busy)
             for camera in self._cameras.values():
                 camera.follow_schedule(time.time())
             last_words = self._last_words
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
-                beat = controller().heartbeat_decoder.remote(self._name, self._instance, [*last_words, *reports])
+                beat = controller().heartbeat_decoder.remote(self._name, self._instance, [*last_words, *reports], busy)
                 if await await_reply(beat):
                     self._last_words = [each for each in self._last_words if each not in last_words]
                 else:
@@ -259,13 +262,23 @@ class Decoder:
         ]
         cameras = [self._cameras.pop(name) for name in gone]
         stop_s = self._config.cluster.stop_timeout_s / 2
-        await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s) for camera in cameras))
+        moved = await asyncio.gather(*(self._goes_on(camera) for camera in cameras))
+        stopping = zip(cameras, moved, strict=True)
+        await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s, moved=each) for camera, each in stopping))
         self._last_words = (self._last_words + [camera.last_report() for camera in cameras])[-KEPT_REPORTS:]
         self._waiting = {}
         # After closing cameras assigned to other decoders, so that the close does not take them away from those.
         self._sender.confirm(assignment.version)
         for name, assigned in wanted.items():
             self._run_camera(name, assigned, assignment.alive)
+
+    async def _goes_on(self, camera: RunningCamera) -> bool:
+        """Whether another decoder goes on with a camera's window at the replica that it is sent to."""
+        try:
+            route: Route = await ask_controller("where", camera.settings.name)
+        except (UnavailableError, UnknownCameraError):
+            return False
+        return route.decoder != self._name and route.replica_address == camera.address
 
     def _run_camera(self, name: str, assigned: CameraAssignment, alive: frozenset[str]) -> None:
         if assigned.geometry is None:

@@ -17,7 +17,7 @@ from sightline.v1 import (
     pictures_pb2,
 )
 
-from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, ask_controller, await_reply
+from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, ask_controller, await_reply, short_tier
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import default_rule
@@ -49,9 +49,6 @@ from cluster.wire.server import RpcServer, push_message_bytes
 
 ANSWER_S = 2.0
 """Timeout of asking one process for its metrics address."""
-
-NODE_DIGITS = 12
-"""Digits of a Ray node's 56-digit id in the name of its tier's process: enough to find it in Ray's list."""
 
 
 def named() -> dict[str, Any]:
@@ -94,7 +91,7 @@ class MetricsPages:
             log.warning("cannot list the cluster's processes: %s", error)
             return members | self._known
         found = await asyncio.gather(*(_page(name, handle) for name, handle in handles.items()))
-        shown = [name[: len(TIER) + NODE_DIGITS] if name.startswith(TIER) else name for name in handles]
+        shown = [short_tier(name) if name.startswith(TIER) else name for name in handles]
         places = {name: place or self._known.get(name) for name, place in zip(shown, found, strict=True)}
         self._known = {name: place for name, place in places.items() if place is not None}
         return members | self._known

@@ -1,6 +1,7 @@
 """Table of a cluster's processes beside its replicas, for `sightline serve` and for Kubernetes."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,12 +13,13 @@ from actors.controller import Controller
 from actors.decoder import Decoder
 from actors.gateway import Gateway
 from actors.reconciler import ReconcilerActor
-from actors.remote import ALERTING, CONTROLLER, GATEWAY, NAMESPACE, RECONCILER
+from actors.remote import ALERTING, CONTROLLER, GATEWAY, NAMESPACE, RECONCILER, await_reply_blocking, controller
 from actors.tier import TierNode, tier_name
 from cluster.config import SightlineConfig
 from cluster.config.alerts import AlertsConfig
 from cluster.config.cluster import PlacementConfig
 from cluster.config.sources import decoder_roots
+from cluster.control.decoder_count import decoder_names
 from cluster.redaction import REVEAL
 
 
@@ -31,7 +33,8 @@ def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
     kept = {"model", "engine", "security", "cluster", *sections}
     fields = SightlineConfig.model_fields
     given = {name: each.get_default(call_default_factory=True) for name, each in fields.items() if name not in kept}
-    given["cluster"] = config.cluster.model_copy(update={"decoders": 1, "replicas": 1})
+    numbers = {"decoders": 1, "max_decoders": None, "replicas": 1}
+    given["cluster"] = config.cluster.model_copy(update=numbers)
     if "alerts" not in kept:
         given["alerts"] = AlertsConfig(enabled=config.alerts.enabled)
     return config.model_copy(update=given)
@@ -79,9 +82,12 @@ class Process:
         return options.remote(*self.arguments)
 
 
-def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Process]:
-    """Processes of every cluster, in starting order; ``host``: see :func:`actors.remote.own_host`."""
-    decoders = [f"decoder-{number}" for number in range(config.cluster.decoders)]
+def processes(
+    config: SightlineConfig, run_id: str, host: str | None, decoders: Sequence[str] | None = None
+) -> list[Process]:
+    """Processes of every cluster, in starting order; ``host``: see :func:`actors.remote.own_host`; ``decoders``: their
+    names, where the controller has decided on them."""
+    decoders = decoder_names(config.cluster.decoders) if decoders is None else decoders
     # Cameras and questions are the controller's, which hands them on: nobody else restarts when they change.
     elsewhere = {"alerts", "clips", "gateway", "asking", "tracing", "kubernetes"}
     controls = only(config, *SightlineConfig.model_fields.keys() - elsewhere)
@@ -98,6 +104,12 @@ def processes(config: SightlineConfig, run_id: str, host: str | None) -> list[Pr
     if config.kubernetes.enabled:
         found.append(Process(RECONCILER, ReconcilerActor, (only(config, "kubernetes"), host), "control"))
     return found
+
+
+def wanted_decoders() -> list[str]:
+    """Names of the decoders that must run, as the controller decided. Raises ``UnavailableError``."""
+    names: list[str] = await_reply_blocking(controller().decoder_names.remote())
+    return names
 
 
 def tiers(config: SightlineConfig, host: str | None) -> list[Process]:

@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from actors.remote import ask_controller, own_host
+from actors.remote import RECONCILER, ask_controller, own_host
 from actors.startup import configure_logging, describe_process
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
@@ -14,7 +14,7 @@ from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch
 from cluster.types import CameraStatus
-from cluster.wire.metrics_server import MetricsServer
+from cluster.wire.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,9 @@ class ReconcilerActor:
     def __init__(self, config: SightlineConfig, host: str | None) -> None:
         configure_logging("reconciler", config.cluster)
         describe_process(config, "reconciler")
-        self._page = MetricsServer(own_host(host), tls=peer_tls(config.security))
+        self._page = serve_metrics(
+            own_host(host), config.cluster.metrics_ports, lambda: RECONCILER, tls=peer_tls(config.security)
+        )
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._watch: CameraWatch | None = None

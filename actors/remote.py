@@ -20,6 +20,14 @@ RECONCILER = "reconciler"
 TIER = "tier-"
 """Name prefix of tiers; the id of their Ray node follows."""
 
+NODE_DIGITS = 12
+"""Digits of a Ray node's 56-digit id in the name of its tier in metrics: enough to find it in Ray's list."""
+
+
+def short_tier(name: str) -> str:
+    """Name of a tier's process in metrics."""
+    return name[: len(TIER) + NODE_DIGITS]
+
 
 def own_host(host: str | None) -> str:
     """Address on which a process listens for others of its cluster; ``None``: that of its Ray node."""

@@ -101,6 +101,7 @@ class Replica:
     async def _start(self, engine: Engine, bank: MemoryBank, host: str) -> None:
         cluster = self._config.cluster
         self._name: str | None = None
+        self._loop = asyncio.get_running_loop()
         self._busy_s = 0.0
         describe_process(self._config, "replica")
         kernel = type(getattr(engine, "kernel", engine)).__name__
@@ -115,7 +116,7 @@ class Replica:
         self._hub = results.AnswerHub(limit=cluster.answer_queue, recent=RECENT_ANSWERS)
         self._worker = EngineWorker(
             engine,
-            ReplicaEvents(self._hub, self._answered, traces),
+            ReplicaEvents(self._hub, self._answered, traces, self._window_settled),
             max_batch=cluster.max_batch,
             step_budget_s=self._config.scheduling.step_budget_s,
             costs=fleet_settings(self._config).costs,
@@ -132,7 +133,8 @@ class Replica:
         self._memory = WorkerMemory(self._worker, ThumbnailStore(), timeout_s=asking.timeout_s)
         self._handler = WorkerFrames(self._worker, self._memory, self._answered, traces)
         self._server = RpcServer(tls=self._tls)
-        self._server.add(frames.FramesServicer(self._handler, credit=cluster.frame_queue))
+        self._frames = frames.FramesServicer(self._handler, credit=cluster.frame_queue)
+        self._server.add(self._frames)
         self._server.add(results.ResultsServicer(self._hub))
         conversations = Conversations(limit=max(64, 2 * asking.queue))
         self._deletions = MemoryDeletions(self._memory, conversations, bank, self._hub)
@@ -150,7 +152,9 @@ class Replica:
         self._info = ReplicaInfo(
             instance=self._instance,
             address=f"{host}:{port}",
-            metrics_address=serve_metrics(host, tls=self._tls),
+            metrics_address=serve_metrics(
+                host, cluster.metrics_ports, lambda: self._name or "replica", tls=self._tls
+            ).address,
             pid=os.getpid(),
             geometry=engine.geometry,
             window_tokens=engine.window_tokens,
@@ -161,6 +165,10 @@ class Replica:
         self._tasks = [
             asyncio.create_task(work) for work in (self._heartbeat(), self._confirm(), self._run_maintenance())
         ]
+
+    def _window_settled(self, camera: str) -> None:
+        """On the engine thread."""
+        self._loop.call_soon_threadsafe(self._frames.acknowledge, camera)
 
     async def check_health(self) -> None:
         """Called by Serve every second; an exception three times in a row gets the replica replaced."""

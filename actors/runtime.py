@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import logging
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,11 +18,12 @@ from actors.alerting import private_folder
 from actors.controller import Readiness
 from actors.gateway import GatewayAddresses
 from actors.preflight import preflight
-from actors.processes import Process, processes, tiers
+from actors.processes import Process, processes, tiers, wanted_decoders
 from actors.remote import ALERTING, CONTROLLER, GATEWAY, RECONCILER, await_reply_blocking
 from actors.session import RaySession
 from cluster.config import SightlineConfig
 from cluster.control.cameras.store import lock_state
+from cluster.control.decoder_count import decoder_names
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.security.private_files import FolderLock
 from cluster.types import CameraStatus
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 APPLICATION = "sightline"
 POLL_S = 0.05
+FOLLOW_S = 1.0
+"""Interval of comparing the decoders with those that are wanted, where their number follows the load."""
 
 
 class Cluster:
@@ -50,6 +54,8 @@ class Cluster:
         self._state: FolderLock | None = None
         self._serving = False
         self._stopped = False
+        self._ending = threading.Event()
+        self._following: threading.Thread | None = None
         self.phases: dict[str, float] = {}
 
     @property
@@ -111,6 +117,9 @@ class Cluster:
         self._stopped = True
         atexit.unregister(self.stop)
         timeout_s = self._config.cluster.stop_timeout_s
+        self._ending.set()
+        if self._following is not None:
+            self._following.join(timeout_s)
         if ray.is_initialized() and self._session.failure() is None:
             self._ask_to_stop(timeout_s)
             if not self._session.private:
@@ -155,6 +164,9 @@ class Cluster:
                     await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
         with self._phase("decoders and replicas"):
             self._wait_until_ready(config, deadline)
+        if config.cluster.max_decoders is not None:
+            self._following = threading.Thread(target=self._follow_decoders, args=(config, host), daemon=True)
+            self._following.start()
 
     def _start_process(self, process: Process, config: SightlineConfig) -> None:
         try:
@@ -163,6 +175,20 @@ class Cluster:
             raise ConfigError(
                 f"a Sightline cluster runs at Ray address {self._config.cluster.ray_address!r} already; stop it first"
             ) from None
+
+    def _follow_decoders(self, config: SightlineConfig, host: str | None) -> None:
+        """Start and stop decoders as the controller decides."""
+        most = set(decoder_names(config.cluster.max_decoders or 0))
+        while not self._ending.wait(FOLLOW_S):
+            try:
+                wanted = {each.name: each for each in processes(config, self._run_id, host, wanted_decoders())}
+                for name in wanted.keys() - self._actors.keys():
+                    self._start_process(wanted[name], config)
+                for name in (self._actors.keys() & most) - wanted.keys():
+                    # It has no camera any more.
+                    ray.kill(self._actors.pop(name))
+            except (RayError, SightlineError) as error:
+                log.warning("the number of decoders does not follow the load: %s", error)
 
     def _serve(self, config: SightlineConfig, host: str | None) -> None:
         # Imported here: Serve reads its flags from the environment when it is imported.

@@ -11,10 +11,11 @@ import ray
 from ray.exceptions import RayError
 
 from actors.preflight import check_settings
-from actors.processes import Process, processes, tiers
+from actors.processes import Process, processes, tiers, wanted_decoders
 from actors.remote import ALERTING, GATEWAY, NAMESPACE, RayTable, await_reply
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
+from cluster.control.decoder_count import decoder_names
 from cluster.errors import SightlineError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,9 @@ class Supervisor:
         """Start what is missing, and end what is not wanted any more or has another configuration."""
         if not self._registry.is_owner():
             return
-        wanted = {each.name: each for each in (*processes(self._config, RUN_ID, None), *tiers(self._config, None))}
+        decoders = self._decoders()
+        every = (*processes(self._config, RUN_ID, None, decoders), *tiers(self._config, None))
+        wanted = {each.name: each for each in every}
         ending = dict.fromkeys(self._registry.names() - wanted.keys(), True)
         for name, process in wanted.items():
             if _find(name) is not None and not self._registry.is_current(name, process.digest):
@@ -111,6 +114,17 @@ class Supervisor:
         for name, process in wanted.items():
             if _find(name) is None:
                 self._start(process)
+
+    def _decoders(self) -> list[str] | None:
+        """Names of the decoders, where their number follows the load; ``None`` where it does not."""
+        if self._config.cluster.max_decoders is None:
+            return None
+        try:
+            return wanted_decoders()
+        except UnavailableError:
+            # Those that there are, until the controller says.
+            there = [name for name in self._registry.names() if name.startswith("decoder-")]
+            return sorted({*there, *decoder_names(self._config.cluster.decoders)})
 
     def _start(self, process: Process) -> None:
         log.info("starting %s", process.name)

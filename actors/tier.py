@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from actors.remote import NAMESPACE, TIER, own_host
+from actors.remote import NAMESPACE, TIER, own_host, short_tier
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig
@@ -17,7 +17,7 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES
 from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.memory.tiers.server import KVServicer
-from cluster.wire.metrics_server import MetricsServer
+from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,12 @@ class TierNode:
         describe_process(config, "tier")
         self._collector = NodeTierCollector(config.tiers.node_bytes, self._look)
         metrics.REGISTRY.register(self._collector)
-        self._page = MetricsServer(self._host, tls=self._tls)
+        self._page = serve_metrics(
+            self._host,
+            config.cluster.metrics_ports,
+            lambda: short_tier(tier_name(ray.get_runtime_context().get_node_id())),
+            tls=self._tls,
+        )
 
     async def open(self, fingerprint: str) -> str:
         """Address of ``KV`` for blocks of one model; blocks of another model are deleted."""

@@ -7,6 +7,9 @@ from pydantic import Field
 from cluster.config.problems import OneOf, Section
 from cluster.registry import window_orders
 
+METRICS_PORTS = 16
+"""Ports for the /metrics of one node's processes."""
+
 
 class GatewayConfig(Section):
     """Addresses and limits of the gateway."""
@@ -112,6 +115,10 @@ class ClusterConfig(Section):
     """Nodes of each kind of process in a Ray cluster."""
     decoders: int = Field(default=2, ge=1)
     """Decoder processes; each runs many cameras, one thread per camera."""
+    max_decoders: int | None = Field(default=None, ge=1)
+    """Most decoder processes: from decoders up to so many run, as their load needs. null runs decoders."""
+    decoders_hold_s: float = Field(default=30.0, gt=0)
+    """Seconds of load after which a decoder is added; quiet of four times as long removes one."""
     decode: Literal["auto", "cuda", "cpu"] = "auto"
     """Where decoders decode: cuda is NVDEC, the decoder of NVIDIA's GPUs; auto takes it where there is one; cpu never
     does. A camera that the GPU cannot take is decoded on the CPU, and says why."""
@@ -142,7 +149,15 @@ class ClusterConfig(Section):
     """Timeout of starting a process, model loading included, seconds."""
     stop_timeout_s: float = Field(default=10.0, gt=0)
     """Seconds after which a stopping process is killed."""
+    metrics_port: int | None = Field(default=None, ge=1024, le=65000)
+    """First port of the processes' own /metrics: each takes the first free one of 16 on its node, for a Prometheus that
+    does not ask the gateway alone. null takes any."""
     log_format: Literal["text", "json"] = "text"
     """Log format: text for people, or one JSON object per line with time, level, process, camera and window."""
     log_dir: str | None = None
     """Folder for the processes' logs; null keeps Ray's own place."""
+
+    @property
+    def metrics_ports(self) -> range:
+        """Ports of which a process takes the first free one for its ``/metrics``."""
+        return range(1) if self.metrics_port is None else range(self.metrics_port, self.metrics_port + METRICS_PORTS)

@@ -48,6 +48,10 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
             f"must be above heartbeat_s = {config.cluster.heartbeat_s:g}, not {config.cluster.heartbeat_timeout_s:g}"
         )
         found.append(Problem(("cluster", "heartbeat_timeout_s"), message))
+    most = config.cluster.max_decoders
+    if most is not None and most < config.cluster.decoders:
+        message = f"must be decoders = {config.cluster.decoders} or more, not {most}"
+        found.append(Problem(("cluster", "max_decoders"), message))
     stall_s, batch_s = config.cluster.stall_timeout_s, config.vllm.timeout_s
     if config.engine == "vllm" and batch_s >= stall_s:
         message = (

@@ -1,5 +1,6 @@
 """Records of the controller's table: cameras, members, assignments, moves and deletions."""
 
+import difflib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from cluster.control.admission import Holding
 from cluster.control.cameras.managed import CLUSTER
 from cluster.control.demand import DemandEstimate, Measured
 from cluster.control.ladder import CameraOnLadder, Rung, Step
+from cluster.errors import UnknownCameraError
 from cluster.types import CameraStatus, PatchGeometry
 from cluster.types.reports import (
     CameraReport,
@@ -131,12 +133,14 @@ Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
 
 @dataclass(slots=True)
 class Member(Generic[Info]):
-    """A member that is assumed to be alive. ``seen_s``: time of its last heartbeat; ``load``: a replica's last
-    report."""
+    """A member that is assumed to be alive. ``seen_s``: time of its last heartbeat; ``load``: a replica's last report;
+    ``busy``: a decoder's busy share; ``empty``: it ran no camera then, and will get none."""
 
     info: Info
     seen_s: float
     load: ReplicaReport | None = None
+    busy: float = 0.0
+    empty: bool = False
 
     def load_since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
         """Busy share, engine steps and computed windows since the last heartbeat; ``None`` for the first."""
@@ -174,6 +178,13 @@ class CameraRecord:
     counted: CountedWindows | None = None
     totals: Totals = field(default_factory=Totals)
     video: AccountedVideo = field(default_factory=AccountedVideo)
+
+    def add_decoder(self, report: CameraReport, now_s: float) -> None:
+        """Record a decoder's report, also of one that has just lost the camera: it counted on until it heard of
+        that."""
+        self.totals.update(report.run, report.counts)
+        if not self.settings.paused:
+            self.video.add_decoder(report, now_s)
 
     def take_counts(self, now: CountedWindows) -> Measured | None:
         """Counts since the last call; ``None`` across a ladder step, a restart or a move."""
@@ -243,6 +254,13 @@ class CameraRecord:
             life=self.life,
             **self.totals.counts(),
         )
+
+
+def unknown_camera(name: str, known: Iterable[str]) -> UnknownCameraError:
+    """Names the nearest known one."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return UnknownCameraError(f"there is no camera {name!r}{hint}")
 
 
 ORDERS = 256

@@ -1,23 +1,31 @@
 """The controller's state: cameras, members, ownership, and their last reports. Plain Python, driven by calls.
 
-Two :class:`~cluster.control.placement.Placement` tables place every camera on a decoder and on a replica. Time is an
-argument (``now_s``, monotonic), so that the same code runs in the actor, in the simulator and in tests.
+Two :class:`~cluster.control.placement.Placement` tables, one in the :class:`DecoderTable` and one in the fleet, place
+every camera on a decoder and on a replica. Time is an argument (``now_s``, monotonic), so that the same code runs in
+the actor, in the simulator and in tests.
 """
 
-import difflib
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cluster.config import CameraConfig
 from cluster.control.admission import Admission
-from cluster.control.camera_record import Assignment, CameraAssignment, CameraRecord, CountedWindows, Member, Route
+from cluster.control.camera_record import (
+    Assignment,
+    CameraAssignment,
+    CameraRecord,
+    CountedWindows,
+    Member,
+    Route,
+    unknown_camera,
+)
 from cluster.control.cameras.managed import CLUSTER, check_manager
+from cluster.control.decoder_table import DecoderTable
 from cluster.control.demand import windows_per_s
 from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of, observe_pictures
 from cluster.control.ladder import Step
-from cluster.control.placement import Placement
-from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
+from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 from cluster.types.reports import (
     CameraReport,
@@ -60,12 +68,10 @@ class Directory:
         self._timeout_s = heartbeat_timeout_s
         self._looked_s = math.inf
         self._cameras: dict[str, CameraRecord] = {}
-        self._decoders: dict[str, Member[DecoderInfo]] = {}
+        self.decoder_table = DecoderTable(slack)
         self._replicas: dict[str, Member[ReplicaInfo]] = {}
         # Instances whose cameras others have, the newest last.
         self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
-        self._on_decoder = Placement(slack=slack)
-        self._running_on: dict[str, str] = {}
         self._held_by: dict[str, str] = {}
         self._counted: dict[str, Mapping[str, Mapping[str, int]]] = {}
 
@@ -114,7 +120,7 @@ class Directory:
         self._held_by.pop(settings.name, None)
         self._cameras[settings.name] = CameraRecord(settings, manager, life)
         self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
-        self._on_decoder.add(settings.name, prefer=self._running_on.pop(settings.name, None))
+        self.decoder_table.add(settings.name)
         self.version += 1
         return admission
 
@@ -155,7 +161,7 @@ class Directory:
             check_manager(name, self._require(name).manager, manager, takeover=takeover)
         self._require(name)
         del self._cameras[name]
-        self._on_decoder.remove(name)
+        self.decoder_table.remove(name)
         self._fleet.remove(name)
         self.version += 1
 
@@ -178,7 +184,7 @@ class Directory:
 
     @property
     def decoders(self) -> dict[str, DecoderInfo]:
-        return {name: member.info for name, member in self._decoders.items()}
+        return {name: member.info for name, member in self.decoder_table.members.items()}
 
     @property
     def replicas(self) -> dict[str, ReplicaInfo]:
@@ -187,12 +193,10 @@ class Directory:
     # -- members --------------------------------------------------------------------------------
     def join_decoder(self, info: DecoderInfo, now_s: float, running: Iterable[str] = ()) -> None:
         """Register a decoder that started, or that met a new controller while ``running`` these cameras."""
-        known = self._decoders.get(info.name)
+        known = self.decoder_table.members.get(info.name)
         if known is not None and known.info.instance != info.instance:
             self._decoder_gone(info.name)
-        self._running_on.update((camera, info.name) for camera in running if camera not in self._cameras)
-        self._decoders[info.name] = Member(info, now_s)
-        self._on_decoder.join(info.name)
+        self.decoder_table.join(info, now_s, [camera for camera in running if camera not in self._cameras])
         self.version += 1
 
     def join_replica(
@@ -216,21 +220,18 @@ class Directory:
         self.version += 1
         return name
 
-    def heartbeat_decoder(self, name: str, instance: str, reports: Iterable[CameraReport], now_s: float) -> bool:
-        """Record a decoder's reports; false when it is unknown and has to join again."""
-        member = self._decoders.get(name)
-        if member is None or member.info.instance != instance:
+    def heartbeat_decoder(
+        self, name: str, instance: str, reports: Sequence[CameraReport], now_s: float, busy: float = 0.0
+    ) -> bool:
+        """Record a decoder's reports and busy share; false when it is unknown and has to join again."""
+        if not self.decoder_table.heartbeat(name, instance, now_s, busy=busy, running=bool(reports)):
             return False
-        member.seen_s = now_s
         for report in reports:
             camera = self._cameras.get(report.camera)
             if camera is None or camera.life != report.life:
                 continue
-            # Also of a camera just given to another decoder: it counted on until it heard of that.
-            camera.totals.update(report.run, report.counts)
-            if not camera.settings.paused:
-                camera.video.add_decoder(report, now_s)
-            if self._on_decoder.owner(report.camera) == name:
+            camera.add_decoder(report, now_s)
+            if self.decoder_table.owner(report.camera) == name:
                 if report.width and (camera.report is None or camera.report.width != report.width):
                     observe_pictures(self._fleet, camera.settings, report, self.geometry)
                 if report.counts.get("frames_decoded"):
@@ -326,12 +327,12 @@ class Directory:
         """Remove members without a heartbeat for too long; returns their names. If it is called less often than half
         that time, this process was stalled, and all deadlines are extended."""
         if now_s - self._looked_s > self._timeout_s / 2:
-            for decoder in self._decoders.values():
+            for decoder in self.decoder_table.members.values():
                 decoder.seen_s = now_s
             for replica in self._replicas.values():
                 replica.seen_s = now_s
         self._looked_s = now_s
-        decoders = [name for name, member in self._decoders.items() if now_s - member.seen_s > self._timeout_s]
+        decoders = self.decoder_table.late(now_s - self._timeout_s)
         replicas = [name for name, member in self._replicas.items() if now_s - member.seen_s > self._timeout_s]
         for name in decoders:
             self.leave_decoder(name)
@@ -339,11 +340,16 @@ class Directory:
             self.leave_replica(name)
         return decoders + replicas
 
+    def keep_decoders(self, names: Collection[str]) -> bool:
+        """See :meth:`DecoderTable.keep`."""
+        moved = self.decoder_table.keep(names)
+        self.version += moved
+        return moved
+
     def leave_decoder(self, name: str) -> None:
         """Remove a decoder; others take its cameras."""
         self._decoder_gone(name)
-        del self._decoders[name]
-        self._on_decoder.leave(name)
+        self.decoder_table.leave(name)
         self.version += 1
 
     def was_expired(self, instance: str) -> bool:
@@ -357,7 +363,7 @@ class Directory:
         self.version += 1
 
     def _decoder_gone(self, name: str) -> None:
-        for key in self._on_decoder.keys(name):
+        for key in self.decoder_table.cameras(name):
             self._cameras[key].report = None
 
     # -- queries --------------------------------------------------------------------------------
@@ -368,10 +374,10 @@ class Directory:
             UnknownCameraError: no such camera.
         """
         self._require(name)
-        decoder, replica = self._on_decoder.owner(name), self._fleet.plan(name).owner
+        decoder, replica = self.decoder_table.owner(name), self._fleet.plan(name).owner
         return Route(
             decoder,
-            self._decoders[decoder].info.address if decoder in self._decoders else None,
+            self.decoder_table.address(decoder),
             replica,
             self._replicas[replica].info.address if replica in self._replicas else None,
         )
@@ -379,7 +385,7 @@ class Directory:
     def assignment(self, decoder: str) -> Assignment:
         """What a decoder must run now."""
         cameras = []
-        for name in sorted(self._on_decoder.keys(decoder)):
+        for name in sorted(self.decoder_table.cameras(decoder)):
             if self._cameras[name].settings.paused:
                 continue
             route = self.route(name)
@@ -430,6 +436,4 @@ class Directory:
         try:
             return self._cameras[name]
         except KeyError:
-            near = difflib.get_close_matches(name, self._cameras, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnknownCameraError(f"there is no camera {name!r}{hint}") from None
+            raise unknown_camera(name, self._cameras) from None

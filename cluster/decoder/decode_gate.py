@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import deque
 from types import TracebackType
 
@@ -18,13 +19,16 @@ class DecodeGate:
     """
 
     def __init__(self, places: int) -> None:
-        self._free = places
+        self._places = self._free = places
+        self._busy_s = 0.0
+        self._since_s = self._taken_s = time.monotonic()
         self._waiting: deque[threading.Lock] = deque()
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
         with self._lock:
             if self._free:
+                self._count()
                 self._free -= 1
                 return
             turn = threading.Lock()
@@ -39,7 +43,21 @@ class DecodeGate:
             if self._waiting:
                 self._waiting.popleft().release()
             else:
+                self._count()
                 self._free += 1
+
+    def take_busy_share(self) -> float:
+        """Share of the slots that was taken since the last call."""
+        with self._lock:
+            self._count()
+            busy_s, self._busy_s = self._busy_s, 0.0
+            passed_s, self._taken_s = self._since_s - self._taken_s, self._since_s
+        return busy_s / (self._places * passed_s) if passed_s else 0.0
+
+    def _count(self) -> None:
+        now_s = time.monotonic()
+        self._busy_s += (self._places - self._free) * (now_s - self._since_s)
+        self._since_s = now_s
 
 
 def make_decode_gate() -> DecodeGate:

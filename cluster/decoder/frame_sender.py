@@ -161,6 +161,16 @@ class FrameSender:
             if link := self._links.get(lane.address):
                 self._ready(camera, link)
 
+    def release(self, camera: str) -> None:
+        """Remove a camera that another decoder sends to the same replica from now on: it stays open there."""
+        with self._lock:
+            lane = self._lanes.get(camera)
+            if lane is not None and lane.hand_over is None:
+                lane.dropped += len(lane.queue)
+                del self._lanes[camera]
+                return
+        self.close(camera)
+
     def status(self, camera: str) -> LaneStatus | None:
         """None for a camera that is not assigned."""
         with self._lock:

@@ -142,14 +142,14 @@ class RunningCamera:
         """Id of the newest push session; ``None`` before the first and for cameras that do not push."""
         return self._source.session if isinstance(self._source, PushSource) else None
 
-    def stop(self, timeout_s: float) -> bool:
-        """Stop a removed or moved camera: end its thread and close it at the replica."""
+    def stop(self, timeout_s: float, *, moved: bool = False) -> bool:
+        """Stop a camera: end its thread, and close it at the replica unless it has ``moved`` to another decoder."""
         self._stopping = True
         if self.sink is not None:
             self.sink.retire()
         stopped = self._pipeline.stop(timeout_s)
         self.footage.close()
-        self._sender.close(self.settings.name)
+        (self._sender.release if moved else self._sender.close)(self.settings.name)
         self._metrics.remove()
         return stopped
 
@@ -321,6 +321,7 @@ class RunningCamera:
             cut = self._take_cut()
             if taken:
                 moved = self._moves and sample.random_access
+                self._count_lost(self._in_flight.count_open(sample))
                 self._in_flight.add_frame(sample, moved=moved)
                 self._moves = self._moves and not moved
                 self._unsent.end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
+
+from cluster.metrics.process_label import merge_families
 
 if TYPE_CHECKING:
     from cluster.wire.tls import PeerTls
@@ -48,12 +49,12 @@ class FederatedCollector(Collector):
         """Families of all processes, merged by name."""
         merged: dict[str, Metric] = {}
         for process, registry in self._own.items():
-            _merge(merged, process, registry.collect())
+            merge_families(merged, process, registry.collect())
         up = GaugeMetricFamily("sightline_process_up", "1 when a process answered the scrape.", labels=["process"])
         addresses = self._addresses()
         for process, page in self._scrape(addresses).items():
             try:
-                _merge(merged, process, list(text_string_to_metric_families(page)))
+                merge_families(merged, process, list(text_string_to_metric_families(page)))
                 up.add_metric([process], 1)
             except ValueError:
                 up.add_metric([process], 0)
@@ -102,13 +103,3 @@ class _Connection(http.client.HTTPConnection):
         self.sock = socket.create_connection((self.host, self.port), self.timeout)
         if self._tls is not None:
             self.sock = self._tls.client_context().wrap_socket(self.sock, server_hostname=self._tls.name)
-
-
-def _merge(merged: dict[str, Metric], process: str, families: Iterable[Metric]) -> None:
-    for family in families:
-        target = merged.get(family.name)
-        if target is None:
-            target = merged[family.name] = Metric(family.name, family.documentation, family.type)
-        target.samples += [
-            Sample(sample.name, {**sample.labels, "process": process}, sample.value) for sample in family.samples
-        ]

@@ -226,6 +226,11 @@ class KubernetesApi:
         changes: list[dict[str, Any]] = []
         names = []
         for name, path, before, after in pairs:
+            if "replicas" in after:
+                # With limits apart, Ray's autoscaler chooses between them.
+                least, most = after.get("minReplicas", after["replicas"]), after.get("maxReplicas", after["replicas"])
+                now = min(max(before.get("replicas", least), least), most)
+                after = {**after, "replicas": now if least < most else after["replicas"]}
             keys = [key for key in _OF_GROUPS if key in after and before.get(key) != after[key]]
             if not keys:
                 continue

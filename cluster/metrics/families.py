@@ -56,6 +56,10 @@ frames_sent = counter("sightline_frames_sent", "Frames a decoder sent to its rep
 frames_dropped = counter(
     "sightline_frames_dropped", "Frames a decoder dropped instead of sending, by reason.", ["reason"]
 )
+decode_busy = gauge(
+    "sightline_decode_busy_ratio",
+    "Share of a decoder's decode slots in use between two heartbeats; 1 while it reduces cameras to keyframes.",
+)
 decode_behind = gauge("sightline_decode_behind_strides", "Decode backlog of a decoder's median camera, in strides.")
 decode_keyframes_only = gauge(
     "sightline_decode_keyframes_only_cameras",

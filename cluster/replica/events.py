@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cluster import metrics
 from cluster.replica.memory import WorkerMemory
@@ -72,16 +72,24 @@ class WorkerFrames:
 
 
 class ReplicaEvents:
-    """Passes the engine thread's events on: answers to subscribers, counts to ``/metrics``."""
+    """Passes the engine thread's events on: answers to subscribers, counts to ``/metrics``.
+
+    ``settled``: called with a camera of which a window was answered, before anybody gets the answer.
+    """
 
     def __init__(
-        self, hub: results.AnswerHub, cameras: metrics.AnsweredCameras, traces: ReplicaTraces | None = None
+        self,
+        hub: results.AnswerHub,
+        cameras: metrics.AnsweredCameras,
+        traces: ReplicaTraces | None = None,
+        settled: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._hub, self._cameras, self._traces = hub, cameras, traces
+        self._hub, self._cameras, self._traces, self._settled = hub, cameras, traces, settled
 
     def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
         metrics.record_window(answers[0], late=late)
         self._cameras.record_window(answers)
+        self._settled(answers[0].stream)
         self._hub.publish(answers if self._traces is None else self._traces.window_answered(answers))
 
     def batch(self, windows: int) -> None:

@@ -125,6 +125,12 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
         self._gather_s = gather_s
         self._owners: dict[str, _Owner] = {}
 
+    def acknowledge(self, camera: str) -> None:
+        """A window of a camera was answered. Its decoder must know before the next frame: what it does not know of is
+        counted as lost when this process dies. Call on the event loop."""
+        if (owner := self._owners.get(camera)) is not None:
+            owner.connection.acknowledge(camera)
+
     async def Send(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
         """See protos/sightline/v1/frames.proto."""
         connection = _Connection(self._handler, self._credit, self._owners, self._gather_s)
@@ -184,6 +190,11 @@ class _Connection:
             del self._owners[camera]
         if lost:
             await self._handler.on_lost(lost)
+
+    def acknowledge(self, camera: str) -> None:
+        """Tell the camera's counts now, of no frame in particular."""
+        if camera in self._lanes:
+            self._ack(camera, 0, None, opened=True)
 
     def surrender(self, camera: str) -> None:
         """Refuse further frames of a camera that another connection has opened."""

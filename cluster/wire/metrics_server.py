@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -12,6 +13,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from cluster.errors import SightlineError
 from cluster.metrics.families import REGISTRY
+from cluster.metrics.process_label import LabelledCollector
 
 if TYPE_CHECKING:
     from cluster.wire.tls import PeerTls
@@ -23,27 +25,29 @@ STALL_S = 10.0
 class MetricsServer:
     """``/metrics`` over HTTP on a thread of its own, until :meth:`close`.
 
-    ``tls``: over HTTPS, and only for processes of this cluster.
+    ``ports``: the first free one is taken; ``tls``: over HTTPS, and only for processes of this cluster.
 
     Raises:
-        SightlineError: the port is taken or may not be opened.
+        SightlineError: no port is free, or it may not be opened.
     """
 
     def __init__(
         self,
         host: str = "127.0.0.1",
-        port: int = 0,
+        ports: Iterable[int] = (0,),
         registry: CollectorRegistry = REGISTRY,
         *,
         tls: PeerTls | None = None,
     ) -> None:
-        try:
-            self._server = make_server(host, port, make_wsgi_app(registry), _server_class(host, tls), _Quiet)
-        except OSError as error:
-            raise SightlineError(
-                f"cannot serve metrics on {host}:{port}: {error.strerror or error}; "
-                "choose another gateway.metrics_port, or 0 for any free one"
-            ) from None
+        reason = ""
+        for port in ports:
+            try:
+                self._server = make_server(host, port, make_wsgi_app(registry), _server_class(host, tls), _Quiet)
+                break
+            except OSError as error:
+                reason = f"{host}:{port}: {error.strerror or error}"
+        else:
+            raise SightlineError(f"cannot serve metrics on {reason}; choose another cluster.metrics_port, or null")
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
@@ -56,14 +60,16 @@ class MetricsServer:
 
 
 def serve_metrics(
-    host: str = "127.0.0.1", port: int = 0, registry: CollectorRegistry = REGISTRY, *, tls: PeerTls | None = None
-) -> str:
-    """Serve ``/metrics`` for as long as the process lives; returns ``host:port``.
+    host: str, ports: Iterable[int], process: Callable[[], str], *, tls: PeerTls | None = None
+) -> MetricsServer:
+    """Serve this process's ``/metrics``, each sample with its name, for as long as it lives.
 
     Raises:
-        SightlineError: the port is taken or may not be opened.
+        SightlineError: no port is free, or it may not be opened.
     """
-    return MetricsServer(host, port, registry, tls=tls).address
+    page = CollectorRegistry(auto_describe=False)
+    page.register(LabelledCollector(REGISTRY, process))
+    return MetricsServer(host, ports, page, tls=tls)
 
 
 class _Quiet(WSGIRequestHandler):

@@ -26,7 +26,9 @@ OWNED = {
     "security": [
         *("tokens_file", "tls", "internal_tls", "memory_key_file", "allow_unauthenticated", "allow_plain_inside"),
     ],
-    "cluster": ["ray_address", "decoders", "replicas", "placement", "log_dir", "state_dir"],
+    "cluster": [
+        *("ray_address", "decoders", "max_decoders", "replicas", "placement", "log_dir", "state_dir", "metrics_port"),
+    ],
     "alerts": ["folder"],
     "kubernetes": ["enabled", "kubeconfig", "context"],
 }

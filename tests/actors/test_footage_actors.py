@@ -42,8 +42,8 @@ class Controller:
     async def on_register_decoder(self, info, running):
         self.directory.join_decoder(info, time.monotonic(), running)
 
-    async def on_heartbeat_decoder(self, name, instance, reports):
-        return self.directory.heartbeat_decoder(name, instance, reports, time.monotonic())
+    async def on_heartbeat_decoder(self, name, instance, reports, busy):
+        return self.directory.heartbeat_decoder(name, instance, reports, time.monotonic(), busy)
 
     async def on_assignment(self, name, version, timeout_s):
         deadline = time.monotonic() + timeout_s

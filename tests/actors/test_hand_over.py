@@ -160,6 +160,9 @@ def test_a_replica_that_died_is_not_asked_to_hand_over(clip, places) -> None:
         bench.camera.route(bench.replica(keeper))
         bench.push(7)
         until(lambda: len(keeper.frames) >= 5, "frames here")
+        # For longer than a stride nobody gets frames: nothing comes in place of the window that was open.
+        bench.camera.route(None)
+        bench.push(4)
         bench.camera.route(bench.replica(second.frames), hand_over=False)
         bench.push(7)
         until(lambda: len(second.answers) >= 2, "answers there")

@@ -36,6 +36,7 @@ def digests(**changes) -> dict[str, str]:
         ({"clips": {"after_s": 5}}, {"alerting", *DECODERS}),
         ({"gateway": {"credit": 8}}, {"gateway", *DECODERS}),
         ({"cluster": {"replicas": 2}}, {"controller"}),
+        ({"cluster": {"max_decoders": 4}}, {"controller"}),
         ({"kubernetes": {"enabled": True, "resync_s": 5}}, {"reconciler"}),
         ({"security": {"calls_per_s": 5}}, ALL),
         ({"model": {"name": "tiny-internvl3"}}, ALL),
@@ -44,6 +45,12 @@ def digests(**changes) -> dict[str, str]:
 def test_a_change_restarts_what_reads_it(changes, restarted) -> None:
     before, after = digests(), digests(**changes)
     assert {name for name in before if before[name] != after[name]} == restarted
+
+
+def test_decoders_are_those_that_the_controller_decided_on() -> None:
+    config = load_config(None, BASE | {"cluster": {"decoders": 1, "max_decoders": 4}})
+    found = {each.name for each in processes(config, "run", None, ["decoder-0", "decoder-3"])}
+    assert {name for name in found if name.startswith("decoder")} == {"decoder-0", "decoder-3"}
 
 
 def test_more_decoders_restart_none() -> None:

@@ -78,6 +78,10 @@ WRONG = {
         "cluster: {heartbeat_s: 5, heartbeat_timeout_s: 5}",
         "1: cluster.heartbeat_timeout_s: must be above heartbeat_s = 5, not 5",
     ),
+    "decoders upside down": (
+        "cluster: {decoders: 3, max_decoders: 2}",
+        "1: cluster.max_decoders: must be decoders = 3 or more, not 2",
+    ),
     "one port for two": (
         "gateway: {port: 99, metrics_port: 99}",
         "1: gateway.metrics_port: must differ from port, both are 99",

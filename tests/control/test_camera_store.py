@@ -20,6 +20,8 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
     store.put(ManagedCamera(entry=CameraEntry(name="yard")))
     store.put_removed("dock")
     store.put_counted({"gate": {"decoder": {"frames": 7}}})
+    assert store.decoders() == 0
+    store.put_decoders(3)
     assert store.begin("first"), "the same run again: its controller was restarted"
     store.end()
 
@@ -30,6 +32,7 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
     assert store.seeded() == [GATE.entry]
     assert store.removed() == ["dock"]
     assert store.counted() == {"gate": {"decoder": {"frames": 7}}}
+    assert store.decoders() == 3
     store.delete("yard")
     store.delete_removed("dock")
     assert ([camera.entry.name for camera in store.load()], store.removed()) == (["gate"], [])

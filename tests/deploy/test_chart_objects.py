@@ -14,6 +14,8 @@ from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD
 from cluster.config.load import load_tree
 from cluster.control.fleet_settings import fleet_settings
 
+MOST_PODS = 40
+
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_lint(preset: str | None) -> None:
@@ -55,8 +57,8 @@ def test_configuration_is_one_that_sightline_takes(variant: str, monkeypatch) ->
         assert getattr(part, section) == getattr(full, section), section
     # A change of what a replica does not read must not load its model anew.
     assert not set(replicas["args"]["configuration"]) & set(NOT_THE_REPLICAS)
-    decoders = full.cluster.decoders
-    assert part.cluster.model_copy(update={"decoders": decoders}) == full.cluster
+    decoders = {"decoders": full.cluster.decoders, "max_decoders": full.cluster.max_decoders}
+    assert part.cluster.model_copy(update=decoders) == full.cluster
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -64,11 +66,18 @@ def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
     objects = rendered(variant)
     cluster = of_kind(objects, "RayService")[0]["spec"]["rayClusterConfig"]
     configuration = serve_config(objects)["applications"][0]["args"]["configuration"]["cluster"]
+    autoscaled = cluster["enableInTreeAutoscaling"]
+    assert autoscaled is (variant == "everything")
     offered: dict[str, int] = {}
     for group in cluster["workerGroupSpecs"]:
         for name, amount in group["resources"].items():
             offered[name] = offered.get(name, 0) + int(amount) * group["replicas"]
-        assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+        assert group["minReplicas"] == group["replicas"]
+        grows = autoscaled and group["groupName"] == "decoders"
+        assert group["maxReplicas"] == (MOST_PODS if grows else group["replicas"])
+        if grows:
+            assert configuration["max_decoders"] == MOST_PODS * int(group["resources"]["sightline_decoder"])
+    assert ("max_decoders" in configuration) is autoscaled
     place = configuration["placement"]
     assert offered[place["decoder"]] == configuration["decoders"]
     assert offered[place["replica"]] == configuration["replicas"]
@@ -77,6 +86,26 @@ def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
     assert cluster["headGroupSpec"]["resources"] == {"CPU": "0"}
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         assert group["rayStartParams"]["object-store-memory"] == str(OBJECT_STORE_BYTES)
+
+
+def test_only_the_autoscaler_gets_a_token_to_scale() -> None:
+    objects = rendered("everything")
+    found = pods(objects)
+    [service] = of_kind(objects, "RayService")
+    options = service["spec"]["rayClusterConfig"]["autoscalerOptions"]
+    head = found["head"]["spec"]
+    [token] = [each["name"] for each in head["volumes"] if "projected" in each]
+    assert token in {each["name"] for each in options["volumeMounts"]}
+    for component, pod in found.items():
+        mounted = {each["name"] for c in pod["spec"]["containers"] for each in c["volumeMounts"]}
+        assert token not in mounted, component
+        if component != "control":
+            assert not pod["spec"].get("automountServiceAccountToken"), component
+        # KubeRay gives the right to this account, so nobody else may have it.
+        assert (pod["spec"].get("serviceAccountName") == head["serviceAccountName"]) is (component == "head")
+    assert head["serviceAccountName"] in {each["metadata"]["name"] for each in of_kind(objects, "ServiceAccount")}
+    assert options["securityContext"] == head["containers"][0]["securityContext"]
+    assert "autoscalerOptions" not in of_kind(rendered("city"), "RayService")[0]["spec"]["rayClusterConfig"]
 
 
 def test_environment_is_that_of_the_command_line() -> None:
@@ -111,10 +140,10 @@ def test_rules_are_of_this_release_and_link_to_runbooks(tmp_path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": found[0]["groups"]}))
     assert promtool("check", "rules", "--lint=none", str(file))[0] == 0
-    monitors = of_kind(rendered("city", "monitoring.podMonitor.rayMetrics=true"), "PodMonitor")
-    assert len(monitors) == 2
-    for monitor in monitors:
-        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    both = ("monitoring.podMonitor.rayMetrics=true", "monitoring.podMonitor.pods=true")
+    monitors = of_kind(rendered("city", *both), "PodMonitor")
+    assert len(monitors) == 3
+    for endpoint in (each for monitor in monitors for each in monitor["spec"]["podMetricsEndpoints"]):
         assert endpoint["relabelings"] == [{"targetLabel": "release", "replacement": "sightline"}]
 
 
@@ -148,6 +177,46 @@ def test_a_preset_for_a_card_is_one_that_sightline_takes(card: str) -> None:
     gib = int(asked["limits"]["memory"].removesuffix("Gi"))
     assert asked["limits"]["nvidia.com/gpu"] == 1
     assert (config.tiers.node_bytes + config.tiers.host_bytes) / 2**30 < gib
+
+
+def test_http_route_leads_to_the_gateways_http_port() -> None:
+    assert not of_kind(rendered("city"), "HTTPRoute")
+    objects = rendered("everything")
+    [route] = of_kind(objects, "HTTPRoute")
+    assert route["spec"]["parentRefs"] == [{"name": "edge", "namespace": "gateways", "sectionName": "https"}]
+    assert route["spec"]["hostnames"] == ["*.sightline.city"]
+    [[backend]] = [rule["backendRefs"] for rule in route["spec"]["rules"]]
+    [service] = [each for each in of_kind(objects, "Service") if each["metadata"]["name"] == backend["name"]]
+    assert {port["name"]: port["port"] for port in service["spec"]["ports"]}["http"] == backend["port"]
+
+
+def test_every_process_is_scraped_once_where_pods_are() -> None:
+    objects = rendered("city", "monitoring.podMonitor.pods=true", "decoders.perPod=2", "config.alerts.enabled=false")
+    cluster = serve_config(objects)["applications"][0]["args"]["configuration"]["cluster"]
+    first = cluster["metrics_port"]
+    ports = {}
+    for component, pod in pods(objects).items():
+        mine = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+        ports[component] = [mine[name] for name in sorted(mine) if name.startswith("process-")]
+    # Controller and reconciler; two decoders; four replicas and their tier.
+    wanted = {"control": 2, "decoder": 2, "replica": 5, "head": 0}
+    assert {each: ports[each] for each in wanted} == {
+        component: list(range(first, first + count)) for component, count in wanted.items()
+    }
+    gateway, processes = of_kind(objects, "PodMonitor")
+    scraped = [each["port"] for each in processes["spec"]["podMetricsEndpoints"]]
+    assert scraped == [f"process-{number}" for number in range(5)]
+    for endpoint in processes["spec"]["podMetricsEndpoints"]:
+        assert endpoint["scheme"] == "https"
+        assert endpoint["tlsConfig"]["cert"] == {"secret": {"name": "sightline-internal-tls", "key": "tls.crt"}}
+        assert endpoint["tlsConfig"]["serverName"] == "sightline"
+    [endpoint] = gateway["spec"]["podMetricsEndpoints"]
+    [keep] = endpoint["metricRelabelings"]
+    kept = re.compile(keep["regex"])
+    assert (keep["action"], keep["sourceLabels"]) == ("keep", ["process", "__name__"])
+    assert kept.fullmatch("gateway;sightline_build_info")
+    assert kept.fullmatch("decoder-0;sightline_process_up")
+    assert not kept.fullmatch("decoder-0;sightline_build_info")
 
 
 def test_upgrade_needs_no_second_pool_of_gpus() -> None:

@@ -187,7 +187,10 @@ def test_least_rights() -> None:
     assert [each["name"] for each in of_update["subjects"]] == ["sightline-update"]
     for component, pod in pods(objects).items():
         assert pod["spec"]["automountServiceAccountToken"] == (component == "control")
-        assert pod["spec"]["serviceAccountName"] == f"sightline-{'control' if component == 'control' else 'worker'}"
+        # With the autoscaler the head's account has rights, by KubeRay.
+        account = component if component in ("control", "head") else "worker"
+        assert pod["spec"]["serviceAccountName"] == f"sightline-{account}"
+    assert pods(rendered("default"))["head"]["spec"]["serviceAccountName"] == "sightline-worker"
     assert of_kind(rendered("default", "cameras.enabled=false"), "Role") == [update]
 
 

@@ -29,6 +29,13 @@ def refused(*settings: str, preset: str | None = None) -> str:
         ((TOKENS, "monitoring.podMonitor.enabled=true"), "needs monitoring.podMonitor.tokenSecretName"),
         (("gateway.ingress.enabled=true",), "needs gateway.ingress.host"),
         (("gcsRedis.enabled=true", "gcsRedis.address=redis.city:6379"), "needs gcsRedis.secretName"),
+        (("gateway.httpRoute.enabled=true",), "needs gateway.httpRoute.parentRefs"),
+        (
+            ("monitoring.podMonitor.enabled=true", "monitoring.podMonitor.pods=true", "decoders.perPod=17"),
+            "has ports for 16 processes of a pod",
+        ),
+        (("decoders.pods=3", "decoders.maxPods=2"), "decoders.maxPods is 2, below decoders.pods"),
+        (("config.cluster.max_decoders=4",), "max_decoders"),
         (("config.model.name=org/model", "replicas.pods=2"), "models.cache.accessMode must be ReadWriteMany"),
     ],
 )

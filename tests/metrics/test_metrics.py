@@ -184,8 +184,14 @@ def test_a_silent_or_babbling_process_delays_nobody():
     assert value(families["sightline_things"], process="alive") == 1
 
 
-def test_a_taken_port_is_one_clear_sentence():
+def test_a_taken_port_is_one_clear_sentence_and_the_next_one_is_taken_if_there_is_one():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SightlineError, match=rf"127\.0\.0\.1:{port}: Address already in use; choose another"):
-            serve_metrics("127.0.0.1", port)
+            serve_metrics("127.0.0.1", [port], str)
+        page = serve_metrics("127.0.0.1", [port, 0], lambda: "decoder-7")
+    try:
+        samples = [each for family in scrape(page.address).values() for each in family.samples]
+    finally:
+        page.close()
+    assert {each.labels["process"] for each in samples} == {"decoder-7"}

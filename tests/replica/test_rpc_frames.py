@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+import rpc_serving
 from frame_parts import Replica, sending, serving
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
@@ -15,6 +16,7 @@ from cluster.decoder.frame_lanes import Lane
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import UnknownCameraError
 from cluster.replica.frames_service import FramesServicer
+from cluster.types.reports import WindowCounters
 from cluster.wire.channel import CallEndedError, EventLoopThread, open_channel, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
 from cluster.wire.server import RpcServer
@@ -60,6 +62,24 @@ async def test_acknowledgements_of_many_cameras_go_together_and_refusals_at_once
         found = {each.camera: (each.index, each.refused) for each in (ack, *ack.more)}
         assert found == {"gate": (1, "pts went back"), "yard": (0, ""), "dock": (0, "")}
         call.cancel()
+
+
+async def test_an_answered_window_is_acknowledged_before_the_next_frame(make, until):
+    replica, answered = Replica(), 0
+    replica.counters = lambda camera: WindowCounters(done=answered)
+    servicer = FramesServicer(replica, gather_s=60.0)
+    async with rpc_serving.serving(servicer) as address, sending() as (sender, lost):
+        sender.assign(make.spec(), address)
+        for index in range(3):
+            assert sender.send(make.sample(index=index))
+        await until(lambda: len(replica.frames["gate"]) == 3)
+        answered = 1
+        servicer.acknowledge("gate")
+        await until(lambda: sender.status("gate").windows_done == 1)
+        servicer.acknowledge("unknown")
+        assert sender.send(make.sample(index=3))
+        await until(lambda: len(replica.frames["gate"]) == 4)
+        assert lost == []
 
 
 async def test_a_sender_reads_acknowledgements_of_many_cameras(make, until):
@@ -339,6 +359,24 @@ async def test_a_newer_decoder_takes_the_camera_over(make, until):
         await until(lambda: replica.indices() == [0, 10, 11])
         assert replica.lost == [], "it belongs to the newer connection"
         assert (old.status("gate").found, new.status("gate").found) == (0, 1), "what was done for the other one"
+
+
+async def test_a_released_camera_stays_open_for_the_decoder_that_has_it_next(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending() as (old, _), sending() as (new, lost):
+        old.confirm(5)
+        old.assign(make.spec(), address)
+        assert old.send(make.sample(index=0))
+        await until(lambda: replica.indices() == [0])
+        old.release("gate")
+        assert old.status("gate") is None
+        assert not old.send(make.sample(index=1))
+        new.confirm(6)
+        new.assign(make.spec(), address)
+        assert new.send(make.sample(index=100, fresh=True))
+        await until(lambda: replica.indices() == [0, 100])
+    assert not replica.closed
+    assert lost == []
 
 
 async def test_a_decoder_that_stood_still_is_told_with_its_next_frame_and_opens_the_camera_again(make, until):

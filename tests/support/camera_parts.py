@@ -100,7 +100,10 @@ class Bench:
 
     async def _serve(self, handler: FrameHandler) -> str:
         server = RpcServer()
-        server.add(FramesServicer(handler, credit=16))
+        servicer = FramesServicer(handler, credit=16)
+        server.add(servicer)
+        if hasattr(handler, "settled"):
+            handler.settled = lambda camera: self.loop.loop.call_soon_threadsafe(servicer.acknowledge, camera)
         port = server.bind("127.0.0.1", 0)
         await server.start()
         self._servers.append(server)

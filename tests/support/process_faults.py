@@ -24,10 +24,11 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
-from small_cluster import BLOCK_FRAMES, CAMERAS, PROCESSES, STRIDE_S, Camera, SmallCluster
+from small_cluster import BLOCK_FRAMES, CAMERAS, PROCESSES, SmallCluster
+from watched_cameras import STRIDE_S, WatchedCameras
 
 from cluster.client import GatewayClient
 from cluster.errors import SightlineError
@@ -140,7 +141,7 @@ def _row(cluster: SmallCluster, name: str) -> dict[str, Any]:
 # -- faults the cluster lives through -----------------------------------------------------------
 def _judge(cluster: SmallCluster, action: str, target: str, found: dict[str, Any]) -> list[str]:
     before = {name: take_before(cluster, name) for name in cluster.cameras}
-    incidents = _incidents(cluster)
+    incidents = known_incidents(cluster)
     healed_s, due_s, reasons = _cause(cluster, action, target)
     limit_s = due_s + 2 * STRIDE_S
     answering = answering_s(cluster, healed_s, limit_s)
@@ -158,11 +159,11 @@ def _judge(cluster: SmallCluster, action: str, target: str, found: dict[str, Any
     found["answered"] = sum(each.said for each in windows.values())
     found["counted"] = sum(each.counted for each in windows.values())
     others = {name: each for name, each in before.items() if action != "re-add" or name != target}
-    forgot = [name for name, each in others.items() if not _remembers(cluster, name, each.memory)]
+    forgot = [name for name, each in others.items() if not remembers(cluster, name, each.memory)]
     found["memories"] = f"{len(others) - len(forgot)} of {len(others)}"
     if forgot:
         reasons.append(f"{', '.join(forgot)} forgot what was before")
-    return reasons + _missed_incidents(cluster, incidents, target if action == "re-add" else "")
+    return reasons + missed_incidents(cluster, incidents, target if action == "re-add" else "")
 
 
 def _cause(cluster: SmallCluster, action: str, target: str) -> tuple[float, float, list[str]]:
@@ -221,15 +222,7 @@ def _fill_disk(cluster: SmallCluster) -> tuple[float, float, list[str]]:
     return healed_s, 0.0, reasons
 
 
-class Watched(Protocol):
-    """A cluster, its cameras and what was seen of them."""
-
-    gateway: str
-    client: GatewayClient
-    cameras: dict[str, Camera]
-
-
-def take_before(cluster: Watched, name: str) -> Before:
+def take_before(cluster: WatchedCameras, name: str) -> Before:
     """A camera as it is now, which has been answered."""
     # What was counted first: a window that is answered in between must not be taken for one from before.
     counts = counts_of(cluster, name)
@@ -237,17 +230,17 @@ def take_before(cluster: Watched, name: str) -> Before:
     return Before(slots[-1].end_s, counts, memory_of(cluster, name))
 
 
-def counts_of(cluster: Watched, name: str) -> Counts:
+def counts_of(cluster: WatchedCameras, name: str) -> Counts:
     status = cluster.client.camera_get(name)
     return Counts(status.windows_done + status.windows_gated, status.windows_dropped + status.windows_lost)
 
 
-def memory_of(cluster: Watched, name: str) -> MemoryStatus:
+def memory_of(cluster: WatchedCameras, name: str) -> MemoryStatus:
     with GatewayClient(cluster.gateway) as client:
         return client.memory(name)
 
 
-def answering_s(cluster: SmallCluster, since_s: float, limit_s: float) -> dict[str, float | None]:
+def answering_s(cluster: WatchedCameras, since_s: float, limit_s: float) -> dict[str, float | None]:
     """Seconds from ``since_s`` to the answer of a window that ended after it, by camera; ``None``: it did not come."""
     found: dict[str, float | None] = dict.fromkeys(cluster.cameras)
     deadline_s = since_s + limit_s + PATIENCE_S
@@ -273,7 +266,7 @@ def _settled_windows(cluster: SmallCluster, before: Mapping[str, Before], *, wat
         time.sleep(POLL_S)
 
 
-def count_windows(cluster: Watched, name: str, before: Before) -> Windows:
+def count_windows(cluster: WatchedCameras, name: str, before: Before) -> Windows:
     """What became of its windows since."""
     counts = counts_of(cluster, name)
     now_s = time.monotonic()
@@ -289,7 +282,7 @@ def count_windows(cluster: Watched, name: str, before: Before) -> Windows:
     )
 
 
-def _remembers(cluster: SmallCluster, name: str, before: MemoryStatus) -> bool:
+def remembers(cluster: WatchedCameras, name: str, before: MemoryStatus) -> bool:
     """Whether frames from before are held, all but those that were in no block yet."""
     try:
         after = memory_of(cluster, name)
@@ -299,19 +292,19 @@ def _remembers(cluster: SmallCluster, name: str, before: MemoryStatus) -> bool:
     return after.oldest <= before.oldest + second and after.frames >= before.frames - BLOCK_FRAMES > 0
 
 
-def _incidents(cluster: SmallCluster, *, only_open: bool = True) -> dict[str, str]:
+def known_incidents(cluster: WatchedCameras, *, only_open: bool = True) -> dict[str, str]:
     """Incident -> its camera."""
     with GatewayClient(cluster.gateway) as client:
         found = client.incidents(only_open=only_open)
     return {each.id: each.camera for each in found if each.kind == "question"}
 
 
-def _missed_incidents(cluster: SmallCluster, before: Mapping[str, str], added: str) -> list[str]:
+def missed_incidents(cluster: WatchedCameras, before: Mapping[str, str], added: str) -> list[str]:
     """Incidents may have ended, where there was no answer for a while, but are known; ``added`` has a new one."""
     deadline_s = time.monotonic() + 3 * STRIDE_S
     while True:
         with contextlib.suppress(SightlineError):
-            known, now = _incidents(cluster, only_open=False), _incidents(cluster)
+            known, now = known_incidents(cluster, only_open=False), known_incidents(cluster)
             wrong = [name for incident, name in before.items() if name != added and incident not in known]
             if added and added not in {name for incident, name in now.items() if incident not in before}:
                 wrong.append(added)
@@ -342,7 +335,7 @@ def _trouble(cluster: SmallCluster) -> str:
     for role, count in PROCESSES.items():
         if (found := len(cluster.processes(role))) != count:
             return f"{found} of {count} {role} processes run"
-    incidents = _incidents(cluster)
+    incidents = known_incidents(cluster)
     for name, camera in cluster.cameras.items():
         if camera.done.done():
             return f"{name} does not push any more: {camera.done.exception()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -10,28 +9,18 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
+from watched_cameras import STRIDE_S, WatchedCameras
 
 from cluster.alerts.service import FILE as INCIDENTS
-from cluster.client import GatewayClient
-from cluster.codec import FileSource
 from cluster.errors import SightlineError
 from cluster.lab.bench.processes import RedisServer
-from cluster.lab.bench.window_accounting import CameraBooks
-from cluster.lab.scenes.street_clips import make_clip
-from cluster.types import MICROSECONDS, Answer, EncodedPacket, Question
-from cluster.wire.push import PushAgent, PushStatus
 
 CAMERAS = ("dock", "gate", "yard")
-STRIDE_S = 4.0
 BLOCK_FRAMES = 4
 DISK_BYTES = 8 * 2**20
 
@@ -50,52 +39,10 @@ TITLES = {
 
 PROCESSES = {"decoder": 2, "replica": 2, "controller": 1, "gateway": 1, "tier": 1, "alerting": 1}
 
-# Any score is enough: every camera has an incident, which says whether answers reach alerting.
-QUESTION = Question("person", "Is anyone there?", threshold=0.01)
-
 START_S = 240.0
-CLIP_S = 24.0
 
 
-class TimedSource(FileSource):
-    """A clip in a loop at its own pace, which notes when its clock was at 0 (``began_s``, monotonic)."""
-
-    began_s: float | None = None
-
-    def packets(self) -> Iterator[EncodedPacket]:
-        for packet in super().packets():
-            if self.began_s is None and packet.pts is not None:
-                self.began_s = time.monotonic() - packet.pts / MICROSECONDS
-            yield packet
-
-
-class Camera:
-    """One pushed camera from when it is added until it is removed."""
-
-    def __init__(self, name: str, gateway: str, clip: Path, loop: asyncio.AbstractEventLoop) -> None:
-        self.source = TimedSource(clip, loop=True, realtime=True)
-        self.agent = PushAgent(self.source, gateway, name)
-        self.done: Future[PushStatus] = asyncio.run_coroutine_threadsafe(self.agent.run(), loop)
-        # Its clock begins with its first packet; the thread that reads it is on its way.
-        while (began_s := self.source.began_s) is None:
-            if self.done.done():
-                self.done.result()
-            time.sleep(0.01)
-        self.books = CameraBooks(name, began_s, STRIDE_S)
-
-    def saw(self, answer: Answer) -> None:
-        """An answer came. One far from the future belongs to a camera of this name that was removed; but the last frame
-        of a window may come before its end."""
-        now_s = time.monotonic()
-        if self.books.began_s + answer.end / MICROSECONDS <= now_s + STRIDE_S:
-            self.books.saw(answer, now_s)
-
-    def stop(self) -> None:
-        self.done.cancel()
-        self.source.close()
-
-
-class SmallCluster:
+class SmallCluster(WatchedCameras):
     """``sightline serve`` with two decoders, two replicas, a node tier, a Redis, and a small disk for incidents.
 
     A context manager: at its end nothing of it is left. Use it from one thread.
@@ -110,12 +57,9 @@ class SmallCluster:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        super().__init__(folder)
         self.redis = RedisServer()
-        self.cameras: dict[str, Camera] = {}
         self._seen: set[psutil.Process] = set()
-        self._loop = asyncio.new_event_loop()
-        self._clip = folder / "street.mp4"
-        make_clip("street", self._clip, seconds=CLIP_S, fps=10, size=(160, 96))
         self._disk = folder / "disk"
         self._disk.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self._configuration()))
@@ -127,12 +71,7 @@ class SmallCluster:
                 self._command(addresses), stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder
             )
         try:
-            self.gateway = self._wait_until_ready(addresses)
-            self.client = GatewayClient(self.gateway, deadline_s=5.0)
-            threading.Thread(target=self._loop.run_forever, daemon=True, name="cameras").start()
-            for name in CAMERAS:
-                self.add(name)
-            threading.Thread(target=self._watch, daemon=True, name="watch").start()
+            self.begin(self._wait_until_ready(addresses), CAMERAS)
         except BaseException:
             self.close()
             raise
@@ -145,9 +84,7 @@ class SmallCluster:
 
     def close(self) -> None:
         """Stop the cameras, then the cluster; kill what does not stop."""
-        for camera in self.cameras.values():
-            camera.stop()
-        self.cameras.clear()
+        self.stop_pushing()
         self.note_processes()
         if self.serve.poll() is None:
             self.serve.send_signal(signal.SIGTERM)
@@ -158,21 +95,7 @@ class SmallCluster:
                 process.kill()
         self.serve.wait()
         self.redis.kill()
-        if self._loop.is_running():
-            with contextlib.suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(_ended(), self._loop).result(5.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    # -- cameras --------------------------------------------------------------------------------
-    def add(self, name: str) -> None:
-        """Add a camera, which begins to push."""
-        self.client.camera_add(name, "", [QUESTION])
-        self.cameras[name] = Camera(name, self.gateway, self._clip, self._loop)
-
-    def remove(self, name: str) -> None:
-        """The camera stops, and the cluster is told to forget it."""
-        self.cameras.pop(name).stop()
-        self.client.camera_remove(name)
+        self.end()
 
     # -- processes ------------------------------------------------------------------------------
     def note_processes(self) -> None:
@@ -258,23 +181,6 @@ class SmallCluster:
             time.sleep(0.1)
         said = self.output.read_text().strip().splitlines()
         raise SightlineError(f"sightline serve did not start: {said[-1] if said else 'it said nothing'}")
-
-    def _watch(self) -> None:
-        while self.serve.poll() is None:
-            with (
-                contextlib.suppress(SightlineError, grpc.RpcError, ValueError),
-                GatewayClient(self.gateway, deadline_s=2.0) as client,
-            ):
-                for answer, _ in client.watch():
-                    if (camera := self.cameras.get(answer.stream)) is not None:
-                        camera.saw(answer)
-            time.sleep(0.1)
-
-
-async def _ended() -> None:
-    """The cameras' tasks on this loop have ended; they were cancelled."""
-    if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-        await asyncio.wait(tasks)
 
 
 def is_alive(process: psutil.Process) -> bool:

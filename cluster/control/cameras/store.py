@@ -14,6 +14,7 @@ from cluster.security.private_files import FolderLock
 SEEDED = "seeded"
 RUN = "run"
 COUNTED = "counted"
+DECODERS = "decoders"
 CAMERA = "camera/"
 REMOVED = "removed/"
 
@@ -119,6 +120,13 @@ class CameraStore:
 
     def put_counted(self, counted: dict[str, dict[str, dict[str, int]]]) -> None:
         self._table.put(COUNTED, json.dumps(counted).encode())
+
+    def decoders(self) -> int:
+        """Number of decoders that were wanted last; 0 before the first :meth:`put_decoders`."""
+        return int(self._table.get(DECODERS) or 0)
+
+    def put_decoders(self, count: int) -> None:
+        self._table.put(DECODERS, b"%d" % count)
 
     def end(self) -> None:
         """Delete everything, unless the table is to outlive the cluster."""

@@ -29,6 +29,12 @@
       "replicas" (mul .Values.replicas.pods (include "sightline.replicasPerPod" . | int))
       "state_dir" "/var/lib/sightline"
       "placement" (dict "control" "sightline_control" "decoder" "sightline_decoder" "replica" "sightline_replica") -}}
+{{- if include "sightline.autoscaling" . -}}
+{{- $_ := set $cluster "max_decoders" (mul .Values.decoders.maxPods .Values.decoders.perPod) -}}
+{{- end -}}
+{{- if and .Values.monitoring.podMonitor.enabled .Values.monitoring.podMonitor.pods -}}
+{{- $_ := set $cluster "metrics_port" 9500 -}}
+{{- end -}}
 {{- $own := dict
       "gateway" (dict "host" "0.0.0.0" "port" .Values.gateway.grpcPort "metrics_port" .Values.gateway.httpPort)
       "security" $security
@@ -59,7 +65,7 @@ cameras: [{name: entrance, source: "demo://gate", source_options: {loop: true, r
 {{- define "sightline.serve" -}}
 {{- $all := include "sightline.configuration" . | fromYaml -}}
 {{- $replicas := omit (deepCopy $all) "cameras" "questions" "sampling" "pruning" "window" "source" "alerts" "clips" "gateway" "kubernetes" -}}
-{{- $_ := set $replicas "cluster" (omit $replicas.cluster "decoders") -}}
+{{- $_ := set $replicas "cluster" (omit $replicas.cluster "decoders" "max_decoders") -}}
 proxy_location: Disabled
 applications:
   - name: processes

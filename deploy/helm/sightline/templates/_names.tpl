@@ -56,6 +56,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- max 1 (int .Values.replicas.gpusPerPod) -}}
 {{- end -}}
 
+{{/* Not empty: Ray's autoscaler runs, for pods of decoders. */}}
+{{- define "sightline.autoscaling" -}}
+{{- if gt (int .Values.decoders.maxPods) (int .Values.decoders.pods) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Pages of metrics in a pod (dict "root" $ "component" "head|control|decoder|replica"), where they are scraped there. */}}
+{{- define "sightline.pages" -}}
+{{- $values := .root.Values -}}
+{{- $control := add 1 (ternary 1 0 $values.cameras.enabled) (ternary 1 0 (dig "alerts" "enabled" true $values.config)) -}}
+{{- $pages := dict "head" 0 "control" $control "decoder" (int $values.decoders.perPod) "replica" (add 1 (include "sightline.replicasPerPod" .root | int)) -}}
+{{- ternary (get $pages .component) 0 (and $values.monitoring.podMonitor.enabled $values.monitoring.podMonitor.pods) -}}
+{{- end -}}
+
 {{/* Every container of the chart. */}}
 {{- define "sightline.containerSecurity" -}}
 allowPrivilegeEscalation: false

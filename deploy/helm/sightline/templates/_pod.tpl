@@ -19,7 +19,8 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "sightline.fullname" $root }}-{{ ternary "control" "worker" $control }}
+  {{- $autoscaling := and (eq .component "head") (include "sightline.autoscaling" $root) }}
+  serviceAccountName: {{ include "sightline.fullname" $root }}-{{ ternary "control" (ternary "head" "worker" (not (empty $autoscaling))) $control }}
   automountServiceAccountToken: {{ and $control $values.cameras.enabled }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: 60
@@ -73,6 +74,9 @@ spec:
         - {name: http, containerPort: {{ $values.gateway.httpPort }}}
         {{- end }}
         - {name: metrics, containerPort: 8080}
+        {{- range $number := until (include "sightline.pages" (dict "root" $root "component" .component) | int) }}
+        - {name: process-{{ $number }}, containerPort: {{ add 9500 $number }}}
+        {{- end }}
       readinessProbe:
         {{- if and $control $values.gateway.tls.clientCertificates }}
         # The kubelet has no certificate to show.
@@ -126,6 +130,15 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
   volumes:
+    {{- if $autoscaling }}
+    - name: autoscaler-token
+      projected:
+        defaultMode: 0440
+        sources:
+          - serviceAccountToken: {path: token}
+          - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+          - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+    {{- end }}
     - {name: tmp, emptyDir: {sizeLimit: 20Gi}}
     - {name: shared-mem, emptyDir: {medium: Memory, sizeLimit: {{ ternary .settings.sharedMemory "512Mi" $replica }}}}
     {{- if $control }}

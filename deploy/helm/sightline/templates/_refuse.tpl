@@ -20,6 +20,17 @@ the schema. */}}
 {{- if and $gateway.ingress.enabled (not $gateway.ingress.host) -}}
 {{- fail "gateway.ingress.enabled needs gateway.ingress.host" -}}
 {{- end -}}
+{{- if and $gateway.httpRoute.enabled (not $gateway.httpRoute.parentRefs) -}}
+{{- fail "gateway.httpRoute.enabled needs gateway.httpRoute.parentRefs: the Gateways that it belongs to" -}}
+{{- end -}}
+{{- range $component := list "decoder" "replica" -}}
+{{- if gt (include "sightline.pages" (dict "root" $ "component" $component) | int) 16 -}}
+{{- fail (printf "monitoring.podMonitor.pods has ports for 16 processes of a pod, and a pod of %ss runs more" $component) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.decoders.maxPods (lt (int .Values.decoders.maxPods) (int .Values.decoders.pods)) -}}
+{{- fail (printf "decoders.maxPods is %d, below decoders.pods: give it %d or more, or 0 for a fixed number" (int .Values.decoders.maxPods) (int .Values.decoders.pods)) -}}
+{{- end -}}
 {{- if and (include "sightline.modelCache" .) (gt (int .Values.replicas.pods) 1) (eq .Values.models.cache.accessMode "ReadWriteOnce") -}}
 {{- fail "several replica pods share models.cache, so models.cache.accessMode must be ReadWriteMany; or put the checkpoint on models.existingClaim, or set models.cache.enabled=false" -}}
 {{- end -}}
