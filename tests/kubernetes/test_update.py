@@ -44,6 +44,20 @@ def test_numbers_are_handed_on_and_nothing_else(kube, api):
     assert api.update_ray_cluster("sightline-abcde", "sightline") == []
 
 
+def test_a_number_that_the_autoscaler_chose_stays_between_the_limits(kube, api):
+    def decoders():
+        return kube.ray_clusters["sightline-abcde"]["spec"]["workerGroupSpecs"][1]
+
+    for least, most, chosen, number in ((1, 6, 4, 4), (3, 6, 1, 3), (1, 2, 6, 2), (2, 2, 1, 2)):
+        decoders()["replicas"] = chosen
+        after = spec(least)
+        after["workerGroupSpecs"][1]["maxReplicas"] = most
+        upgrade(kube, after)
+        api.update_ray_cluster("sightline-abcde", "sightline")
+        found = decoders()
+        assert (found["minReplicas"], found["replicas"], found["maxReplicas"]) == (least, number, most)
+
+
 def test_templates_are_handed_on_and_taken_back(kube, api):
     upgrade(kube, spec(2, "new"))
     assert api.update_ray_cluster("sightline-abcde", "sightline") == ["head", "control", "decoders", "replicas"]
