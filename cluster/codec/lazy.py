@@ -30,7 +30,7 @@ MEAN_AREA = 0.004
 """The same of the running mean."""
 MEAN_WEIGHT = 0.3
 """Weight of the newest picture in the running mean."""
-SLOW_AREA, SLOW_S = 0.006, 2.0
+SLOW_AREA, SLOW_S = 0.004, 2.0
 """The same of the mean over seconds, which decides where pictures exceed the other two; how many seconds, and how long
 samples wait for it."""
 SPREAD, SPREAD_MEMORY, SPREAD_LEAST = 2.0, 512, 64
