@@ -51,7 +51,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYT
 
 # The suites, one after the other: beside the main one, a tenth of the cluster tests came too late on two cores.
 MAIN    := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not cluster"
-CLUSTER := $(TEST_ENV) $(BIN)/python -m pytest -m cluster $$(grep -rl --include='test_*.py' 'mark\.cluster' tests)
+CLUSTER := $(TEST_ENV) $(BIN)/python -m pytest -m "cluster and not long" $$(grep -rl --include='test_*.py' 'mark\.cluster' tests)
 VLLM    := $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm -n 2 --dist loadscope
 
 # Real servers, browsers and clocks share two cores in the suites. What fails there runs once more with nothing beside it,

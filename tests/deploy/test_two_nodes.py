@@ -5,6 +5,9 @@ from two_nodes import FAULTS, TwoNodes, judge
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
+ALWAYS = ("kill-replica", "kill-decoder", "node")
+"""Every fault takes a minute or two: `make test` causes these."""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
@@ -12,6 +15,8 @@ def cluster(tmp_path_factory):
         yield cluster
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=[] if fault in ALWAYS else pytest.mark.long) for fault in FAULTS]
+)
 def test_the_other_node_goes_on(cluster: TwoNodes, fault: str) -> None:
     assert judge(cluster, fault) == []
