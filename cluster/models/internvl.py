@@ -91,8 +91,8 @@ class InternVL(SequentialFrames):
         first = embeddings.cls_token[0, 0]
         if embeddings.position_embeddings is not None:
             table = embeddings.position_embeddings[0]
-            place = 1 + self._raster(torch.cat([frame.cells for frame in frames]))
-            hidden, first = hidden + table[place.to(self.device)], first + table[0]
+            place = 1 + self._raster(torch.cat([frame.cells for frame in frames]).to(self.device))
+            hidden, first = hidden + table[place], first + table[0]
         hidden, rows = prepend_token(hidden, first, counts)
 
         hidden = self._run_layers(hidden, packing)[rows]

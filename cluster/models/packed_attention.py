@@ -91,8 +91,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
 def prepend_token(rows: Tensor, token: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Put ``token [D]`` before each frame's ``rows [n, D]``, of which frames have ``counts``; also returns the places
     ``[n]`` of the rows."""
-    frame = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    places = (torch.arange(len(frame)) + frame + 1).to(rows.device)
+    # On the rows' device: there are as many as patches. The length is given, or the host would wait for it.
+    device, repeats = rows.device, torch.tensor(counts).to(rows.device)
+    frame = torch.repeat_interleave(torch.arange(1, len(counts) + 1, device=device), repeats, output_size=len(rows))
+    places = torch.arange(len(rows), device=device) + frame
     packed = token.repeat(len(rows) + len(counts), 1)
     packed[places] = rows
     return packed, places
