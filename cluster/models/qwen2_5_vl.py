@@ -250,15 +250,11 @@ class Qwen25VL(VisionLanguageModel):
 
     def _windowed_pairs(self, frames: Sequence[PatchBatch | int]) -> int:
         side, merge = self._visual.window_size // self._visual.patch_size, self.geometry.merge
-        dense = [divmod(frame, side**2) for frame in frames if isinstance(frame, int)]
-        pairs = sum(whole * side**4 + rest**2 for whole, rest in dense)
-        kept = [frame for frame in frames if not isinstance(frame, int)]
+        pairs = sum(w * side**4 + r**2 for w, r in (divmod(f, side**2) for f in frames if isinstance(f, int)))
+        kept = [each for each in frames if not isinstance(each, int) and len(each.cells)]
         if not kept:
             return int(pairs)
-        frame = np.repeat(np.arange(len(kept)), [len(each.cells) for each in kept])
-        row, column = torch.cat([each.cells for each in kept]).numpy().T // (side // merge)
-        rows, columns = (
-            max(sizes) for sizes in zip(*((f.grid.group_rows, f.grid.group_cols) for f in kept), strict=True)
-        )
-        members = np.bincount((frame * rows + row) * columns + column) * merge**2
+        frame = torch.from_numpy(np.repeat(np.arange(len(kept)), [len(each.cells) for each in kept]))
+        cells = torch.cat([each.cells for each in kept]) // (side // merge)
+        members = np.bincount(row_numbers(torch.cat([frame[:, None], cells], dim=1)).numpy()) * merge**2
         return int(pairs + members @ members)
