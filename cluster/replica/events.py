@@ -74,7 +74,8 @@ class WorkerFrames:
 class ReplicaEvents:
     """Passes the engine thread's events on: answers to subscribers, counts to ``/metrics``.
 
-    ``settled``: called with a camera of which a window was answered, before anybody gets the answer.
+    ``settled``: called with a camera of which a window was answered, after its answer is handed on: should the process
+    die in between, a window is counted twice rather than not at all.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class ReplicaEvents:
     def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
         metrics.record_window(answers[0], late=late)
         self._cameras.record_window(answers)
-        self._settled(answers[0].stream)
         self._hub.publish(answers if self._traces is None else self._traces.window_answered(answers))
+        self._settled(answers[0].stream)
 
     def batch(self, windows: int) -> None:
         metrics.batch_windows.observe(windows)
