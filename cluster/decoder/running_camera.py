@@ -321,7 +321,6 @@ class RunningCamera:
             cut = self._take_cut()
             if taken:
                 moved = self._moves and sample.random_access
-                self._count_lost(self._in_flight.count_open(sample))
                 self._in_flight.add_frame(sample, moved=moved)
                 self._moves = self._moves and not moved
                 self._unsent.end()

@@ -1,5 +1,7 @@
 """A camera's windows in flight, which are lost when the replica dies, and those of which no frame was sent."""
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -31,10 +33,6 @@ class WindowsInFlight:
     _before: int = 0
     _origin: int | None = None
     _end: int = 0
-    # End of the window that was open when its replica was lost, until the next frame tells whether it is missing.
-    _open_end: int | None = None
-    # Video between the last settled window and the first frame after a loss, microseconds.
-    _lead: int = 0
     # Windows begun before a hand-over, and the first frame after it.
     _moved: tuple[int, int] | None = None
     # Frames at which the windows began anew, and what was counted before each: (pts, closed, origin, end).
@@ -43,14 +41,14 @@ class WindowsInFlight:
     def add_frame(self, sample: FrameSample, *, moved: bool = False) -> None:
         """Count a sent frame. ``moved``: the first for the hand-over's target."""
         if moved and self._origin is not None:
-            self._moved = self._closed + self._begun(), sample.pts
+            self._moved = self._closed + math.ceil(self._strides()), sample.pts
         before = self._closed, self._origin, self._end
         if self._origin is None or sample.fresh or sample.pts < self._end - sample.duration:
             self._closed += math.floor(self._strides())
             self._origin = sample.pts
         elif sample.gap:
             stride = self.stride_s * MICROSECONDS
-            begun = self._begun()
+            begun = math.ceil(self._strides() - _ROUNDING)
             passed = math.floor((sample.pts - self._origin) / stride + _ROUNDING)
             if passed >= begun:
                 self._closed += begun
@@ -83,7 +81,7 @@ class WindowsInFlight:
             self._closed += closed
             self._origin += round(closed * self.stride_s * MICROSECONDS)
             self._seams.clear()
-        self.stride_s, self._lead = stride_s, 0
+        self.stride_s = stride_s
 
     def set_settled(self, windows: int) -> None:
         """Set the windows answered or dropped in total since :meth:`count_lost` or the start; smaller than before where
@@ -94,11 +92,11 @@ class WindowsInFlight:
 
     @property
     def last_window_end(self) -> int | None:
-        """End of the last window that the replica has a frame of, or had before it was lost, on the camera's clock;
-        ``None`` where there is none. The replica knows nothing of later windows."""
+        """End of the last window that the replica has a frame of, on the camera's clock; ``None`` where there is none.
+        The replica knows nothing of later windows."""
         if self._origin is None:
-            return self._open_end
-        return self._origin + round(self._begun() * self.stride_s * MICROSECONDS)
+            return None
+        return self._origin + round(math.ceil(self._strides() - _ROUNDING) * self.stride_s * MICROSECONDS)
 
     def uncounted_since(self, sample: FrameSample, cut: int | None) -> int:
         """Where unsent windows are counted from when ``sample`` is the first unsent frame: the end of the window that
@@ -116,7 +114,7 @@ class WindowsInFlight:
 
     def count(self) -> int:
         """Windows begun and neither answered nor dropped."""
-        return max(0, self._closed + self._begun() - self._settled)
+        return max(0, self._closed + math.ceil(self._strides() - _ROUNDING) - self._settled)
 
     @property
     def unsettled(self) -> float:
@@ -130,31 +128,11 @@ class WindowsInFlight:
         self._begin_anew()
 
     def count_lost(self) -> int:
-        """The replica is gone: return the number of lost windows and start over.
-
-        The open window is not among them: a frame that comes before its end goes into a window in its place, of a
-        replica that continues the windows or begins them anew. See :meth:`count_open`.
-        """
+        """The replica is gone: return the number of lost windows and start over."""
         lost = self.count()
-        if lost and self._origin is not None:
-            if not (self._settled or self._closed):
-                self._origin -= self._lead
-            lost, self._open_end = self.count() - 1, self.last_window_end
         self._closed = self._settled = self._before = 0
         self._begin_anew()
         return lost
-
-    def count_open(self, sample: FrameSample) -> int:
-        """1 where ``sample``, the first frame sent after :meth:`count_lost`, comes too late for the window that was
-        open."""
-        end, self._open_end = self._open_end, None
-        if end is None:
-            return 0
-        stride, after = round(self.stride_s * MICROSECONDS), sample.pts - end
-        missing = not -stride <= after + sample.duration // 8 < 0
-        # Of a stride that is no whole one: short lives of several replicas may add up to a window.
-        self._lead = max(0, after) % stride if missing else stride + after
-        return int(missing)
 
     def cancel_hand_over(self, settled: int) -> int:
         """A hand-over failed after the old replica settled so many windows, and the new one starts with the first frame
@@ -171,11 +149,7 @@ class WindowsInFlight:
 
     def _begin_anew(self) -> None:
         self._origin = self._moved = None
-        self._lead = 0
         self._seams.clear()
-
-    def _begun(self) -> int:
-        return math.ceil(self._strides() - _ROUNDING)
 
     def _strides(self) -> float:
         if self._origin is None:
