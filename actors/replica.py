@@ -167,8 +167,9 @@ class Replica:
         ]
 
     def _window_settled(self, camera: str) -> None:
-        """On the engine thread."""
-        self._loop.call_soon_threadsafe(self._frames.acknowledge, camera)
+        """On the engine thread, which may outlive the loop."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._frames.acknowledge, camera)
 
     async def check_health(self) -> None:
         """Called by Serve every second; an exception three times in a row gets the replica replaced."""

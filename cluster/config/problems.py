@@ -56,7 +56,6 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
         if issubclass(section, Section) and section is not Section:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
             assert isinstance(tree, ast.ClassDef)
-            assert isinstance(tree, ast.ClassDef)
             for pair in pairwise(tree.body):
                 match pair:
                     case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):

@@ -1,7 +1,5 @@
 """The decoders that are there, and the cameras placed on each."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from cluster.control.camera_record import Member

@@ -41,14 +41,14 @@ class WindowsInFlight:
     def add_frame(self, sample: FrameSample, *, moved: bool = False) -> None:
         """Count a sent frame. ``moved``: the first for the hand-over's target."""
         if moved and self._origin is not None:
-            self._moved = self._closed + math.ceil(self._strides()), sample.pts
+            self._moved = self._closed + self._begun(), sample.pts
         before = self._closed, self._origin, self._end
         if self._origin is None or sample.fresh or sample.pts < self._end - sample.duration:
             self._closed += math.floor(self._strides())
             self._origin = sample.pts
         elif sample.gap:
             stride = self.stride_s * MICROSECONDS
-            begun = math.ceil(self._strides() - _ROUNDING)
+            begun = self._begun()
             passed = math.floor((sample.pts - self._origin) / stride + _ROUNDING)
             if passed >= begun:
                 self._closed += begun
@@ -96,7 +96,7 @@ class WindowsInFlight:
         The replica knows nothing of later windows."""
         if self._origin is None:
             return None
-        return self._origin + round(math.ceil(self._strides() - _ROUNDING) * self.stride_s * MICROSECONDS)
+        return self._origin + round(self._begun() * self.stride_s * MICROSECONDS)
 
     def uncounted_since(self, sample: FrameSample, cut: int | None) -> int:
         """Where unsent windows are counted from when ``sample`` is the first unsent frame: the end of the window that
@@ -114,7 +114,7 @@ class WindowsInFlight:
 
     def count(self) -> int:
         """Windows begun and neither answered nor dropped."""
-        return max(0, self._closed + math.ceil(self._strides() - _ROUNDING) - self._settled)
+        return max(0, self._closed + self._begun() - self._settled)
 
     @property
     def unsettled(self) -> float:
@@ -150,6 +150,10 @@ class WindowsInFlight:
     def _begin_anew(self) -> None:
         self._origin = self._moved = None
         self._seams.clear()
+
+    def _begun(self) -> int:
+        """Windows begun since the origin; a clock's rounding begins none."""
+        return math.ceil(self._strides() - _ROUNDING)
 
     def _strides(self) -> float:
         if self._origin is None:

@@ -1,7 +1,5 @@
 """Samples of several processes under one name, each with the process that it is of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry

@@ -40,9 +40,9 @@ class Replica:
         self.worker.start()
 
     def answered(self, answers, *, late) -> None:
-        self.settled(answers[0].stream)
         with self._lock:
             self.answers += answers
+        self.settled(answers[0].stream)
 
     def batch(self, windows) -> None: ...
     def dropped(self, stream, reason, windows) -> None: ...
