@@ -118,7 +118,8 @@ def tiers(config: SightlineConfig, host: str | None) -> list[Process]:
         return []
     wanted = config.cluster.placement.replica
     nodes = [node for node in ray.nodes() if node["Alive"] and (wanted is None or node["Resources"].get(wanted))]
+    names = {tier_name(node["NodeID"]): node["NodeID"] for node in nodes}
     return [
-        Process(tier_name(node["NodeID"]), TierNode, (only(config, "tiers"), host), "replica", node=node["NodeID"])
-        for node in nodes
+        Process(name, TierNode, (only(config, "tiers"), name, host), "replica", node=node)
+        for name, node in names.items()
     ]

@@ -43,8 +43,8 @@ def tier_of_this_node() -> Any:
 class TierNode:
     """Ray actor. Serves ``KV`` once a replica has given the model's fingerprint."""
 
-    def __init__(self, config: SightlineConfig, host: str | None) -> None:
-        configure_logging(f"tier-{os.getpid()}", config.cluster)
+    def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
+        configure_logging(short_tier(name), config.cluster)
         self._config, self._host = config, own_host(host)
         self._tls, self._secret = peer_tls(config.security), memory_secret(config.security)
         self._arena: Arena | None = None
@@ -56,12 +56,7 @@ class TierNode:
         describe_process(config, "tier")
         self._collector = NodeTierCollector(config.tiers.node_bytes, self._look)
         metrics.REGISTRY.register(self._collector)
-        self._page = serve_metrics(
-            self._host,
-            config.cluster.metrics_ports,
-            lambda: short_tier(tier_name(ray.get_runtime_context().get_node_id())),
-            tls=self._tls,
-        )
+        self._page = serve_metrics(self._host, config.cluster.metrics_ports, lambda: short_tier(name), tls=self._tls)
 
     async def open(self, fingerprint: str) -> str:
         """Address of ``KV`` for blocks of one model; blocks of another model are deleted."""

@@ -21,6 +21,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # Triton reads it when it is imported, by torch or by us: kernels for a GPU run in its interpreter.
 os.environ["TRITON_INTERPRET"] = "1"
+# A call of Ray without a cluster is an error, and does not start one in the test's process.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
 # A shell starts background jobs with Ctrl-C ignored, which children inherit: tests that send it would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -187,9 +187,9 @@ async def test_the_actor_has_a_page_from_its_start_on_until_it_stops(kube: KubeS
 
     assert await running.ready()
     text = await asyncio.to_thread(scrape)
-    assert 'sightline_reconciler_age_seconds{since="word"} +Inf' in text
-    assert 'sightline_reconciler_watch_restarts_total{reason="expired"}' in text
-    assert 'sightline_camera_resources{state="no_room"}' in text
+    assert 'sightline_reconciler_age_seconds{process="reconciler",since="word"} +Inf' in text
+    assert 'sightline_reconciler_watch_restarts_total{process="reconciler",reason="expired"}' in text
+    assert 'sightline_camera_resources{process="reconciler",state="no_room"}' in text
     await running.stop()
     with pytest.raises(OSError, match="refused"):
         await asyncio.to_thread(scrape)

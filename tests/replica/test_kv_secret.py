@@ -65,7 +65,7 @@ async def test_a_tier_of_the_cluster_takes_only_what_its_replicas_sealed_and_kee
             "security": {"memory_key_file": str(path)},
         },
     )
-    node = actor.TierNode(settings, "127.0.0.1")
+    node = actor.TierNode(settings, "tier-a", "127.0.0.1")
     address = await node.open(MARK)
 
     def work() -> None:
@@ -93,7 +93,7 @@ async def test_a_replica_that_looks_for_its_tier_takes_nothing_from_a_newer_mode
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(actor, "configure_logging", lambda *_: None)
-    node = actor.TierNode(load_config(None, {"tiers": {"node_bytes": "64MiB"}}), "127.0.0.1")
+    node = actor.TierNode(load_config(None, {"tiers": {"node_bytes": "64MiB"}}), "tier-a", "127.0.0.1")
     try:
         # Started anew: whoever finds it first opens it.
         address = await node.find("old")

@@ -188,21 +188,21 @@ def scrape(address: str) -> str:
 async def test_the_actor_has_a_page_of_its_own_as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Ray: the class that Ray makes an actor of."""
     monkeypatch.setattr(actor, "configure_logging", lambda *_: None)
-    node = actor.TierNode(load_config(None, {"tiers": {"node_bytes": "64MiB"}}), "127.0.0.1")
+    node = actor.TierNode(load_config(None, {"tiers": {"node_bytes": "64MiB"}}), "tier-a", "127.0.0.1")
     address = await node.metrics_address()
     try:
-        assert "sightline_node_tier_held_blocks 0.0" in await asyncio.to_thread(scrape, address)
+        assert 'sightline_node_tier_held_blocks{process="tier-a"} 0.0' in await asyncio.to_thread(scrape, address)
         tier = RemoteTier(await node.open(OURS), fingerprint=OURS, deadline_s=20.0)
         try:
             await asyncio.to_thread(tier.store, [(key(1), block(1)), (key(2), block(2))])
         finally:
             await asyncio.to_thread(tier.close)
         page = await asyncio.to_thread(scrape, address)
-        assert "sightline_node_tier_held_blocks 2.0" in page
-        assert 'sightline_node_tier_bytes{kind="limit"} 6.7108864e+07' in page
-        assert 'sightline_node_tier_events_total{event="stored"} 2.0' in page
+        assert 'sightline_node_tier_held_blocks{process="tier-a"} 2.0' in page
+        assert 'sightline_node_tier_bytes{kind="limit",process="tier-a"} 6.7108864e+07' in page
+        assert 'sightline_node_tier_events_total{event="stored",process="tier-a"} 2.0' in page
         await node.open("another/model")
-        assert "sightline_node_tier_held_blocks 0.0" in await asyncio.to_thread(scrape, address)
+        assert 'sightline_node_tier_held_blocks{process="tier-a"} 0.0' in await asyncio.to_thread(scrape, address)
     finally:
         await node.stop()
     with pytest.raises(OSError, match="refused"):
