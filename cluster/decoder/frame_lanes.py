@@ -46,8 +46,9 @@ class LostCamera:
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
     """Status of one camera's path. ``dropped``: the replica was slow; ``lost``: the connection broke; ``found``:
-    windows that the first replica had settled when the camera was opened there (``None``: not yet opened); ``refused``:
-    why the replica refuses the camera's frames, empty once it accepts them again."""
+    windows that the first replica had settled when the camera was opened there (``None``: not yet opened);
+    ``continued``: the present one's first window had begun at another; ``refused``: why the replica refuses the
+    camera's frames, empty once it accepts them again."""
 
     address: str
     connected: bool
@@ -60,6 +61,7 @@ class LaneStatus:
     windows_gated: int
     windows_dropped: int
     found: int | None
+    continued: bool
     refused: str
 
 
@@ -87,8 +89,9 @@ class Lane:
     """One camera: frames queued for and in flight to ``address``.
 
     ``term``: see ``StreamOpen``; ``not_open``: reported by the replica, so the next frame opens it again. ``windows``:
-    done, gated and dropped there; ``found``: how many when it was first opened, of another decoder's frames (``None``:
-    not opened); ``before``: at replicas that have handed the camera over.
+    done, gated and dropped there; ``continued``: the first of them had begun elsewhere; ``found``: how many when it
+    was first opened, of another decoder's frames (``None``: not opened); ``before``: at replicas that have handed the
+    camera over.
     """
 
     spec: StreamSpec
@@ -106,6 +109,7 @@ class Lane:
     dropped: int = 0
     lost: int = 0
     windows: tuple[int, int, int] = NO_WINDOWS
+    continued: bool = False
     found: int | None = None
     before: tuple[int, int, int] = NO_WINDOWS
     hand_over: HandOver | None = None
@@ -170,6 +174,7 @@ class Lane:
                 pass
         self.credit = ack.credit
         self.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
+        self.continued = ack.continued
         self.found = sum(self.windows) if self.found is None else self.found
         if ack.closed and self.hand_over is not None:
             self.hand_over.closed, self.hand_over.saved = True, ack.saved
@@ -191,7 +196,8 @@ class Lane:
     def status(self, *, connected: bool) -> LaneStatus:
         waiting, under_way = len(self.queue), len(self.in_flight)
         counts = (self.sent, self.dropped, self.lost)
-        return LaneStatus(self.address, connected, waiting, under_way, *counts, *self.settled, self.found, self.refused)
+        told = (self.found, self.continued, self.refused)
+        return LaneStatus(self.address, connected, waiting, under_way, *counts, *self.settled, *told)
 
 
 @dataclass(slots=True)

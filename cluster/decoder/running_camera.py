@@ -291,7 +291,8 @@ class RunningCamera:
             # Windows of another decoder's frames do not offset losses of this one.
             self._found = lane.found
             self._in_flight.take_over(lane.found)
-        self._in_flight.set_settled(lane.windows_done + lane.windows_gated + lane.windows_dropped)
+        settled = lane.windows_done + lane.windows_gated + lane.windows_dropped
+        self._count_lost(self._in_flight.set_settled(settled, continued=lane.continued))
         return lane
 
     def _send(self, sample: FrameSample) -> None:
@@ -321,7 +322,7 @@ class RunningCamera:
             cut = self._take_cut()
             if taken:
                 moved = self._moves and sample.random_access
-                self._in_flight.add_frame(sample, moved=moved)
+                self._count_lost(self._in_flight.add_frame(sample, moved=moved))
                 self._moves = self._moves and not moved
                 self._unsent.end()
             else:

@@ -17,6 +17,26 @@ _KEYFRAMES_US = 10 * MICROSECONDS
 """Longest gap between two keyframes, microseconds, that can be the decoder's own skipping."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """The stride of the last window when its replica was lost, from then until it is known whether the next replica's
+    windows are in phase with it.
+
+    ``start`` and ``end``: of the stride in which the first frame since then lies, on the camera's clock;
+    ``next_frame``: start of that frame, once there is one; ``known``: that window is known to be answered or counted.
+    """
+
+    start: int
+    end: int
+    next_frame: int | None = None
+    known: bool = False
+
+    @property
+    def uncertain(self) -> int:
+        """Windows that may be lost."""
+        return 0 if self.known else 1
+
+
 @dataclass(slots=True)
 class WindowsInFlight:
     """Strides begun with sent frames, minus windows the replica has settled.
@@ -33,13 +53,19 @@ class WindowsInFlight:
     _before: int = 0
     _origin: int | None = None
     _end: int = 0
+    _phase: _Phase | None = None
+    # Video between the end of that and the first frame since, less whole strides, microseconds: short lives of several
+    # replicas may add up to a window.
+    _lead: int = 0
     # Windows begun before a hand-over, and the first frame after it.
     _moved: tuple[int, int] | None = None
     # Frames at which the windows began anew, and what was counted before each: (pts, closed, origin, end).
     _seams: deque[tuple[int, int, int, int]] = field(default_factory=lambda: deque(maxlen=_SEAMS))
 
-    def add_frame(self, sample: FrameSample, *, moved: bool = False) -> None:
-        """Count a sent frame. ``moved``: the first for the hand-over's target."""
+    def add_frame(self, sample: FrameSample, *, moved: bool = False) -> int:
+        """Count a sent frame. ``moved``: the first for the hand-over's target. Returns 1 where the window that was open
+        at :meth:`count_lost` has ended without a frame since, and is lost."""
+        lost = self._first_after_loss(sample)
         if moved and self._origin is not None:
             self._moved = self._closed + self._begun(), sample.pts
         before = self._closed, self._origin, self._end
@@ -57,6 +83,18 @@ class WindowsInFlight:
         if origin is not None and origin != self._origin:
             self._seams.append((sample.pts, closed, origin, end))
         self._end = sample.end
+        return lost
+
+    def _first_after_loss(self, sample: FrameSample) -> int:
+        if self._phase is None or self._phase.next_frame is not None:
+            return 0
+        stride = self._phase.end - self._phase.start
+        passed = (sample.pts + sample.duration // 8 - self._phase.start) // stride
+        start = self._phase.start + passed * stride
+        lost = self._phase.uncertain if passed else 0
+        self._lead = max(0, sample.pts - start) if passed else 0
+        self._phase = _Phase(start, start + stride, sample.pts, known=self._phase.known or passed != 0)
+        return lost
 
     def truncate(self, pts: int) -> None:
         """Frames from ``pts`` on were dropped after all and never reached the replica."""
@@ -83,19 +121,32 @@ class WindowsInFlight:
             self._seams.clear()
         self.stride_s = stride_s
 
-    def set_settled(self, windows: int) -> None:
+    def set_settled(self, windows: int, *, continued: bool = False) -> int:
         """Set the windows answered or dropped in total since :meth:`count_lost` or the start; smaller than before where
-        the replica has closed the camera in between."""
+        the replica has closed the camera in between.
+
+        ``continued``: the first of them had begun at another replica. Returns 1 where the window that was open at
+        :meth:`count_lost` was none of them, and is lost.
+        """
         if windows < self._before:
             self._before = 0
         self._settled = windows - self._before
+        if self._phase is None or self._phase.next_frame is None or not self._settled:
+            return 0
+        opened, self._phase = self._phase, None
+        if not continued:
+            return opened.uncertain
+        if self._origin == opened.next_frame and not self._closed:
+            # The next replica's windows are in phase with it.
+            self._origin = opened.start
+        return 0
 
     @property
     def last_window_end(self) -> int | None:
-        """End of the last window that the replica has a frame of, on the camera's clock; ``None`` where there is none.
-        The replica knows nothing of later windows."""
+        """End of the last window that the replica has a frame of, or had before it was lost, on the camera's clock;
+        ``None`` where there is none. The replica knows nothing of later windows."""
         if self._origin is None:
-            return None
+            return None if self._phase is None else self._phase.end
         return self._origin + round(self._begun() * self.stride_s * MICROSECONDS)
 
     def uncounted_since(self, sample: FrameSample, cut: int | None) -> int:
@@ -119,7 +170,13 @@ class WindowsInFlight:
     @property
     def unsettled(self) -> float:
         """Strides of video sent since the end of the last settled window."""
-        return max(0.0, self._closed + self._strides() - self._settled)
+        uncertain = self.uncertain_us / (self.stride_s * MICROSECONDS)
+        return uncertain + max(0.0, self._closed + self._strides() - self._settled)
+
+    @property
+    def uncertain_us(self) -> int:
+        """Length of a window that was open when its replica was lost, until it is known whether it is lost too."""
+        return 0 if self._phase is None else self._phase.uncertain * (self._phase.end - self._phase.start)
 
     def restart(self) -> None:
         """The replica is reachable and counts what was in flight: the next frame begins windows anew."""
@@ -128,8 +185,19 @@ class WindowsInFlight:
         self._begin_anew()
 
     def count_lost(self) -> int:
-        """The replica is gone: return the number of lost windows and start over."""
-        lost = self.count()
+        """The replica is gone: return the number of lost windows and start over.
+
+        The open window is not among them until :meth:`add_frame` or :meth:`set_settled` says so: the next replica may
+        continue it.
+        """
+        if self._origin is not None and not (self._settled or self._closed):
+            self._origin -= self._lead
+        lost = 0 if self._phase is None or self._phase.next_frame is None else self._phase.uncertain
+        if self._origin is not None and (end := self.last_window_end) is not None:
+            begun = self.count()
+            still_open = min(1, begun)
+            self._phase = _Phase(end - round(self.stride_s * MICROSECONDS), end, known=not still_open)
+            lost += begun - still_open
         self._closed = self._settled = self._before = 0
         self._begin_anew()
         return lost
@@ -137,11 +205,11 @@ class WindowsInFlight:
     def cancel_hand_over(self, settled: int) -> int:
         """A hand-over failed after the old replica settled so many windows, and the new one starts with the first frame
         after it. Returns the lost windows."""
-        self.set_settled(settled)
+        lost = self.set_settled(settled)
         if self._moved is None:
-            return self.count_lost()
+            return lost + self.count_lost()
         begun, origin = self._moved
-        lost = max(0, begun - self._settled)
+        lost += max(0, begun - self._settled)
         self._closed = self._settled = self._before = 0
         self._begin_anew()
         self._origin = origin
@@ -149,6 +217,7 @@ class WindowsInFlight:
 
     def _begin_anew(self) -> None:
         self._origin = self._moved = None
+        self._lead = 0
         self._seams.clear()
 
     def _begun(self) -> int:
@@ -228,7 +297,7 @@ class AccountedFrames:
         if begin is None or newest is None:
             return None
         if unsent.since is not None:
-            open_us = newest.pts - unsent.since
+            open_us = newest.pts - unsent.since + in_flight.uncertain_us
         else:
             open_us = round(in_flight.unsettled * in_flight.stride_s * MICROSECONDS)
         end = CameraMoment(newest.pts - open_us, newest.at_s - open_us / MICROSECONDS)

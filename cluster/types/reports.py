@@ -108,11 +108,12 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class WindowCounters:
-    """Windows of one camera since it came to a replica."""
+    """Windows of one camera since it came to a replica. ``continued``: the first had begun at another."""
 
     done: int = 0
     gated: int = 0
     dropped: int = 0
+    continued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Counting windows under way from frames sent and windows settled."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +25,11 @@ def sample(pts_s: float, *, fresh: bool = False, gap: bool = False) -> FrameSamp
 def send(counter: WindowsInFlight, first_s: float, last_s: float) -> None:
     for second in range(int(first_s), int(last_s)):
         counter.add_frame(sample(second, fresh=second == first_s))
+
+
+def lost(counter: WindowsInFlight, next_s: float) -> int:
+    """Windows that a replica's death costs when the next frame comes at ``next_s``."""
+    return counter.count_lost() + counter.add_frame(sample(next_s, gap=True))
 
 
 def test_nothing_sent_is_nothing_lost() -> None:
@@ -47,18 +54,79 @@ def test_a_rounded_clock_begins_no_window() -> None:
         counter.add_frame(replace(sample(0, fresh=number == 0), pts=start, duration=end - start))
     assert counter.count() == 1
     counter.set_settled(1)
-    assert counter.count_lost() == 0
+    assert lost(counter, 8) == 0
 
 
 def test_settled_windows_are_not_lost() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
     counter.set_settled(2)
-    assert counter.count_lost() == 1
-    assert counter.count() == 0
-    send(counter, 20, 22)
+    assert lost(counter, 24) == 1
     counter.set_settled(0)
-    assert counter.count_lost() == 1
+    assert counter.count() == 1
+    assert lost(counter, 32) == 1
+
+
+@pytest.mark.parametrize("next_s", [24, 30, 3])
+def test_the_open_window_is_lost_if_no_frame_comes_before_its_end(next_s: float) -> None:
+    counter = WindowsInFlight(8)
+    send(counter, 0, 20)
+    counter.set_settled(2)
+    assert counter.count_lost() == 0
+    assert counter.last_window_end == 24 * SECOND, "windows that nothing is sent of are counted from there"
+    assert counter.count_lost() == 0, "told again"
+    assert counter.add_frame(sample(next_s, gap=True)) == 1
+    assert counter.set_settled(1) == counter.set_settled(2) == 0, "once"
+
+
+@pytest.mark.parametrize(("continued", "windows"), [(True, 0), (False, 1)])
+def test_otherwise_the_next_replica_says_whether_it_went_on_with_it(continued: bool, windows: int) -> None:
+    counter = WindowsInFlight(8)
+    send(counter, 0, 20)
+    counter.set_settled(2)
+    assert lost(counter, 21) == counter.set_settled(0, continued=False) == 0, "none has closed there"
+    for second in range(22, 30):
+        counter.add_frame(sample(second))
+    assert counter.unsettled == 9 / 8 + 1, "it is not known whether the one to 24 is answered"
+    assert counter.set_settled(1, continued=continued) == windows
+    assert counter.set_settled(1, continued=continued) == 0, "once"
+    # One that goes on has windows to 24 and 32, one that begins anew to 29 and 37.
+    assert counter.last_window_end == (32 if continued else 37) * SECOND
+    assert counter.count() == 1
+
+
+def test_of_a_replica_that_says_nothing_the_window_is_lost() -> None:
+    counter = WindowsInFlight(8)
+    send(counter, 0, 20)
+    counter.set_settled(2)
+    assert lost(counter, 21) == 0
+    assert counter.count_lost() == 1, "to 24; it is not known whether the one to 29 is"
+    assert counter.add_frame(sample(40, gap=True)) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 7), st.booleans()), min_size=1, max_size=8))
+def test_no_window_goes_uncounted_while_replicas_die(lives: list[tuple[int, int, bool]]) -> None:
+    """Each replica gets some seconds of frames and then for less than a stride nobody does; it goes on with the saved
+    window, or begins anew, and answers what closes."""
+    counter, origin, second, ends, lost = WindowsInFlight(8), 0, 0, [0], 0
+    for alive, away, continues in lives:
+        here, answered = second, 0
+        origin = origin if continues else here
+        began = here - (here - origin) % 8
+        for _ in range(alive):
+            lost += counter.add_frame(sample(second, fresh=second == 0, gap=second == here))
+            second += 1
+            if (second - origin) % 8 == 0:
+                ends.append(second)
+                answered += 1
+            lost += counter.set_settled(answered, continued=began < here)
+        lost += counter.count_lost()
+        second += away
+    lost += counter.add_frame(sample(second, gap=True)) + counter.count_lost()
+    # Between two that were answered, as many as there are whole strides.
+    missing = sum(max(0, (end - before) // 8 - 1) for before, end in pairwise(ends)) + (second - ends[-1]) // 8
+    assert missing <= lost <= missing + len(lives)
 
 
 def test_frames_dropped_from_the_queue_are_not_under_way_even_across_scene_cuts() -> None:
@@ -87,7 +155,7 @@ def test_what_a_replica_counts_itself_is_not_counted_again_when_it_dies_later() 
     counter.set_settled(1 + 3)
     assert counter.count() == 0
     counter.set_settled(1)
-    assert counter.count_lost() == 3
+    assert lost(counter, 124) == 3
 
 
 def test_a_replica_that_opens_the_camera_anew_counts_from_zero_again() -> None:
@@ -97,7 +165,7 @@ def test_a_replica_that_opens_the_camera_anew_counts_from_zero_again() -> None:
     counter.restart()
     send(counter, 100, 120)
     counter.set_settled(2)
-    assert counter.count_lost() == 1
+    assert lost(counter, 124) == 1
 
 
 def test_window_cut_short_by_a_fresh_start_is_not_counted_twice() -> None:
@@ -155,7 +223,7 @@ def test_another_stride_goes_on_from_the_last_closed_window() -> None:
     assert counter.count() == 1
     counter.add_frame(sample(28))
     assert counter.count() == 2
-    assert counter.count_lost() == 2
+    assert lost(counter, 36) == 2
 
 
 def test_another_stride_before_the_first_frame_is_the_one_it_begins_with() -> None:
@@ -174,7 +242,7 @@ def test_a_camera_that_is_handed_over_goes_on_with_its_windows() -> None:
         counter.add_frame(sample(second))
     assert counter.count() == 2
     counter.set_settled(3)
-    assert counter.count_lost() == 1
+    assert lost(counter, 32) == 1
 
 
 def test_one_that_could_not_be_loses_what_was_begun_before_its_first_frame() -> None:
@@ -187,14 +255,13 @@ def test_one_that_could_not_be_loses_what_was_begun_before_its_first_frame() -> 
     # Its windows end 8 seconds apart from 20 on.
     assert counter.count() == 2
     counter.set_settled(1)
-    assert counter.count_lost() == 1
+    assert lost(counter, 36) == 1
 
 
 def test_one_that_sent_nothing_on_its_way_loses_what_was_under_way() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    assert counter.cancel_hand_over(2) == 1
-    assert counter.count() == 0
+    assert counter.cancel_hand_over(2) + counter.add_frame(sample(24)) == 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -222,10 +289,9 @@ def test_windows_of_another_decoder_make_no_loss_good() -> None:
     counter.take_over(100)
     send(counter, 0, 40)
     counter.set_settled(102)
-    assert counter.count_lost() == 3
-    send(counter, 40, 48)
+    assert lost(counter, 40) == 3
     counter.set_settled(0)
-    assert counter.count_lost() == 1
+    assert lost(counter, 48) == 1
 
 
 def test_frames_dropped_from_the_queue_are_not_in_flight() -> None:
