@@ -23,6 +23,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 os.environ["TRITON_INTERPRET"] = "1"
 # A call of Ray without a cluster is an error, and does not start one in the test's process.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+# Processes that tests start replace themselves at once: gRPC need not, and at times cannot, prepare for a fork.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # A shell starts background jobs with Ctrl-C ignored, which children inherit: tests that send it would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
