@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.remote import CONTROLLER, RayTable, own_host
+from actors.sessions import SessionKeeper
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import CameraStates
@@ -62,10 +63,11 @@ class Readiness:
     failure: SightlineError | None
 
 
-class Controller:
+class Controller(SessionKeeper):
     """Ray actor, named ``controller``. ``run_id`` separates this cluster's keys from those of earlier ones."""
 
     def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
+        super().__init__()
         configure_logging("controller", config.cluster)
         self._config = config
         self._tls = peer_tls(config.security)

@@ -1,29 +1,25 @@
-"""The gateway actor: the public gRPC and HTTP endpoints. Stateless."""
+"""The gateway actor: the public gRPC and HTTP endpoints. Stateless, so that there may be several."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import ray
 from prometheus_client import CollectorRegistry
-from ray.exceptions import RayError
 from sightline.v1 import (
     ingest_pb2,
     pictures_pb2,
 )
 
-from actors.remote import ALERTING, NAMESPACE, RECONCILER, TIER, alerting, ask_controller, await_reply, short_tier
+from actors.controller_directory import ANSWER_S, ControllerDirectory
+from actors.remote import GATEWAY, await_reply
 from actors.startup import configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import default_rule
-from cluster.config import CameraEntry, SightlineConfig, parse_camera
+from cluster.config import CameraEntry, SightlineConfig
 from cluster.config.secrets import peer_tls, tls_files
-from cluster.control.cameras.managed import ManagedCamera, manager_from_outside
 from cluster.errors import UnavailableError
 from cluster.gateway import cameras, replicas
 from cluster.gateway import incidents_proxy as incidents
@@ -38,76 +34,11 @@ from cluster.gateway.ingest_proxy import ProxySink
 from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.gateway.merger import ResultsMerger
 from cluster.hosts import limit_malloc_retention, raise_file_limit
-from cluster.redaction import SourceAddress
 from cluster.security.roles import PUSH, current_principal
-from cluster.types import CameraStatus, Question
-from cluster.types.reports import ReplicaStatus
 from cluster.wire import answers as results
 from cluster.wire import ingest
 from cluster.wire.channel import ChannelPool
 from cluster.wire.server import RpcServer, push_message_bytes
-
-ANSWER_S = 2.0
-"""Timeout of asking one process for its metrics address."""
-
-
-def named() -> dict[str, Any]:
-    """Handles by name of this cluster's processes that are asked directly. Blocks up to Ray's own deadline; raises
-    ``RayError``."""
-    listed: list[Any] = ray.util.list_named_actors(all_namespaces=True)
-    names = [str(each["name"]) for each in listed if each["namespace"] == NAMESPACE]
-    found = {}
-    for name in names:
-        if name in (ALERTING, RECONCILER) or name.startswith(TIER):
-            # It may have ended since.
-            with contextlib.suppress(ValueError):
-                found[name] = ray.get_actor(name, namespace=NAMESPACE)
-    return found
-
-
-class MetricsPages:
-    """Metrics addresses of all processes: the controller knows decoders and replicas; alerting, the reconciler and the
-    nodes' tiers are asked directly, while Ray knows their names. One that does not answer keeps its last address, so
-    that scraping it shows that it is down.
-
-    Args:
-        look: :func:`named`.
-    """
-
-    def __init__(self, look: Callable[[], Mapping[str, Any]] = named) -> None:
-        self._look = look
-        self._known: dict[str, str] = {}
-
-    async def addresses(self) -> dict[str, str]:
-        """Process name -> ``host:port``.
-
-        Raises:
-            UnavailableError: the controller does not answer.
-        """
-        members: dict[str, str] = await ask_controller("metrics_addresses")
-        try:
-            handles = await asyncio.to_thread(self._look)
-        except RayError as error:
-            log.warning("cannot list the cluster's processes: %s", error)
-            return members | self._known
-        found = await asyncio.gather(*(_page(name, handle) for name, handle in handles.items()))
-        shown = [short_tier(name) if name.startswith(TIER) else name for name in handles]
-        places = {name: place or self._known.get(name) for name, place in zip(shown, found, strict=True)}
-        self._known = {name: place for name, place in places.items() if place is not None}
-        return members | self._known
-
-
-async def _page(name: str, handle: Any) -> str | None:
-    """Metrics address of a process; ``None`` if it does not answer."""
-    try:
-        if name == ALERTING:
-            return str((await await_reply(handle.ready.remote(), timeout_s=ANSWER_S)).metrics)
-        return str(await await_reply(handle.metrics_address.remote(), timeout_s=ANSWER_S))
-    except Exception as error:
-        # A process that does not start logs the reason itself, and must not hide the others.
-        log.debug("cannot get the metrics address of %s: %s", name, error)
-        return None
-
 
 log = logging.getLogger(__name__)
 
@@ -127,14 +58,18 @@ class GatewayAddresses:
 
 
 class Gateway:
-    """Ray actor. Starts by itself, so that a restarted one is back on the same ports."""
+    """Ray actor. Starts by itself, so that a restarted one is back on the same ports.
 
-    def __init__(self, config: SightlineConfig) -> None:
-        configure_logging("gateway", config.cluster)
+    The first one, which is named ``gateway``, shows the metrics of all processes, and of other gateways whether they
+    answer: their own pages show the rest, so that whoever scrapes all of them gets nothing twice.
+    """
+
+    def __init__(self, config: SightlineConfig, name: str = GATEWAY) -> None:
+        configure_logging(name, config.cluster)
         limit_malloc_retention()
         raise_file_limit(FILES + 2 * config.gateway.max_connections)
         describe_process(config, "gateway")
-        self._config = config
+        self._config, self._name = config, name
         self._controller = ControllerDirectory()
         self._peers = peer_tls(config.security)
         self._channels = ChannelPool(tls=self._peers)
@@ -148,7 +83,7 @@ class Gateway:
             any_decoder=self._any_decoder,
         )
         self._missed = 0
-        self._guard = make_guard(config.security)
+        self._guard = make_guard(config.security, audit_suffix="" if name == GATEWAY else f"-{name}")
         self._tls = tls_files(config.security)
         self._server = RpcServer(
             max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes),
@@ -157,6 +92,7 @@ class Gateway:
             max_connections=config.gateway.max_connections,
         )
         self._scraped: dict[str, str] = {}
+        self._others: dict[str, bool] = {}
         self._http: HttpServer | None = None
         self._live: Live | None = None
         self._started = asyncio.create_task(self._start())
@@ -187,7 +123,9 @@ class Gateway:
     async def _start(self) -> GatewayAddresses:
         host, port = self._config.gateway.host, self._config.gateway.port
         registry = CollectorRegistry()
-        scraped = FederatedCollector(lambda: self._scraped, own={"gateway": metrics.REGISTRY}, tls=self._peers)
+        scraped = FederatedCollector(
+            lambda: self._scraped, own={self._name: metrics.REGISTRY}, others=lambda: self._others, tls=self._peers
+        )
         registry.register(scraped)
         servicer = ingest.IngestServicer(
             self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes, idle_reply_s=IDLE_REPLY_S
@@ -210,6 +148,7 @@ class Gateway:
             self._live,
             registry,
             guard=self._guard,
+            sessions=self._controller.sessions,
             host=host,
             longest_answer=self._config.asking.max_new_tokens,
             rule=default_rule(self._config.alerts),
@@ -246,10 +185,30 @@ class Gateway:
             raise UnavailableError(f"no replica is ready for camera {camera!r} yet")
         return str(route.replica_address)
 
-    async def _delete_footage(self, camera: str, before_s: float) -> pictures_pb2.ForgetFootageReply:
+    async def forget_scores(self, camera: str, before_s: float) -> None:
+        """Delete the scores of a camera's windows that ended before this Unix time, as another gateway was told to."""
         if self._live is not None:
-            self._live.history.forget(camera, time.time() - before_s)
-        return await self._pictures.forget(camera, before_s)
+            self._live.history.forget(camera, before_s)
+
+    async def _delete_footage(self, camera: str, before_s: float) -> pictures_pb2.ForgetFootageReply:
+        before_unix_s = time.time() - before_s
+        await self.forget_scores(camera, before_unix_s)
+        told = await self._ask_others("forget_scores", camera, before_unix_s)
+        reply = await self._pictures.forget(camera, before_s)
+        if silent := sorted(name for name, answered in told.items() if not answered):
+            names = ", ".join(silent)
+            log.warning("scores of camera %s may still be shown by %s, which did not answer", camera, names)
+            raise UnavailableError(
+                f"everything of camera {camera!r} is deleted but its last scores at {names}, which did not answer; "
+                "delete it again in a moment"
+            )
+        return reply
+
+    async def _ask_others(self, method: str, *arguments: Any) -> dict[str, bool]:
+        """Call a method of every other gateway; which of them answered. Raises ``UnavailableError``."""
+        others = await self._controller.gateways(but=self._name)
+        answered = await asyncio.gather(*(_answers(getattr(each, method), arguments) for each in others.values()))
+        return dict(zip(others, answered, strict=True))
 
     async def _alerting(self) -> str:
         return await self._controller.alerting()
@@ -266,7 +225,9 @@ class Gateway:
     async def _follow_metrics(self) -> None:
         while True:
             try:
-                self._scraped = await self._controller.metrics_addresses()
+                if self._name == GATEWAY:
+                    self._scraped = await self._controller.metrics_addresses()
+                    self._others = await self._ask_others("ready")
             except UnavailableError as error:
                 log.warning("%s", error)
             metrics.answers_missed.inc(self._hub.missed - self._missed)
@@ -276,6 +237,16 @@ class Gateway:
             await asyncio.sleep(POLL_S)
 
 
+async def _answers(method: Any, arguments: tuple[Any, ...]) -> bool:
+    try:
+        await await_reply(method.remote(*arguments), timeout_s=ANSWER_S)
+    except Exception as error:
+        # One that does not start logs the reason itself.
+        log.debug("another gateway does not answer: %s", error)
+        return False
+    return True
+
+
 class CountingProxySink(ProxySink):
     """Counts packets accepted from outside."""
 
@@ -283,82 +254,3 @@ class CountingProxySink(ProxySink):
         await super().offer(batch)
         metrics.ingest_packets.inc(len(batch.packets))
         metrics.ingest_bytes.inc(sum(len(packet.data) for packet in batch.packets))
-
-
-class ControllerDirectory:
-    """The controller as ``Cameras`` and ``Replicas`` directory (:class:`cluster.gateway.cameras.CameraDirectory`)."""
-
-    def __init__(self) -> None:
-        self._pages = MetricsPages()
-
-    async def add(
-        self,
-        name: str,
-        source: SourceAddress,
-        questions: Sequence[Question],
-        settings: dict[str, Any],
-        force: bool = False,
-        manager: str = "",
-        takeover: bool = False,
-    ) -> CameraStatus:
-        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager))
-        return await ask_controller("add_camera", managed, force, takeover)
-
-    async def update(
-        self,
-        name: str,
-        source: SourceAddress,
-        questions: Sequence[Question],
-        settings: dict[str, Any],
-        manager: str = "",
-        takeover: bool = False,
-    ) -> CameraStatus:
-        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager))
-        return await ask_controller("update_camera", managed, takeover)
-
-    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
-        await ask_controller("remove_camera", name, manager_from_outside(manager), takeover)
-
-    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
-        return await ask_controller("managed_cameras", list(names))
-
-    async def list(self) -> Sequence[CameraStatus]:
-        return await ask_controller("list_cameras")
-
-    async def get(self, name: str) -> CameraStatus:
-        return await ask_controller("get_camera", name)
-
-    async def tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
-        """See the controller."""
-        found: tuple[str, CameraEntry] = await ask_controller("tested_source", entry)
-        return found
-
-    async def any_decoder(self) -> str:
-        """See the controller."""
-        return str(await ask_controller("any_decoder"))
-
-    async def where(self, name: str) -> Any:
-        """A :class:`~cluster.control.directory.Route`."""
-        return await ask_controller("where", name)
-
-    async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
-        """See the controller."""
-        return await ask_controller("replicas", known, timeout_s, reply_s=timeout_s + 10.0)
-
-    async def list_replicas(self) -> Sequence[ReplicaStatus]:
-        """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
-        return await ask_controller("list_replicas")
-
-    async def drain(self, name: str, undo: bool) -> ReplicaStatus:
-        """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
-        return await ask_controller("drain_replica", name, undo)
-
-    async def metrics_addresses(self) -> dict[str, str]:
-        """See :class:`actors.gateway.MetricsPages`."""
-        return await self._pages.addresses()
-
-    async def alerting(self) -> str:
-        """Address of ``Incidents`` behind the gateway, ``host:port``."""
-        return str((await await_reply(alerting().ready.remote())).rpc)

@@ -19,7 +19,7 @@ from cluster.tracing import check_tracing
 
 def preflight(config: SightlineConfig) -> SightlineConfig:
     """Check model and ports; returns the configuration with ports of 0 replaced by free ones, so that a restarted
-    gateway keeps its address.
+    gateway keeps its address; of several each takes its own when it starts.
 
     Raises:
         ConfigError: one sentence that names what to change.
@@ -30,6 +30,13 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
         return config  # The gateway may run on another machine.
     check_folders(config)
     gateway = config.gateway
+    if config.cluster.gateways > 1:
+        if gateway.port or gateway.metrics_port:
+            raise ConfigError(
+                f"{config.cluster.gateways} gateways on this machine cannot have the same ports; set gateway.port and "
+                "gateway.metrics_port to 0, or cluster.gateways to 1, or name a Ray cluster in cluster.ray_address"
+            )
+        return config
     port = free_port(gateway.host, gateway.port, "gateway.port")
     metrics_port = free_port(gateway.host, gateway.metrics_port, "gateway.metrics_port")
     while port == metrics_port and gateway.metrics_port == 0:

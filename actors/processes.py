@@ -13,7 +13,15 @@ from actors.controller import Controller
 from actors.decoder import Decoder
 from actors.gateway import Gateway
 from actors.reconciler import ReconcilerActor
-from actors.remote import ALERTING, CONTROLLER, GATEWAY, NAMESPACE, RECONCILER, await_reply_blocking, controller
+from actors.remote import (
+    ALERTING,
+    CONTROLLER,
+    NAMESPACE,
+    RECONCILER,
+    await_reply_blocking,
+    controller,
+    gateway_names,
+)
 from actors.tier import TierNode, tier_name
 from cluster.config import SightlineConfig
 from cluster.config.alerts import AlertsConfig
@@ -27,13 +35,13 @@ def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
     """What a process is given: these sections of the configuration and the ones below, defaults for all else. What it
     is not given it cannot read, so it need not be restarted when that changes.
 
-    Every process gets model and engine, which its metrics name; security and cluster, but for the numbers of decoders
-    and replicas; and whether there are incidents.
+    Every process gets model and engine, which its metrics name; security and cluster, but for the numbers
+    of processes; and whether there are incidents.
     """
     kept = {"model", "engine", "security", "cluster", *sections}
     fields = SightlineConfig.model_fields
     given = {name: each.get_default(call_default_factory=True) for name, each in fields.items() if name not in kept}
-    numbers = {"decoders": 1, "max_decoders": None, "replicas": 1}
+    numbers = {"gateways": 1, "decoders": 1, "max_decoders": None, "replicas": 1}
     given["cluster"] = config.cluster.model_copy(update=numbers)
     if "alerts" not in kept:
         given["alerts"] = AlertsConfig(enabled=config.alerts.enabled)
@@ -53,7 +61,7 @@ class Process:
     name: str
     kind: type
     arguments: tuple[Any, ...]
-    role: Literal["control", "decoder", "replica"]
+    role: Literal["control", "gateway", "decoder", "replica"]
     keeps_state: bool = False
     node: str | None = None
 
@@ -70,7 +78,7 @@ class Process:
             ValueError: there is an actor of that name.
         """
         where = None if self.node is None else NodeAffinitySchedulingStrategy(self.node, soft=False)
-        resource = getattr(placement, self.role) if self.node is None else None
+        resource = placement.of(self.role) if self.node is None else None
         remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(self.kind)
         options = remote.options(
             name=self.name,
@@ -91,13 +99,15 @@ def processes(
     # Cameras and questions are the controller's, which hands them on: nobody else restarts when they change.
     elsewhere = {"alerts", "clips", "gateway", "asking", "tracing", "kubernetes"}
     controls = only(config, *SightlineConfig.model_fields.keys() - elsewhere)
-    controls = controls.model_copy(update={"cluster": config.cluster})
+    # It has the sessions of all gateways, however many there are.
+    controls = controls.model_copy(update={"cluster": config.cluster.model_copy(update={"gateways": 1})})
     found = [Process(CONTROLLER, Controller, (controls, run_id, host), "control", keeps_state=True)]
     # Of the cameras, decoders are told which files they may open.
     allowed = config.security.model_copy(update={"file_roots": decoder_roots(config)})
     decodes = only(config, "gateway", "clips", "tracing").model_copy(update={"security": allowed})
     found += [Process(name, Decoder, (decodes, name, host), "decoder") for name in decoders]
-    found.append(Process(GATEWAY, Gateway, (only(config, "gateway", "asking"),), "control"))
+    serves = only(config, "gateway", "asking")
+    found += [Process(name, Gateway, (serves, name), "gateway") for name in gateway_names(config.cluster.gateways)]
     if config.alerts.enabled:
         alerts = only(config, "alerts", "clips", "tracing")
         found.append(Process(ALERTING, Alerting, (alerts, run_id, host), "control", keeps_state=True))

@@ -15,6 +15,7 @@ T = TypeVar("T")
 NAMESPACE = "sightline"
 CONTROLLER = "controller"
 GATEWAY = "gateway"
+"""The first gateway; see :func:`gateway_names`."""
 ALERTING = "alerting"
 RECONCILER = "reconciler"
 TIER = "tier-"
@@ -22,6 +23,16 @@ TIER = "tier-"
 
 NODE_DIGITS = 12
 """Digits of a Ray node's 56-digit id in the name of its tier in metrics: enough to find it in Ray's list."""
+
+
+def gateway_names(count: int) -> list[str]:
+    """Names of so many gateways."""
+    return [GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, count))]
+
+
+def is_gateway(name: str) -> bool:
+    """Whether a process of this name is a gateway."""
+    return name == GATEWAY or name.startswith(f"{GATEWAY}-")
 
 
 def short_tier(name: str) -> str:

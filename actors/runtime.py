@@ -19,7 +19,7 @@ from actors.controller import Readiness
 from actors.gateway import GatewayAddresses
 from actors.preflight import preflight
 from actors.processes import Process, processes, tiers, wanted_decoders
-from actors.remote import ALERTING, CONTROLLER, GATEWAY, RECONCILER, await_reply_blocking
+from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, gateway_names
 from actors.session import RaySession
 from cluster.config import SightlineConfig
 from cluster.control.cameras.store import lock_state
@@ -50,7 +50,7 @@ class Cluster:
         self._session = RaySession(config.cluster.ray_address)
         self._run_id = uuid.uuid4().hex[:12]
         self._actors: dict[str, Any] = {}
-        self._addresses: GatewayAddresses | None = None
+        self._addresses: list[GatewayAddresses] = []
         self._state: FolderLock | None = None
         self._serving = False
         self._stopped = False
@@ -60,13 +60,20 @@ class Cluster:
 
     @property
     def gateway_address(self) -> str:
-        """``host:port`` of the gRPC gateway."""
-        return self._started().rpc
+        """``host:port`` of the first gateway's gRPC."""
+        return self.gateways[0].rpc
 
     @property
     def metrics_address(self) -> str:
-        """``host:port`` of ``/metrics``."""
-        return self._started().metrics
+        """``host:port`` of the first gateway's HTTP, and its ``/metrics`` of all processes."""
+        return self.gateways[0].metrics
+
+    @property
+    def gateways(self) -> list[GatewayAddresses]:
+        """Addresses of all gateways, as they were at the start. On nodes of their own they are the same."""
+        if not self._addresses:
+            raise SightlineError("the cluster is not running; call start() first")
+        return self._addresses
 
     def __enter__(self) -> Self:
         self.start()
@@ -158,7 +165,10 @@ class Cluster:
         with self._phase("serve"):
             self._serve(config, host)
         with self._phase("gateway"):
-            self._addresses = await_reply_blocking(self._actors[GATEWAY].ready.remote(), timeout_s=_left(deadline))
+            self._addresses = [
+                await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
+                for name in gateway_names(config.cluster.gateways)
+            ]
             for name in (ALERTING, RECONCILER):
                 if name in self._actors:
                     await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
@@ -227,11 +237,6 @@ class Cluster:
         begin = time.monotonic()
         yield
         self.phases[name] = time.monotonic() - begin
-
-    def _started(self) -> GatewayAddresses:
-        if self._addresses is None:
-            raise SightlineError("the cluster is not running; call start() first")
-        return self._addresses
 
     # -- stopping -------------------------------------------------------------------------------
     def _ask_to_stop(self, timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from actors.preflight import check_settings
 from actors.processes import Process, processes, tiers, wanted_decoders
-from actors.remote import ALERTING, GATEWAY, NAMESPACE, RayTable, await_reply
+from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, gateway_names
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.control.decoder_count import decoder_names
@@ -43,14 +43,12 @@ class Supervisor:
         await asyncio.to_thread(self._registry.claim)
         self._looked = asyncio.Event()
         self._looked_s = time.monotonic()
+        self._listening: set[str] = set()
         self._task = asyncio.create_task(self._supervise())
         try:
             await asyncio.wait_for(self._until_ready(), config.cluster.start_timeout_s)
         except TimeoutError:
-            raise UnavailableError(
-                f"the gateway did not listen within {config.cluster.start_timeout_s:g} s; is there a node with the Ray "
-                "resource cluster.placement.control? Look into the processes' logs, or raise cluster.start_timeout_s"
-            ) from None
+            self._check_listening()
 
     async def check_health(self) -> None:
         """Raises ``UnavailableError`` when passes over the processes are overdue."""
@@ -74,13 +72,31 @@ class Supervisor:
     async def _until_ready(self) -> None:
         """Wait until the public endpoints listen; raises errors of a process that cannot start."""
         await self._looked.wait()
-        for name in [GATEWAY, ALERTING] if self._config.alerts.enabled else [GATEWAY]:
-            await self._until_listens(name)
+        await asyncio.gather(*(self._until_listens(name) for name in self._public))
+
+    @property
+    def _public(self) -> list[str]:
+        alerting = [ALERTING] if self._config.alerts.enabled else []
+        return [*gateway_names(self._config.cluster.gateways), *alerting]
+
+    def _check_listening(self) -> None:
+        """Raises ``UnavailableError``, unless only some of several gateways are missing: where their node is away, the
+        others serve."""
+        missing = [name for name in self._public if name not in self._listening]
+        serving = self._listening.intersection(gateway_names(self._config.cluster.gateways))
+        waited = f"{', '.join(missing)} did not listen within {self._config.cluster.start_timeout_s:g} s"
+        if not serving or ALERTING in missing:
+            raise UnavailableError(
+                f"{waited}; is there a node with the Ray resources cluster.placement.control and "
+                "cluster.placement.gateway? Look into the processes' logs, or raise cluster.start_timeout_s"
+            )
+        log.warning("%s; is there a node for each with the Ray resource cluster.placement.gateway?", waited)
 
     async def _until_listens(self, name: str) -> None:
         while True:
             try:
                 await await_reply(ray.get_actor(name, namespace=NAMESPACE).ready.remote(), timeout_s=POLL_S)
+                self._listening.add(name)
                 return
             except (ValueError, UnavailableError):
                 await asyncio.sleep(POLL_S / 4)

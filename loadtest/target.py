@@ -144,7 +144,7 @@ def _processes(cluster: Cluster) -> dict[str, int]:
     import ray
     from ray.exceptions import RayError
 
-    from actors.remote import CONTROLLER, GATEWAY, NAMESPACE, await_reply_blocking
+    from actors.remote import CONTROLLER, NAMESPACE, await_reply_blocking, is_gateway
     from cluster.errors import SightlineError
 
     found: dict[str, int] = {}
@@ -156,9 +156,9 @@ def _processes(cluster: Cluster) -> dict[str, int]:
     names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)]
     for name in names:
         role = name.split("-")[0]
-        if role in (CONTROLLER, GATEWAY, "tier"):
+        if role in (CONTROLLER, "tier") or is_gateway(name):
             with contextlib.suppress(SightlineError, RayError, ValueError):
-                found[role] = await_reply_blocking(
+                found[name if is_gateway(name) else role] = await_reply_blocking(
                     ray.get_actor(name, namespace=NAMESPACE).process_id.remote(), timeout_s=2.0
                 )
     return found

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,8 +80,9 @@ def serve(
     try:
         # From here on it ends the wait below.
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        others = {} if len(cluster.gateways) == 1 else {"gateways": [asdict(each) for each in cluster.gateways]}
         if json is not None:
-            write_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address})
+            write_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address, **others})
         if loaded.engine == "simulated":
             screen.print(f"[bold yellow]warning[/]  {WARNING}")
         elif loaded.model.name in PRESETS:
@@ -96,8 +98,8 @@ def serve(
         screen.print(
             f"[bold green]ready[/]    {plural(len(cameras), 'camera')}{silent}, "
             f"model {loaded.model.name}\n"
-            f"gRPC     {cluster.gateway_address}\n"
-            f"console  {scheme}://{cluster.metrics_address}/\n"
+            f"gRPC     {', '.join(each.rpc for each in cluster.gateways)}\n"
+            f"console  {', '.join(f'{scheme}://{each.metrics}/' for each in cluster.gateways)}\n"
             f"metrics  {scheme}://{cluster.metrics_address}/metrics\n"
             f"state    {escape(state_text(loaded))}\n"
             f"answers  sightline watch --gateway {cluster.gateway_address}\n"

@@ -100,10 +100,19 @@ class PlacementConfig(Section):
 
     control: str | None = Field(default=None, min_length=1)
     """Resource of nodes for controller, gateway and alerting; null is any."""
+    gateway: str | None = Field(default=None, min_length=1)
+    """Resource of nodes for gateways, one to a node where each offers 1; null is that of control."""
     decoder: str | None = Field(default=None, min_length=1)
     """Resource of nodes for decoders; null is any."""
     replica: str | None = Field(default=None, min_length=1)
     """Resource of nodes for replicas and their tiers, besides GPUs; null is any."""
+
+    def of(self, role: Literal["control", "gateway", "decoder", "replica"]) -> str | None:
+        """Resource of nodes for processes of a kind."""
+        if role == "gateway":
+            return self.gateway or self.control
+        own: str | None = getattr(self, role)
+        return own
 
 
 class ClusterConfig(Section):
@@ -113,6 +122,9 @@ class ClusterConfig(Section):
     """Address of a running Ray cluster; null starts one on this machine."""
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     """Nodes of each kind of process in a Ray cluster."""
+    gateways: int = Field(default=1, ge=1, le=16)
+    """Gateway processes, all on the same ports: several need a node each (placement.gateway), or ports of 0. Limits of
+    the gateway section, calls per second and the audit log are each gateway's own."""
     decoders: int = Field(default=2, ge=1)
     """Decoder processes; each runs many cameras, one thread per camera."""
     max_decoders: int | None = Field(default=None, ge=1)

@@ -68,6 +68,16 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
     gateway = config.gateway
     if gateway.port and gateway.port == gateway.metrics_port:
         found.append(Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}"))
+    if (
+        config.cluster.gateways > 1
+        and config.cluster.placement.gateway is None
+        and (gateway.port or gateway.metrics_port)
+    ):
+        message = (
+            f"{config.cluster.gateways} gateways on the same ports need a node each; name in cluster.placement.gateway "
+            "a Ray resource of which each such node offers 1, or set gateway.port and gateway.metrics_port to 0"
+        )
+        found.append(Problem(("cluster", "gateways"), message))
     open_door = not config.security.guarded and not config.security.allow_unauthenticated
     if open_door and not is_loopback(gateway.host):
         message = (

@@ -24,7 +24,8 @@ class FederatedCollector(Collector):
 
     ``addresses()`` gives process name -> ``host:port`` of its ``/metrics``. ``own`` adds registries of this process
     under their names. A process that does not answer within ``timeout_s`` is left out, and
-    ``sightline_process_up{process}`` is 0 for it. ``tls``: of this cluster's processes.
+    ``sightline_process_up{process}`` is 0 for it. ``others``: processes with a public page of their own, and whether
+    they are up, which is all that is shown of them. ``tls``: of this cluster's processes.
     """
 
     MAX_BYTES = 16 * 2**20
@@ -33,11 +34,13 @@ class FederatedCollector(Collector):
         self,
         addresses: Callable[[], dict[str, str]],
         own: Mapping[str, CollectorRegistry] | None = None,
+        others: Callable[[], Mapping[str, bool]] = dict,
         timeout_s: float = 1.0,
         tls: PeerTls | None = None,
     ) -> None:
         self._addresses = addresses
         self._own = dict(own or {})
+        self._others = others
         self._timeout_s = timeout_s
         self._tls = tls
 
@@ -60,8 +63,11 @@ class FederatedCollector(Collector):
                 up.add_metric([process], 0)
         for process in addresses.keys() - {sample.labels["process"] for sample in up.samples}:
             up.add_metric([process], 0)
+        others = self._others()
+        for process, answers in others.items():
+            up.add_metric([process], int(answers))
         yield from merged.values()
-        if addresses:
+        if addresses or others:
             yield up
 
     def _scrape(self, addresses: dict[str, str]) -> dict[str, str]:

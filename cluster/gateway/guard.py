@@ -228,8 +228,9 @@ def _answering(handler: Any, behavior: Callable[..., Awaitable[Any]]) -> grpc.Rp
     )
 
 
-def make_guard(security: SecurityConfig) -> Guard | None:
-    """Who asks every call for its token; ``None``: nobody.
+def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None:
+    """Who asks every call for its token; ``None``: nobody. ``audit_suffix``: of the audit log's name, where several
+    gateways might write to one folder.
 
     Raises:
         ConfigError: the tokens, or files of the provider, cannot be read.
@@ -238,6 +239,7 @@ def make_guard(security: SecurityConfig) -> Guard | None:
         return None
     tokens = None if security.tokens_file is None else TokenFile(Path(security.tokens_file))
     provider = None if security.oidc is None else OidcProvider(security.oidc)
+    audit = None if security.audit_log is None else Path(security.audit_log)
 
     def verify(secret: str) -> Principal:
         # API tokens have no dots, JWTs have two.
@@ -251,8 +253,8 @@ def make_guard(security: SecurityConfig) -> Guard | None:
         verify,
         rate=RateLimit(security.calls_per_s, security.calls_burst),
         audit=None
-        if security.audit_log is None
-        else AuditLog(Path(security.audit_log), retention_s=security.audit_retention),
+        if audit is None
+        else AuditLog(audit.with_stem(audit.stem + audit_suffix), retention_s=security.audit_retention),
         provider=provider,
         tokens=tokens is not None,
     )

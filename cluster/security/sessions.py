@@ -1,16 +1,32 @@
-"""Sessions of browsers that have signed in, with a token or at a provider (``Sessions``)."""
+"""Sessions of browsers that have signed in, with a token or at a provider: where they are (``Sessions``), and how a
+gateway asks for them (``SessionStore``)."""
 
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+from cluster.errors import UnavailableError
 from cluster.security.roles import Principal
 
 LIFETIME_S = 12 * 3600.0
 """A session ends so long after its sign-in: a shift, and no more."""
 MOST_OF_ONE = 32
 """Sessions of one principal at once; a new one ends the oldest."""
+
+
+class SessionStore(Protocol):
+    """Where a gateway's sessions are: methods as of :class:`Sessions`. All raise ``UnavailableError`` where nobody
+    answers there."""
+
+    async def begin(
+        self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
+    ) -> str: ...
+
+    async def credential_of(self, session: str, browser: str) -> str | Principal | None: ...
+
+    async def end(self, session: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +38,7 @@ class _Session:
 
 
 class Sessions:
-    """In memory: a session ends with this process, at sign-out, with its token, or after its lifetime.
+    """In memory: a session ends with the process that has them, at sign-out, with its token, or after its lifetime.
 
     Its id is no token, and good for nothing but the browser that it was made for.
     """
@@ -59,3 +75,73 @@ class Sessions:
     def end(self, session: str) -> None:
         """Sign out; idempotent."""
         self._sessions.pop(session, None)
+
+
+class LocalSessions:
+    """:class:`Sessions` of one process as a :class:`SessionStore`."""
+
+    def __init__(self) -> None:
+        self._sessions = Sessions()
+
+    async def begin(
+        self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
+    ) -> str:
+        return self._sessions.begin(principal, credential, browser, lifetime_s)
+
+    async def credential_of(self, session: str, browser: str) -> str | Principal | None:
+        return self._sessions.credential_of(session, browser)
+
+    async def end(self, session: str) -> None:
+        self._sessions.end(session)
+
+
+KEPT_S = 2.0
+"""Longest for which a gateway serves a session without looking whether it has ended."""
+MOST_KEPT = 1024
+MOST_ASKED = 64
+"""Look-ups under way at once: whoever sends made-up ids must not keep the store busy."""
+
+
+class CachedSessions:
+    """Remembers for :data:`KEPT_S` which sessions ``store`` has, so that it is asked once for many requests."""
+
+    def __init__(self, store: SessionStore, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
+        self._kept: dict[tuple[str, str], tuple[float, str | Principal]] = {}
+        self._asked = self._ends = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def begin(
+        self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
+    ) -> str:
+        return await self._store.begin(principal, credential, browser, lifetime_s)
+
+    async def credential_of(self, session: str, browser: str) -> str | Principal | None:
+        now_s = self._clock()
+        kept = self._kept.get((session, browser))
+        if kept is not None and now_s < kept[0]:
+            return kept[1]
+        self._kept.pop((session, browser), None)
+        if self._asked >= MOST_ASKED:
+            raise UnavailableError("too many sessions are being looked up; try again in a moment")
+        ends = self._ends
+        self._asked += 1
+        try:
+            found = await self._store.credential_of(session, browser)
+        finally:
+            self._asked -= 1
+        if found is not None and ends == self._ends:
+            while len(self._kept) >= MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[session, browser] = (now_s + KEPT_S, found)
+        return found
+
+    async def end(self, session: str) -> None:
+        try:
+            await self._store.end(session)
+        finally:
+            # What is being looked up just now may be the state before.
+            self._ends += 1
+            self._kept = {key: each for key, each in self._kept.items() if key[0] != session}

@@ -27,7 +27,17 @@ OWNED = {
         *("tokens_file", "tls", "internal_tls", "memory_key_file", "allow_unauthenticated", "allow_plain_inside"),
     ],
     "cluster": [
-        *("ray_address", "decoders", "max_decoders", "replicas", "placement", "log_dir", "state_dir", "metrics_port"),
+        *(
+            "ray_address",
+            "gateways",
+            "decoders",
+            "max_decoders",
+            "replicas",
+            "placement",
+            "log_dir",
+            "state_dir",
+            "metrics_port",
+        ),
     ],
     "alerts": ["folder"],
     "kubernetes": ["enabled", "kubeconfig", "context"],

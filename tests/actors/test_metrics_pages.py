@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RpcError
 
-from actors.gateway import MetricsPages
+from actors.controller_directory import MetricsPages
 from cluster.errors import UnavailableError
 
 NODE = "0123456789abcdef" * 3 + "01234567"
@@ -42,7 +42,7 @@ class Members(Handle):
 def members(monkeypatch):
     members = Members()
     monkeypatch.setattr("actors.remote.controller", lambda: members)
-    monkeypatch.setattr("actors.gateway.ANSWER_S", 0.5)
+    monkeypatch.setattr("actors.controller_directory.ANSWER_S", 0.5)
     return members
 
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from actors.preflight import check_folders, free_port
+from actors.preflight import check_folders, free_port, preflight
 from cluster.config import load_config
 from cluster.errors import ConfigError
 
@@ -19,6 +19,16 @@ def test_any_free_one_is_none_that_connections_get(host):
         with pytest.raises(ConfigError, match=f"cannot listen on {host}:{port}: .* choose another gateway.port, or 0"):
             free_port(host, port, "gateway.port")
         assert free_port(host, 0, "gateway.port") != port
+
+
+def test_several_gateways_on_one_machine_take_ports_of_their_own():
+    cluster = {"gateways": 2, "placement": {"gateway": "gate"}}
+    free = {"port": 0, "metrics_port": 0}
+    named = {"model": {"name": "tiny-qwen2_5_vl"}, "cluster": cluster}
+    with pytest.raises(ConfigError, match="2 gateways on this machine cannot have the same ports"):
+        preflight(load_config(None, named | {"gateway": {"port": 0}}))
+    found = preflight(load_config(None, named | {"gateway": free}))
+    assert (found.gateway.port, found.gateway.metrics_port) == (0, 0), "one number would be for all of them"
 
 
 def test_a_host_that_is_none():

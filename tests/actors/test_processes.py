@@ -59,6 +59,17 @@ def test_more_decoders_restart_none() -> None:
     assert {name for name in before if before[name] != after[name]} == {"controller"}
 
 
+def test_more_gateways_restart_nobody_and_each_has_a_name_and_a_node_of_its_own() -> None:
+    alone = {"gateway": {"port": 0, "metrics_port": 0}}
+    before, after = digests(**alone), digests(**alone, cluster={"gateways": 3})
+    assert after.keys() - before.keys() == {"gateway-1", "gateway-2"}
+    assert {name for name in before if before[name] != after[name]} == set()
+    for placement, resource in (({"control": "c"}, "c"), ({"control": "c", "gateway": "g"}, "g")):
+        config = load_config(None, BASE | alone | {"cluster": {"gateways": 2, "placement": placement}})
+        found = [each for each in processes(config, "run", None) if each.name.startswith("gateway")]
+        assert [config.cluster.placement.of(each.role) for each in found] == [resource, resource]
+
+
 @pytest.mark.parametrize("allowed", [None, [], ["/allowed"]])
 def test_decoders_may_open_the_files_of_the_configuration_and_no_others(allowed, tmp_path) -> None:
     """They are not given its cameras."""

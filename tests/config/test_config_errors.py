@@ -82,6 +82,11 @@ WRONG = {
         "cluster: {decoders: 3, max_decoders: 2}",
         "1: cluster.max_decoders: must be decoders = 3 or more, not 2",
     ),
+    "gateways on one machine": (
+        "cluster: {gateways: 2}",
+        "1: cluster.gateways: 2 gateways on the same ports need a node each; name in cluster.placement.gateway a Ray "
+        "resource of which each such node offers 1, or set gateway.port and gateway.metrics_port to 0",
+    ),
     "one port for two": (
         "gateway: {port: 99, metrics_port: 99}",
         "1: gateway.metrics_port: must differ from port, both are 99",

@@ -19,6 +19,7 @@ class Directory:
 
     def __init__(self, config):
         self.routes = {}
+        self.sessions = None
 
     async def where(self, name):
         if name not in self.routes:
@@ -29,6 +30,9 @@ class Directory:
         raise UnavailableError("not asked in this test")
 
     async def metrics_addresses(self):
+        return {}
+
+    async def gateways(self, but):
         return {}
 
     async def list(self):

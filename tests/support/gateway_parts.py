@@ -23,6 +23,7 @@ from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.memory_service import MemoryServicer, ReplayRange
 from cluster.security.roles import Role
+from cluster.security.sessions import LocalSessions, SessionStore
 from cluster.security.tokens import make_token, write_tokens
 from cluster.types import (
     Answer,
@@ -57,6 +58,8 @@ class World:
         self.scores = {(name, question): 0.1 for name in self.cameras for question in QUESTIONS}
         self.window = 0
         self.drained: set[str] = set()
+        self.sessions: SessionStore = LocalSessions()
+        self.others: dict[str, object] = {}
         self.replica_address: str | None = None
         self.decoder_address: str | None = None
         self.alerting_address: str | None = None
@@ -127,6 +130,9 @@ class World:
     async def where(self, name):
         self._check(name)
         return Route(None, self.decoder_address, None, self.replica_address)
+
+    async def gateways(self, but):
+        return self.others
 
     async def list(self):
         self.looks += 1
@@ -302,8 +308,10 @@ async def serving(
     security=None,
     alerts=None,
     gateway_keys=None,
+    name="gateway",
 ):
-    """A :class:`Served`. ``scopes``: cameras of the tokens; ``security``, ``alerts``: keys of these sections."""
+    """A :class:`Served`. ``scopes``: cameras of the tokens; ``security``, ``alerts``: keys of these sections; ``name``:
+    of the gateway among several."""
     world, handler = World(cameras), Replica()
     secrets = {}
     keys = dict(security or {})
@@ -337,7 +345,7 @@ async def serving(
         mock.patch.object(gateway, "ControllerDirectory", return_value=world),
         mock.patch.object(gateway, "configure_logging"),
     ):
-        running = gateway.Gateway(config)
+        running = gateway.Gateway(config, name)
         try:
             addresses = await running.ready()
             scheme = "https" if config.security.tls.certificate else "http"

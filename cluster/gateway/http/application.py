@@ -20,6 +20,7 @@ from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.door import COOKIE, Door, DoorMiddleware
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.routes import PING_S, STALL_S, Backend, Route, no_route, wrong_form
+from cluster.security.sessions import SessionStore
 
 NO_LIMIT = 2**20
 TOPICS = (pages, sign_in, cameras, fleet, incidents, pictures, memory, questions, openai)
@@ -32,6 +33,7 @@ def make_application(
     registry: CollectorRegistry,
     *,
     guard: Guard | None = None,
+    sessions: SessionStore | None = None,
     host: str = "127.0.0.1",
     static: Path = STATIC,
     max_asks: int = 32,
@@ -47,6 +49,7 @@ def make_application(
         live: what events, history and the fleet are made of.
         registry: of ``/metrics``.
         guard: who asks every request for its token; None asks nobody.
+        sessions: of browsers, at all gateways; None: this one has its own.
         host: where it will listen.
         static: the console's files.
         max_asks: free questions that are answered at once.
@@ -61,7 +64,7 @@ def make_application(
         redirect_slashes=False,
         exception_handlers={HTTPException: no_route, RequestValidationError: wrong_form},
     )
-    door, calls = Door(guard, host), Calls(services, guard)
+    door, calls = Door(guard, host, sessions), Calls(services, guard)
     application.add_middleware(DoorMiddleware, door=door)
     application.state.backend = Backend(
         door, calls, live, Answering(calls, max_asks), Files(static), registry, longest_answer, rule, ping_s, stall_s

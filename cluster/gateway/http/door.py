@@ -19,7 +19,7 @@ from cluster.gateway.http.replies import HttpError, failure, status_of
 from cluster.gateway.oidc import OidcProvider
 from cluster.hosts import is_loopback
 from cluster.security.roles import ANYBODY, RULES, Principal, serve_as
-from cluster.security.sessions import Sessions
+from cluster.security.sessions import LocalSessions, SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +60,13 @@ NOBODY = Principal("nobody", frozenset(), ())
 class Door:
     """Decides over requests; ``host`` is where the gateway listens.
 
-    ``guard``: who asks every request for its token; None: nobody, and all of them may do everything.
+    ``guard``: who asks every request for its token; None: nobody, and all of them may do everything. ``sessions``: of
+    all gateways; None: this one has its own.
     """
 
-    def __init__(self, guard: Guard | None, host: str) -> None:
+    def __init__(self, guard: Guard | None, host: str, sessions: SessionStore | None = None) -> None:
         self._guard = guard
-        self._sessions = Sessions()
+        self._sessions = LocalSessions() if sessions is None else sessions
         # A page whose name was made to lead here (DNS rebinding) is told by that name.
         self._names_matter = guard is None and is_loopback(host)
 
@@ -84,21 +85,22 @@ class Door:
         """Where people sign in, if anywhere."""
         return None if self._guard is None else self._guard.provider
 
-    def identify(self, request: Request) -> Principal:
-        """Whose token or session a request has. Raises ``UnauthenticatedError``."""
-        return ANYBODY if self._guard is None else self._guard.identify(self._credentials(request))
+    async def identify(self, request: Request) -> Principal:
+        """Whose token or session a request has. Raises ``UnauthenticatedError``, and ``UnavailableError`` where nobody
+        says whether it has a session."""
+        return ANYBODY if self._guard is None else self._guard.identify(await self._credentials(request))
 
-    def begin_session(self, request: Request, secret: str) -> tuple[Principal, str]:
+    async def begin_session(self, request: Request, secret: str) -> tuple[Principal, str]:
         """Whose token ``secret`` is, and the id of a session with it; no id where nobody is asked for tokens. Raises
         ``UnauthenticatedError``."""
         if self._guard is None:
             return ANYBODY, ""
         principal = self._guard.identify(f"Bearer {secret}")
-        return principal, self._sessions.begin(principal.name, secret, _browser(request))
+        return principal, await self._sessions.begin(principal.name, secret, _browser(request))
 
-    def keep_session(self, request: Request, principal: Principal, lifetime_s: float) -> str:
+    async def keep_session(self, request: Request, principal: Principal, lifetime_s: float) -> str:
         """Id of a session of somebody whom the provider vouches for."""
-        return self._sessions.begin(principal.name, principal, _browser(request), lifetime_s)
+        return await self._sessions.begin(principal.name, principal, _browser(request), lifetime_s)
 
     def limit_sign_in(self, request: Request) -> None:
         """Raises ``CapacityError``: too many sign-ins at the provider were tried from this address."""
@@ -112,18 +114,21 @@ class Door:
         if self._guard is not None:
             self._guard.note_sign_in(call, principal, error, _peer(request))
 
-    def end_session(self, request: Request) -> None:
+    async def end_session(self, request: Request) -> None:
         """End the session that the request has, if any."""
-        self._sessions.end(request.cookies.get(COOKIE, ""))
+        if session := request.cookies.get(COOKIE):
+            await self._sessions.end(session)
 
-    def _credentials(self, request: Request) -> Credentials:
+    async def _credentials(self, request: Request) -> Credentials:
         """The ``Authorization`` header, or what the session has that the cookie names."""
         if (header := request.headers.get("Authorization")) is not None:
             return header
-        kept = self._sessions.credential_of(request.cookies.get(COOKIE, ""), _browser(request))
+        if not (session := request.cookies.get(COOKIE)):
+            return None
+        kept = await self._sessions.credential_of(session, _browser(request))
         return f"Bearer {kept}" if isinstance(kept, str) else kept
 
-    def admit(self, request: Request, rule: str) -> None:
+    async def admit(self, request: Request, rule: str) -> None:
         """Serves the request from here on for whom it comes from; a rule that names no method of gRPC is checked
         with the cameras of path and query, the others where the method is called.
 
@@ -135,7 +140,7 @@ class Door:
         if rule == OPEN:
             return
         if self._guard is not None:
-            principal = self._guard.admit(self._credentials(request), rule, peer)
+            principal = self._guard.admit(await self._credentials(request), rule, peer)
             request.state.who = principal.name
             serve_as(principal, peer)
             if not rule.startswith("/"):

@@ -117,7 +117,7 @@ async def _events(gateway: Backend, wanted: frozenset[str], request: Request) ->
                 try:
                     # A token that was revoked, or has expired, sees no more, nor does a session that has ended; one
                     # that was changed, what it is for.
-                    principal = gateway.door.identify(request)
+                    principal = await gateway.door.identify(request)
                     principal.require(Role.VIEW)
                 except SightlineError:
                     return

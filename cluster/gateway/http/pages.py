@@ -102,13 +102,13 @@ class Login(Body):
 @router.on("GET /v1/me", reply=Me, errors=(401,))
 async def me(request: Request, gateway: Gateway) -> Reply:
     """Whose token the request has."""
-    return _me(gateway.door, gateway.door.identify(request))
+    return _me(gateway.door, await gateway.door.identify(request))
 
 
 @router.on("POST /v1/session", reply=Me, errors=(401,))
 async def begin_session(request: Request, body: Login, gateway: Gateway) -> Reply:
     """Begin a session with a token, for browsers; its cookie is good for this browser alone, and for 12 hours."""
-    who, session = gateway.door.begin_session(request, body.token.strip())
+    who, session = await gateway.door.begin_session(request, body.token.strip())
     reply = _me(gateway.door, who)
     if session:
         # Who ends TLS in front of the gateway says so; who lies about it harms its own cookie.
@@ -120,7 +120,7 @@ async def begin_session(request: Request, body: Login, gateway: Gateway) -> Repl
 @router.on("DELETE /v1/session", reply=Nothing)
 async def end_session(request: Request, gateway: Gateway) -> Reply:
     """Sign out: the session ends, and the browser forgets its cookie."""
-    gateway.door.end_session(request)
+    await gateway.door.end_session(request)
     reply = Reply({})
     reply.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return reply

@@ -87,7 +87,7 @@ class Route(APIRoute):
 
         async def guarded(request: Request) -> Response:
             backend: Backend = request.app.state.backend
-            backend.door.admit(request, self.rule)
+            await backend.door.admit(request, self.rule)
             if self.body_field is not None:
                 request = await _read(request, backend.stall_s, self.body_bytes)
             try:

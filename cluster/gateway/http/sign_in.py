@@ -69,12 +69,12 @@ async def come_back(
         if error or not code:
             raise refused(error)
         principal = await provider.redeem(code, attempt)
+        session = await gateway.door.keep_session(request, principal, provider.config.session)
     except SightlineError as failure:
         gateway.door.note_sign_in(request, CALLBACK, None, failure)
         reply: Response = _page(failure)
     else:
         gateway.door.note_sign_in(request, CALLBACK, principal, None)
-        session = gateway.door.keep_session(request, principal, provider.config.session)
         reply = RedirectResponse("/", 303, {"Cache-Control": "no-store"})
         age_s = int(provider.config.session)
         reply.set_cookie(COOKIE, session, age_s, httponly=True, samesite="strict", secure=_secure(request))

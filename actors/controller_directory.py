@@ -1,0 +1,186 @@
+"""What a gateway asks of other processes: the controller as directory of cameras, replicas and sessions; where pages of
+metrics are; the other gateways."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.remote import (
+    ALERTING,
+    NAMESPACE,
+    RECONCILER,
+    TIER,
+    alerting,
+    ask_controller,
+    await_reply,
+    is_gateway,
+    short_tier,
+)
+from actors.sessions import ControllerSessions
+from cluster.config import CameraEntry, parse_camera
+from cluster.control.cameras.managed import ManagedCamera, manager_from_outside
+from cluster.errors import UnavailableError
+from cluster.redaction import SourceAddress
+from cluster.security.sessions import CachedSessions, SessionStore
+from cluster.types import CameraStatus, Question
+from cluster.types.reports import ReplicaStatus
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 2.0
+"""Timeout of asking one process for its metrics address."""
+
+
+def named(wanted: Callable[[str], bool]) -> dict[str, Any]:
+    """Handles by name of those of this cluster's processes that are ``wanted``. Blocks up to Ray's own deadline; raises
+    ``RayError``."""
+    listed: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+    names = [str(each["name"]) for each in listed if each["namespace"] == NAMESPACE]
+    found = {}
+    for name in filter(wanted, names):
+        # It may have ended since.
+        with contextlib.suppress(ValueError):
+            found[name] = ray.get_actor(name, namespace=NAMESPACE)
+    return found
+
+
+def asked_directly() -> dict[str, Any]:
+    """Handles by name of the processes whose pages of metrics only they themselves know. As :func:`named`."""
+    return named(lambda name: name in (ALERTING, RECONCILER) or name.startswith(TIER))
+
+
+class MetricsPages:
+    """Metrics addresses of all processes: the controller knows decoders and replicas; alerting, the reconciler and the
+    nodes' tiers are asked directly, while Ray knows their names. One that does not answer keeps its last address, so
+    that scraping it shows that it is down.
+
+    Args:
+        look: :func:`asked_directly`.
+    """
+
+    def __init__(self, look: Callable[[], Mapping[str, Any]] = asked_directly) -> None:
+        self._look = look
+        self._known: dict[str, str] = {}
+
+    async def addresses(self) -> dict[str, str]:
+        """Process name -> ``host:port``.
+
+        Raises:
+            UnavailableError: the controller does not answer.
+        """
+        members: dict[str, str] = await ask_controller("metrics_addresses")
+        try:
+            handles = await asyncio.to_thread(self._look)
+        except RayError as error:
+            log.warning("cannot list the cluster's processes: %s", error)
+            return members | self._known
+        found = await asyncio.gather(*(_page(name, handle) for name, handle in handles.items()))
+        shown = [short_tier(name) if name.startswith(TIER) else name for name in handles]
+        places = {name: place or self._known.get(name) for name, place in zip(shown, found, strict=True)}
+        self._known = {name: place for name, place in places.items() if place is not None}
+        return members | self._known
+
+
+async def _page(name: str, handle: Any) -> str | None:
+    """Metrics address of a process; ``None`` if it does not answer."""
+    try:
+        if name == ALERTING:
+            return str((await await_reply(handle.ready.remote(), timeout_s=ANSWER_S)).metrics)
+        return str(await await_reply(handle.metrics_address.remote(), timeout_s=ANSWER_S))
+    except Exception as error:
+        # A process that does not start logs the reason itself, and must not hide the others.
+        log.debug("cannot get the metrics address of %s: %s", name, error)
+        return None
+
+
+class ControllerDirectory:
+    """The controller as ``Cameras`` and ``Replicas`` directory (:class:`cluster.gateway.cameras.CameraDirectory`)."""
+
+    def __init__(self) -> None:
+        self._pages = MetricsPages()
+        self.sessions: SessionStore = CachedSessions(ControllerSessions())
+
+    async def gateways(self, but: str) -> dict[str, Any]:
+        """Handles by name of the gateways but this one. Raises ``UnavailableError``."""
+        try:
+            return await asyncio.to_thread(named, lambda name: is_gateway(name) and name != but)
+        except RayError as error:
+            raise UnavailableError(f"Ray does not say which gateways there are: {error}") from None
+
+    async def add(
+        self,
+        name: str,
+        source: SourceAddress,
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        force: bool = False,
+        manager: str = "",
+        takeover: bool = False,
+    ) -> CameraStatus:
+        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
+        managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager))
+        return await ask_controller("add_camera", managed, force, takeover)
+
+    async def update(
+        self,
+        name: str,
+        source: SourceAddress,
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        manager: str = "",
+        takeover: bool = False,
+    ) -> CameraStatus:
+        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
+        managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager))
+        return await ask_controller("update_camera", managed, takeover)
+
+    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
+        await ask_controller("remove_camera", name, manager_from_outside(manager), takeover)
+
+    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
+        return await ask_controller("managed_cameras", list(names))
+
+    async def list(self) -> Sequence[CameraStatus]:
+        return await ask_controller("list_cameras")
+
+    async def get(self, name: str) -> CameraStatus:
+        return await ask_controller("get_camera", name)
+
+    async def tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
+        """See the controller."""
+        found: tuple[str, CameraEntry] = await ask_controller("tested_source", entry)
+        return found
+
+    async def any_decoder(self) -> str:
+        """See the controller."""
+        return str(await ask_controller("any_decoder"))
+
+    async def where(self, name: str) -> Any:
+        """A :class:`~cluster.control.directory.Route`."""
+        return await ask_controller("where", name)
+
+    async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
+        """See the controller."""
+        return await ask_controller("replicas", known, timeout_s, reply_s=timeout_s + 10.0)
+
+    async def list_replicas(self) -> Sequence[ReplicaStatus]:
+        """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
+        return await ask_controller("list_replicas")
+
+    async def drain(self, name: str, undo: bool) -> ReplicaStatus:
+        """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
+        return await ask_controller("drain_replica", name, undo)
+
+    async def metrics_addresses(self) -> dict[str, str]:
+        """See :class:`MetricsPages`."""
+        return await self._pages.addresses()
+
+    async def alerting(self) -> str:
+        """Address of ``Incidents`` behind the gateway, ``host:port``."""
+        return str((await await_reply(alerting().ready.remote())).rpc)
