@@ -25,7 +25,7 @@ from actors.remote import (
 from actors.tier import TierNode, tier_name
 from cluster.config import SightlineConfig
 from cluster.config.alerts import AlertsConfig
-from cluster.config.cluster import PlacementConfig
+from cluster.config.cluster import ClusterConfig, PlacementConfig
 from cluster.config.sources import decoder_roots
 from cluster.control.decoder_count import decoder_names
 from cluster.redaction import REVEAL
@@ -41,11 +41,17 @@ def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
     kept = {"model", "engine", "security", "cluster", *sections}
     fields = SightlineConfig.model_fields
     given = {name: each.get_default(call_default_factory=True) for name, each in fields.items() if name not in kept}
-    numbers = {"gateways": 1, "decoders": 1, "max_decoders": None, "replicas": 1}
-    given["cluster"] = config.cluster.model_copy(update=numbers)
+    numbers = {"decoders": 1, "max_decoders": None, "replicas": 1}
+    given["cluster"] = _but_gateways(config.cluster).model_copy(update=numbers)
     if "alerts" not in kept:
         given["alerts"] = AlertsConfig(enabled=config.alerts.enabled)
     return config.model_copy(update=given)
+
+
+def _but_gateways(cluster: ClusterConfig) -> ClusterConfig:
+    """Without what gateways alone are started by."""
+    placement = cluster.placement.model_copy(update={"gateway": None})
+    return cluster.model_copy(update={"gateways": 1, "placement": placement})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +105,16 @@ def processes(
     # Cameras and questions are the controller's, which hands them on: nobody else restarts when they change.
     elsewhere = {"alerts", "clips", "gateway", "asking", "tracing", "kubernetes"}
     controls = only(config, *SightlineConfig.model_fields.keys() - elsewhere)
-    # It has the sessions of all gateways, however many there are.
-    controls = controls.model_copy(update={"cluster": config.cluster.model_copy(update={"gateways": 1})})
+    # It has the sessions of all gateways: theirs must not end with a change of these.
+    controls = controls.model_copy(update={"cluster": _but_gateways(config.cluster)})
     found = [Process(CONTROLLER, Controller, (controls, run_id, host), "control", keeps_state=True)]
     # Of the cameras, decoders are told which files they may open.
     allowed = config.security.model_copy(update={"file_roots": decoder_roots(config)})
     decodes = only(config, "gateway", "clips", "tracing").model_copy(update={"security": allowed})
     found += [Process(name, Decoder, (decodes, name, host), "decoder") for name in decoders]
     serves = only(config, "gateway", "asking")
+    there = serves.cluster.model_copy(update={"placement": config.cluster.placement})
+    serves = serves.model_copy(update={"cluster": there})
     found += [Process(name, Gateway, (serves, name), "gateway") for name in gateway_names(config.cluster.gateways)]
     if config.alerts.enabled:
         alerts = only(config, "alerts", "clips", "tracing")

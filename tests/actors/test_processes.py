@@ -64,6 +64,8 @@ def test_more_gateways_restart_nobody_and_each_has_a_name_and_a_node_of_its_own(
     before, after = digests(**alone), digests(**alone, cluster={"gateways": 3})
     assert after.keys() - before.keys() == {"gateway-1", "gateway-2"}
     assert {name for name in before if before[name] != after[name]} == set()
+    moved = digests(**alone, cluster={"placement": {"gateway": "g"}})
+    assert {name for name in before if before[name] != moved[name]} == {"gateway"}
     for placement, resource in (({"control": "c"}, "c"), ({"control": "c", "gateway": "g"}, "g")):
         config = load_config(None, BASE | alone | {"cluster": {"gateways": 2, "placement": placement}})
         found = [each for each in processes(config, "run", None) if each.name.startswith("gateway")]

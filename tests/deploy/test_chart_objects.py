@@ -57,8 +57,11 @@ def test_configuration_is_one_that_sightline_takes(variant: str, monkeypatch) ->
         assert getattr(part, section) == getattr(full, section), section
     # A change of what a replica does not read must not load its model anew.
     assert not set(replicas["args"]["configuration"]) & set(NOT_THE_REPLICAS)
-    decoders = {"decoders": full.cluster.decoders, "max_decoders": full.cluster.max_decoders}
-    assert part.cluster.model_copy(update=decoders) == full.cluster
+    unread = ("gateways", "decoders", "max_decoders")
+    assert part.cluster.placement.gateway is None
+    place = part.cluster.placement.model_copy(update={"gateway": full.cluster.placement.gateway})
+    numbers = {name: getattr(full.cluster, name) for name in unread}
+    assert part.cluster.model_copy(update=numbers | {"placement": place}) == full.cluster
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -79,6 +82,11 @@ def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
             assert configuration["max_decoders"] == MOST_PODS * int(group["resources"]["sightline_decoder"])
     assert ("max_decoders" in configuration) is autoscaled
     place = configuration["placement"]
+    # One to a pod, of control as well, since all of them take the same ports.
+    assert configuration["gateways"] == (4 if variant == "everything" else 1)
+    assert offered["sightline_gateway"] == configuration["gateways"]
+    assert place.get("gateway") == ("sightline_gateway" if variant == "everything" else None)
+    assert {group["resources"].get("sightline_gateway", "1") for group in cluster["workerGroupSpecs"]} == {"1"}
     assert offered[place["decoder"]] == configuration["decoders"]
     assert offered[place["replica"]] == configuration["replicas"]
     assert offered[place["control"]] >= 8
@@ -199,7 +207,7 @@ def test_every_process_is_scraped_once_where_pods_are() -> None:
         mine = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
         ports[component] = [mine[name] for name in sorted(mine) if name.startswith("process-")]
     # Controller and reconciler; two decoders; four replicas and their tier.
-    wanted = {"control": 2, "decoder": 2, "replica": 5, "head": 0}
+    wanted = {"control": 2, "gateway": 0, "decoder": 2, "replica": 5, "head": 0}
     assert {each: ports[each] for each in wanted} == {
         component: list(range(first, first + count)) for component, count in wanted.items()
     }
@@ -210,11 +218,15 @@ def test_every_process_is_scraped_once_where_pods_are() -> None:
         assert endpoint["scheme"] == "https"
         assert endpoint["tlsConfig"]["cert"] == {"secret": {"name": "sightline-internal-tls", "key": "tls.crt"}}
         assert endpoint["tlsConfig"]["serverName"] == "sightline"
+    assert [(each["operator"], each["values"]) for each in gateway["spec"]["selector"]["matchExpressions"]] == [
+        ("In", ["control", "gateway"])
+    ]
     [endpoint] = gateway["spec"]["podMetricsEndpoints"]
     [keep] = endpoint["metricRelabelings"]
     kept = re.compile(keep["regex"])
     assert (keep["action"], keep["sourceLabels"]) == ("keep", ["process", "__name__"])
     assert kept.fullmatch("gateway;sightline_build_info")
+    assert kept.fullmatch("gateway-1;sightline_build_info")
     assert kept.fullmatch("decoder-0;sightline_process_up")
     assert not kept.fullmatch("decoder-0;sightline_build_info")
 
@@ -226,9 +238,14 @@ def test_upgrade_needs_no_second_pool_of_gpus() -> None:
 
 
 def test_changed_questions_leave_the_replicas_and_the_pods_alone() -> None:
-    before, after = rendered("minimal"), rendered("minimal", "config.alerts.cooldown_s=5", "decoders.perPod=2")
-    [old, new] = [of_kind(each, "RayService")[0]["spec"] for each in (before, after)]
-    assert old["rayClusterConfig"] == new["rayClusterConfig"]
+    before, after = (
+        rendered("minimal"),
+        rendered("minimal", "config.alerts.cooldown_s=5", "decoders.perPod=2", "gateways.pods=2"),
+    )
+    [old, new] = [of_kind(each, "RayService")[0]["spec"]["rayClusterConfig"] for each in (before, after)]
+    [gateways] = [each for each in new["workerGroupSpecs"] if each["groupName"] == "gateways"]
+    gateways |= {"replicas": 0, "minReplicas": 0, "maxReplicas": 0}
+    assert old == new
     [old_apps, new_apps] = [serve_config(each)["applications"] for each in (before, after)]
     assert old_apps[0] != new_apps[0]
     assert old_apps[1] == new_apps[1]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from chart_parts import PLAIN_INSIDE, VARIANTS, of_kind, pods, rendered, serve_config
 
+GATEWAYS = ("control", "gateway")
+"""Pods with a gateway."""
 ANY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -71,11 +73,13 @@ def test_only_the_gateway_is_reachable_and_it_asks_for_tokens(variant: str) -> N
 
 
 @ANY_VARIANT
-def test_tokens_and_the_certificate_are_mounted_by_the_control_pod_alone(variant: str) -> None:
+def test_tokens_and_the_certificate_are_mounted_where_gateways_are_alone(variant: str) -> None:
     for component, pod in pods(rendered(variant)).items():
         secrets = {volume["name"] for volume in pod["spec"]["volumes"] if "secret" in volume}
-        assert ("tokens" in secrets) == (component == "control")
-        assert ("tls" in secrets) <= (component == "control")
+        assert ("tokens" in secrets) == (component in GATEWAYS)
+        assert ("tls" in secrets) <= (component in GATEWAYS)
+        claims = {volume["name"] for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume}
+        assert "data" not in claims or component == "control", "several pods cannot have one claim"
 
 
 @ANY_VARIANT
@@ -94,11 +98,25 @@ def test_the_key_of_memories_is_mounted_where_they_are_written(variant: str) -> 
 def test_probe_of_the_gateway_speaks_as_the_gateway_does(variant: str) -> None:
     objects = rendered(variant)
     security = serve_config(objects)["applications"][0]["args"]["configuration"]["security"]
-    probe = pods(objects)["control"]["spec"]["containers"][0]["readinessProbe"]
-    if "client_ca" in security.get("tls", {}):
-        assert probe["tcpSocket"] == {"port": "http"}
-    else:
-        assert probe["httpGet"]["scheme"] == ("HTTPS" if "tls" in security else "HTTP")
+    for component in GATEWAYS:
+        probe = pods(objects)[component]["spec"]["containers"][0]["readinessProbe"]
+        if "client_ca" in security.get("tls", {}):
+            assert probe["tcpSocket"] == {"port": "http"}
+        else:
+            assert (probe["httpGet"]["path"], probe["httpGet"]["port"]) == ("/healthz", "http")
+            assert probe["httpGet"]["scheme"] == ("HTTPS" if "tls" in security else "HTTP")
+
+
+def test_the_service_leads_to_every_gateway_and_nowhere_else() -> None:
+    for settings, wanted in ((("gateways.pods=2",), set(GATEWAYS)), ((), {"control"})):
+        objects = rendered("city", *settings)
+        [service] = [each for each in of_kind(objects, "Service") if each["metadata"]["name"] == "sightline-gateway"]
+        chosen = service["spec"]["selector"].items()
+        led = {name for name, pod in pods(objects).items() if chosen <= pod["metadata"]["labels"].items()}
+        # A control pod from before an upgrade has no label of gateways: without others it must be found all the same.
+        assert led - {"gateway"} == wanted - {"gateway"}
+        assert ("gateway" in led) == ("gateway" in wanted)
+        assert ("app.kubernetes.io/component" in dict(chosen)) == (wanted == {"control"})
 
 
 def selected(policy: dict[str, Any], labels: dict[str, str]) -> bool:
@@ -125,7 +143,7 @@ def test_every_port_of_every_pod_is_behind_a_network_policy(variant: str) -> Non
                     reachable.setdefault(component, set()).update(ports or names)
                 assert ports or rule["from"] == [{"podSelector": policy["spec"]["podSelector"]}]
     # From anywhere: the gateway, where no clients are named; nothing else.
-    assert reachable == ({} if variant == "everything" else {"control": {"grpc", "http"}})
+    assert reachable == ({} if variant == "everything" else {pod: {"grpc", "http"} for pod in GATEWAYS})
 
 
 def test_the_two_redis_are_two() -> None:

@@ -37,6 +37,7 @@ EVERYTHING = (
     "gateway.httpRoute.hostnames[0]=*.sightline.city",
     "gateway.httpRoute.annotations.team=cctv",
     "monitoring.podMonitor.pods=true",
+    "gateways.pods=3",
     "decoders.maxPods=40",
     "podAnnotations.team=cctv",
     "decoders.scheduling.priorityClassName=cameras",

@@ -25,10 +25,14 @@
 {{- $_ := set $security "memory_key_file" (printf "/etc/sightline/memory-key/%s" .Values.memoryKey.key) -}}
 {{- end -}}
 {{- $cluster := dict
+      "gateways" (add 1 .Values.gateways.pods)
       "decoders" (mul .Values.decoders.pods .Values.decoders.perPod)
       "replicas" (mul .Values.replicas.pods (include "sightline.replicasPerPod" . | int))
       "state_dir" "/var/lib/sightline"
       "placement" (dict "control" "sightline_control" "decoder" "sightline_decoder" "replica" "sightline_replica") -}}
+{{- if gt (int .Values.gateways.pods) 0 -}}
+{{- $_ := set $cluster.placement "gateway" "sightline_gateway" -}}
+{{- end -}}
 {{- if include "sightline.autoscaling" . -}}
 {{- $_ := set $cluster "max_decoders" (mul .Values.decoders.maxPods .Values.decoders.perPod) -}}
 {{- end -}}
@@ -65,7 +69,8 @@ cameras: [{name: entrance, source: "demo://gate", source_options: {loop: true, r
 {{- define "sightline.serve" -}}
 {{- $all := include "sightline.configuration" . | fromYaml -}}
 {{- $replicas := omit (deepCopy $all) "cameras" "questions" "sampling" "pruning" "window" "source" "alerts" "clips" "gateway" "kubernetes" -}}
-{{- $_ := set $replicas "cluster" (omit $replicas.cluster "decoders" "max_decoders") -}}
+{{- $_ := set $replicas "cluster" (omit $replicas.cluster "gateways" "decoders" "max_decoders") -}}
+{{- $_ := unset $replicas.cluster.placement "gateway" -}}
 proxy_location: Disabled
 applications:
   - name: processes

@@ -61,11 +61,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if gt (int .Values.decoders.maxPods) (int .Values.decoders.pods) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Pages of metrics in a pod (dict "root" $ "component" "head|control|decoder|replica"), where they are scraped there. */}}
+{{/* Pages of metrics in a pod (dict "root" $ "component" "head|control|gateway|decoder|replica"), where they are scraped there. */}}
 {{- define "sightline.pages" -}}
 {{- $values := .root.Values -}}
 {{- $control := add 1 (ternary 1 0 $values.cameras.enabled) (ternary 1 0 (dig "alerts" "enabled" true $values.config)) -}}
-{{- $pages := dict "head" 0 "control" $control "decoder" (int $values.decoders.perPod) "replica" (add 1 (include "sightline.replicasPerPod" .root | int)) -}}
+{{- $pages := dict "head" 0 "control" $control "gateway" 0 "decoder" (int $values.decoders.perPod) "replica" (add 1 (include "sightline.replicasPerPod" .root | int)) -}}
 {{- ternary (get $pages .component) 0 (and $values.monitoring.podMonitor.enabled $values.monitoring.podMonitor.pods) -}}
 {{- end -}}
 

@@ -1,11 +1,12 @@
 {{/*
-A pod of the Ray cluster: (dict "root" $ "component" "head|control|decoder|replica" "settings" .Values.X "gpus" 0).
-Ray starts the processes in it, so there is one container; its readiness is the node's, and control's is the gateway's.
+A pod of the Ray cluster: (dict "root" $ "component" "head|control|gateway|decoder|replica" "settings" .Values.X "gpus" 0).
+Ray starts the processes in it, so there is one container; its readiness is the node's, or its gateway's where it has one.
 */}}
 {{- define "sightline.pod" -}}
 {{- $root := .root -}}{{- $values := .root.Values -}}
 {{- $secrets := include "sightline.secrets" .root | fromYaml -}}
 {{- $control := eq .component "control" -}}
+{{- $gateway := or $control (eq .component "gateway") -}}
 {{- $replica := eq .component "replica" -}}
 {{- $redisTls := and (include "sightline.ownGcsRedis" $root) $secrets.internalTls (eq .component "head") -}}
 {{- $node := dict "path" "/api/healthz" "port" 52365 -}}
@@ -14,6 +15,9 @@ metadata:
   labels:
     {{- include "sightline.selector" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}
+    {{- if $gateway }}
+    sightline.io/gateway: "true"
+    {{- end }}
   {{- with $values.podAnnotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
@@ -69,7 +73,7 @@ spec:
         - {name: client, containerPort: 10001}
         # KubeRay makes no Service without it; nothing listens there.
         - {name: serve, containerPort: 8000}
-        {{- else if $control }}
+        {{- else if $gateway }}
         - {name: grpc, containerPort: {{ $values.gateway.grpcPort }}}
         - {name: http, containerPort: {{ $values.gateway.httpPort }}}
         {{- end }}
@@ -78,10 +82,10 @@ spec:
         - {name: process-{{ $number }}, containerPort: {{ add 9500 $number }}}
         {{- end }}
       readinessProbe:
-        {{- if and $control $values.gateway.tls.clientCertificates }}
+        {{- if and $gateway $values.gateway.tls.clientCertificates }}
         # The kubelet has no certificate to show.
         tcpSocket: {port: http}
-        {{- else if $control }}
+        {{- else if $gateway }}
         httpGet: {path: /healthz, port: http, scheme: {{ ternary "HTTPS" "HTTP" (hasKey $secrets "tls") }}}
         {{- else }}
         httpGet: {{- toYaml $node | nindent 10 }}
@@ -105,7 +109,7 @@ spec:
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: shared-mem, mountPath: /dev/shm}
-        {{- if $control }}
+        {{- if $gateway }}
         - {name: data, mountPath: /var/lib/sightline}
         {{- if $secrets.tokens }}
         - {name: tokens, mountPath: /etc/sightline/tokens, readOnly: true}
@@ -141,8 +145,11 @@ spec:
     {{- end }}
     - {name: tmp, emptyDir: {sizeLimit: 20Gi}}
     - {name: shared-mem, emptyDir: {medium: Memory, sizeLimit: {{ ternary .settings.sharedMemory "512Mi" $replica }}}}
-    {{- if $control }}
-    {{- if $values.control.persistence.enabled }}
+    {{- if $gateway }}
+    {{- if not $control }}
+    # An audit log of its own, for whoever collects it.
+    - {name: data, emptyDir: {sizeLimit: 1Gi}}
+    {{- else if $values.control.persistence.enabled }}
     {{- $claim := $values.control.persistence.existingClaim | default (printf "%s-data" (include "sightline.fullname" $root)) }}
     - {name: data, persistentVolumeClaim: {claimName: {{ $claim }}}}
     {{- else }}
