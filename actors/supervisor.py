@@ -28,6 +28,24 @@ STALLED_S = 60.0
 """Seconds without a pass over all processes after which the supervisor reports itself unhealthy."""
 
 
+def public_processes(config: SightlineConfig) -> list[str]:
+    """Names of the processes that must listen before the cluster is ready."""
+    return [*gateway_names(config.cluster.gateways), *([ALERTING] if config.alerts.enabled else [])]
+
+
+def check_listening(config: SightlineConfig, listening: set[str]) -> None:
+    """What is said once the time to start is up. Raises ``UnavailableError``, unless only some of several gateways are
+    missing: where their node is away, the others serve."""
+    missing = [name for name in public_processes(config) if name not in listening]
+    waited = f"{', '.join(missing)} did not listen within {config.cluster.start_timeout_s:g} s"
+    if ALERTING in missing or not listening.intersection(gateway_names(config.cluster.gateways)):
+        raise UnavailableError(
+            f"{waited}; is there a node with the Ray resources cluster.placement.control and "
+            "cluster.placement.gateway? Look into the processes' logs, or raise cluster.start_timeout_s"
+        )
+    log.warning("%s; is there a node for each with the Ray resource cluster.placement.gateway?", waited)
+
+
 class Supervisor:
     """Ray Serve deployment with one replica. Its processes are detached: they outlive it, and its successor finds them.
 
@@ -48,7 +66,7 @@ class Supervisor:
         try:
             await asyncio.wait_for(self._until_ready(), config.cluster.start_timeout_s)
         except TimeoutError:
-            self._check_listening()
+            check_listening(config, self._listening)
 
     async def check_health(self) -> None:
         """Raises ``UnavailableError`` when passes over the processes are overdue."""
@@ -72,25 +90,7 @@ class Supervisor:
     async def _until_ready(self) -> None:
         """Wait until the public endpoints listen; raises errors of a process that cannot start."""
         await self._looked.wait()
-        await asyncio.gather(*(self._until_listens(name) for name in self._public))
-
-    @property
-    def _public(self) -> list[str]:
-        alerting = [ALERTING] if self._config.alerts.enabled else []
-        return [*gateway_names(self._config.cluster.gateways), *alerting]
-
-    def _check_listening(self) -> None:
-        """Raises ``UnavailableError``, unless only some of several gateways are missing: where their node is away, the
-        others serve."""
-        missing = [name for name in self._public if name not in self._listening]
-        serving = self._listening.intersection(gateway_names(self._config.cluster.gateways))
-        waited = f"{', '.join(missing)} did not listen within {self._config.cluster.start_timeout_s:g} s"
-        if not serving or ALERTING in missing:
-            raise UnavailableError(
-                f"{waited}; is there a node with the Ray resources cluster.placement.control and "
-                "cluster.placement.gateway? Look into the processes' logs, or raise cluster.start_timeout_s"
-            )
-        log.warning("%s; is there a node for each with the Ray resource cluster.placement.gateway?", waited)
+        await asyncio.gather(*(self._until_listens(name) for name in public_processes(self._config)))
 
     async def _until_listens(self, name: str) -> None:
         while True:

@@ -4,29 +4,23 @@ import logging
 
 import pytest
 
-from actors.supervisor import Supervisor
+from actors.supervisor import check_listening
 from cluster.config import load_config
 from cluster.errors import UnavailableError
 
-CONFIG = {"gateway": {"port": 0, "metrics_port": 0}, "cluster": {"gateways": 2, "start_timeout_s": 7}}
-
-
-def late(*listening: str) -> Supervisor:
-    """One whose time is up, with what has listened by then; starting a real one takes Ray."""
-    supervisor = object.__new__(Supervisor)
-    supervisor._config = load_config(None, CONFIG)
-    supervisor._listening = set(listening)
-    return supervisor
+CONFIG = load_config(
+    None, {"gateway": {"port": 0, "metrics_port": 0}, "cluster": {"gateways": 2, "start_timeout_s": 7}}
+)
 
 
 @pytest.mark.parametrize("listening", [(), ("alerting",), ("gateway", "gateway-1")])
 def test_without_any_gateway_or_alerting_it_does_not_start(listening) -> None:
     missing = ", ".join(name for name in ("gateway", "gateway-1", "alerting") if name not in listening)
     with pytest.raises(UnavailableError, match=f"^{missing} did not listen within 7 s; .*cluster.placement.gateway"):
-        late(*listening)._check_listening()
+        check_listening(CONFIG, set(listening))
 
 
 def test_a_gateway_whose_node_is_away_keeps_the_others_from_nothing(caplog) -> None:
     with caplog.at_level(logging.WARNING):
-        late("gateway-1", "alerting")._check_listening()
+        check_listening(CONFIG, {"gateway-1", "alerting"})
     assert "gateway did not listen within 7 s" in caplog.text
