@@ -35,6 +35,7 @@ from cluster.types import CameraStatus
 from cluster.types.reports import (
     CameraReport,
     DecoderInfo,
+    DecoderNumbers,
     ReplicaInfo,
     ReplicaReport,
     ReplicaStatus,
@@ -206,6 +207,10 @@ class Controller(SessionKeeper):
     async def list_replicas(self) -> list[ReplicaStatus]:
         """Status of all replicas, sorted by name."""
         return self._directory.replica_statuses()
+
+    async def decoder_numbers(self) -> DecoderNumbers | None:
+        """See :meth:`DecoderCount.numbers`."""
+        return self._decoders.numbers(len(self._directory.decoders))
 
     async def drain_replica(self, name: str, undo: bool = False) -> ReplicaStatus:
         """See :meth:`Directory.drain`; not kept across restarts of the controller."""

@@ -29,7 +29,7 @@ from cluster.errors import UnavailableError
 from cluster.redaction import SourceAddress
 from cluster.security.sessions import CachedSessions, SessionStore
 from cluster.types import CameraStatus, Question
-from cluster.types.reports import ReplicaStatus
+from cluster.types.reports import DecoderNumbers, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
@@ -172,6 +172,10 @@ class ControllerDirectory:
     async def list_replicas(self) -> Sequence[ReplicaStatus]:
         """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
         return await ask_controller("list_replicas")
+
+    async def decoder_numbers(self) -> DecoderNumbers | None:
+        """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
+        return await ask_controller("decoder_numbers")
 
     async def drain(self, name: str, undo: bool) -> ReplicaStatus:
         """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""

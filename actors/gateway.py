@@ -193,8 +193,9 @@ class Gateway:
     async def _delete_footage(self, camera: str, before_s: float) -> pictures_pb2.ForgetFootageReply:
         before_unix_s = time.time() - before_s
         await self.forget_scores(camera, before_unix_s)
-        told = await self._ask_others("forget_scores", camera, before_unix_s)
         reply = await self._pictures.forget(camera, before_s)
+        # Last, since there is more to delete than their scores.
+        told = await self._ask_others("forget_scores", camera, before_unix_s)
         if silent := sorted(name for name, answered in told.items() if not answered):
             names = ", ".join(silent)
             log.warning("scores of camera %s may still be shown by %s, which did not answer", camera, names)

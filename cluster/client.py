@@ -32,7 +32,7 @@ from cluster.errors import SightlineError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.redaction import SourceAddress
 from cluster.types import Answer, CameraStatus, MemoryStatus, Question
-from cluster.types.reports import ReplicaStatus
+from cluster.types.reports import DecoderNumbers, ReplicaStatus
 from cluster.types.sources import Discovery
 from cluster.wire.channel import channel_options, split_address
 from cluster.wire.convert import answer_from_proto, question_to_proto, replica_from_proto, status_from_proto
@@ -179,6 +179,11 @@ class GatewayClient:
         """Every replica, by name."""
         reply = self._call(self._replicas.List, replicas_pb2.ListReplicasRequest())
         return [replica_from_proto(status) for status in reply.replicas]
+
+    def decoder_numbers(self) -> DecoderNumbers | None:
+        """How many decoders run and are wanted; ``None`` where their number is fixed."""
+        reply = self._call(self._replicas.List, replicas_pb2.ListReplicasRequest())
+        return from_message(DecoderNumbers, reply.decoders) if reply.HasField("decoders") else None
 
     def replica_drain(self, name: str, *, undo: bool = False) -> ReplicaStatus:
         """Take the cameras off a replica, or with ``undo`` let it have some again."""

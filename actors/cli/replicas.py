@@ -13,7 +13,7 @@ from actors.cli.output import console, make_table, print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cluster.types.reports import ReplicaStatus
+    from cluster.types.reports import DecoderNumbers, ReplicaStatus
 
 app = typer.Typer(no_args_is_help=True, help="Show the load of replicas; drain one.")
 
@@ -22,19 +22,22 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the replica, 
 
 @app.command("list")
 def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None:
-    """Show every replica: its cameras, its load, and its expected lag.
+    """Show every replica: its cameras, its load, and its expected lag. Below it, where the number of decoders follows
+    the load, how many run and are wanted.
 
     $ sightline replicas list
 
     $ sightline replicas list --json - | jq '.[] | select(.draining and .held == 0) | .name'
     """
     with connect(gateway) as client:
-        replicas = client.replicas_list()
+        replicas, decoders = client.replicas_list(), client.decoder_numbers()
     if print_json(json, replicas):
         console().print(replicas_table(replicas) if replicas else "no replica is ready", markup=False)
         for each in replicas:
             if each.trouble:
                 console().print(f"{each.name}: {each.trouble}", markup=False)
+        if decoders is not None:
+            console().print(decoders_text(decoders), markup=False)
 
 
 @app.command("drain")
@@ -56,6 +59,12 @@ def drain(
         status = client.replica_drain(name, undo=undo)
     if print_json(json, status):
         print(f"{name}: takes cameras again" if undo else f"{name}: drained; it still holds {status.held} cameras")
+
+
+def decoders_text(decoders: DecoderNumbers) -> str:
+    """How many decoders run and are wanted."""
+    between = f"between {decoders.least} and {decoders.most}"
+    return f"decoders: {decoders.running} running, {decoders.wanted} wanted by their load, {between}"
 
 
 def replica_state(replica: ReplicaStatus) -> str:

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from cluster import metrics
 from cluster.config import ClusterConfig
+from cluster.types.reports import DecoderNumbers
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,10 @@ class DecoderCount:
     def names(self) -> list[str]:
         """Of the wanted decoders."""
         return decoder_names(self.count)
+
+    def numbers(self, running: int) -> DecoderNumbers | None:
+        """For operators; ``None`` where the number is fixed."""
+        return DecoderNumbers(running, self.count, self.least, self.most) if self.most > self.least else None
 
     def decide(self, busy: Mapping[str, float], now_s: float) -> bool:
         """Decide by the busy share of each decoder that is there; whether another number is wanted from now on."""

@@ -9,8 +9,9 @@ from sightline.v1 import replicas_pb2, replicas_pb2_grpc
 from cluster.errors import ConfigError, ForbiddenError
 from cluster.gateway.forwarding import in_time
 from cluster.security.roles import current_principal
-from cluster.types.reports import ReplicaStatus
+from cluster.types.reports import DecoderNumbers, ReplicaStatus
 from cluster.wire.convert import replica_to_proto
+from cluster.wire.mapping import to_message
 from cluster.wire.status import explained
 
 SERVICE = "sightline.v1.Replicas"
@@ -23,6 +24,8 @@ class ReplicaDirectory(Protocol):
     """
 
     async def list_replicas(self) -> Sequence[ReplicaStatus]: ...
+
+    async def decoder_numbers(self) -> DecoderNumbers | None: ...
 
     async def drain(self, name: str, undo: bool) -> ReplicaStatus: ...
 
@@ -40,7 +43,11 @@ class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
         """See protos/sightline/v1/replicas.proto."""
         async with explained(context):
             found = await in_time(self._directory.list_replicas(), self._deadline_s)
-            return replicas_pb2.ListReplicasResponse(replicas=[replica_to_proto(status) for status in found])
+            decoders = await in_time(self._directory.decoder_numbers(), self._deadline_s)
+            return replicas_pb2.ListReplicasResponse(
+                replicas=[replica_to_proto(status) for status in found],
+                decoders=None if decoders is None else to_message(replicas_pb2.DecoderNumbers, decoders),
+            )
 
     async def Drain(  # noqa: N802
         self, request: replicas_pb2.DrainReplicaRequest, context: grpc.aio.ServicerContext

@@ -162,6 +162,16 @@ class ReplicaStatus:
     trouble: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderNumbers:
+    """Decoders that run, and that the load needs, which is from ``least`` to ``most``."""
+
+    running: int
+    wanted: int
+    least: int
+    most: int
+
+
 OVER = "over"
 MOST_RUNS = 32
 """Runs of one camera that are told apart: one that has not been heard of while so many others were is over."""

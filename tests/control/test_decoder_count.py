@@ -7,7 +7,7 @@ import pytest
 from cluster.config import CameraEntry, QuestionConfig, SightlineConfig, camera_settings
 from cluster.control.decoder_count import DecoderCount
 from cluster.control.directory import Directory
-from cluster.types.reports import CameraReport, DecoderInfo
+from cluster.types.reports import CameraReport, DecoderInfo, DecoderNumbers
 
 HOLD_S = 10.0
 
@@ -64,7 +64,10 @@ def test_a_restarted_controller_goes_on_with_the_number_within_the_limits(before
 
 
 def test_a_fixed_number_stays() -> None:
-    assert set(counts(DecoderCount(2, 2, HOLD_S), [1.0] * 100 + [0.0] * 100)) == {2}
+    fixed = DecoderCount(2, 2, HOLD_S)
+    assert set(counts(fixed, [1.0] * 100 + [0.0] * 100)) == {2}
+    assert fixed.numbers(running=1) is None
+    assert DecoderCount(1, 3, HOLD_S, count=2).numbers(running=1) == DecoderNumbers(1, wanted=2, least=1, most=3)
 
 
 def test_cameras_leave_a_decoder_that_is_not_wanted_before_it_may_end() -> None:

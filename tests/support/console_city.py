@@ -288,6 +288,9 @@ class City:
     async def list_replicas(self) -> Sequence[ReplicaStatus]:
         return self.replicas
 
+    async def decoder_numbers(self) -> None:
+        return None
+
     async def drain(self, name: str, undo: bool) -> ReplicaStatus:
         for number, replica in enumerate(self.replicas):
             if replica.name == name:

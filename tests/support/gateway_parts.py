@@ -185,6 +185,9 @@ class World:
             for number, name in enumerate(("replica-0", "replica-1"))
         ]
 
+    async def decoder_numbers(self):
+        return None
+
     async def drain(self, name, undo):
         self._check()
         if name not in ("replica-0", "replica-1"):

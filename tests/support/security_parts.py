@@ -59,6 +59,9 @@ class Directory:
     async def list_replicas(self):
         return [ReplicaStatus("replica-0", held=3)]
 
+    async def decoder_numbers(self):
+        return None
+
     async def drain(self, name, undo):
         return ReplicaStatus(name, draining=not undo)
 

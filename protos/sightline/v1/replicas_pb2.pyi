@@ -11,10 +11,24 @@ class ListReplicasRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListReplicasResponse(_message.Message):
-    __slots__ = ("replicas",)
+    __slots__ = ("replicas", "decoders")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    DECODERS_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
-    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ...) -> None: ...
+    decoders: DecoderNumbers
+    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., decoders: _Optional[_Union[DecoderNumbers, _Mapping]] = ...) -> None: ...
+
+class DecoderNumbers(_message.Message):
+    __slots__ = ("running", "wanted", "least", "most")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    wanted: int
+    least: int
+    most: int
+    def __init__(self, running: _Optional[int] = ..., wanted: _Optional[int] = ..., least: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
 
 class DrainReplicaRequest(_message.Message):
     __slots__ = ("name", "undo")

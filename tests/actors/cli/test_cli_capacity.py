@@ -14,7 +14,7 @@ from cluster.control.fleet_settings import FleetSettings
 from cluster.control.ladder import default
 from cluster.gateway import cameras, replicas
 from cluster.types import PatchGeometry
-from cluster.types.reports import DecoderInfo, ReplicaInfo
+from cluster.types.reports import DecoderInfo, DecoderNumbers, ReplicaInfo
 
 # A window of 0.5 s: two cameras of a window a second fill a replica, four at half as many windows.
 COSTS = CostModel("made-up", "none", "made up", 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -28,6 +28,7 @@ class Rules:
         self.config: SightlineConfig = load_config(None)
         self.directory = Directory(quality=FleetSettings(COSTS, default()))
         self.directory.join_decoder(DecoderInfo("decoder-0", "d", "d:1", "", 1), 0.0)
+        self.decoders: DecoderNumbers | None = None
         for number in range(replicas):
             self.directory.join_replica(ReplicaInfo(f"r{number}", "r:1", "", 1, PatchGeometry(14, 2, 2)), 0.0)
 
@@ -42,6 +43,9 @@ class Rules:
     async def list_replicas(self):
         return self.directory.replica_statuses()
 
+    async def decoder_numbers(self):
+        return self.decoders
+
     async def drain(self, name, undo):
         return self.directory.drain(name, undo=undo)
 
@@ -50,8 +54,9 @@ class Rules:
 def serve():
     with ExitStack() as stack:
 
-        def serve(replica_count: int) -> str:
+        def serve(replica_count: int, decoders: DecoderNumbers | None = None) -> str:
             rules = Rules(replica_count)
+            rules.decoders = decoders
             servicers = cameras.CamerasServicer(rules), replicas.ReplicasServicer(rules)
             return stack.enter_context(serving_in_thread(*servicers))
 
@@ -89,6 +94,15 @@ def test_cameras_are_taken_reduced_refused_and_forced(cli, serve):
     table = cli("cameras", "list", SIGHTLINE_GATEWAY=gateway).stdout
     assert "critical, full" in table
     assert "cam-3: quality " in table
+
+
+def test_decoders_that_follow_load_are_counted_below_the_replicas(cli, serve):
+    assert "decoders" not in cli("replicas", "list", SIGHTLINE_GATEWAY=serve(1)).stdout
+    gateway = serve(1, DecoderNumbers(running=2, wanted=3, least=1, most=6))
+    table = cli("replicas", "list", SIGHTLINE_GATEWAY=gateway).stdout
+    assert "decoders: 2 running, 3 wanted by their load, between 1 and 6" in table
+    listed = json.loads(cli("replicas", "list", "--json", "-", SIGHTLINE_GATEWAY=gateway).stdout)
+    assert [each["name"] for each in listed] == ["replica-0"]
 
 
 def test_a_replica_is_drained_and_taken_back(cli, serve):

@@ -131,6 +131,9 @@ class Table:
         """See ``ReplicaDirectory``."""
         return [ReplicaStatus("replica-0", held=len(self._cameras))]
 
+    async def decoder_numbers(self) -> None:
+        """See ``ReplicaDirectory``."""
+
     async def drain(self, name: str, undo: bool) -> ReplicaStatus:
         """See ``ReplicaDirectory``."""
         if name != "replica-0":
