@@ -292,7 +292,7 @@ class RunningCamera:
             self._found = lane.found
             self._in_flight.take_over(lane.found)
         settled = lane.windows_done + lane.windows_gated + lane.windows_dropped
-        self._count_lost(self._in_flight.set_settled(settled, continued=lane.continued))
+        self._count_lost(self._in_flight.set_settled(settled, lane.window_end))
         return lane
 
     def _send(self, sample: FrameSample) -> None:

@@ -19,8 +19,8 @@ _KEYFRAMES_US = 10 * MICROSECONDS
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """The stride of the last window when its replica was lost, from then until it is known whether the next replica's
-    windows are in phase with it.
+    """The stride of the last window when its replica was lost, until it is known whether the next replica's windows are
+    in phase with it.
 
     ``start`` and ``end``: of the stride in which the first frame since then lies, on the camera's clock;
     ``next_frame``: start of that frame, once there is one; ``known``: that window is known to be answered or counted.
@@ -57,6 +57,9 @@ class WindowsInFlight:
     # Video between the end of that and the first frame since, less whole strides, microseconds: short lives of several
     # replicas may add up to a window.
     _lead: int = 0
+    # Start of the first frame since counting began anew, until the replica has told a window's end behind it: it may
+    # continue windows that began before.
+    _first: int | None = None
     # Windows begun before a hand-over, and the first frame after it.
     _moved: tuple[int, int] | None = None
     # Frames at which the windows began anew, and what was counted before each: (pts, closed, origin, end).
@@ -69,6 +72,10 @@ class WindowsInFlight:
         if moved and self._origin is not None:
             self._moved = self._closed + self._begun(), sample.pts
         before = self._closed, self._origin, self._end
+        if self._origin is None:
+            self._first = sample.pts
+        elif sample.fresh:
+            lost += self._resolve(in_phase=False)
         if self._origin is None or sample.fresh or sample.pts < self._end - sample.duration:
             self._closed += math.floor(self._strides())
             self._origin = sample.pts
@@ -121,25 +128,30 @@ class WindowsInFlight:
             self._seams.clear()
         self.stride_s = stride_s
 
-    def set_settled(self, windows: int, *, continued: bool = False) -> int:
+    def set_settled(self, windows: int, window_end: int | None = None) -> int:
         """Set the windows answered or dropped in total since :meth:`count_lost` or the start; smaller than before where
         the replica has closed the camera in between.
 
-        ``continued``: the first of them had begun at another replica. Returns 1 where the window that was open at
-        :meth:`count_lost` was none of them, and is lost.
+        ``window_end``: end of the last window that closed there, on the camera's clock. Returns 1 where it tells that
+        the window that was open at :meth:`count_lost` was not continued, and is lost.
         """
         if windows < self._before:
             self._before = 0
         self._settled = windows - self._before
-        if self._phase is None or self._phase.next_frame is None or not self._settled:
+        first = self._first
+        if window_end is None or first is None or window_end <= first:
             return 0
-        opened, self._phase = self._phase, None
-        if not continued:
-            return opened.uncertain
-        if self._origin == opened.next_frame and not self._closed:
-            # The next replica's windows are in phase with it.
-            self._origin = opened.start
-        return 0
+        stride = round(self.stride_s * MICROSECONDS)
+        # That of the window in which the first frame is.
+        start = window_end - math.ceil((window_end - first) / stride - _ROUNDING) * stride
+        if self._origin == first and not self._closed:
+            self._origin = start
+        return self._resolve(in_phase=self._phase is not None and abs(start - self._phase.start) <= _ROUNDING * stride)
+
+    def _resolve(self, *, in_phase: bool) -> int:
+        """Whether the replica's windows are in phase with those of the one before is known; returns the lost ones."""
+        phase, self._phase, self._first = self._phase, None, None
+        return 0 if phase is None or in_phase else phase.uncertain
 
     @property
     def last_window_end(self) -> int | None:
@@ -212,11 +224,11 @@ class WindowsInFlight:
         lost += max(0, begun - self._settled)
         self._closed = self._settled = self._before = 0
         self._begin_anew()
-        self._origin = origin
+        self._origin = self._first = origin
         return lost
 
     def _begin_anew(self) -> None:
-        self._origin = self._moved = None
+        self._origin = self._moved = self._first = None
         self._lead = 0
         self._seams.clear()
 

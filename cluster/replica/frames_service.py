@@ -300,7 +300,7 @@ class _Connection:
             windows_done=counters.done,
             windows_gated=counters.gated,
             windows_dropped=counters.dropped,
-            continued=counters.continued,
+            window_end=counters.end,
             **others,
         )
 

@@ -124,7 +124,7 @@ class OpenStream:
         """Window counts since it was opened."""
         names = ("windows_done", "windows_gated", "windows_dropped")
         done, gated, dropped = (self.counts[name] - self.before[name] for name in names)
-        return WindowCounters(done, gated, dropped, self.accounting.continued)
+        return WindowCounters(done, gated, dropped, self.accounting.closed_end)
 
     def answered(self, answers: Sequence[Answer]) -> None:
         """Record the answers of one window, one per question."""
@@ -222,7 +222,7 @@ class FrameIntake:
         elif sample.gap:
             stream.accounting.add_gap(sample)
         closed = self._engine.push(sample)
-        self.count_lost(stream, stream.accounting.add_frame(sample, offer.arrived_s, closed, spec.stride_s))
+        self.count_lost(stream, stream.accounting.add_frame(sample, offer.arrived_s, closed))
         self._steps.enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
     def _flush(self, stream: OpenStream) -> None:

@@ -27,13 +27,13 @@ class WindowAccounting:
     including the one that it cuts short, even if that is the only one. The remainder of a stride is carried over until
     a window is answered, or many short gaps would add up to uncounted windows.
 
-    ``continued``: the first window that closed here had begun with frames of another replica.
+    ``closed_end``: end of the last window that closed since the windows began, on the camera's clock.
 
     Times are the camera's own, in microseconds, as long as they agree with the arrival of frames (monotonic seconds).
     After a jump of the clock, ahead or back, the gap's length is the waiting time for the frame.
     """
 
-    continued: bool = False
+    closed_end: int | None = None
     _end: int | None = None
     _at_s: float = 0.0
     _under_way: bool = False
@@ -90,18 +90,18 @@ class WindowAccounting:
         self._end, self._at_s, self._under_way = sample.pts, arrived_s, False
         self._begin = self._begin or (sample.pts, arrived_s)
         self._gaps.clear()
+        self.closed_end = None
         return lost
 
-    def add_frame(self, sample: FrameSample, arrived_s: float, closed: Sequence[WindowRequest], stride_s: float) -> int:
+    def add_frame(self, sample: FrameSample, arrived_s: float, closed: Sequence[WindowRequest]) -> int:
         """Count a frame that ``closed`` these windows; returns how many before them were skipped for lack of video."""
         lost = 0
         if self._end is None:
             self._end, self._at_s = sample.pts, arrived_s
             self._begin = sample.pts, arrived_s
         self._newest = sample
-        if closed and self._number < 0 and self._begin is not None:
-            began = closed[0].end - round(stride_s * MICROSECONDS)
-            self.continued = began < self._begin[0] - sample.duration // 8
+        if closed:
+            self.closed_end = closed[-1].end
         # First, since reports are made by another thread: less may be accounted for than it says, but not more.
         self._closed += len(closed)
         for request in closed:

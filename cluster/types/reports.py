@@ -108,12 +108,13 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class WindowCounters:
-    """Windows of one camera since it came to a replica. ``continued``: the first had begun at another."""
+    """Windows of one camera since it came to a replica; ``end``: of the last that closed, on the camera's clock in
+    microseconds."""
 
     done: int = 0
     gated: int = 0
     dropped: int = 0
-    continued: bool = False
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,23 +76,35 @@ def test_the_open_window_is_lost_if_no_frame_comes_before_its_end(next_s: float)
     assert counter.last_window_end == 24 * SECOND, "windows that nothing is sent of are counted from there"
     assert counter.count_lost() == 0, "told again"
     assert counter.add_frame(sample(next_s, gap=True)) == 1
-    assert counter.set_settled(1) == counter.set_settled(2) == 0, "once"
+    assert counter.set_settled(1, 12 * SECOND) == counter.set_settled(2, 40 * SECOND) == 0, "once"
 
 
-@pytest.mark.parametrize(("continued", "windows"), [(True, 0), (False, 1)])
-def test_otherwise_the_next_replica_says_whether_it_went_on_with_it(continued: bool, windows: int) -> None:
+@pytest.mark.parametrize(("first_end", "windows"), [(24, 0), (29, 1)])
+def test_otherwise_the_next_replica_says_whether_it_went_on_with_it(first_end: int, windows: int) -> None:
+    """One that goes on with the saved window has windows to 24 and 32, one that begins anew to 29 and 37."""
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.set_settled(2)
-    assert lost(counter, 21) == counter.set_settled(0, continued=False) == 0, "none has closed there"
+    counter.set_settled(2, 16 * SECOND)
+    assert lost(counter, 21) == counter.set_settled(0) == 0, "none has closed there"
     for second in range(22, 30):
         counter.add_frame(sample(second))
     assert counter.unsettled == 9 / 8 + 1, "it is not known whether the one to 24 is answered"
-    assert counter.set_settled(1, continued=continued) == windows
-    assert counter.set_settled(1, continued=continued) == 0, "once"
-    # One that goes on has windows to 24 and 32, one that begins anew to 29 and 37.
-    assert counter.last_window_end == (32 if continued else 37) * SECOND
+    assert counter.set_settled(1, first_end * SECOND) == windows
+    assert counter.set_settled(1, first_end * SECOND) == 0, "once"
+    assert counter.last_window_end == (first_end + 8) * SECOND
     assert counter.count() == 1
+
+
+def test_a_decoder_that_takes_a_camera_over_counts_in_the_phase_of_its_replica() -> None:
+    counter = WindowsInFlight(8)
+    counter.take_over(100)
+    counter.set_settled(100, 16 * SECOND)
+    for second in range(21, 26):
+        counter.add_frame(sample(second, gap=second == 21))
+    assert counter.count() == 1, "it is not known which"
+    counter.set_settled(101, 24 * SECOND)
+    assert counter.last_window_end == 32 * SECOND
+    assert lost(counter, 32) == 1
 
 
 def test_of_a_replica_that_says_nothing_the_window_is_lost() -> None:
@@ -113,14 +125,13 @@ def test_no_window_goes_uncounted_while_replicas_die(lives: list[tuple[int, int,
     for alive, away, continues in lives:
         here, answered = second, 0
         origin = origin if continues else here
-        began = here - (here - origin) % 8
         for _ in range(alive):
             lost += counter.add_frame(sample(second, fresh=second == 0, gap=second == here))
             second += 1
             if (second - origin) % 8 == 0:
                 ends.append(second)
                 answered += 1
-            lost += counter.set_settled(answered, continued=began < here)
+            lost += counter.set_settled(answered, ends[-1] * SECOND if answered else None)
         lost += counter.count_lost()
         second += away
     lost += counter.add_frame(sample(second, gap=True)) + counter.count_lost()

@@ -45,7 +45,7 @@ class Replica:
         spans = self.clock.close(place, self._last) + self.clock.close(until, until)
         closed = [WindowRequest("a", span.number, span.start, span.end, arrived_s) for span in spans]
         self._last = frame.pts + frame.duration * 7 // 8
-        lost += self.accounting.add_frame(frame, arrived_s, closed, STRIDE_S)
+        lost += self.accounting.add_frame(frame, arrived_s, closed)
         if closed and answer:
             self.accounting.window_answered()
             self.ends += [request.end for request in closed]
@@ -102,16 +102,17 @@ def test_a_replica_that_meets_a_camera_counts_nothing_of_before() -> None:
     assert Replica().run(5000, 5004, dropped=70) == 0
 
 
-@pytest.mark.parametrize(("began_s", "continued"), [(0, True), (1, False), (5, False)])
-def test_a_first_window_that_began_elsewhere_is_told(began_s: float, continued: bool) -> None:
+def test_the_end_of_the_last_window_is_told_until_they_begin_anew() -> None:
     replica = Replica()
-    # The engine found a saved window; those of every two seconds since ``began_s``.
-    replica.clock.restart(began_s * SECOND)
+    # The engine found a saved window; those of every two seconds since 1.
+    replica.clock.restart(1 * SECOND)
     replica.take(5, gap=True)
-    for at_s in (6, 7, 8, 9):
+    assert replica.accounting.closed_end is None
+    for at_s in (6, 7, 8):
         replica.take(at_s)
-    assert [end / SECOND for end in replica.ends[:2]] == ([6, 8] if continued else [7, 9])
-    assert replica.accounting.continued is continued
+    assert replica.accounting.closed_end == 9 * SECOND
+    replica.take(20, fresh=True)
+    assert replica.accounting.closed_end is None
 
 
 def test_a_clock_that_jumps_is_not_believed() -> None:
