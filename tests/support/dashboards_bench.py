@@ -45,6 +45,7 @@ NEEDS = {
     "nvml": "no GPU, or no nvidia-ml-py, here",
     "ray": "Ray serves no metrics here",
     "redis": "no redis-server here",
+    "tls": "its gateway serves without TLS",
 }
 # Series that come from there alone.
 _MARKS = {
@@ -53,6 +54,7 @@ _MARKS = {
     "nvml": "sightline_gpu_",
     "ray": r"\bray_",
     "redis": 'redis_|tier="redis"',
+    "tls": "sightline_certificate_",
 }
 LOST = "rtsp://127.0.0.1:9/nobody"
 FOLDER = Path("deploy/helm/sightline/dashboards")
@@ -168,7 +170,7 @@ def _configuration(folder: Path, redis: str | None) -> Any:
         {
             "model": {"name": "tiny-qwen2_5_vl", "threads": 1},
             "gateway": {"port": 0, "metrics_port": 0},
-            "sampling": {"anchor_interval_s": 4},
+            "sampling": {"anchor_interval_s": 4, "lazy_decode": "auto"},
             "window": {"length_s": 4, "stride_s": 2, "static_gate": False},
             "questions": [{"id": "person", "text": "Is there a person?", "threshold": 0.01}],
             "cameras": cameras,
@@ -231,7 +233,7 @@ def _ray_metrics() -> list[str]:
 
 
 def _lacking(*, redis: bool, ray: bool) -> set[str]:
-    lacking = {"kubernetes"} if metrics.gpu_collector() is not None else {"kubernetes", "nvml", "dcgm"}
+    lacking = {"kubernetes", "tls"} if metrics.gpu_collector() is not None else {"kubernetes", "tls", "nvml", "dcgm"}
     return lacking | ({"redis"} if not redis else set()) | ({"ray"} if not ray else set())
 
 

@@ -17,6 +17,7 @@ from console_city import City
 from console_gateway import ConsoleGateway
 from live_camera import FPS, READ, LiveCamera
 from rpc_serving import serving_in_thread
+from waiting import until
 
 from cluster.client import GatewayClient
 from cluster.engine.native import NativeEngine
@@ -138,7 +139,9 @@ def live(args: argparse.Namespace) -> Part:
             page = chromium.new_page()
             page.goto(f"{gateway.url}/#/camera/{name}")
             page.get_by_role("button", name="Live view").click()
-            page.wait_for_function("document.querySelector('.live-view video')?.currentTime > 1", timeout=30_000)
+            # The page's policy forbids the evaluation that Playwright's own wait does.
+            shown = "document.querySelector('.live-view video')?.currentTime > 1"
+            until(lambda: page.evaluate(shown), "no picture of the live view", 30.0)
             ages_s = sorted(page.evaluate(READ, [".live-view video", round(args.seconds * FPS)]))
     figures = {
         "live_view_latency_s": statistics.median(ages_s),
