@@ -109,7 +109,9 @@ class WindowAccounting:
             before = [windows for place, windows in self._gaps if place < request.end]
             del self._gaps[: len(before)]
             lost += max(0, passed - sum(before))
-            self._number = request.window
+            # Behind a saved window that another replica had begun, the decoder counts until its first frame here.
+            if self._begin is None or request.end > self._begin[0]:
+                self._number = request.window
             # When a frame of that moment would have arrived.
             self._end, self._at_s = request.end, arrived_s + (request.end - sample.pts) / MICROSECONDS
         # The frame that closes a window usually lies behind its end and belongs to the next one.

@@ -102,6 +102,16 @@ def test_a_replica_that_meets_a_camera_counts_nothing_of_before() -> None:
     assert Replica().run(5000, 5004, dropped=70) == 0
 
 
+def test_what_was_missing_before_a_replicas_first_frame_is_its_decoders_to_count() -> None:
+    replica = Replica()
+    # The engine found a saved window to 6 with its video, which the first frame closes.
+    replica.clock.restart(4 * SECOND)
+    replica._last = 6 * SECOND
+    assert sum(replica.take(at_s, gap=at_s == 50) for at_s in range(50, 56)) == 0
+    assert [end / SECOND for end in replica.ends] == [6, 52, 54, 56]
+    assert replica.take(61, gap=True) + sum(map(replica.take, (62, 63))) == 2, "to 58 and 60"
+
+
 def test_the_end_of_the_last_window_is_told_until_they_begin_anew() -> None:
     replica = Replica()
     # The engine found a saved window; those of every two seconds since 1.
