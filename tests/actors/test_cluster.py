@@ -245,12 +245,12 @@ def test_killed_decoder_comes_back_with_its_cameras_and_the_agent_stays(
         killed_s = time.monotonic()
         os.kill(before.pid, signal.SIGKILL)
         until("the decoder", lambda name=name, old=before.instance: _instance(cluster, name) not in (None, old))
-        # A decoder takes one window in the making with it, and is away for longer where the machine is busy.
-        most = max(1, int((time.monotonic() - killed_s) / STRIDE_S))
         for camera in cameras:
             answers.wait_for_more(camera, 3)
             # Answers come from the replica; the state comes with the decoder's next heartbeat.
             until(f"{camera} to run", lambda camera=camera: client.camera_get(camera).state == "running")
+            # A decoder takes one window in the making with it, and is away for longer where the machine is busy.
+            most = max(1, int((time.monotonic() - killed_s) / STRIDE_S))
             status = client.camera_get(camera)
             assert status.decoder == name
             assert status.windows_lost - lost[camera] <= most

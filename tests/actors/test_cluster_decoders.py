@@ -82,6 +82,6 @@ def test_load_adds_a_decoder_and_quiet_removes_it(watched, tmp_path) -> None:
     time.sleep(STRIDE_S / 2)
     found = {name: count_windows(cameras, name, each) for name, each in before.items()}
     assert all(windows.balanced(watched=True) for windows in found.values()), found
-    # Whatever the load left undone was dropped and counted. A move loses nothing, unless the machine is so busy that the
-    # first frame at the next decoder comes a stride late.
+    # Whatever the load left undone was dropped and counted. A move loses nothing, unless the machine is so busy that
+    # the first frame at the next decoder comes a stride late.
     assert all(cameras.client.camera_get(name).windows_lost <= 1 for name in LIGHT)
