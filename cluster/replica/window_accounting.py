@@ -42,6 +42,8 @@ class WindowAccounting:
     _number: int = -1
     _newest: FrameSample | None = None
     _begin: tuple[int, float] | None = None
+    # Start of the first frame here, until windows begin anew.
+    _first: int | None = None
     _closed: int = 0
     # Gaps that no window has closed behind: place of the frame after it, and windows that the decoder counted.
     _gaps: list[tuple[int, int]] = field(default_factory=list)
@@ -90,7 +92,7 @@ class WindowAccounting:
         self._end, self._at_s, self._under_way = sample.pts, arrived_s, False
         self._begin = self._begin or (sample.pts, arrived_s)
         self._gaps.clear()
-        self.closed_end = None
+        self.closed_end = self._first = None
         return lost
 
     def add_frame(self, sample: FrameSample, arrived_s: float, closed: Sequence[WindowRequest]) -> int:
@@ -99,6 +101,7 @@ class WindowAccounting:
         if self._end is None:
             self._end, self._at_s = sample.pts, arrived_s
             self._begin = sample.pts, arrived_s
+            self._first = sample.pts
         self._newest = sample
         if closed:
             self.closed_end = closed[-1].end
@@ -110,7 +113,7 @@ class WindowAccounting:
             del self._gaps[: len(before)]
             lost += max(0, passed - sum(before))
             # Behind a saved window that another replica had begun, the decoder counts until its first frame here.
-            if self._begin is None or request.end > self._begin[0]:
+            if self._first is None or request.end > self._first:
                 self._number = request.window
             # When a frame of that moment would have arrived.
             self._end, self._at_s = request.end, arrived_s + (request.end - sample.pts) / MICROSECONDS

@@ -110,6 +110,9 @@ def test_what_was_missing_before_a_replicas_first_frame_is_its_decoders_to_count
     assert sum(replica.take(at_s, gap=at_s == 50) for at_s in range(50, 56)) == 0
     assert [end / SECOND for end in replica.ends] == [6, 52, 54, 56]
     assert replica.take(61, gap=True) + sum(map(replica.take, (62, 63))) == 2, "to 58 and 60"
+    # The camera's clock is set back.
+    assert replica.take(0, fresh=True, arrived_s=65) == 0
+    assert sum(map(replica.take, range(1, 8))) == 0
 
 
 def test_the_end_of_the_last_window_is_told_until_they_begin_anew() -> None:
