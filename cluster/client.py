@@ -177,13 +177,13 @@ class GatewayClient:
 
     def replicas_list(self) -> list[ReplicaStatus]:
         """Every replica, by name."""
-        reply = self._call(self._replicas.List, replicas_pb2.ListReplicasRequest())
-        return [replica_from_proto(status) for status in reply.replicas]
+        return self.replicas_and_decoders()[0]
 
-    def decoder_numbers(self) -> DecoderNumbers | None:
-        """How many decoders run and are wanted; ``None`` where their number is fixed."""
+    def replicas_and_decoders(self) -> tuple[list[ReplicaStatus], DecoderNumbers | None]:
+        """Every replica, and how many decoders run and are wanted; ``None`` where their number is fixed."""
         reply = self._call(self._replicas.List, replicas_pb2.ListReplicasRequest())
-        return from_message(DecoderNumbers, reply.decoders) if reply.HasField("decoders") else None
+        decoders = from_message(DecoderNumbers, reply.decoders) if reply.HasField("decoders") else None
+        return [replica_from_proto(status) for status in reply.replicas], decoders
 
     def replica_drain(self, name: str, *, undo: bool = False) -> ReplicaStatus:
         """Take the cameras off a replica, or with ``undo`` let it have some again."""

@@ -30,7 +30,7 @@ def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None
     $ sightline replicas list --json - | jq '.[] | select(.draining and .held == 0) | .name'
     """
     with connect(gateway) as client:
-        replicas, decoders = client.replicas_list(), client.decoder_numbers()
+        replicas, decoders = client.replicas_and_decoders()
     if print_json(json, replicas):
         console().print(replicas_table(replicas) if replicas else "no replica is ready", markup=False)
         for each in replicas:

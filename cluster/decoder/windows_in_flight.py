@@ -22,19 +22,14 @@ class _Phase:
     """The stride of the last window when its replica was lost, until it is known whether the next replica's windows are
     in phase with it.
 
-    ``start`` and ``end``: of the stride in which the first frame since then lies, on the camera's clock;
-    ``next_frame``: start of that frame, once there is one; ``known``: that window is known to be answered or counted.
+    ``start`` and ``end``: of the stride in which the first frame since then lies, on the camera's clock; ``uncertain``:
+    1 where that window may be lost; ``resumed``: a frame has been sent since.
     """
 
     start: int
     end: int
-    next_frame: int | None = None
-    known: bool = False
-
-    @property
-    def uncertain(self) -> int:
-        """Windows that may be lost."""
-        return 0 if self.known else 1
+    uncertain: int
+    resumed: bool = False
 
 
 @dataclass(slots=True)
@@ -93,15 +88,15 @@ class WindowsInFlight:
         return lost
 
     def _first_after_loss(self, sample: FrameSample) -> int:
-        if self._phase is None or self._phase.next_frame is not None:
+        if self._phase is None or self._phase.resumed:
             return 0
         stride = self._phase.end - self._phase.start
         passed = (sample.pts + sample.duration // 8 - self._phase.start) // stride
         start = self._phase.start + passed * stride
-        lost = self._phase.uncertain if passed else 0
+        uncertain = self._phase.uncertain
         self._lead = max(0, sample.pts - start) if passed else 0
-        self._phase = _Phase(start, start + stride, sample.pts, known=self._phase.known or passed != 0)
-        return lost
+        self._phase = _Phase(start, start + stride, 0 if passed else uncertain, resumed=True)
+        return uncertain if passed else 0
 
     def truncate(self, pts: int) -> None:
         """Frames from ``pts`` on were dropped after all and never reached the replica."""
@@ -204,11 +199,11 @@ class WindowsInFlight:
         """
         if self._origin is not None and not (self._settled or self._closed):
             self._origin -= self._lead
-        lost = 0 if self._phase is None or self._phase.next_frame is None else self._phase.uncertain
+        lost = self._phase.uncertain if self._phase is not None and self._phase.resumed else 0
         if self._origin is not None and (end := self.last_window_end) is not None:
             begun = self.count()
             still_open = min(1, begun)
-            self._phase = _Phase(end - round(self.stride_s * MICROSECONDS), end, known=not still_open)
+            self._phase = _Phase(end - round(self.stride_s * MICROSECONDS), end, still_open)
             lost += begun - still_open
         self._closed = self._settled = self._before = 0
         self._begin_anew()

@@ -10,7 +10,17 @@ import psutil
 import pytest
 import ray
 from ray.exceptions import RayActorError
-from serve_parts import FAST, chart_serve_config, deploy, named_actors, ray_cluster, states, until, until_running
+from serve_parts import (
+    FAST,
+    chart_serve_config,
+    deploy,
+    gateway_ports,
+    named_actors,
+    ray_cluster,
+    states,
+    until,
+    until_running,
+)
 
 from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
 from actors.serve_app import processes, replicas
@@ -35,9 +45,7 @@ def process_ids() -> dict[str, int]:
 def test_deployed_changed_and_taken_away(tmp_path) -> None:
     clip = tmp_path / "street.mp4"
     make_clip("street", clip, seconds=24, size=(160, 96))
-    with socket.create_server(("127.0.0.1", 0)) as rpc, socket.create_server(("127.0.0.1", 0)) as http:
-        ports = (f"gateway.grpcPort={rpc.getsockname()[1]}", f"gateway.httpPort={http.getsockname()[1]}")
-        address = f"127.0.0.1:{rpc.getsockname()[1]}"
+    address, ports = gateway_ports()
     before = chart_serve_config(tmp_path, clip, *ports)
     # The head offers nothing, as in the chart; all of this lands on the other node or nowhere.
     with ray_cluster({"sightline_control": 16, "sightline_decoder": 1, "sightline_replica": 1}):

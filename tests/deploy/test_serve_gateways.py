@@ -2,12 +2,11 @@
 
 import os
 import signal
-import socket
 
 import pytest
 import ray
 from ray.exceptions import GetTimeoutError
-from serve_parts import chart_serve_config, deploy, named_actors, ray_cluster, until, until_running
+from serve_parts import chart_serve_config, deploy, gateway_ports, named_actors, ray_cluster, until, until_running
 
 from actors.remote import NAMESPACE, gateway_names
 from cluster.client import GatewayClient
@@ -29,9 +28,7 @@ def answers(name: str) -> int | None:
 def test_one_to_a_node_and_those_that_have_one_serve(tmp_path) -> None:
     clip = tmp_path / "street.mp4"
     make_clip("street", clip, seconds=24, size=(160, 96))
-    with socket.create_server(("127.0.0.1", 0)) as rpc, socket.create_server(("127.0.0.1", 0)) as http:
-        ports = (f"gateway.grpcPort={rpc.getsockname()[1]}", f"gateway.httpPort={http.getsockname()[1]}")
-        address = f"127.0.0.1:{rpc.getsockname()[1]}"
+    address, ports = gateway_ports()
     config = chart_serve_config(tmp_path, clip, *ports, "gateways.pods=1", "config.cluster.start_timeout_s=20")
     # One pod's worth: a second gateway on this machine would want the same ports.
     pod = {"sightline_control": 16, "sightline_gateway": 1, "sightline_decoder": 1, "sightline_replica": 1}

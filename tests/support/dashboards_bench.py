@@ -233,7 +233,7 @@ def _ray_metrics() -> list[str]:
 
 
 def _lacking(*, redis: bool, ray: bool) -> set[str]:
-    lacking = {"kubernetes", "tls"} if metrics.gpu_collector() is not None else {"kubernetes", "tls", "nvml", "dcgm"}
+    lacking = {"kubernetes", "tls"} | ({"nvml", "dcgm"} if metrics.gpu_collector() is None else set())
     return lacking | ({"redis"} if not redis else set()) | ({"ray"} if not ray else set())
 
 

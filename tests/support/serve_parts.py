@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,13 @@ def chart_serve_config(folder, clip, *settings: str) -> dict[str, Any]:
     full["cameras"] = [camera]
     full["security"]["file_roots"] = [str(folder)]
     return config
+
+
+def gateway_ports() -> tuple[str, tuple[str, str]]:
+    """Address of a gateway's gRPC where a port is free, and the chart's values for it and a free one of HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as rpc, socket.create_server(("127.0.0.1", 0)) as http:
+        grpc_port, http_port = rpc.getsockname()[1], http.getsockname()[1]
+    return f"127.0.0.1:{grpc_port}", (f"gateway.grpcPort={grpc_port}", f"gateway.httpPort={http_port}")
 
 
 @contextmanager

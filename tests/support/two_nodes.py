@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from process_faults import (
     missed_incidents,
     remembers,
 )
-from serve_parts import chart_serve_config, deploy, ray_cluster, until_running
+from serve_parts import chart_serve_config, deploy, gateway_ports, ray_cluster, until_running
 from small_cluster import BLOCK_FRAMES, is_alive
 from watched_cameras import STRIDE_S, WatchedCameras
 
@@ -104,11 +103,10 @@ class TwoNodes(WatchedCameras):
         try:
             self._add, self._kill = self._stack.enter_context(ray_cluster())
             self.nodes = [self._add(NODE | CONTROL), self._add(NODE)]
-            with socket.create_server(("127.0.0.1", 0)) as rpc, socket.create_server(("127.0.0.1", 0)) as http:
-                ports = rpc.getsockname()[1], http.getsockname()[1]
+            gateway, ports = gateway_ports()
             deploy(self._configuration(*ports))
             until_running()
-            self.begin(f"127.0.0.1:{ports[0]}", CAMERAS)
+            self.begin(gateway, CAMERAS)
         except BaseException:
             self.close()
             raise
@@ -124,11 +122,12 @@ class TwoNodes(WatchedCameras):
         self._stack.close()
         self.end()
 
-    def _configuration(self, rpc: int, http: int) -> dict[str, Any]:
+    def _configuration(self, *ports: str) -> dict[str, Any]:
         config = chart_serve_config(
             self.folder,
             self.clip,
-            *(f"gateway.grpcPort={rpc}", f"gateway.httpPort={http}", "decoders.pods=2", "replicas.pods=2"),
+            *ports,
+            *("decoders.pods=2", "replicas.pods=2"),
             *(f"config.window.length_s={2 * STRIDE_S:g}", f"config.window.stride_s={STRIDE_S:g}"),
             f"config.memory.block_frames={BLOCK_FRAMES}",
         )
