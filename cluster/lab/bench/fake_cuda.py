@@ -62,7 +62,7 @@ class FakeCuda:
         self.watch: tuple[int, int] | None = None
         self.written = 0
         self._capturing = False
-        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._fake = _FakeMode(allow_non_fake_inputs=True)
         self._lock = threading.RLock()
         self._here = contextlib.ExitStack()
 
@@ -154,6 +154,22 @@ class FakeCuda:
                     if (heads, size) == self.watch:
                         self.written += slots * prod(layers)
                         break
+
+
+class _FakeMode(FakeTensorMode):
+    """Tensors call their device ``meta`` while a kernel runs: to the thread that runs it, and to no other."""
+
+    def __init__(self, *, allow_non_fake_inputs: bool) -> None:
+        self._thread = threading.local()
+        super().__init__(allow_non_fake_inputs=allow_non_fake_inputs)
+
+    @property
+    def in_kernel_invocation(self) -> bool:  # type: ignore[override]
+        return getattr(self._thread, "inside", False)
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, inside: bool) -> None:
+        self._thread.inside = inside
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]

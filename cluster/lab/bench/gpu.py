@@ -7,6 +7,7 @@ Every refresh policy, gate, explanations, memories, questions about the past and
 
 import argparse
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -306,12 +307,30 @@ SCENARIOS: dict[str, Callable[[str, int], Any]] = {
 
 
 def _tried(shape: str, layers: int, name: str, scenario: Callable[[str, int], Any]) -> dict[str, Any]:
-    fault = ""
+    faults = _Faults()
+    logging.getLogger("cluster").addHandler(faults)
     try:
         scenario(shape, layers)
     except Exception as error:
-        fault = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
-    return {"shape": shape, "scenario": name, "fault": fault}
+        faults.found.append(error)
+    finally:
+        logging.getLogger("cluster").removeHandler(faults)
+    named = [
+        f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}" for error in faults.found
+    ]
+    return {"shape": shape, "scenario": name, "fault": "; ".join(named)}
+
+
+class _Faults(logging.Handler):
+    """Errors that threads of the engine log and live with, as the one that writes memories does."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1]:
+            self.found.append(record.exc_info[1])
 
 
 # -- what is counted -------------------------------------------------------------------------------

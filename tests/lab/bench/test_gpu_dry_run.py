@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager
 
 from cluster.errors import ConfigError
 from cluster.lab.bench import gpu
@@ -141,6 +143,35 @@ def test_threads_that_start_inside_have_the_device_too():
         thread.join()
     assert seen == [DEVICE]
     assert threading.Thread.run.__qualname__ == "Thread.run"
+
+
+def test_a_kernel_of_one_thread_does_not_change_what_another_sees():
+    seen = []
+    with FakeCuda() as cuda:
+        there = torch.zeros(2, device=DEVICE)
+
+        def kernel():
+            with in_kernel_invocation_manager(cuda._fake):
+                thread = threading.Thread(target=lambda: seen.append((there.device, there.cpu().tolist())))
+                thread.start()
+                thread.join()
+                seen.append(there.device)
+
+        kernel()
+    assert seen[0][0] == DEVICE
+    assert len(seen[0][1]) == 2
+    assert seen[1] == torch.device("meta")
+
+
+def test_a_fault_that_a_thread_logs_is_a_fault():
+    def writer(_shape, _layers):
+        try:
+            raise NotImplementedError("no data")
+        except NotImplementedError:
+            logging.getLogger("cluster.memory.writer").exception("could not be written")
+
+    assert gpu._tried("", 2, "memory", writer)["fault"] == "NotImplementedError: no data"
+    assert gpu._tried("", 2, "memory", lambda _shape, _layers: None)["fault"] == ""
 
 
 @pytest.mark.parametrize(
