@@ -156,7 +156,7 @@ class FakeCuda:
                         break
 
 
-class _FakeMode(FakeTensorMode):
+class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Tensors call their device ``meta`` while a kernel runs: to the thread that runs it, and to no other."""
 
     def __init__(self, *, allow_non_fake_inputs: bool) -> None:
@@ -164,7 +164,7 @@ class _FakeMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=allow_non_fake_inputs)
 
     @property
-    def in_kernel_invocation(self) -> bool:  # type: ignore[override]
+    def in_kernel_invocation(self) -> bool:
         return getattr(self._thread, "inside", False)
 
     @in_kernel_invocation.setter
