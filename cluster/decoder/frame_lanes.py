@@ -45,10 +45,10 @@ class LostCamera:
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """Status of one camera's path. ``dropped``: the replica was slow; ``lost``: the connection broke; ``found``:
-    windows that the first replica had settled when the camera was opened there (``None``: not yet opened);
-    ``window_end``: of the last window that closed at the present one, on the camera's clock; ``refused``: why the
-    replica refuses the camera's frames, empty once it accepts them again."""
+    """Status of one camera's path. ``dropped``: the replica was slow; ``lost``: the connection broke;
+    ``windows_closed``: answered, dropped and waiting ones; ``window_end``: of the last window that closed at the
+    present replica, on the camera's clock; ``refused``: why the replica refuses the camera's frames, empty once it
+    accepts them again."""
 
     address: str
     connected: bool
@@ -60,7 +60,7 @@ class LaneStatus:
     windows_done: int
     windows_gated: int
     windows_dropped: int
-    found: int | None
+    windows_closed: int
     window_end: int | None
     refused: str
 
@@ -89,9 +89,8 @@ class Lane:
     """One camera: frames queued for and in flight to ``address``.
 
     ``term``: see ``StreamOpen``; ``not_open``: reported by the replica, so the next frame opens it again. ``windows``:
-    done, gated and dropped there; ``window_end``: of the last that closed there; ``found``: how many when it was first
-    opened, of another decoder's frames (``None``: not opened); ``before``: at replicas that have handed the camera
-    over.
+    done, gated and dropped there; ``closed``: how many have closed there, and the end of the last; ``before``: at
+    replicas that have handed the camera over.
     """
 
     spec: StreamSpec
@@ -109,8 +108,7 @@ class Lane:
     dropped: int = 0
     lost: int = 0
     windows: tuple[int, int, int] = NO_WINDOWS
-    window_end: int | None = None
-    found: int | None = None
+    closed: tuple[int, int | None] = (0, None)
     before: tuple[int, int, int] = NO_WINDOWS
     hand_over: HandOver | None = None
     # Start of the first frame of a dropped queue, on the camera's clock, until the camera is told.
@@ -163,7 +161,7 @@ class Lane:
     def finish_hand_over(self, move: HandOver) -> None:
         """Continue at the hand-over's target, with the held frames."""
         self.before = self.settled if move.saved else NO_WINDOWS
-        self.windows, self.window_end = NO_WINDOWS, None
+        self.windows, self.closed = NO_WINDOWS, (0, None)
         self.address, self.queue, self.hand_over = move.target, move.held, None
         self.wants_fresh = not self.queue
 
@@ -174,8 +172,7 @@ class Lane:
                 pass
         self.credit = ack.credit
         self.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
-        self.window_end = ack.window_end if ack.HasField("window_end") else None
-        self.found = sum(self.windows) if self.found is None else self.found
+        self.closed = ack.windows_closed, ack.window_end if ack.HasField("window_end") else None
         if ack.closed and self.hand_over is not None:
             self.hand_over.closed, self.hand_over.saved = True, ack.saved
             self.hand_over.done.set()
@@ -196,7 +193,8 @@ class Lane:
     def status(self, *, connected: bool) -> LaneStatus:
         waiting, under_way = len(self.queue), len(self.in_flight)
         counts = (self.sent, self.dropped, self.lost)
-        told = (self.found, self.window_end, self.refused)
+        closed, end = self.closed
+        told = (sum(self.before) + closed, end, self.refused)
         return LaneStatus(self.address, connected, waiting, under_way, *counts, *self.settled, *told)
 
 

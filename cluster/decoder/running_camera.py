@@ -88,7 +88,6 @@ class RunningCamera:
         self._lost = 0
         self._moves = False
         self._begun = False
-        self._found: int | None = None
         self._totals = Totals()
         self._stopping = False
         self._metrics = metrics.CameraMetrics(settings.name)
@@ -241,6 +240,9 @@ class RunningCamera:
             self._update_keyframes_only()
             if idle:
                 with self._lock:
+                    self._read_acknowledged()
+                    # The replica answers what it has of the last window.
+                    self._in_flight.restart()
                     self._accounted.reset()
                 self._sender.close(self.settings.name, flush=True)
                 return
@@ -287,12 +289,8 @@ class RunningCamera:
         lane = self._sender.status(self.settings.name)
         if lane is None or lane.address != self.address:
             return None
-        if self._found is None and lane.found is not None:
-            # Windows of another decoder's frames do not offset losses of this one.
-            self._found = lane.found
-            self._in_flight.take_over(lane.found)
         settled = lane.windows_done + lane.windows_gated + lane.windows_dropped
-        self._count_lost(self._in_flight.set_settled(settled, lane.window_end))
+        self._count_lost(self._in_flight.set_settled(settled, lane.windows_closed, lane.window_end))
         return lane
 
     def _send(self, sample: FrameSample) -> None:

@@ -44,7 +44,7 @@ class WindowsInFlight:
     stride_s: float
     _closed: int = 0
     _settled: int = 0
-    # Windows that the replica had settled when counting began here.
+    # Windows at the replica that ended before the first frame of those counted here, answered or not.
     _before: int = 0
     _origin: int | None = None
     _end: int = 0
@@ -110,10 +110,6 @@ class WindowsInFlight:
             first = self._seams[-1][0] if self._seams else self._origin
             self._end = pts if pts > first else self._origin
 
-    def take_over(self, settled: int) -> None:
-        """Start from the replica's count of settled windows, made of another decoder's frames."""
-        self._before = settled
-
     def set_stride(self, stride_s: float) -> None:
         """Change the stride: the next window ends that much after the last closed one."""
         if self._origin is not None:
@@ -123,22 +119,31 @@ class WindowsInFlight:
             self._seams.clear()
         self.stride_s = stride_s
 
-    def set_settled(self, windows: int, window_end: int | None = None) -> int:
-        """Set the windows answered or dropped in total since :meth:`count_lost` or the start; smaller than before where
-        the replica has closed the camera in between.
+    def set_settled(self, windows: int, closed: int, window_end: int | None) -> int:
+        """Set what the replica tells of its windows, of any decoder's frames: how many are answered or dropped, how
+        many have closed (those and the ones that wait), and the end of the last that closed since they began, on the
+        camera's clock. Fewer than before where the replica has closed the camera in between.
 
-        ``window_end``: end of the last window that closed there, on the camera's clock. Returns 1 where it tells that
-        the window that was open at :meth:`count_lost` was not continued, and is lost.
+        Returns 1 where this tells that the window that was open at :meth:`count_lost` was not continued, and is lost.
         """
-        if windows < self._before:
+        lost = self._find_phase(closed, window_end) if self._first is not None else 0
+        if closed < self._before:
             self._before = 0
-        self._settled = windows - self._before
-        first = self._first
-        if window_end is None or first is None or window_end <= first:
+        self._settled = max(0, windows - self._before)
+        return lost
+
+    def _find_phase(self, closed: int, window_end: int | None) -> int:
+        """Tell the replica's windows before the first frame from those behind it, and count in the phase of these."""
+        first, stride = self._first, round(self.stride_s * MICROSECONDS)
+        assert first is not None
+        behind = 0
+        if window_end is not None and window_end <= self._end + _ROUNDING * stride:
+            behind = max(0, math.ceil((window_end - first) / stride - _ROUNDING))
+        self._before = max(0, closed - behind)
+        if window_end is None or not behind:
             return 0
-        stride = round(self.stride_s * MICROSECONDS)
         # That of the window in which the first frame is.
-        start = window_end - math.ceil((window_end - first) / stride - _ROUNDING) * stride
+        start = window_end - behind * stride
         if self._origin == first and not self._closed:
             self._origin = start
         return self._resolve(in_phase=self._phase is not None and abs(start - self._phase.start) <= _ROUNDING * stride)
@@ -212,11 +217,11 @@ class WindowsInFlight:
     def cancel_hand_over(self, settled: int) -> int:
         """A hand-over failed after the old replica settled so many windows, and the new one starts with the first frame
         after it. Returns the lost windows."""
-        lost = self.set_settled(settled)
+        self._settled = max(0, settled - self._before)
         if self._moved is None:
-            return lost + self.count_lost()
+            return self.count_lost()
         begun, origin = self._moved
-        lost += max(0, begun - self._settled)
+        lost = max(0, begun - self._settled)
         self._closed = self._settled = self._before = 0
         self._begin_anew()
         self._origin = self._first = origin

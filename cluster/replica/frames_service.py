@@ -300,6 +300,7 @@ class _Connection:
             windows_done=counters.done,
             windows_gated=counters.gated,
             windows_dropped=counters.dropped,
+            windows_closed=counters.closed,
             window_end=counters.end,
             **others,
         )

@@ -124,7 +124,7 @@ class OpenStream:
         """Window counts since it was opened."""
         names = ("windows_done", "windows_gated", "windows_dropped")
         done, gated, dropped = (self.counts[name] - self.before[name] for name in names)
-        return WindowCounters(done, gated, dropped, self.accounting.closed_end)
+        return WindowCounters(done, gated, dropped, *self.accounting.closed)
 
     def answered(self, answers: Sequence[Answer]) -> None:
         """Record the answers of one window, one per question."""

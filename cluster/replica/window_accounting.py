@@ -27,13 +27,13 @@ class WindowAccounting:
     including the one that it cuts short, even if that is the only one. The remainder of a stride is carried over until
     a window is answered, or many short gaps would add up to uncounted windows.
 
-    ``closed_end``: end of the last window that closed since the windows began, on the camera's clock.
+    ``closed``: how many windows have closed, and the end of the last since the windows began, on the camera's clock.
 
     Times are the camera's own, in microseconds, as long as they agree with the arrival of frames (monotonic seconds).
     After a jump of the clock, ahead or back, the gap's length is the waiting time for the frame.
     """
 
-    closed_end: int | None = None
+    closed: tuple[int, int | None] = (0, None)
     _end: int | None = None
     _at_s: float = 0.0
     _under_way: bool = False
@@ -44,7 +44,6 @@ class WindowAccounting:
     _begin: tuple[int, float] | None = None
     # Start of the first frame here, until windows begin anew.
     _first: int | None = None
-    _closed: int = 0
     # Gaps that no window has closed behind: place of the frame after it, and windows that the decoder counted.
     _gaps: list[tuple[int, int]] = field(default_factory=list)
 
@@ -92,7 +91,7 @@ class WindowAccounting:
         self._end, self._at_s, self._under_way = sample.pts, arrived_s, False
         self._begin = self._begin or (sample.pts, arrived_s)
         self._gaps.clear()
-        self.closed_end = self._first = None
+        self.closed, self._first = (self.closed[0], None), None
         return lost
 
     def add_frame(self, sample: FrameSample, arrived_s: float, closed: Sequence[WindowRequest]) -> int:
@@ -104,9 +103,8 @@ class WindowAccounting:
             self._first = sample.pts
         self._newest = sample
         if closed:
-            self.closed_end = closed[-1].end
-        # First, since reports are made by another thread: less may be accounted for than it says, but not more.
-        self._closed += len(closed)
+            # First, since reports are made by another thread: less may be accounted for than it says, but not more.
+            self.closed = self.closed[0] + len(closed), closed[-1].end
         for request in closed:
             passed = request.window - self._number - 1 if self._number >= 0 else 0
             before = [windows for place, windows in self._gaps if place < request.end]
@@ -147,7 +145,7 @@ class WindowAccounting:
         """
         if self._begin is None or self._end is None:
             return None
-        waiting_s = max(0, self._closed - settled) * stride_s
+        waiting_s = max(0, self.closed[0] - settled) * stride_s
         end = CameraMoment(self._end - round(waiting_s * MICROSECONDS), self._at_s - waiting_s)
         return AccountedSpan(CameraMoment(*self._begin), end)
 

@@ -108,12 +108,13 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class WindowCounters:
-    """Windows of one camera since it came to a replica; ``end``: of the last that closed, on the camera's clock in
-    microseconds."""
+    """Windows of one camera since it came to a replica; ``closed``: those counted here and those that wait; ``end``: of
+    the last that closed since the windows began, on the camera's clock in microseconds."""
 
     done: int = 0
     gated: int = 0
     dropped: int = 0
+    closed: int = 0
     end: int | None = None
 
 

@@ -27,6 +27,11 @@ def send(counter: WindowsInFlight, first_s: float, last_s: float) -> None:
         counter.add_frame(sample(second, fresh=second == first_s))
 
 
+def settle(counter: WindowsInFlight, windows: int, end_s: float | None, *, closed: int | None = None) -> int:
+    """The replica has settled so many, and closed as many unless told, the last at ``end_s``."""
+    return counter.set_settled(windows, windows if closed is None else closed, end_s and int(end_s * SECOND))
+
+
 def lost(counter: WindowsInFlight, next_s: float) -> int:
     """Windows that a replica's death costs when the next frame comes at ``next_s``."""
     return counter.count_lost() + counter.add_frame(sample(next_s, gap=True))
@@ -53,16 +58,16 @@ def test_a_rounded_clock_begins_no_window() -> None:
         start, end = round(number * 500_000 * 1.0000001), round((number + 1) * 500_000 * 1.0000002)
         counter.add_frame(replace(sample(0, fresh=number == 0), pts=start, duration=end - start))
     assert counter.count() == 1
-    counter.set_settled(1)
+    settle(counter, 1, 8)
     assert lost(counter, 8) == 0
 
 
 def test_settled_windows_are_not_lost() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.set_settled(2)
+    settle(counter, 2, 16)
     assert lost(counter, 24) == 1
-    counter.set_settled(0)
+    settle(counter, 0, None)
     assert counter.count() == 1
     assert lost(counter, 32) == 1
 
@@ -71,12 +76,12 @@ def test_settled_windows_are_not_lost() -> None:
 def test_the_open_window_is_lost_if_no_frame_comes_before_its_end(next_s: float) -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.set_settled(2)
+    settle(counter, 2, 16)
     assert counter.count_lost() == 0
     assert counter.last_window_end == 24 * SECOND, "windows that nothing is sent of are counted from there"
     assert counter.count_lost() == 0, "told again"
     assert counter.add_frame(sample(next_s, gap=True)) == 1
-    assert counter.set_settled(1, 12 * SECOND) == counter.set_settled(2, 40 * SECOND) == 0, "once"
+    assert settle(counter, 1, 12) == settle(counter, 2, 40) == 0, "once"
 
 
 @pytest.mark.parametrize(("first_end", "windows"), [(24, 0), (29, 1)])
@@ -84,33 +89,51 @@ def test_otherwise_the_next_replica_says_whether_it_went_on_with_it(first_end: i
     """One that goes on with the saved window has windows to 24 and 32, one that begins anew to 29 and 37."""
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.set_settled(2, 16 * SECOND)
-    assert lost(counter, 21) == counter.set_settled(0) == 0, "none has closed there"
+    settle(counter, 2, 16)
+    assert lost(counter, 21) == settle(counter, 0, None) == 0, "none has closed there"
     for second in range(22, 30):
         counter.add_frame(sample(second))
     assert counter.unsettled == 9 / 8 + 1, "it is not known whether the one to 24 is answered"
-    assert counter.set_settled(1, first_end * SECOND) == windows
-    assert counter.set_settled(1, first_end * SECOND) == 0, "once"
+    assert settle(counter, 1, first_end) == windows
+    assert settle(counter, 1, first_end) == 0, "once"
     assert counter.last_window_end == (first_end + 8) * SECOND
     assert counter.count() == 1
 
 
 def test_a_decoder_that_takes_a_camera_over_counts_in_the_phase_of_its_replica() -> None:
     counter = WindowsInFlight(8)
-    counter.take_over(100)
-    counter.set_settled(100, 16 * SECOND)
+    settle(counter, 100, 16)
     for second in range(21, 26):
         counter.add_frame(sample(second, gap=second == 21))
+    settle(counter, 100, 16)
     assert counter.count() == 1, "it is not known which"
-    counter.set_settled(101, 24 * SECOND)
+    settle(counter, 101, 24)
     assert counter.last_window_end == 32 * SECOND
     assert lost(counter, 32) == 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_window_that_its_first_frame_closes_is_not_one_of_its_own(waits: bool) -> None:
+    """Frames of that window came from another decoder; it may still wait when the next one has closed, too."""
+    counter = WindowsInFlight(8)
+    counter.add_frame(sample(24, gap=True))
+    settle(counter, 100, 16)
+    if waits:
+        settle(counter, 100, 24, closed=101)
+    for second in range(25, 32):
+        counter.add_frame(sample(second))
+    settle(counter, 101, 32, closed=102)
+    assert counter.count() == 1, "the one to 32"
+    settle(counter, 102, 32)
+    assert counter.count() == 0
+    counter.add_frame(sample(32))
+    assert lost(counter, 40) == 1
 
 
 def test_of_a_replica_that_says_nothing_the_window_is_lost() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.set_settled(2)
+    settle(counter, 2, 16)
     assert lost(counter, 21) == 0
     assert counter.count_lost() == 1, "to 24; it is not known whether the one to 29 is"
     assert counter.add_frame(sample(40, gap=True)) == 1
@@ -131,7 +154,7 @@ def test_no_window_goes_uncounted_while_replicas_die(lives: list[tuple[int, int,
             if (second - origin) % 8 == 0:
                 ends.append(second)
                 answered += 1
-            lost += counter.set_settled(answered, ends[-1] * SECOND if answered else None)
+            lost += settle(counter, answered, ends[-1] if answered else None)
         lost += counter.count_lost()
         second += away
     lost += counter.add_frame(sample(second, gap=True)) + counter.count_lost()
@@ -143,7 +166,7 @@ def test_no_window_goes_uncounted_while_replicas_die(lives: list[tuple[int, int,
 def test_frames_dropped_from_the_queue_are_not_under_way_even_across_scene_cuts() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.set_settled(2)
+    settle(counter, 2, 16)
     for second in range(20, 24):
         counter.add_frame(sample(second))
     # Two rounds of a looped file, and a gap, wait in the queue when it is dropped.
@@ -158,24 +181,24 @@ def test_frames_dropped_from_the_queue_are_not_under_way_even_across_scene_cuts(
 def test_what_a_replica_counts_itself_is_not_counted_again_when_it_dies_later() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.set_settled(1)
+    settle(counter, 1, 8)
     counter.restart()
     assert counter.count() == 0
     # Another decoder had 3 windows of it answered before this one goes on.
     send(counter, 100, 120)
-    counter.set_settled(1 + 3)
-    assert counter.count() == 0
-    counter.set_settled(1)
-    assert lost(counter, 124) == 3
+    settle(counter, 1 + 3, 100)
+    assert counter.count() == 3
+    settle(counter, 1 + 3 + 2, 116)
+    assert lost(counter, 124) == 1
 
 
 def test_a_replica_that_opens_the_camera_anew_counts_from_zero_again() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 48)
-    counter.set_settled(6)
+    settle(counter, 6, 48)
     counter.restart()
     send(counter, 100, 120)
-    counter.set_settled(2)
+    settle(counter, 2, 116)
     assert lost(counter, 124) == 1
 
 
@@ -193,7 +216,7 @@ def test_windows_go_on_after_a_gap_and_those_that_nothing_was_sent_of_are_not_un
     # Ends at 8, 16 and 24 were begun; to 32 and 40 nothing was sent; the one to 48 is in the making.
     counter.add_frame(sample(41.5, gap=True))
     assert counter.count() == 3 + 1
-    counter.set_settled(3)
+    settle(counter, 3, 24)
     assert counter.count() == 1
     assert counter.last_window_end == 48 * SECOND
     # A short one within a window.
@@ -214,7 +237,7 @@ def test_a_clock_that_went_back_begins_windows_anew() -> None:
 def test_settling_more_than_was_begun_never_goes_below_zero() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 8)
-    counter.set_settled(5)
+    settle(counter, 5, 8)
     assert counter.count() == 0
 
 
@@ -226,7 +249,7 @@ def test_another_stride_goes_on_from_the_last_closed_window() -> None:
     assert counter.count() == 2 + 1
     counter.add_frame(sample(20))
     assert counter.count() == 2 + 2
-    counter.set_settled(3)
+    settle(counter, 3, 20)
     counter.set_stride(8)
     assert counter.count() == 1
     for second in range(21, 28):
@@ -247,12 +270,12 @@ def test_another_stride_before_the_first_frame_is_the_one_it_begins_with() -> No
 def test_a_camera_that_is_handed_over_goes_on_with_its_windows() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 20)
-    counter.set_settled(2)
+    settle(counter, 2, 16)
     counter.add_frame(sample(20, gap=True), moved=True)
     for second in range(21, 25):
         counter.add_frame(sample(second))
     assert counter.count() == 2
-    counter.set_settled(3)
+    settle(counter, 3, 24)
     assert lost(counter, 32) == 1
 
 
@@ -265,7 +288,7 @@ def test_one_that_could_not_be_loses_what_was_begun_before_its_first_frame() -> 
     assert counter.cancel_hand_over(2) == 1
     # Its windows end 8 seconds apart from 20 on.
     assert counter.count() == 2
-    counter.set_settled(1)
+    settle(counter, 1, 28)
     assert lost(counter, 36) == 1
 
 
@@ -287,9 +310,11 @@ def test_counts_as_many_windows_as_the_engines_own_clock(segments: list[tuple[in
         clock.change_lengths(40 * SECOND, stride * SECOND)
         for _ in range(count):
             counter.add_frame(sample(second, fresh=second == 0))
-            closed += len(clock.close((second + 1) * SECOND, second * SECOND))
+            ends = [window.end for window in clock.close((second + 1) * SECOND, second * SECOND)]
+            closed += len(ends)
             second += 1
-        counter.set_settled(closed)
+            if ends:
+                counter.set_settled(closed, closed, ends[-1])
         # What the engine has closed is settled: left is the one in the making, if a frame of it has come.
         assert counter.count() == (second * SECOND > clock.end - stride * SECOND)
 
@@ -297,11 +322,10 @@ def test_counts_as_many_windows_as_the_engines_own_clock(segments: list[tuple[in
 def test_windows_of_another_decoder_make_no_loss_good() -> None:
     counter = WindowsInFlight(8)
     # A hundred were answered before this decoder got the camera, and the replica dies with three of its own.
-    counter.take_over(100)
     send(counter, 0, 40)
-    counter.set_settled(102)
+    settle(counter, 102, 16)
     assert lost(counter, 40) == 3
-    counter.set_settled(0)
+    settle(counter, 0, None)
     assert lost(counter, 48) == 1
 
 

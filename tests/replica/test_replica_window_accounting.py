@@ -120,12 +120,12 @@ def test_the_end_of_the_last_window_is_told_until_they_begin_anew() -> None:
     # The engine found a saved window; those of every two seconds since 1.
     replica.clock.restart(1 * SECOND)
     replica.take(5, gap=True)
-    assert replica.accounting.closed_end is None
+    assert replica.accounting.closed == (0, None)
     for at_s in (6, 7, 8):
         replica.take(at_s)
-    assert replica.accounting.closed_end == 9 * SECOND
+    assert replica.accounting.closed == (2, 9 * SECOND)
     replica.take(20, fresh=True)
-    assert replica.accounting.closed_end is None
+    assert replica.accounting.closed == (2, None)
 
 
 def test_a_clock_that_jumps_is_not_believed() -> None:

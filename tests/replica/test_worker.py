@@ -85,7 +85,7 @@ def test_every_window_of_an_idle_engine_is_answered_in_order(start, recorder) ->
         worker.offer(sample("a", index)).result(WAIT_S)
         recorder.wait(lambda r, index=index: len(r.answers) >= (index + 1) // 2)
     assert recorder.windows("a") == [0, 1, 2, 3]
-    assert worker.counts("a") == WindowCounters(done=4, end=8_000_000)
+    assert worker.counts("a") == WindowCounters(done=4, closed=4, end=8_000_000)
     [report] = worker.reports()
     assert report.counts["windows_done"] == 4
     assert report.counts["tokens_full"] >= report.counts["tokens_kept"] > 0
@@ -248,7 +248,7 @@ def test_slow_engine_drops_the_oldest_windows_and_counts_them(start, held_engine
     recorder.wait(lambda r: r.windows("a")[-1:] == [4])
     assert recorder.drops == {("a", "replaced"): 3}
     assert recorder.windows("a") == [0, 4]
-    assert worker.counts("a") == WindowCounters(done=2, dropped=3, end=10_000_000)
+    assert worker.counts("a") == WindowCounters(done=2, dropped=3, closed=5, end=10_000_000)
 
 
 def test_patient_camera_is_held_back_instead(start, held_engine, recorder) -> None:

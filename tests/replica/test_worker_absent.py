@@ -98,7 +98,7 @@ def test_windows_wait_for_an_engine_that_comes_back_and_none_is_lost(start, abse
         worker.offer(sample("a", index)).result(WAIT_S)
     until(lambda: ("a", 1) in log.answers)
     assert (log.drops, log.losses) == ([], [])
-    assert worker.counts("a") == WindowCounters(done=2, end=4_000_000)
+    assert worker.counts("a") == WindowCounters(done=2, closed=2, end=4_000_000)
     assert len(absent.steps) >= MAX_FAILURES + 1
     absent.absences = MAX_FAILURES - 1
     feed(worker, "a", 4, 2)
@@ -119,7 +119,7 @@ def test_what_waits_is_bounded_and_what_leaves_is_counted(start, absent) -> None
     absent.absences = 0
     until(lambda: log.answers == [("a", 3), ("a", 4)])
     assert worker.load().trouble == ""
-    assert worker.counts("a") == WindowCounters(done=2, dropped=3, end=10_000_000)
+    assert worker.counts("a") == WindowCounters(done=2, dropped=3, closed=5, end=10_000_000)
     assert log.losses == []
 
 
@@ -132,7 +132,7 @@ def test_an_engine_that_stays_away_is_told_as_broken(start, absent) -> None:
     with pytest.raises(RuntimeError, match="the engine failed on every window of its last"):
         until(worker.check)
     assert log.answers == []
-    assert worker.counts("a") == WindowCounters(end=2_000_000)
+    assert worker.counts("a") == WindowCounters(closed=1, end=2_000_000)
     absent.absences = 0
     until(lambda: log.answers == [("a", 0)])
     worker.check()

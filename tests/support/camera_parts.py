@@ -37,13 +37,15 @@ SETTINGS = {
 
 
 class Keeper:
-    """A replica's end that keeps specifications and frames, and settles a window for every two frames."""
+    """A replica's end that keeps specifications and frames, and settles a window for every two frames since the camera
+    was opened."""
 
     def __init__(self) -> None:
         self.specs: list[StreamSpec] = []
         self.frames: list[FrameSample] = []
         self.told: list[StreamSpec | FrameSample] = []
         self.closed: list[bool] = []
+        self._opened = 0
 
     async def on_open(self, spec: StreamSpec) -> None:
         self.specs.append(spec)
@@ -55,12 +57,14 @@ class Keeper:
 
     async def on_close(self, camera: str, flush: bool) -> None:
         self.closed.append(flush)
+        self._opened = len(self.frames)
 
     async def on_lost(self, cameras: list[str]) -> None:
         pass
 
     def counters(self, camera: str) -> WindowCounters:
-        return WindowCounters(done=len(self.frames) // 2)
+        done = (len(self.frames) - self._opened) // 2
+        return WindowCounters(done, closed=done, end=self.frames[self._opened + 2 * done - 1].end if done else None)
 
 
 class Bench:

@@ -45,7 +45,8 @@ class Replica:
         self.lost += cameras
 
     def counters(self, camera):
-        return WindowCounters(done=len(self.frames[camera]))
+        done = len(self.frames[camera])
+        return WindowCounters(done=done, closed=done)
 
     def indices(self, camera="gate"):
         return [sample.index for sample in self.frames[camera]]
