@@ -127,7 +127,9 @@ class WindowsInFlight:
         Returns 1 where this tells that the window that was open at :meth:`count_lost` was not continued, and is lost.
         """
         lost = self._find_phase(closed, window_end) if self._first is not None else 0
-        if closed < self._before:
+        if self._origin is None:
+            self._before = closed
+        elif closed < self._before:
             self._before = 0
         self._settled = max(0, windows - self._before)
         return lost

@@ -105,7 +105,6 @@ def test_a_decoder_that_takes_a_camera_over_counts_in_the_phase_of_its_replica()
     settle(counter, 100, 16)
     for second in range(21, 26):
         counter.add_frame(sample(second, gap=second == 21))
-    settle(counter, 100, 16)
     assert counter.count() == 1, "it is not known which"
     settle(counter, 101, 24)
     assert counter.last_window_end == 32 * SECOND
