@@ -121,8 +121,7 @@ class RunningCamera:
         """Restart a push camera whose last session has ended."""
         self._totals.update("pipeline", _counts(self._pipeline.status()))
         self._totals.end("pipeline")
-        with self._lock:
-            self._accounted.reset()
+        self._end_windows()
         self._begin()
         if self.address is not None and not self.idle:
             self._sender.assign(self.spec, self.address)
@@ -239,11 +238,7 @@ class RunningCamera:
             self.idle = idle
             self._update_keyframes_only()
             if idle:
-                with self._lock:
-                    self._read_acknowledged()
-                    # The replica answers what it has of the last window.
-                    self._in_flight.restart()
-                    self._accounted.reset()
+                self._end_windows()
                 self._sender.close(self.settings.name, flush=True)
                 return
             self._pipeline.force_anchor()
@@ -279,6 +274,14 @@ class RunningCamera:
         with self._lock:
             self._count_lost(self._in_flight.cancel_hand_over(event.settled))
 
+    def _end_windows(self) -> None:
+        """No window is due until the next frame; the replica answers what it has of the last one."""
+        with self._lock:
+            self._read_acknowledged()
+            self._in_flight.restart()
+            self._unsent.end()
+            self._accounted.reset()
+
     def _count_lost(self, windows: int) -> None:
         self._lost += windows
         metrics.lose_window(windows)
@@ -290,7 +293,8 @@ class RunningCamera:
         if lane is None or lane.address != self.address:
             return None
         settled = lane.windows_done + lane.windows_gated + lane.windows_dropped
-        self._count_lost(self._in_flight.set_settled(settled, lane.windows_closed, lane.window_end))
+        taken = lane.connected and not lane.queued and not lane.in_flight
+        self._count_lost(self._in_flight.set_settled(settled, lane.windows_closed, lane.window_end, taken=taken))
         return lane
 
     def _send(self, sample: FrameSample) -> None:

@@ -119,10 +119,11 @@ class WindowsInFlight:
             self._seams.clear()
         self.stride_s = stride_s
 
-    def set_settled(self, windows: int, closed: int, window_end: int | None) -> int:
+    def set_settled(self, windows: int, closed: int, window_end: int | None, *, taken: bool = False) -> int:
         """Set what the replica tells of its windows, of any decoder's frames: how many are answered or dropped, how
         many have closed (those and the ones that wait), and the end of the last that closed since they began, on the
-        camera's clock. Fewer than before where the replica has closed the camera in between.
+        camera's clock. Fewer than before where the replica has closed the camera in between. ``taken``: it has taken
+        every frame that was sent.
 
         Returns 1 where this tells that the window that was open at :meth:`count_lost` was not continued, and is lost.
         """
@@ -132,6 +133,10 @@ class WindowsInFlight:
         elif closed < self._before:
             self._before = 0
         self._settled = max(0, windows - self._before)
+        if taken and windows == closed and window_end is not None and self._first is None:
+            # Only those behind the last are left. Of others the frames were lost on the way: the replica counts them.
+            left = math.ceil((self._end - window_end) / (self.stride_s * MICROSECONDS) - _ROUNDING)
+            self._settled += max(0, self.count() - max(0, left))
         return lost
 
     def _find_phase(self, closed: int, window_end: int | None) -> int:
@@ -194,7 +199,6 @@ class WindowsInFlight:
 
     def restart(self) -> None:
         """The replica is reachable and counts what was in flight: the next frame begins windows anew."""
-        self._before += self._settled
         self._closed = self._settled = 0
         self._begin_anew()
 
@@ -254,12 +258,14 @@ class UnsentWindows:
     windows: int = 0
     reason: str = ""
     _since: int | None = None
+    # End of the newest frame in this period but its first.
+    _newest: int | None = None
 
     def begin(self, since: int | None, reason: str) -> None:
         """Nothing is sent from ``since`` on, for ``reason``; in such a period, only the reason changes."""
         self.reason = reason
         if self._since is None:
-            self._since = since
+            self._since, self._newest = since, None
 
     @property
     def since(self) -> int | None:
@@ -271,10 +277,14 @@ class UnsentWindows:
         self._since = None
 
     def count(self, sample: FrameSample, stride_s: float) -> int:
-        """Count up to this frame; returns how many windows that adds."""
+        """Count up to this unsent or first sent frame; returns how many windows that adds."""
         if self._since is None:
             return 0
         stride = round(stride_s * MICROSECONDS)
+        if self._newest is not None and sample.pts - self._newest > stride + _KEYFRAMES_US:
+            # The clock jumped ahead, or video never came, which the replica counts.
+            self._since = sample.pts
+        self._newest = sample.end
         # A frame belongs to the window that covers most of it, as at the replica.
         windows = math.floor((sample.pts + sample.duration // 8 - self._since) / stride)
         if windows < -1:

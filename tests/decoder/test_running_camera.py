@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from camera_parts import Keeper, camera_bench
+from camera_parts import WAIT_S, Keeper, camera_bench
 from waiting import until
 
 from cluster import metrics
@@ -18,6 +18,7 @@ from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
 
 LOW = Rung("stride", prune=1.5, refresh_budget=0.0, stride=2.0, fps=0.5, f1=0.9)
 SHED = Rung("shed", shed=True, f1=0.0)
+NOON_S, MIDNIGHT_S = 12 * 3600.0, 24 * 3600.0
 
 
 def dropped(reason: str) -> float:
@@ -306,20 +307,19 @@ def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, 
     [question] = bench.camera.settings.questions
     night = ScheduleConfig(hours=["22:00-06:00"])
     other = question.model_copy(update={"id": "vehicle", "text": "Is there a vehicle?"})
-    noon, midnight = 12 * 3600.0, 24 * 3600.0
     asked = {"questions": [question.model_copy(update={"when": night}), other]}
     assert bench.camera.apply_settings(bench.camera.settings.model_copy(update=asked))
-    bench.camera.follow_schedule(noon)
+    bench.camera.follow_schedule(NOON_S)
     until(lambda: [each.id for each in keeper.specs[-1].questions] == ["vehicle"], "the day's question alone")
-    bench.camera.follow_schedule(midnight)
+    bench.camera.follow_schedule(MIDNIGHT_S)
     until(lambda: [each.id for each in keeper.specs[-1].questions] == ["person", "vehicle"], "both")
     assert not keeper.closed
 
     alone = {"questions": [question.model_copy(update={"when": night})]}
     assert bench.camera.apply_settings(bench.camera.settings.model_copy(update=alone))
-    bench.camera.follow_schedule(midnight)
+    bench.camera.follow_schedule(MIDNIGHT_S)
     bench.push(4)
-    bench.camera.follow_schedule(noon)
+    bench.camera.follow_schedule(NOON_S)
     until(lambda: keeper.closed == [True], "its end at the replica, after what was sent")
     sent, specs = len(keeper.frames), len(keeper.specs)
     before = bench.camera.report().counts["frames_sampled"]
@@ -333,7 +333,7 @@ def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, 
     bench.camera.set_rung(FULL)
     assert len(keeper.specs) == specs
 
-    bench.camera.follow_schedule(midnight)
+    bench.camera.follow_schedule(MIDNIGHT_S)
     until(lambda: len(keeper.specs) == specs + 1, "the questions of the night")
     bench.push(12)
     until(lambda: len(keeper.frames) >= sent + 4, "frames again")
@@ -345,3 +345,34 @@ def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, 
     until(lambda: bench.sender.status("gate").windows_done == (len(keeper.frames) - sent) // 2, "what is answered")
     bench.camera.route(None)
     assert bench.camera.report().counts["windows_lost"] <= 1
+
+
+def test_what_was_shed_before_a_camera_is_asked_nothing_ends_there(bench, keeper) -> None:
+    [question] = bench.camera.settings.questions
+    night = {"questions": [question.model_copy(update={"when": ScheduleConfig(hours=["22:00-06:00"])})]}
+    assert bench.camera.apply_settings(bench.camera.settings.model_copy(update=night))
+    bench.camera.follow_schedule(MIDNIGHT_S)
+    bench.push(8)
+    bench.camera.set_rung(SHED)
+    bench.push(8)
+    dropped = bench.camera.report().counts["windows_dropped"]
+    bench.camera.follow_schedule(NOON_S)
+    bench.push(60)
+    bench.camera.follow_schedule(MIDNIGHT_S)
+    bench.camera.set_rung(FULL)
+    bench.push(12)
+    assert bench.camera.report().counts["windows_dropped"] <= dropped + 1
+
+
+def test_a_camera_that_pushes_again_has_none_of_its_last_session_under_way(bench, keeper) -> None:
+    bench.push(24)
+    until(lambda: len(keeper.frames) >= 20, "frames")
+    bench.loop.run(bench.camera.sink.end(), WAIT_S)
+    until(lambda: bench.camera.ended and keeper.closed, "its end")
+    bench.camera.restart()
+    bench.reopen()
+    sent = len(keeper.frames)
+    bench.push(8)
+    until(lambda: len(keeper.frames) >= sent + 4, "frames again")
+    bench.camera.route(None)
+    assert bench.camera.report().counts["windows_lost"] <= 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.decoder.windows_in_flight import WindowsInFlight
+from cluster.decoder.windows_in_flight import UnsentWindows, WindowsInFlight
 from cluster.engine.window.windows import WindowClock
 from cluster.types import FrameSample, PatchGrid
 
@@ -127,6 +127,34 @@ def test_a_window_that_its_first_frame_closes_is_not_one_of_its_own(waits: bool)
     assert counter.count() == 0
     counter.add_frame(sample(32))
     assert lost(counter, 40) == 1
+
+
+def test_frames_lost_on_the_way_to_a_living_replica_leave_nothing_under_way() -> None:
+    """It counts the windows to 24 and 32 itself."""
+    counter = WindowsInFlight(8)
+    send(counter, 0, 20)
+    settle(counter, 2, 16)
+    for second in range(20, 42):
+        counter.add_frame(sample(second))
+    assert counter.set_settled(2, 2, 16 * SECOND, taken=True) == 0
+    assert counter.count() == 4, "none has closed behind them"
+    counter.set_settled(3, 3, 40 * SECOND)
+    assert counter.count() == 3
+    counter.set_settled(2, 3, 40 * SECOND, taken=True)
+    assert counter.count() == 4, "one waits for its answer"
+    counter.set_settled(3, 3, 40 * SECOND, taken=True)
+    assert counter.count() == 1
+    assert lost(counter, 48) == 1
+
+
+def test_a_clock_that_jumps_ahead_while_nothing_is_sent_is_no_missing_video() -> None:
+    unsent = UnsentWindows()
+    unsent.begin(0, "shed")
+    assert sum(unsent.count(sample(second), 8) for second in range(1, 20)) == 2
+    # Keyframes alone come every ten seconds.
+    assert [unsent.count(sample(29), 8), unsent.count(sample(3600), 8)] == [1, 0]
+    assert sum(unsent.count(sample(second), 8) for second in range(3601, 3620)) == 2
+    assert unsent.windows == 5
 
 
 def test_of_a_replica_that_says_nothing_the_window_is_lost() -> None:
