@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -38,6 +38,17 @@ class KVChunk:
     @property
     def tokens(self) -> int:
         return self.key.shape[2]
+
+    def on_grid(self, rows: int, columns: int) -> KVChunk:
+        """The same with cells at their place of the picture in another grid; a memory has one, a camera may change its
+        picture's size."""
+        if (rows, columns) == (self.rows, self.columns):
+            return self
+        text = self.cell - self.rows * self.columns
+        row = (self.cell // self.columns * 2 + 1) * rows // (2 * self.rows)
+        column = (self.cell % self.columns * 2 + 1) * columns // (2 * self.columns)
+        cell = torch.where(text < 0, row * columns + column, rows * columns + text)
+        return replace(self, cell=cell, rows=rows, columns=columns)
 
 
 KVSink = Callable[[KVChunk], None]

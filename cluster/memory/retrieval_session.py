@@ -78,6 +78,8 @@ class RetrievalSession:
             are read, whatever a query selects.
         before: frames from this number on are left out, if given.
         prefetch: whether :meth:`prefetch` loads anything.
+        deadline_s: longest wait of one fetch; budget_s: of all together, since the engine's thread waits. What comes
+            later is unavailable.
         device, dtype: of the returned tensors.
     """
 
@@ -91,6 +93,7 @@ class RetrievalSession:
         before: int | None = None,
         prefetch: bool = True,
         deadline_s: float = 2.0,
+        budget_s: float = 4.0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -116,6 +119,7 @@ class RetrievalSession:
         tiers = memory.tiers
         at_hand = tiers.upper if tiers.upper.at_hand else None
         self._prefetcher = Prefetcher(tiers.load, at_hand=at_hand, deadline_s=deadline_s)
+        self._deadline_s, self._budget_s = deadline_s, budget_s
         # Nothing can be further away than the only tier.
         self._ahead = prefetch and at_hand is not tiers.lowest
         # Layer, head and cluster uid of lost blocks.
@@ -172,6 +176,8 @@ class RetrievalSession:
         chosen = self._select(layer, query, sizes, self.retriever)
         clusters = list(map(_of_any, chosen))
         keys = self._keys(layer, clusters)
+        left_s = max(0.0, self._budget_s - self._prefetcher.stats.waited_s)
+        deadline_s = min(left_s, self._deadline_s if deadline_s is None else deadline_s)
         loaded = self._prefetcher.fetch(keys, deadline_s) if keys else []
         parts = self._read(layer, chosen, clusters, loaded) if keys else []
         if self.retriever.representatives:
@@ -303,7 +309,8 @@ class RetrievalSession:
 
         def padded(*shape: int, of: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
             laid = torch.zeros(heads * longest, *shape, dtype=dtype)
-            if of:
+            # Representatives that are none have no width either.
+            if len(slot):
                 laid[slot] = torch.cat([part.cpu().to(dtype) for part in of])
             return laid.view(heads, longest, *shape).to(self.device)
 

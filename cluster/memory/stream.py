@@ -189,7 +189,7 @@ class StreamMemory(TieredHeads):
             if not self.log.times:
                 self.rows, self.columns = chunk.rows, chunk.columns
             number, time = self.log.add(chunk.pts)
-            self.recent.append(replace(chunk, index=number, pts=time))
+            self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=number, pts=time))
             self.waiting_bytes += _bytes(chunk)
             while self.recent and self.held_bytes > self.spec.cap_bytes:
                 self.counts.frames_dropped += 1
@@ -212,8 +212,10 @@ class StreamMemory(TieredHeads):
         return self.compressor.wants_queries
 
     def change_spec(self, spec: MemorySpec) -> None:
-        """Change the settings; the organiser stays."""
-        self.spec, self.compressor, self._of_head = spec, self._compressor_of(spec), {}
+        """Change the settings; the organiser stays, and a compressor that is the same, with what it has learned."""
+        was, self.spec = self.spec, spec
+        if (was.compressor, was.compressor_options) != (spec.compressor, spec.compressor_options):
+            self.compressor, self._of_head = self._compressor_of(spec), {}
 
     def compressor_of_head(self, h: int) -> Compressor:
         """The compressor of one key head, with that head's question rows only."""

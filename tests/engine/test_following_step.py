@@ -1,4 +1,4 @@
-"""Frames of the next step, which a GPU gets before the answers of the current one are waited for."""
+"""Frames of the next step, which a GPU gets behind the scores of the current one and before its answers are out."""
 
 import pytest
 
@@ -39,15 +39,16 @@ def outcome(answers):
     return [(answer.stream, answer.score, answer.tokens) for answer in answers]
 
 
-def test_frames_of_the_next_step_are_encoded_before_the_scores_are_read(engine, requests_of, monkeypatch) -> None:
+def test_frames_of_the_next_step_are_encoded_once_the_scores_are_read(engine, requests_of, monkeypatch) -> None:
     first, second = requests_of(0)
     seen = []
-    read = engine._read
-    monkeypatch.setattr(engine, "_read", lambda *given: seen.append(encoded(engine, "b")) or read(*given))
+    read, commit = engine._read, engine._commit
+    monkeypatch.setattr(engine, "_read", lambda *given: (read(*given), seen.append(encoded(engine, "b")))[0])
+    monkeypatch.setattr(engine, "_commit", lambda *given: seen.append(encoded(engine, "b")) or commit(*given))
     engine.step([first], [second])
-    assert seen == [[True, True]]
+    assert seen == [[False, False], [True, True]]
     engine.step([second])
-    assert len(seen) == 2
+    assert len(seen) == 4
 
 
 def test_answers_and_counts_are_those_of_steps_alone(engine, model, cameras, make_spec, requests_of) -> None:

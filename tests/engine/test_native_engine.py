@@ -1,6 +1,7 @@
 """The engine's contract: counts, timing, refusals, bounded memory, explanations, failures."""
 
 import time
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -410,6 +411,41 @@ def test_out_of_memory_in_a_pass_is_tried_again_in_halves(
     assert [a.score for a in answers] == pytest.approx([a.score for a in expected], abs=1e-5)
 
 
+@pytest.mark.parametrize("refresh", ["first_percent", "topk_deviation"])
+def test_what_is_tried_again_does_not_narrow(refresh, model, make_camera, make_spec, run, monkeypatch) -> None:
+    """The first attempt has narrowed, and written over the KV that the next would compare with."""
+    camera, run_layer = make_camera(kept=1.0), model.run_layer
+    monkeypatch.setattr(engine_module, "FEWEST_ROWS", 16)
+
+    def score(prepare) -> float:
+        engine = NativeEngine(model)
+        engine.admit(make_spec(refresh=refresh))
+        run(engine, [camera.sample(i) for i in range(10)])
+        prepare(engine)
+        return run(engine, [camera.sample(i) for i in range(10, 12)])[-1].score
+
+    def fails_once(engine) -> None:
+        def failing(index, *given):
+            if index == len(model.layers) - 1:
+                monkeypatch.setattr(model, "run_layer", run_layer)
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return run_layer(index, *given)
+
+        monkeypatch.setattr(model, "run_layer", failing)
+
+    def whole(engine) -> None:
+        plan_rows = engine._plan_rows
+
+        def planned(*given, **options):
+            plan = plan_rows(*given, **options)
+            return replace(plan, work=replace(plan.work, narrowing=None))
+
+        engine._plan_rows = planned
+
+    assert score(fails_once) == pytest.approx(score(whole), abs=1e-5)
+    assert score(whole) != pytest.approx(score(lambda _: None), abs=1e-5)
+
+
 def test_a_lost_device_is_told_apart_from_a_failed_window(engine, make_camera, make_spec, run, monkeypatch) -> None:
     def lost(*args, **kwargs):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
@@ -423,9 +459,14 @@ def test_a_lost_device_is_told_apart_from_a_failed_window(engine, make_camera, m
 def test_the_tower_runs_in_halves_where_memory_runs_out(engine, make_camera, make_spec, run, monkeypatch) -> None:
     camera, calls, original = make_camera(kept=1.0), [], engine.model.encode
 
+    held: list[weakref.ref[torch.Tensor]] = []
+
     def small(frames):
         calls.append(len(frames))
+        assert not any(each() is not None for each in held), "what the attempt before allocated is there"
         if len(frames) > 2:
+            activations = torch.zeros(1)
+            held.append(weakref.ref(activations))
             raise torch.OutOfMemoryError(f"CUDA out of memory: {len(frames)} frames")
         return original(frames)
 

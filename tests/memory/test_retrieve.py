@@ -1,6 +1,7 @@
 """Retrievers against brute force and by hand."""
 
 import inspect
+import threading
 from typing import Any
 
 import pytest
@@ -147,6 +148,37 @@ def test_shares_are_rounded_up_and_numbers_are_numbers() -> None:
     ):
         found = TwoStage(partitions=partitions, clusters=clusters).select(query, table)
         assert found.clusters.tolist() == wanted
+
+
+class NeverAnswers(Arena):
+    """A tier far away whose loads end with the test."""
+
+    at_hand = False
+    over = threading.Event()
+
+    def load(self, keys):
+        self.over.wait()
+        return super().load(keys)
+
+
+def test_all_layers_of_a_question_have_one_wait_between_them() -> None:
+    """Each might wait a minute."""
+    far = NeverAnswers(2**22, name="node")
+    memory = StreamMemory("gate", MemorySpec(), TierStack([Arena(2**22, name="host"), far]))
+    for number in range(16):
+        key, value = torch.ones(2, 6, 1, 3, 4)
+        memory.add_chunk(
+            KVChunk("gate", number, number * MICROSECONDS, key, value, torch.arange(3), 1, 3, torch.ones(4))
+        )
+    memory.tiers.tiers[0].drop("gate")
+    try:
+        with RetrievalSession(memory, TwoStage(), deadline_s=60.0, budget_s=0.2) as retrieval:
+            for layer in range(6):
+                retrieval.fetch(layer, torch.ones(1, 2, 4))
+            assert retrieval.stats.unavailable >= 6
+            far.over.set()
+    finally:
+        far.over.set()
 
 
 def test_clusters_that_are_not_read_are_summarised() -> None:

@@ -445,8 +445,10 @@ def test_a_compressor_goes_on_after_a_restart_as_without_one(compressor: str) ->
         if restart:
             memory = StreamMemory("cam", memory.spec, TierStack([Arena(64 * MIB, name="host"), lower]))
             assert memory.restore() is Outcome.HIT
+        memory.change_spec(memory.spec)
         if forget:
-            memory.change_spec(memory.spec)
+            memory.change_spec(replace(memory.spec, compressor="sliding"))
+            memory.change_spec(replace(memory.spec, compressor=compressor))
             for _, _, head in memory.iter_heads():
                 head.weight = torch.zeros(0)
         for number in range(40, 48):
@@ -461,6 +463,16 @@ def test_a_compressor_goes_on_after_a_restart_as_without_one(compressor: str) ->
 
     assert run(restart=True) == run(restart=False)
     assert run(restart=True, forget=True) != run(restart=False)
+
+
+def test_a_camera_that_changes_its_size_has_its_cells_at_their_place_of_the_picture() -> None:
+    """From 3 x 4 cells to 6 x 2, of which two lie in each row and every column is two wide; two of text behind them."""
+    memory = StreamMemory("cam", spec(), stack())
+    memory.add_chunk(chunk(0))
+    other = replace(chunk(1, tokens=5), cell=torch.tensor([0, 3, 11, 12, 13]), rows=6, columns=2)
+    memory.add_chunk(other)
+    assert (memory.rows, memory.columns) == (ROWS, COLUMNS)
+    assert memory.recent[1].cell.tolist() == [0 * 4 + 1, 0 * 4 + 3, 2 * 4 + 3, 12, 13]
 
 
 def test_weights_that_do_not_fit_their_tokens_are_refused() -> None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -195,10 +196,10 @@ class NativeEngine(WindowedEngine):
             with self._batch(work, self._plan) as plans:
                 clock.lap()
                 results = self._run(plans)
-                self._encode_following()
                 scores, firsts = self._read(plans, results)
                 texts, decoded = decode_explanations(self.model, self.decode, plans, firsts, self._ends)
                 vision_s, plan_s, llm_s = clock.stop()
+                self._encode_following()
                 return self._commit(plans, results, scores, texts, decoded), (vision_s, plan_s, llm_s)
         except CapacityError:
             if len(work) == 1:
@@ -209,8 +210,8 @@ class NativeEngine(WindowedEngine):
         return [*first, *second], (took[0] + more[0], took[1] + more[1], took[2] + more[2])
 
     def _encode_following(self) -> None:
-        """Launch the tower for frames of the next step's windows, which the device begins when it is done with this
-        one's, while the host reads its scores. What fails is left for their own step."""
+        """Launch the tower for frames of the next step's windows, which the device computes while the host hands this
+        one's answers on: behind their scores, which would wait for it. What fails is left for their own step."""
         following, self._following = self._following, []
         if not following:
             return
@@ -307,14 +308,16 @@ class NativeEngine(WindowedEngine):
 
     def _run(self, plans: Sequence[WindowPlan]) -> list[PassResult]:
         self._system.store(self.pool, plans)
-        rows = self.pass_rows
+        rows, work = self.pass_rows, [plan.work for plan in plans]
         while True:
             try:
-                return run_passes(self.model, [plan.work for plan in plans], self.kernel, rows)
+                return run_passes(self.model, work, self.kernel, rows)
             except torch.OutOfMemoryError as error:
                 if rows <= FEWEST_ROWS:
                     raise
                 rows //= 2
+                # What narrows compares with KV that the first attempt has written over.
+                work = [replace(each, narrowing=None) for each in work]
                 log.warning("passes of at most %d rows from here on in this step: %s", rows, error)
 
     def _read(

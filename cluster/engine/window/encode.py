@@ -42,12 +42,15 @@ def encode_pending(model: VisionLanguageModel, pending: Sequence[StreamFrame]) -
         torch.OutOfMemoryError: not even one frame fits.
     """
     batches = patch_batches(pending)
+    encoded = None
     try:
         encoded = model.encode(batches)
     except torch.OutOfMemoryError:
-        half = len(pending) // 2
-        if not half:
+        if len(pending) == 1:
             raise
+    if encoded is None:
+        # Not in the handler: its traceback holds what the attempt allocated.
+        half = len(pending) // 2
         return [*encode_pending(model, pending[:half]), *encode_pending(model, pending[half:])]
     for frame, tokens in zip(pending, encoded, strict=True):
         frame.tokens = tokens

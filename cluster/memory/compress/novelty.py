@@ -84,7 +84,8 @@ class Novelty(Compressor):
         if len(fresh):
             unit = torch.cat([F.normalize(key[fresh].float(), dim=1) for key in keys], dim=1) / len(keys) ** 0.5
             frame, cell = layer.frame[h, fresh], layer.cell[h, fresh]
-            background = grown(self._backgrounds.get(whose, unit[:0]), int(cell.max()) + 1)
+            # One that was restored is on the host.
+            background = grown(self._backgrounds.get(whose, unit[:0]).to(unit.device), int(cell.max()) + 1)
             self._backgrounds[whose] = background
             scores[fresh] = pooled(novelty(unit, frame, cell, background, self.rate), frame, cell, self.columns)
         return scores[None]
