@@ -20,7 +20,7 @@ from cluster import metrics
 from cluster.alerts.health import default_rule
 from cluster.config import CameraEntry, SightlineConfig
 from cluster.config.secrets import peer_tls, tls_files
-from cluster.errors import UnavailableError
+from cluster.errors import NotReadyError, UnavailableError
 from cluster.gateway import cameras, replicas
 from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
@@ -212,6 +212,8 @@ class Gateway:
         return dict(zip(others, answered, strict=True))
 
     async def _alerting(self) -> str:
+        if not self._config.alerts.enabled:
+            raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
         return await self._controller.alerting()
 
     async def _follow_replicas(self) -> None:

@@ -1,10 +1,10 @@
 """What a load test takes of its machine, by process, and what the ``/metrics`` page says meanwhile."""
 
+import http.client
 import os
 import shutil
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Mapping
@@ -13,16 +13,40 @@ from dataclasses import dataclass, field
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.errors import SightlineError
+from cluster.hosts import is_loopback
+from cluster.wire.channel import split_address
+from cluster.wire.tls import ClientCredentials
+
 Page = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 """(sample's name, its labels in order) -> value."""
 
 
-def fetch(address: str, timeout_s: float = 5.0) -> Page:
-    """The page at ``host:port``; empty when nobody answers, which a fault may be the reason for."""
+def read_page(address: str, credentials: ClientCredentials | None = None, timeout_s: float = 5.0) -> Page:
+    """The page at ``host:port``, asked for with the client's token and TLS.
+
+    Raises:
+        ConfigError: a file of the credentials cannot be read, or the token would be readable on the way.
+        OSError, ValueError: nobody answers there, the call is refused, or it is no such page.
+    """
+    credentials = credentials or ClientCredentials()
+    context = credentials.http_context()
+    request = urllib.request.Request(f"{'https' if context else 'http'}://{address}/metrics")
+    for name, value in credentials.metadata(loopback=is_loopback(split_address(address)[0])):
+        # Not sent along with a redirect, which may lead to another machine.
+        request.add_unredirected_header(name.capitalize(), value)
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as reply:
+        with urllib.request.urlopen(request, timeout=timeout_s, context=context) as reply:
             return parse(reply.read().decode())
-    except (urllib.error.URLError, OSError, ValueError):
+    except http.client.HTTPException as error:
+        raise ValueError(f"no answer in HTTP: {type(error).__name__}") from None
+
+
+def fetch(address: str, credentials: ClientCredentials | None = None, timeout_s: float = 5.0) -> Page:
+    """See :func:`read_page`; empty when it cannot be read, which a fault may be the reason for."""
+    try:
+        return read_page(address, credentials, timeout_s)
+    except (SightlineError, OSError, ValueError):
         return {}
 
 

@@ -1,5 +1,6 @@
 """A whole load test: warm up, measure, let things go wrong; or one measurement after another to find the limit."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,6 +149,7 @@ async def run_search(
         found.append((result, measurement))
         on_result(result, measurement)
 
+    replicas = await asyncio.to_thread(target.replicas)
     starts = 0
     while (wanted := search.next()) is not None:
         starts += 1
@@ -165,7 +167,7 @@ async def run_search(
                 await stage.fleet.shrink(0)
     good = [measurement for result, measurement in found if result.stable and result.streams == search.stable]
     return SearchResult(
-        replicas=target.config.cluster.replicas,
+        replicas=replicas,
         streams=search.stable,
         limit=search.limit,
         tries=tuple(search.tries),

@@ -232,7 +232,9 @@ class Stage:
                 owed %= 1
 
     async def _page(self) -> Page:
-        return {} if self.target.metrics is None else await asyncio.to_thread(fetch, self.target.metrics)
+        if self.target.metrics is None:
+            return {}
+        return await asyncio.to_thread(fetch, self.target.metrics, self.target.credentials)
 
 
 def _lost(before: Page, after: Page) -> dict[str, int]:

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
+from cluster.client import GatewayClient
 from cluster.config import SightlineConfig
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, SightlineError
 from cluster.hosts import is_loopback
 from cluster.lab.bench.processes import RedisServer
 from cluster.types import Answer
 from cluster.wire.channel import open_channel, split_address
 from cluster.wire.convert import answer_from_proto
 from cluster.wire.tls import ClientCredentials
+from loadtest.machine import read_page
 
 if TYPE_CHECKING:
     from actors.runtime import Cluster
@@ -94,6 +96,27 @@ class Target:
     own: bool = False
     credentials: ClientCredentials | None = None
 
+    def replicas(self) -> int:
+        """Number of replicas: of a running cluster those that its gateway lists. Blocks.
+
+        Raises:
+            SightlineError: the gateway does not answer.
+        """
+        if self.own:
+            return self.config.cluster.replicas
+        with GatewayClient(self.gateway, credentials=self.credentials) as client:
+            return len(client.replicas_list())
+
+    def metrics_trouble(self) -> str:
+        """Why the metrics page cannot be read; empty if it can, or if there is none to read. Blocks."""
+        if self.metrics is None:
+            return ""
+        try:
+            read_page(self.metrics, self.credentials)
+        except (SightlineError, OSError, ValueError) as error:
+            return str(getattr(error, "reason", "") or error)
+        return ""
+
     def only_own(self, what: str) -> None:
         """Raises ``ConfigError`` for a cluster that this load test did not start."""
         if not self.own:
@@ -145,7 +168,6 @@ def _processes(cluster: Cluster) -> dict[str, int]:
     from ray.exceptions import RayError
 
     from actors.remote import CONTROLLER, NAMESPACE, await_reply_blocking, is_gateway
-    from cluster.errors import SightlineError
 
     found: dict[str, int] = {}
     # Any of them may be restarting just now, and is looked for again later.

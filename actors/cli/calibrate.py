@@ -84,12 +84,12 @@ def _proposals(
 
     verdicts = ("confirmed", "rejected")
     reviewed = [each for said in verdicts for each in client.incidents(camera=name, verdict=said, limit=MOST)]
-    scores = client.timeline(name, since_s).scores
+    timeline = client.timeline(name, since_s)
     found, missing = [], []
     for each in asked:
-        cooldown_s = 60.0 if each.cooldown_s is None else each.cooldown_s
+        cooldown_s = timeline.cooldown_s if each.cooldown_s is None else each.cooldown_s
         try:
-            bins = scores.get(each.id, ())
+            bins = timeline.scores.get(each.id, ())
             found.append(propose_threshold(each.id, each.threshold, reviewed, bins, keep=keep, cooldown_s=cooldown_s))
         except NotReadyError as error:
             missing.append(str(error))

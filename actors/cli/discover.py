@@ -14,7 +14,12 @@ from actors.cli.output import save
 if TYPE_CHECKING:
     from cluster.types.sources import DiscoveredCamera
 
-PASSWORD = "CAMERA_PASSWORD"
+PASSWORD, ESCAPED = "CAMERA_PASSWORD", "CAMERA_PASSWORD_ESCAPED"
+
+HOW_TO_ESCAPE = (
+    f"export {ESCAPED}=$(python3 -c "
+    f"""'import os, urllib.parse as u; print(u.quote(os.environ["{PASSWORD}"], safe=""))')"""
+)
 
 
 def discover(
@@ -29,7 +34,8 @@ def discover(
     """Search a network for ONVIF cameras and list their streams; nothing is added.
 
     The network must be within `security.discovery_networks`. The password of --user is read from the variable
-    CAMERA_PASSWORD, or asked for; files refer to the variable.
+    CAMERA_PASSWORD, or asked for. Files refer to CAMERA_PASSWORD_ESCAPED: the same password percent-escaped, as it
+    must be in an address.
 
     $ sightline cameras discover 10.0.0.0/24 --user viewer -o found.yaml && sightline cameras apply -f found.yaml
     """
@@ -67,10 +73,10 @@ def _document(found: list[DiscoveredCamera], user: str) -> str:
 
     import yaml
 
-    credentials = f"{quote(user, safe='')}:${{{PASSWORD}}}@" if user else ""
+    credentials = f"{quote(user, safe='')}:${{{ESCAPED}}}@" if user else ""
     lines = ["# Keep, rename and edit what is to be added."]
     if user:
-        lines.append(f"# Set {PASSWORD} to the cameras' password, escaped.")
+        lines += [f"# Set {ESCAPED} to the cameras' password, percent-escaped:", f"#   {HOW_TO_ESCAPE}"]
     lines.append("cameras:" if any(camera.streams for camera in found) else "cameras: []")
     for camera in found:
         for number, stream in enumerate(camera.streams):

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.errors import SightlineError
+from cluster.errors import NotReadyError, SightlineError
 from cluster.redaction import redact
+from cluster.types.cameras import NOT_ASKED
 
 if TYPE_CHECKING:
     from cluster.alerts.dispatcher import Outbox
@@ -41,7 +42,16 @@ def cluster_findings(client: GatewayClient) -> Iterator[Finding]:
     yield from camera_findings(cameras)
     yield from _asked("replicas", lambda: replica_findings(client.replicas_list()))
     yield from _asked("memory", lambda: memory_findings(client, cameras))
-    yield from _asked("alerts", lambda: alert_findings(client.outbox(dead=1)))
+    yield from _asked("alerts", lambda: _alerts(client))
+
+
+def _alerts(client: GatewayClient) -> Iterator[Finding]:
+    try:
+        outbox = client.outbox(dead=1)
+    except NotReadyError:
+        yield Finding("alerts", "ok", "off (alerts.enabled)")
+        return
+    yield from alert_findings(outbox)
 
 
 def _asked(what: str, ask: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -64,7 +74,12 @@ def camera_findings(cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
         yield Finding("cameras", "wrong", f"{text}; {said}", "correct the source: sightline cameras test SOURCE")
     else:
         yield Finding("cameras", "ok", text)
-    told = [f"{each.name}: {redact(each.reason)}" for each in cameras if each.state == "running" and each.reason]
+    # Outside the hours of all its questions a camera runs as it is meant to.
+    told = [
+        f"{each.name}: {redact(each.reason)}"
+        for each in cameras
+        if each.state == "running" and each.reason not in ("", NOT_ASKED)
+    ]
     if told:
         yield Finding("running cameras", "warning", _named(told), "see States of a camera in docs/operations.md")
     shed = [camera.name for camera in cameras if camera.rung == "shed"]

@@ -42,7 +42,11 @@ Running = Annotated[
 ]
 Metrics = Annotated[
     str | None,
-    typer.Option("--metrics", metavar="HOST:PORT", help="With --gateway: its /metrics, for losses by reason."),
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="With --gateway: its /metrics, for losses by reason; token and TLS as for the gateway.",
+    ),
 ]
 ProfileName = Annotated[
     str, typer.Option("--profile", "-p", metavar="NAME", help="Load profile; see `sightline loadtest profiles`.")
@@ -166,7 +170,7 @@ def search(
         footage = _footage(chosen, progress)
         for count in replicas or [loaded.cluster.replicas]:
             sized = loaded.model_copy(update={"cluster": loaded.cluster.model_copy(update={"replicas": count})})
-            plan, save = _search(sized, profile, chosen, first, most, state, progress)
+            plan, save = _search(sized, profile, chosen, first, most, state, progress, gateway=gateway)
             with _target(sized, gateway, metrics, progress) as target:
                 results.append(
                     asyncio.run(
@@ -260,10 +264,13 @@ def _target(
     from loadtest.target import Target, own_cluster
 
     credentials = client_credentials()
-    if gateway is not None:
-        yield Target(gateway, metrics, config, credentials=credentials)
-        return
-    with own_cluster(config, progress.phase, credentials, redis=redis) as target:
+    with contextlib.ExitStack() as stack:
+        if gateway is not None:
+            target = Target(gateway, metrics, config, credentials=credentials)
+        else:
+            target = stack.enter_context(own_cluster(config, progress.phase, credentials, redis=redis))
+        if trouble := target.metrics_trouble():
+            progress.say(f"the metrics page at {target.metrics} cannot be read: {trouble}; losses have no reasons")
         yield target
 
 
@@ -275,6 +282,8 @@ def _search(
     most: int,
     state: Path | None,
     progress: _Shown,
+    *,
+    gateway: str | None = None,
 ) -> tuple[Search, Any]:
     from loadtest.search import Search
 
@@ -283,6 +292,8 @@ def _search(
         "settings": profile.model_dump(mode="json"),
         "cluster": config.model_dump(mode="json", exclude={"gateway": True}),
     }
+    if gateway is not None:
+        settings["gateway"] = gateway
     plan = Search(first=first, most=most, settings=settings)
     if state is None:
         return plan, lambda: None
@@ -338,6 +349,9 @@ class _Shown:
     def phase(self, text: str) -> None:
         self._phase = text
         self._progress.show(text, key=text)
+
+    def say(self, text: str) -> None:
+        self._progress.say(text)
 
     def trying(self, streams: int, phase: str) -> None:
         self.phase(f"trying {streams} streams ({phase})")

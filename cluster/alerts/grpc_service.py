@@ -19,7 +19,7 @@ from cluster.alerts.incident import (
     Verdict,
 )
 from cluster.alerts.service import AlertService
-from cluster.alerts.timeline_store import CameraTimeline, ScoreBin, StateChange
+from cluster.alerts.timeline_store import DEFAULT_COOLDOWN_S, CameraTimeline, ScoreBin, StateChange
 from cluster.errors import ConfigError
 from cluster.security.roles import EVERY
 from cluster.wire.mapping import from_message, to_message
@@ -45,14 +45,16 @@ def outbox_from_proto(message: pb.OutboxStatus) -> Outbox:
 _COLUMNS = ("at_s", "highest", "level", "windows", "positives")
 
 
-def timeline_to_proto(timeline: CameraTimeline) -> pb.TimelineReply:
-    """Convert one camera's timeline."""
+def timeline_to_proto(timeline: CameraTimeline, cooldown_s: float) -> pb.TimelineReply:
+    """Convert one camera's timeline; ``cooldown_s``: of questions that have none of their own."""
     questions = [
         pb.QuestionScores(question=question, **{name: [getattr(each, name) for each in bins] for name in _COLUMNS})
         for question, bins in timeline.scores.items()
     ]
     return pb.TimelineReply(
-        questions=questions, states=[to_message(pb.CameraStateChange, each) for each in timeline.states]
+        questions=questions,
+        states=[to_message(pb.CameraStateChange, each) for each in timeline.states],
+        cooldown_s=cooldown_s,
     )
 
 
@@ -62,7 +64,8 @@ def timeline_from_proto(message: pb.TimelineReply) -> CameraTimeline:
         each.question: [ScoreBin(*row) for row in zip(*(getattr(each, name) for name in _COLUMNS), strict=True)]
         for each in message.questions
     }
-    return CameraTimeline(scores, [from_message(StateChange, each) for each in message.states])
+    cooldown_s = message.cooldown_s if message.HasField("cooldown_s") else DEFAULT_COOLDOWN_S
+    return CameraTimeline(scores, [from_message(StateChange, each) for each in message.states], cooldown_s)
 
 
 MOST_LISTED = 1000
@@ -109,7 +112,8 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
     async def Timeline(self, request: pb.TimelineRequest, context: Context) -> pb.TimelineReply:  # noqa: N802
         async with explained(context):
             until_s = request.until_s or time.time() + 1
-            return timeline_to_proto(await self._service.timelines.read(request.camera, request.since_s, until_s))
+            found = await self._service.timelines.read(request.camera, request.since_s, until_s)
+            return timeline_to_proto(found, self._service.cooldown_s)
 
     async def Mute(self, request: pb.MuteRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
         async with explained(context):

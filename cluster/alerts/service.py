@@ -270,6 +270,11 @@ class AlertService:
         """Open incidents, oldest first."""
         return self._open_incidents.oldest_first
 
+    @property
+    def cooldown_s(self) -> float:
+        """Cooldown of questions that have none of their own."""
+        return self._default.cooldown_s
+
     async def outbox(self, dead: int = 0, scope: Sequence[str] = EVERY) -> Outbox:
         """Status of the outbox; ``dead``: most dead letters to return, of cameras that match ``scope``."""
         letters: list[Delivery] = []

@@ -128,11 +128,15 @@ class _Reader:
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}|\$\{(?P<bad>[^}]*)\}?")
 
+_USER_INFO = re.compile(r"://[^/?#@]*\Z")
+"""Ends where an address's user or password goes on, if an ``@`` follows."""
+
 
 def expand(tree: Any, environment: Mapping[str, str] | None = None) -> tuple[Any, set[KeyPath], list[Problem]]:
     """Fill in variables; returns the tree, the paths whose value came from one, and the problems.
 
     ``$${`` stands for a literal ``${``. An empty variable counts as set unless a default is given (as in a shell).
+    The value of a variable in an address's user or password must be percent-escaped.
     """
     variables = os.environ if environment is None else environment
     touched: set[KeyPath] = set()
@@ -150,9 +154,16 @@ def expand(tree: Any, environment: Mapping[str, str] | None = None) -> tuple[Any
             name, default = match["name"], match["default"]
             found = variables.get(name)
             if default is not None:
-                return found or default
+                found = found or default
             if found is None:
                 message = f"environment variable {name} is not set; set it, or write ${{{name}:-default}}"
+                problems.append(Problem(path, message))
+                return ""
+            before, after = value[: match.start()], value[match.end() :]
+            in_user_info = _USER_INFO.search(before) and "@" in re.split("[/?#]", after)[0]
+            # As it is, another part of the address would be taken for the host.
+            if in_user_info and re.search("[/?#]", found):
+                message = f"the value of {name} has a character of / ? #; percent-escape it in the variable"
                 problems.append(Problem(path, message))
                 return ""
             return found

@@ -31,7 +31,7 @@ from cluster.errors import CapacityError
 from cluster.tracing import Spans
 from cluster.tracing.spans import CameraTrace, FrameTimes
 from cluster.types import CameraStateName, FrameSample, PatchGeometry, StreamSpec
-from cluster.types.cameras import Priority
+from cluster.types.cameras import NOT_ASKED, Priority
 from cluster.types.reports import CameraReport, Totals
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,6 @@ ASKED = frozenset({"name", "priority", "window", "memory", "questions"})
 """Settings that change at runtime because they do not affect the pictures."""
 RING_IDLE_S = 600.0
 """Seconds without packets after which the ring is cleared: no clip could use them."""
-NOT_ASKED = "no question is asked now (when)"
-"""Reason of a running camera whose questions are all outside their schedules."""
 PATIENT_FRAMES = 8
 """In-flight frames of a patient camera; a file would fill any queue, and what is in flight is lost with a replica."""
 

@@ -8,6 +8,9 @@ from typing import Any, Literal, Self
 
 from cluster.errors import ConfigError
 
+NOT_ASKED = "no question is asked now (when)"
+"""Reason of a running camera whose questions are all outside their schedules."""
+
 
 class Priority(StrEnum):
     """Priority classes in serving order; ``rank`` is 0 for the most urgent."""

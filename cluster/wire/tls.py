@@ -228,6 +228,24 @@ class ClientCredentials:
         )
         return grpc.ssl_channel_credentials(authority, key, certificate)
 
+    def http_context(self) -> ssl.SSLContext | None:
+        """For an HTTP client of Python's own; ``None``: without TLS.
+
+        Raises:
+            ConfigError: a file cannot be read, or is no certificate or key.
+        """
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.authority)
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key)
+        except OSError as error:
+            raise ConfigError(
+                f"the files of SIGHTLINE_CA, SIGHTLINE_CERT and SIGHTLINE_KEY are unusable: {error}"
+            ) from None
+        return context
+
     def metadata(self, *, loopback: bool) -> tuple[tuple[str, str], ...]:
         """What goes along with every call.
 

@@ -216,3 +216,17 @@ def test_expansion_never_crashes_and_leaves_plain_text_alone(text):
         assert (expanded, touched, problems) == ({"key": text}, set(), [])
     for problem in problems:
         assert problem.key == "key"
+
+
+@pytest.mark.parametrize("secret", ["1234/x", "p#ss", "what?"])
+def test_a_password_that_would_change_an_addresss_host_is_refused(secret):
+    for source in ("rtsp://viewer:${PASSWORD}@camera/1", "rtsp://viewer:${NONE:-" + secret + "}@camera/1"):
+        _, _, [problem] = expand({"source": source}, {"PASSWORD": secret})
+        assert problem.path == ("source",)
+        assert "percent-escape it" in problem.message
+        assert secret not in problem.message
+    # Anywhere else such a value is what it is.
+    for text in ("${PASSWORD}", "rtsp://camera/${PASSWORD}", "https://${PASSWORD}/x?mail=a@b", "mail ${PASSWORD}@host"):
+        assert expand({"text": text}, {"PASSWORD": secret})[2] == []
+    escaped = {"PASSWORD": "p%23ss"}
+    assert expand({"source": "rtsp://u:${PASSWORD}@c/1"}, escaped)[0] == {"source": "rtsp://u:p%23ss@c/1"}

@@ -12,9 +12,9 @@ from cluster import metrics
 from cluster.config.schedule import ScheduleConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.pipeline import stream_spec_at
-from cluster.decoder.running_camera import NOT_ASKED
 from cluster.errors import CapacityError
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
+from cluster.types.cameras import NOT_ASKED
 
 LOW = Rung("stride", prune=1.5, refresh_budget=0.0, stride=2.0, fps=0.5, f1=0.9)
 SHED = Rung("shed", shed=True, f1=0.0)

@@ -6,9 +6,10 @@ import re
 
 import pytest
 import yaml
-from doc_parts import DOCUMENTS, ROOT, anchors, inline, links, read
+from doc_parts import DOCUMENTS, ROOT, anchors, blocks, inline, links, read
 
 from cluster.config import SightlineConfig
+from cluster.config.load import load_tree, read_yaml
 
 FOLDERS = ("actors", "cluster", "configs", "deploy", "docs", "loadtest", "protos", "tests")
 SOURCES = ("*.py", "*.proto", "*.js", "*.json", "*.yaml", "*.md", "*.html", "*.svg", "*.png", "Dockerfile*")
@@ -99,6 +100,21 @@ def is_key(path):
         kinds = [fields[part].annotation, *getattr(fields[part].annotation, "__args__", ())]
         model = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
     return True
+
+
+@pytest.mark.parametrize("document", HANDWRITTEN, ids=names(HANDWRITTEN))
+def test_configurations_that_a_page_shows_load(document, monkeypatch):
+    """Blocks of YAML whose keys are sections of the configuration."""
+    for block in blocks(read(document), "yaml"):
+        tree = read_yaml(block, document.name).data
+        if not tree.keys() <= SightlineConfig.model_fields.keys():
+            continue
+        for name in re.findall(r"\$\{(\w+)\}", block):
+            monkeypatch.setenv(name, "secret")
+        if "cameras" in tree:
+            # A camera without questions of its own is asked the cluster's.
+            tree.setdefault("questions", [{"id": "person", "text": "Is anyone there?"}])
+        load_tree(tree, document.name)
 
 
 def is_value(path):

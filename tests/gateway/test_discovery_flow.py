@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import subprocess
 from ipaddress import IPv4Network
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -111,5 +113,13 @@ async def test_the_command_writes_a_file_to_apply(tmp_path, capsys, monkeypatch)
         finally:
             await site.stop()
     assert "mainStream: H264 1920x1080 at 25 fps  rtsp://127.0.0.1:8554/main" in capsys.readouterr().out
-    [entry] = yaml.safe_load(file.read_text())["cameras"]
-    assert entry == {"name": "acme-dome-4-127-0-0-1", "source": "rtsp://admin:${CAMERA_PASSWORD}@127.0.0.1:8554/main"}
+    text = file.read_text()
+    [entry] = yaml.safe_load(text)["cameras"]
+    source = "rtsp://admin:${CAMERA_PASSWORD_ESCAPED}@127.0.0.1:8554/main"
+    assert entry == {"name": "acme-dome-4-127-0-0-1", "source": source}
+    # The command that the file shows makes the value that an address needs.
+    [shown] = [line.removeprefix("#").strip() for line in text.splitlines() if "export" in line]
+    script = f'{shown}; printf %s "$CAMERA_PASSWORD_ESCAPED"'
+    monkeypatch.setenv("CAMERA_PASSWORD", "p/1#?@%")
+    made = await asyncio.to_thread(subprocess.check_output, ["sh", "-c", script], text=True)
+    assert made == quote("p/1#?@%", safe="")

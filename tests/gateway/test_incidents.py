@@ -13,7 +13,7 @@ from cluster.alerts.grpc_service import IncidentsServicer, timeline_from_proto
 from cluster.alerts.service import AlertService
 from cluster.client import GatewayClient
 from cluster.config import load_config
-from cluster.errors import ConfigError, SightlineError, UnauthenticatedError, UnavailableError
+from cluster.errors import ConfigError, NotReadyError, SightlineError, UnauthenticatedError, UnavailableError
 from cluster.gateway.guard import Guard
 from cluster.gateway.incidents_proxy import SERVICE, IncidentsProxy
 from cluster.security.roles import RULES, Principal, Role
@@ -202,14 +202,17 @@ async def test_what_is_refused(tmp_path, ask, error, sentence):
 
 async def test_without_alerting_the_gateway_says_so():
     async def nowhere():
-        raise UnavailableError("this cluster makes no incidents; alerts.enabled is off")
+        raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
 
     async def gone():
         return "127.0.0.1:9"
 
-    for route, sentence in ((nowhere, "makes no incidents"), (gone, "alerting does not answer; try again")):
+    for route, kind, sentence in (
+        (nowhere, NotReadyError, "makes no incidents"),
+        (gone, UnavailableError, "alerting does not answer; try again"),
+    ):
         async with serving(IncidentsProxy(route, ChannelPool())) as address:
-            with GatewayClient(address) as client, pytest.raises(UnavailableError, match=sentence):
+            with GatewayClient(address) as client, pytest.raises(kind, match=sentence):
                 await in_thread(client.incidents)
 
 
@@ -339,6 +342,7 @@ async def test_a_timeline_is_for_those_who_see_the_camera(tmp_path, make):
         stub = incidents_pb2_grpc.IncidentsStub(channel)
         found = await stub.Timeline(incidents_pb2.TimelineRequest(camera="gate"), **calls("viewer"))
         [scores] = timeline_from_proto(found).scores.values()
+        assert timeline_from_proto(found).cooldown_s == 0, "of the cluster's alerts"
         assert sum(each.windows for each in scores) >= 1
         other = incidents_pb2.TimelineRequest(camera="yard")
         assert await outcome(stub, "Timeline", other, "viewer") is grpc.StatusCode.PERMISSION_DENIED

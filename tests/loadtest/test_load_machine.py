@@ -1,19 +1,28 @@
 """What the generator sees of its machine and of a metrics page; it is never early, and knows when it is late."""
 
 import asyncio
+import contextlib
 import os
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
+from pathlib import Path
 
 import pytest
+from certificates import Authority
 
+from cluster.config import load_config
 from cluster.types import EncodedPacket
+from cluster.wire.tls import ClientCredentials, TlsFiles
 from loadtest.fleet import Pacer
 from loadtest.machine import Machine, fetch, grown, level, parse, read_gpus
 from loadtest.profile import Due
+from loadtest.target import Target
 
 
 def test_cores_are_those_of_the_processes_and_roles_are_added_up() -> None:
@@ -75,6 +84,62 @@ def test_counters_grow_over_restarts() -> None:
 
 def test_a_page_that_nobody_serves_is_empty() -> None:
     assert fetch("127.0.0.1:1", timeout_s=0.5) == {}
+
+
+class MetricsHandler(BaseHTTPRequestHandler):
+    """A page for who brings the token."""
+
+    def do_GET(self) -> None:
+        allowed = self.headers.get("Authorization") == "Bearer sl_x"
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        if allowed:
+            self.wfile.write((PAGE % (1, 2, 3)).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def metrics_page(tls: ssl.SSLContext | None = None):
+    with HTTPServer(("127.0.0.1", 0), MetricsHandler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_page_is_asked_for_with_token_and_tls(tmp_path) -> None:
+    authority = Authority()
+    ca = authority.write(tmp_path / "ca.pem")
+    server = TlsFiles(*authority.issue(tmp_path, "gateway"))
+    with metrics_page() as address:
+        assert fetch(address, ClientCredentials("sl_x"))
+        assert fetch(address) == {}
+        assert Target(address, address, load_config()).metrics_trouble() == "Unauthorized"
+        assert Target(address, address, load_config(), credentials=ClientCredentials("sl_x")).metrics_trouble() == ""
+    with metrics_page(server.context()) as address:
+        assert fetch(address, ClientCredentials("sl_x", tls=True, authority=ca))
+        assert fetch(address, ClientCredentials("sl_x", tls=True)) == {}
+        assert fetch(address, ClientCredentials("sl_x")) == {}
+
+
+def test_why_the_page_cannot_be_read() -> None:
+    def trouble(metrics: str | None, **credentials) -> str:
+        return Target(
+            "127.0.0.1:1", metrics, load_config(), credentials=ClientCredentials(**credentials)
+        ).metrics_trouble()
+
+    assert trouble(None) == ""
+    assert "refused" in trouble("127.0.0.1:1")
+    assert "not an address" in trouble("somewhere")
+    assert "without TLS" in trouble("10.0.0.5:9464", token="sl_x")
+    assert "SIGHTLINE_CA" in trouble("127.0.0.1:1", tls=True, authority=Path("/nothing.pem"))
 
 
 def stream(every_s: float):

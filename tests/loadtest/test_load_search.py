@@ -1,11 +1,13 @@
 """The search against clusters whose limit is known."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.cli.loadtest import _config, _profile, _search
 from cluster.errors import ConfigError, SightlineError
 from loadtest.search import GAP, Search, Try, Wanted
 
@@ -107,3 +109,20 @@ def test_a_state_of_another_search_is_refused(tmp_path) -> None:
             Search().load(path)
     with pytest.raises(SightlineError, match="cannot write"):
         Search().save(tmp_path / "missing" / "search.json")
+
+
+def test_a_state_of_another_cluster_is_refused(tmp_path) -> None:
+    """Told apart by the gateway's address alone: the settings of a running cluster are not known here."""
+    path = tmp_path / "search.json"
+
+    def begin(gateway: str | None) -> Search:
+        config = _config(None, gateway or "127.0.0.1:1", None)
+        return _search(config, "busy", _profile("busy"), 8, 2048, path, Mock(), gateway=gateway)[0]
+
+    first = begin("10.0.0.5:50051")
+    first.record(Try(8, True, "coarse"))
+    first.save(path)
+    assert begin("10.0.0.5:50051").tries == first.tries
+    for other in ("10.0.0.99:50051", None):
+        with pytest.raises(ConfigError, match=r"other settings \(gateway\)"):
+            begin(other)

@@ -181,6 +181,16 @@ async def test_the_search_finds_where_answers_begin_to_be_late() -> None:
     assert found.best.streams == 3
 
 
+async def test_a_running_cluster_has_the_replicas_that_its_gateway_lists() -> None:
+    toy, search = ToyCluster(), Search(first=2, most=2)
+    for own, number in ((False, 3), (True, 1)):
+        async with toy.target(own=own) as target:
+            assert await asyncio.to_thread(target.replicas) == number
+            if not own:
+                found = await run_search(target, profile(measure_s=0.6), CLIPS, search)
+                assert found.replicas == 3
+
+
 def bystander() -> subprocess.Popen[bytes]:
     """A process to do things to."""
     return subprocess.Popen(["sleep", "600"])

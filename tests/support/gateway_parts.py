@@ -203,7 +203,7 @@ class World:
 
     async def alerting(self):
         if self.alerting_address is None:
-            raise UnavailableError("this cluster makes no incidents; alerts.enabled is off")
+            raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
         return self.alerting_address
 
 

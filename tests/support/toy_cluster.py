@@ -11,8 +11,9 @@ import rpc_serving
 
 from cluster.config import load_config
 from cluster.errors import UnknownCameraError
-from cluster.gateway import cameras
+from cluster.gateway import cameras, replicas
 from cluster.types import Answer, CameraStatus, Timing, TokenCount
+from cluster.types.reports import ReplicaStatus
 from cluster.wire import answers as results
 from cluster.wire import ingest
 from cluster.wire.ingest import PushProgress
@@ -160,10 +161,18 @@ class ToyCluster:
             raise UnknownCameraError(f"no camera is called {name!r}")
         return self.cameras[name]
 
+    # -- a ReplicaDirectory
+    async def list_replicas(self):
+        return [ReplicaStatus(f"replica-{number}") for number in range(3)]
+
+    async def decoder_numbers(self):
+        return None
+
     @contextlib.asynccontextmanager
     async def serving(self, port=0):
         """Yields the gateway's address."""
-        servicers = ingest.IngestServicer(self.sink), cameras.CamerasServicer(self), results.ResultsServicer(self.hub)
+        servicers = [ingest.IngestServicer(self.sink), cameras.CamerasServicer(self), results.ResultsServicer(self.hub)]
+        servicers.append(replicas.ReplicasServicer(self))
         async with rpc_serving.serving(*servicers, port=port) as address:
             try:
                 yield address

@@ -163,12 +163,14 @@ class TimelineRequest(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., since_s: _Optional[float] = ..., until_s: _Optional[float] = ...) -> None: ...
 
 class TimelineReply(_message.Message):
-    __slots__ = ("questions", "states")
+    __slots__ = ("questions", "states", "cooldown_s")
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    COOLDOWN_S_FIELD_NUMBER: _ClassVar[int]
     questions: _containers.RepeatedCompositeFieldContainer[QuestionScores]
     states: _containers.RepeatedCompositeFieldContainer[CameraStateChange]
-    def __init__(self, questions: _Optional[_Iterable[_Union[QuestionScores, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[CameraStateChange, _Mapping]]] = ...) -> None: ...
+    cooldown_s: float
+    def __init__(self, questions: _Optional[_Iterable[_Union[QuestionScores, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[CameraStateChange, _Mapping]]] = ..., cooldown_s: _Optional[float] = ...) -> None: ...
 
 class QuestionScores(_message.Message):
     __slots__ = ("question", "at_s", "highest", "level", "windows", "positives")

@@ -4,6 +4,11 @@ import json
 
 from gateway_parts import make_answer, served_in_thread
 
+from actors.cli.calibrate import _proposals
+from cluster.alerts.incident import Incident
+from cluster.alerts.timeline_store import CameraTimeline, ScoreBin
+from cluster.config.camera import QuestionConfig
+
 QUESTIONS = [{"id": "person", "text": "Is anyone there?"}, {"id": "car", "text": "Is a car there?"}]
 
 
@@ -44,3 +49,22 @@ def test_thresholds_are_proposed_from_what_was_reviewed_and_saved(cli, tmp_path)
         assert "has no question 'boat'; it has: person, car" in run(
             "cameras", "calibrate", "gate", "-q", "boat", code=2
         )
+
+
+class Timelines:
+    """Of a client: no incidents but reviewed ones, and a minute that scores every five."""
+
+    def incidents(self, camera, verdict, limit):
+        known = {"kind": "question", "subject": "person", "severity": "info", "verdict": verdict, "level": 0.9}
+        times = {"start": 0, "end": 1, "opened_s": 0.0, "updated_s": 0.0}
+        return [Incident(str(n), camera, score=0.9, windows=1, **known, **times) for n in range(5)]
+
+    def timeline(self, camera, since_s):
+        bins = [ScoreBin(300.0 * n, 0.9, 0.9, 1, 1) for n in range(12)]
+        return CameraTimeline({"person": bins, "car": bins}, [], cooldown_s=600.0)
+
+
+def test_incidents_are_counted_with_the_clusters_cooldown_or_the_questions_own():
+    asked = [QuestionConfig(**QUESTIONS[0]), QuestionConfig(**QUESTIONS[0], cooldown_s=60)]
+    (cluster, own), missing = _proposals(Timelines(), "gate", asked, 0.0, 1.0)
+    assert (cluster.trades[0].opened, own.trades[0].opened, missing) == (1, 12, [])

@@ -6,10 +6,18 @@ import socket
 from redis_server import RedisServer
 
 from actors.cli.doctor import findings
-from actors.cli.doctor_cluster import alert_findings, camera_findings, memory_findings, replica_findings
+from actors.cli.doctor_cluster import (
+    alert_findings,
+    camera_findings,
+    cluster_findings,
+    memory_findings,
+    replica_findings,
+)
 from cluster.alerts.dispatcher import Outbox, SinkStatus
 from cluster.config import load_config
+from cluster.errors import NotReadyError
 from cluster.types import CameraStatus, MemoryStatus
+from cluster.types.cameras import NOT_ASKED
 from cluster.types.reports import ReplicaStatus
 
 MODEL = {"name": "tiny-qwen2_5_vl"}
@@ -83,6 +91,13 @@ def test_cameras_of_a_running_cluster():
     assert "windows" not in full
     assert states(camera_findings([CameraStatus("a", windows_done=94, windows_lost=6)]))["windows"][0] == "warning"
     assert states(camera_findings([]))["cameras"][0] == "warning"
+    told = states(camera_findings([CameraStatus("a", state="running", reason="keyframes only"), good]))
+    assert told["running cameras"] == ("warning", "a: keyframes only", True)
+
+
+def test_a_camera_outside_the_hours_of_its_questions_is_in_order():
+    yard = CameraStatus("yard", state="running", reason=NOT_ASKED)
+    assert states(camera_findings([yard])) == {"cameras": ("ok", "1 of 1 running", False)}
 
 
 def test_replicas_of_a_running_cluster():
@@ -123,6 +138,27 @@ def test_tiers_and_sinks_of_a_running_cluster():
     }
     assert states(alert_findings(Outbox({}, "disk is full", 4, 0, 0, 0, [])))["alerts"][0] == "wrong"
     assert states(alert_findings(Outbox({}, "", 0, 0, 2, 0, [])))["alerts"][0] == "wrong"
+
+
+class WithoutAlerts:
+    """A client of a cluster with ``alerts.enabled: false``."""
+
+    address = "127.0.0.1:50051"
+
+    def cameras_list(self):
+        return [CameraStatus("gate", state="running")]
+
+    def replicas_list(self):
+        return [ReplicaStatus("replica-0")]
+
+    def outbox(self, dead):
+        raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
+
+
+def test_a_cluster_without_alerts_is_in_order():
+    rows = states(cluster_findings(WithoutAlerts()))
+    assert rows["alerts"] == ("ok", "off (alerts.enabled)", False)
+    assert {state for state, *_ in rows.values()} == {"ok"}
 
 
 def test_a_gateway_that_is_away_or_both_at_once(cli):
