@@ -297,6 +297,8 @@ class RetrievalSession:
         self, parts: Sequence[_Tokens], heads: int, width: int, groups: int
     ) -> tuple[RetrievedKV, Tensor]:
         """Heads ``[H, m]`` in time order, of tokens in any; and their readers ``[F, H, m]``."""
+        # Representatives that are none have values of no width.
+        parts = [part for part in parts if len(part.head)]
         none = torch.zeros(0, dtype=torch.int64)
         head = torch.cat([none, *(part.head for part in parts)])
         frame = torch.cat([none, *(part.frame.long() for part in parts)])
@@ -309,8 +311,7 @@ class RetrievalSession:
 
         def padded(*shape: int, of: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
             laid = torch.zeros(heads * longest, *shape, dtype=dtype)
-            # Representatives that are none have no width either.
-            if len(slot):
+            if of:
                 laid[slot] = torch.cat([part.cpu().to(dtype) for part in of])
             return laid.view(heads, longest, *shape).to(self.device)
 

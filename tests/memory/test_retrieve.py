@@ -177,6 +177,8 @@ def test_all_layers_of_a_question_have_one_wait_between_them() -> None:
                 retrieval.fetch(layer, torch.ones(1, 2, 4))
             assert retrieval.stats.unavailable >= 6
             far.over.set()
+        with RetrievalSession(memory, TwoStage()) as retrieval:
+            assert retrieval.fetch(0, torch.ones(1, 2, 4)).tokens, "this organiser keeps no values of clusters"
     finally:
         far.over.set()
 
