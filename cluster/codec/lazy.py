@@ -159,6 +159,8 @@ class LazyDecode:
     """Whether something happens in the packet judged last."""
     restarts: bool = False
     """Whether it is an I-frame that needs nothing before it."""
+    set_back: bool = False
+    """Whether the camera's clock went back before it."""
     waits: bool = False
     """Whether samples of what is held wait for a keyframe."""
 
@@ -167,6 +169,7 @@ class LazyDecode:
     _held: deque[HeldPacket] = field(default_factory=deque)
     _times: list[int] = field(default_factory=list)
     _last_pts: int | None = None
+    _last_dts: int | None = None
     _samples: int = 0
     _calm: int = 0
     _groups: int = 0
@@ -186,7 +189,7 @@ class LazyDecode:
     def open(self, codec: str, parameter_sets: bytes) -> None:
         """Another stream of the camera; what is held of the last one is gone, what was learned stays."""
         self._headers = SliceHeaders(codec, parameter_sets)
-        self._last_pts = self._group_start = self._group_length = None
+        self._last_pts = self._last_dts = self._group_start = self._group_length = None
         self.clear()
 
     @property
@@ -213,6 +216,11 @@ class LazyDecode:
             self._released, self._found = False, None
         picture, last = self._headers.read(data), self._last_pts
         self._last_pts = packet.pts
+        decoded = packet.dts if packet.dts is not None else packet.pts
+        self.set_back = (
+            decoded is not None and self._last_dts is not None and decoded < self._last_dts - STEP_S * MICROSECONDS
+        )
+        self._last_dts = decoded if decoded is not None else self._last_dts
         self.told, self.restarts = True, False
         if picture is None or packet.pts is None:
             self._doubted = True

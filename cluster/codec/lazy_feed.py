@@ -16,7 +16,7 @@ from cluster.codec.motion import ReferenceDistance
 from cluster.codec.picture_memory import PicturesTooLargeError
 from cluster.codec.privacy import PrivacyMasks
 from cluster.codec.stats import CodecStats
-from cluster.codec.timeline import Sampling, Timeline
+from cluster.codec.timeline import Sampling
 from cluster.codec.view import PictureView
 from cluster.types import SampledPicture
 
@@ -49,7 +49,6 @@ class LazyFeed(ABC):
     _trust: Trust
     _order: ReferenceDistance
     _sampling: Sampling
-    _timeline: Timeline
     _view: PictureView | None
     _masks: PrivacyMasks
 
@@ -77,17 +76,31 @@ class LazyFeed(ABC):
         lazy.events["found"] += changed
         if lazy.holding and lazy.restarts and not changed:
             samples = self._skip_held()
-            if self._recover(each):
+            lost = self._trust is Trust.LOST
+            if self._recover(each) and not lost:
                 self._trust = Trust.SKIPPED
                 self._order.reset()
                 self._sampled_until = None
-        for before in lazy.release():
-            samples += self._feed_now(before)
-            if self._trust is Trust.LOST:
-                return samples
+        samples += self._decode_held(lazy)
+        if self._trust is Trust.LOST:
+            return samples
         if lazy.told and each.packet.pts is not None:
             self._must_show = max(self._must_show or 0, each.packet.pts)
         return samples + self._feed_now(each)
+
+    def _decode_held(self, lazy: LazyDecode) -> list[SampledPicture]:
+        samples: list[SampledPicture] = []
+        for each in lazy.release():
+            samples += self._feed_now(each)
+            if self._trust is Trust.LOST:
+                break
+        return samples
+
+    def _follow_clock_back(self, lazy: LazyDecode) -> list[SampledPicture]:
+        """The camera's clock was set back: times that have been sampled come again, as those of other pictures."""
+        samples = self._decode_held(lazy)
+        self._sampled_until = self._must_show = None
+        return samples
 
     def _shows_change(self, each: HeldPacket) -> bool:
         """Whether the pruner finds change in a keyframe, decoded apart; True where it cannot be told."""
@@ -116,7 +129,9 @@ class LazyFeed(ABC):
         samples = []
         for pts in times:
             self._sampled_until = max(self._sampled_until or pts, pts)
-            time = self._timeline.place_picture(pts).time
+            time = self._place(pts, keyframe=False)
+            if self._trust is Trust.LOST:
+                break
             if time is None:
                 continue
             self.stats.last_pts = time
@@ -144,12 +159,7 @@ class LazyFeed(ABC):
         """At the end of the video: as at a keyframe, or all of it decoded where no keyframe can be waited for."""
         if self.lazy is None or not self.lazy.unsure:
             return self._skip_held()
-        samples: list[SampledPicture] = []
-        for each in self.lazy.release():
-            samples += self._feed_now(each)
-            if self._trust is Trust.LOST:
-                break
-        return samples
+        return self._decode_held(self.lazy)
 
     def _lose_held(self) -> None:
         """Decoding is to begin anew after a loss."""
@@ -177,6 +187,9 @@ class LazyFeed(ABC):
 
     @abstractmethod
     def _recover(self, each: HeldPacket) -> bool: ...
+
+    @abstractmethod
+    def _place(self, pts: int | None, *, keyframe: bool) -> int | None: ...
 
     @abstractmethod
     def _sample(self, frame: VideoFrame, time: int, view: PictureView) -> SampledPicture | None: ...

@@ -18,7 +18,7 @@ from cluster.codec.source import StreamHeader
 from cluster.errors import SourceError
 from cluster.hosts import is_below
 from cluster.redaction import SourceAddress
-from cluster.types import EncodedPacket
+from cluster.types import MICROSECONDS, EncodedPacket
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class NetworkSource:
         if self._closed.is_set():
             session.abandon()
         session.start()
-        # FFmpeg counts the times of a session from its beginning.
+        # The times of a session count from its beginning.
         return replace(session.header(self.connect_timeout_s + 1.0), new_clock=True)
 
     def packets(self) -> Iterator[EncodedPacket]:
@@ -189,12 +189,17 @@ class _Session(threading.Thread):
             if self._abandoned.is_set():
                 return
             demuxer = Demuxer(container, source.name)
+            # multipart/x-mixed-replace has no times; FFmpeg would count 25 pictures a second whatever comes.
+            untimed = container.format.name == "mpjpeg"
             self._header = demuxer.header
             self._known.set()
             try:
                 for packet in demuxer.packets():
                     if self._abandoned.is_set():
                         return
+                    if untimed:
+                        arrived = round((time.monotonic() - started) * MICROSECONDS)
+                        packet = replace(packet, pts=arrived, dts=arrived)
                     self.queue.put(packet)
             except av.ExitError:
                 raise SourceError(

@@ -128,13 +128,14 @@ class CodecProcessor(LazyFeed):
         each = HeldPacket(packet, data, reference)
         lazy = self.lazy if self.device.name == "cpu" else None
         hold = lazy is not None and lazy.holds(packet, data)
+        samples = self._follow_clock_back(lazy) if lazy is not None and lazy.set_back else []
         if self._trust is Trust.LOST:
             if not self._recover(each):
                 self.stats.packets_skipped += 1
-                return []
+                return samples
         elif lazy is not None:
-            return self._feed_lazily(each, lazy, hold)
-        return self._feed_now(each)
+            return samples + self._feed_lazily(each, lazy, hold)
+        return samples + self._feed_now(each)
 
     def _feed_now(self, each: HeldPacket) -> list[SampledPicture]:
         assert self._decoder is not None
@@ -330,7 +331,7 @@ class CodecProcessor(LazyFeed):
             self._fresh = self._fresh or grid != view.grid
             self.stats.width, self.stats.height = frame.width, frame.height
         pts = frame.pts if frame.pts is not None else frame.dts
-        time = None if self._is_repeated(pts) else self._place(frame, pts)
+        time = None if self._is_repeated(pts) else self._place(pts, keyframe=frame.key_frame)
         if self._trust is Trust.LOST:
             return None
         past, future = self._order.scale_factors(pts, self._reorders)
@@ -380,13 +381,13 @@ class CodecProcessor(LazyFeed):
         if self._view is not None:
             self._view.change.reset()
 
-    def _place(self, frame: VideoFrame, pts: int | None) -> int | None:
+    def _place(self, pts: int | None, *, keyframe: bool) -> int | None:
         timeline, stats = self._timeline, self.stats
         moment = timeline.place_picture(pts)
         if moment.jumped:
             stats.resyncs["timestamps"] += 1
             self._fresh = True
-            if frame.key_frame:
+            if keyframe:
                 self._restart()
             else:
                 self._lose()

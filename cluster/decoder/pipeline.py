@@ -395,7 +395,7 @@ def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingB
     ring = None
     if rings is not None and config.clips.enabled and config.alerts.enabled:
         ring = PacketRing(clip_lookback_s(settings, config), config.clips.ring_camera_bytes, rings)
-    return CameraFootage(ring, settings.privacy_masks)
+    return CameraFootage(ring, settings.privacy_masks, settings.source_options.decoded_bytes)
 
 
 def stream_spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:

@@ -181,7 +181,8 @@ class PushAgent:
                 if await self._connection():
                     return
                 self._buffer.rewind()
-                attempt = 0
+                attempt = exhausted = 0
+                down_since = time.monotonic()
                 continue
             except grpc.aio.AioRpcError as failure:
                 error: SightlineError = to_error(failure)

@@ -6,6 +6,7 @@ import io
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import SourceError
 
 PICTURES = 60
+SLOW_PICTURES, SLOW_S = 12, 0.2
 
 
 def remux(clip: Path, target: Any, form: str, **options: str) -> None:
@@ -53,6 +55,13 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", self.path.removeprefix("/moved"))
             self.end_headers()
+        elif self.path == "/slow":
+            self.send_response(200)
+            self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+            self.end_headers()
+            for part in Path(self.directory, "camera").read_bytes().split(b"--frame")[1 : SLOW_PICTURES + 1]:
+                self.wfile.write(b"--frame" + part)
+                time.sleep(SLOW_S)
         else:
             super().do_GET()
 
@@ -89,6 +98,21 @@ def decoded(source: NetworkSource) -> int:
 @pytest.mark.parametrize("path", ["clip.ts", "live.m3u8", "camera", "clip.mp4"])
 def test_a_camera_over_http_plays(web: str, path: str) -> None:
     assert decoded(NetworkSource(f"{web}/{path}")) == PICTURES
+
+
+def test_mjpeg_over_http_is_timed_as_it_arrives(web: str) -> None:
+    source = NetworkSource(f"{web}/slow")
+    source.open()
+    times = []
+    try:
+        for packet in source.packets():
+            times.append(packet.pts)
+    except SourceError:
+        pass
+    assert len(times) == SLOW_PICTURES
+    assert times == sorted(set(times))
+    # The first few are read before the stream is known. A clock of 25 pictures a second would be at 0.44 s.
+    assert times[-1] - times[0] > 1_000_000
 
 
 def test_an_http_redirect_is_followed_only_when_allowed(web: str) -> None:

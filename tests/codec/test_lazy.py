@@ -165,6 +165,18 @@ def test_a_hole_in_a_held_gop_is_a_gap(footage: Callable[[str], Path]) -> None:
     assert gaps == [packets[7 * GOP].pts]
 
 
+@pytest.mark.parametrize("at", [9 * GOP, 5 * GOP + 5])
+def test_a_clock_that_is_set_back_is_followed(footage: Callable[[str], Path], at: int) -> None:
+    hour = 3600 * MICROSECONDS
+    header, packets = read(footage("h264"))
+    later = [replace(each, pts=each.pts + hour, dts=each.dts + hour) for each in packets[:at]]
+    full, lazily = (Camera(header, on=on, wait_s=4.0).run(later + packets[at:]) for on in (False, True))
+    assert lazily.processor.stats.frames_spared > 0
+    theirs, ours = ([frame.pts for frame in camera.frames if frame.pts < hour] for camera in (full, lazily))
+    assert theirs
+    assert ours == theirs
+
+
 def test_damage_in_a_held_gop_is_found_when_it_is_decoded(footage: Callable[[str], Path]) -> None:
     header, packets = read(footage("hevc"))
     before = round(ARRIVES * FPS) - 3

@@ -65,6 +65,13 @@ def test_no_packets_are_held_where_no_clips_are_kept() -> None:
         assert camera_footage(settings, off, RingBudget(1 << 20)).ring is None
 
 
+def test_stills_and_clips_may_decode_what_the_camera_may() -> None:
+    camera = {"name": "gate", "source_options": {"decoded_bytes": 400 << 20}}
+    config = load_config(None, {"cameras": [camera], "questions": [{"id": "a", "text": "?"}]})
+    settings = camera_settings(config, config.cameras[0])
+    assert camera_footage(settings, config, None).decoded_bytes == 400 << 20
+
+
 def test_the_ring_follows_the_windows(clip) -> None:
     with camera_bench(clip) as bench:
         ring, camera = bench.camera.footage.ring, bench.camera

@@ -253,6 +253,17 @@ async def test_a_masked_camera_shows_nothing_behind_its_mask(tmp_path, h264):
         assert [luma for _, luma in played(clip)] == [pytest.approx((level(i) + 16) / 2, abs=6) for i in range(60, 120)]
 
 
+async def test_a_clip_that_takes_too_much_memory_to_decode_says_so(tmp_path, h264):
+    async with site(tmp_path) as running:
+        mask = ((0.0, 0.0), (0.5, 0.0), (0.5, 1.0))
+        running.cameras["gate"] = CameraFootage(PacketRing(10.0, 1 << 24, running.budget), [mask], decoded_bytes=1024)
+        running.feed(h264, 200)
+        incident = await running.alert(5.0)
+        settled = await running.settled(incident.id)
+        assert settled.clip == "none"
+        assert "source_options.decoded_bytes" in settled.footage_note
+
+
 async def test_alerting_that_is_restarted_makes_the_clip_again(tmp_path, h264):
     async with site(tmp_path, after_s=3) as running:
         running.feed(h264, 110)

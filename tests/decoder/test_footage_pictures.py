@@ -77,6 +77,9 @@ def test_no_still_of_nothing(h264):
     with pytest.raises(SourceError, match="no picture"):
         still([], 0, None)
 
+    with pytest.raises(SourceError, match=r"source_options\.decoded_bytes"):
+        still(group(*h264, 0), 0, None, decoded_bytes=1024)
+
     def refuse(frame):
         raise ValueError("upside down")
 

@@ -337,3 +337,23 @@ async def test_a_server_that_is_unavailable_is_tried_again(make, until):
             await until(lambda: servicer.calls > 5)
     reasons = {status.reason for status in told if status.state is CameraState.BACKOFF}
     assert reasons == {"the controller restarts"}
+
+
+async def test_the_time_without_a_connection_begins_where_the_last_one_ended(monkeypatch):
+    """Also where it ended well, with a new header of the source."""
+    agent = PushAgent(Scripted(), "127.0.0.1:1", "gate", options=PushOptions(**QUICK, give_up_s=0.3))
+    connect, tries = agent._connection, 0
+
+    async def first_one_ends_well():
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            await asyncio.sleep(0.5)
+            return False
+        return await connect()
+
+    monkeypatch.setattr(agent, "_connection", first_one_ends_well)
+    agent._buffer.begin(HEADER)
+    with pytest.raises(UnavailableError, match=r"for 0\.3 s"):
+        await agent._send()
+    assert tries > 2

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 
+from cluster.codec.picture_memory import DECODED_BYTES
 from cluster.codec.privacy import Polygon, PrivacyMasks
 from cluster.codec.source import Source, StreamHeader
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
@@ -15,11 +16,15 @@ log = logging.getLogger(__name__)
 
 
 class CameraFootage:
-    """``ring``: None where no clips are kept. ``masks``: privacy masks of its pictures."""
+    """``ring``: None where no clips are kept. ``masks``: privacy masks of its pictures. ``decoded_bytes``: memory
+    limit for pictures that a still or a clip decodes."""
 
-    def __init__(self, ring: PacketRing | None = None, masks: Sequence[Polygon] = ()) -> None:
+    def __init__(
+        self, ring: PacketRing | None = None, masks: Sequence[Polygon] = (), decoded_bytes: int = DECODED_BYTES
+    ) -> None:
         self.latest = LatestPicture()
         self.ring = ring
+        self.decoded_bytes = decoded_bytes
         self._masks = tuple(masks)
         self._told_short = False
 

@@ -10,6 +10,7 @@ from av.video.frame import PictureType, VideoFrame
 from av.video.reformatter import ColorRange, VideoReformatter
 
 from cluster.codec.decoder import DecodeError, Decoder
+from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError
 from cluster.decoder.footage.segments import Segment, SegmentPacket
 from cluster.errors import SourceError
 from cluster.types import MICROSECONDS
@@ -63,7 +64,9 @@ class ClipWriter(Protocol):
         ...
 
 
-def clip_writer(segment: Segment, start: int, *, painter: Painter | None, height: int) -> ClipWriter:
+def clip_writer(
+    segment: Segment, start: int, *, painter: Painter | None, height: int, decoded_bytes: int = DECODED_BYTES
+) -> ClipWriter:
     """Create the cheapest sufficient writer.
 
     Args:
@@ -71,10 +74,11 @@ def clip_writer(segment: Segment, start: int, *, painter: Painter | None, height
         start: the clip begins with the picture at ``start``, or with the keyframe before it.
         painter: masks, which force re-encoding.
         height: largest picture height when re-encoding.
+        decoded_bytes: memory limit for decoded pictures.
     """
     if painter is None and segment.codec in PLAYED:
-        return Remuxer(segment)
-    return Transcoder(segment, start, painter, height)
+        return Remuxer(segment, decoded_bytes=decoded_bytes)
+    return Transcoder(segment, start, painter, height, decoded_bytes)
 
 
 class _Parts:
@@ -95,7 +99,8 @@ class _Parts:
 class Remuxer:
     """Remuxes H.264 or HEVC unchanged, from the first packet on, a keyframe. ``live``: a part for each packet."""
 
-    def __init__(self, segment: Segment, *, live: bool = False) -> None:
+    def __init__(self, segment: Segment, *, live: bool = False, decoded_bytes: int = DECODED_BYTES) -> None:
+        self._decoded_bytes = decoded_bytes
         self._options = _EVERY_FRAME if live else _FRAGMENTED
         self._segment = segment
         self._parts = _Parts()
@@ -130,7 +135,7 @@ class Remuxer:
         segment = self._segment
         width, height = segment.width, segment.height
         if not width or not height:
-            width, height = picture_size(first)
+            width, height = picture_size(first, self._decoded_bytes)
         self._container = av.open(self._parts, "w", format="mp4", options=self._options)
         # The stubs lack the attributes that PyAV sets from keywords.
         add: Any = self._container.add_mux_stream
@@ -156,11 +161,12 @@ class Remuxer:
 class Transcoder:
     """Decodes, masks, scales down if needed, and encodes as H.264 on one thread."""
 
-    def __init__(self, segment: Segment, start: int, painter: Painter | None, height: int) -> None:
+    def __init__(self, segment: Segment, start: int, painter: Painter | None, height: int, decoded_bytes: int) -> None:
         self._segment = segment
         self._start = start
         self._painter = painter
         self._height = height
+        self._decoded_bytes = decoded_bytes
         self._parts = _Parts()
         self._decoder: Decoder | None = None
         self._container: Any = None
@@ -174,19 +180,21 @@ class Transcoder:
 
     def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
         if self._decoder is None:
-            self._decoder = Decoder(self._segment.codec, self._segment.extradata)
+            self._decoder = Decoder(self._segment.codec, self._segment.extradata, self._decoded_bytes)
         for placed in packets:
             try:
                 frames = self._decoder.decode(placed.packet.data, placed.time, placed.order)
             except DecodeError:
                 # A picture from a damaged packet is worse than none.
                 continue
+            except PicturesTooLargeError as error:
+                raise SourceError(str(error), retryable=False) from None
             self._encode(frames)
         return self._parts.take()
 
     def close(self) -> bytes:
         if self._decoder is not None:
-            with contextlib.suppress(DecodeError):
+            with contextlib.suppress(DecodeError, PicturesTooLargeError):
                 self._encode(self._decoder.drain())
         if self._container is not None:
             try:
@@ -236,17 +244,19 @@ class Transcoder:
         self._container.mux(self._stream.encode(small))
 
 
-def picture_size(first: SegmentPacket) -> tuple[int, int]:
+def picture_size(first: SegmentPacket, decoded_bytes: int) -> tuple[int, int]:
     """Width and height of a keyframe, by decoding it.
 
     Raises:
         SourceError: it cannot be decoded.
     """
-    decoder = Decoder(first.segment.codec, first.segment.extradata)
+    decoder = Decoder(first.segment.codec, first.segment.extradata, decoded_bytes)
     try:
         frames = [*decoder.decode(first.packet.data, 0, 0), *decoder.drain()]
     except DecodeError:
         frames = []
+    except PicturesTooLargeError as error:
+        raise SourceError(str(error), retryable=False) from None
     if not frames:
         raise SourceError("its first picture cannot be decoded", retryable=False)
     return frames[0].width, frames[0].height

@@ -12,6 +12,7 @@ import numpy as np
 from av.video.frame import VideoFrame
 
 from cluster.codec.decoder import DecodeError, Decoder
+from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError
 from cluster.decoder.footage.clip import Painter
 from cluster.decoder.footage.segments import SegmentPacket
 from cluster.errors import NotReadyError, SourceError
@@ -123,29 +124,35 @@ def to_jpeg(pixels: UInt8Array) -> bytes:
     return file.getvalue()
 
 
-def still(packets: Sequence[SegmentPacket], moment: int, painter: Painter | None) -> bytes:
+def still(
+    packets: Sequence[SegmentPacket], moment: int, painter: Painter | None, decoded_bytes: int = DECODED_BYTES
+) -> bytes:
     """The picture at ``moment`` in the camera's own size (at most 1080 lines) as JPEG.
 
     Args:
         packets: one GOP, from its keyframe on.
         moment: the camera's microseconds; the last picture before it is used, at most 64 after the keyframe.
         painter: privacy masks.
+        decoded_bytes: memory limit for decoded pictures.
 
     Raises:
-        SourceError: nothing can be decoded.
+        SourceError: nothing can be decoded, or not within ``decoded_bytes``.
     """
     if not packets:
         raise SourceError("the camera sent no picture that can be decoded", retryable=False)
     segment = packets[0].segment
-    decoder = Decoder(segment.codec, segment.extradata)
+    decoder = Decoder(segment.codec, segment.extradata, decoded_bytes)
     found: VideoFrame | None = None
     # Pictures decoded before a damaged packet are good.
-    with contextlib.suppress(DecodeError):
-        for placed in packets[:_MOST_DECODED]:
-            if found is not None and placed.order > moment:
-                break
-            found = _later(found, decoder.decode(placed.packet.data, placed.time, placed.order), moment)
-        found = _later(found, decoder.drain(), moment)
+    try:
+        with contextlib.suppress(DecodeError):
+            for placed in packets[:_MOST_DECODED]:
+                if found is not None and placed.order > moment:
+                    break
+                found = _later(found, decoder.decode(placed.packet.data, placed.time, placed.order), moment)
+            found = _later(found, decoder.drain(), moment)
+    except PicturesTooLargeError as error:
+        raise SourceError(str(error), retryable=False) from None
     if found is None:
         raise SourceError("the camera's picture cannot be decoded", retryable=False)
     if painter is not None:

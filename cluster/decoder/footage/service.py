@@ -176,7 +176,7 @@ class Recorder:
             recording.end("it is not shown")
             raise NotReadyError(f"browsers do not play {recording.segment.codec}: there is no live view of it")
         self._watching += 1
-        writer = Remuxer(recording.segment, live=True)
+        writer = Remuxer(recording.segment, live=True, decoded_bytes=footage.decoded_bytes)
         try:
             while packets := recording.pop_packets() or not recording.done:
                 if packets is True:
@@ -195,7 +195,9 @@ class Recorder:
         assert footage.ring is not None
         packets = footage.ring.gop_packets(moment)
         try:
-            return await self._on(self._stills, lambda: still(packets, moment, footage.make_painter()))
+            return await self._on(
+                self._stills, lambda: still(packets, moment, footage.make_painter(), footage.decoded_bytes)
+            )
         except SourceError as error:
             log.debug("no still: %s", error)
         try:
@@ -215,7 +217,13 @@ class Recorder:
         if anew and self._reencoding >= MOST_REENCODED:
             yield ClipEnd(0, 0, f"{self._reencoding} clips are being re-encoded already")
             return
-        writer = clip_writer(segment, recording.start, painter=painter, height=self._settings.reencode_height)
+        writer = clip_writer(
+            segment,
+            recording.start,
+            painter=painter,
+            height=self._settings.reencode_height,
+            decoded_bytes=footage.decoded_bytes,
+        )
         self._reencoding += anew
         try:
             trouble = ""
