@@ -424,6 +424,7 @@ class RunningCamera:
 
     def _measure(self, status: PipelineStatus, state: str) -> None:
         self._metrics.set_state(state)
+        self._metrics.asked.set(not self.idle)
         if status.last_frame_age_s is not None:
             self._metrics.frame_decoded(time.monotonic() - status.last_frame_age_s)
         totals = self._totals.counts()

@@ -188,7 +188,7 @@ class MemoryBank:
             memory.accept_chunk(chunk)
         except Exception:
             log.exception("cannot store a frame of camera %r in its memory", chunk.stream)
-            memory.counts.frames_dropped += 1
+            memory.counts.drop_frames()
         if memory.settle_due:
             self._due.add(chunk.stream)
         self._update_report(memory)
@@ -340,6 +340,7 @@ class MemoryBank:
                     saved = memory.save(last_write.window()) is Outcome.HIT
                 if memory.recent:
                     log.warning("camera %r: its last %d frames were not stored in memory", stream, len(memory.recent))
+                    memory.counts.drop_frames(len(memory.recent))
                 if not saved:
                     memory.save()
             except Exception:

@@ -192,7 +192,7 @@ class StreamMemory(TieredHeads):
             self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=number, pts=time))
             self.waiting_bytes += _bytes(chunk)
             while self.recent and self.held_bytes > self.spec.cap_bytes:
-                self.counts.frames_dropped += 1
+                self.counts.drop_frames()
                 self.waiting_bytes -= _bytes(self.recent.pop(0))
 
     @property
@@ -256,7 +256,7 @@ class StreamMemory(TieredHeads):
             except Exception:
                 self._ready, self._ready_bytes = [], 0
                 if frames and frames[0].index <= self._failed_upto:
-                    self.counts.frames_dropped += len(frames)
+                    self.counts.drop_frames(len(frames))
                     self._remove_waiting(frames)
                 self._failed_upto = frames[-1].index if frames else -1
                 raise

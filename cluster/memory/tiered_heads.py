@@ -22,6 +22,7 @@ from cluster.memory.manifest import (
     from_byte_blocks,
     load_parts,
 )
+from cluster.memory.memory_counts import MemoryCounts
 from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.slabs import cell_size
@@ -38,20 +39,6 @@ WAITING, _WINDOW = 8, 8
 _BATCH_BYTES, _BATCH = 2**20, 256
 # Stored size of a head's index over that of its tensors: tiers round up.
 _INDEX = 1.3
-
-
-@dataclass(slots=True)
-class MemoryCounts:
-    """Counters: ``frames`` accepted, batches ``settled``, tokens of all layers and heads ``lost``."""
-
-    frames: int = 0
-    settled: int = 0
-    compressions: int = 0
-    compressed_away: int = 0
-    lost: int = 0
-    frames_dropped: int = 0
-    windows_not_saved: int = 0
-    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +148,7 @@ class TieredHeads:
         """Drop clusters whose blocks are lost (damaged, evicted, or of another memory)."""
 
         def lose(head: HeadMemory) -> HeadChange:
-            self.counts.lost += head.drop_clusters(uids)
+            self.counts.lose_tokens(head.drop_clusters(uids))
             return HeadChange([], [])
 
         # Pending changes may be of the old head.
@@ -436,7 +423,7 @@ class TieredHeads:
         if any(one.block is None and one.outcome is not Outcome.MISS for one in loaded):
             raise BlocksUnavailableError
         if len(blocks) < len(keys):
-            self.counts.lost += tokens
+            self.counts.lose_tokens(tokens)
             self._unwritten[layer, h], self._parts[layer, h] = head.index_bytes, []
             self.unsaved = True
             return

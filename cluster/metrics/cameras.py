@@ -15,6 +15,7 @@ from cluster.metrics.families import (
     ask_seconds,
     asks,
     camera_answered,
+    camera_asked,
     camera_expected,
     camera_lag,
     camera_last_frame_age,
@@ -62,6 +63,7 @@ class CameraMetrics:
         self.gaps = stream_gaps.labels(camera)
         self.quality = camera_quality.labels(camera)
         self.quality.set(1.0)
+        self.asked = camera_asked.labels(camera)
         camera_last_frame_age.labels(camera).set_function(self.age_s)
         self.set_state("waiting")
 
@@ -94,7 +96,7 @@ class CameraMetrics:
         """Remove the camera's series."""
         for name in STATES:
             camera_state.remove(self.camera, name)
-        for family in (camera_last_frame_age, camera_quality, decode_errors, stream_gaps):
+        for family in (camera_asked, camera_last_frame_age, camera_quality, decode_errors, stream_gaps):
             family.remove(self.camera)
         for event in self._lazy_events:
             lazy_events.remove(self.camera, event)

@@ -199,7 +199,7 @@ class MemoryDeletions:
 
 
 _BYTES = {"bytes_in": "in", "bytes_out": "out"}
-_EVENTS = ("hits", "misses", "retries", "stored", "evicted", "damaged")
+_EVENTS = ("hits", "misses", "retries", "stored", "evicted", "damaged", "failures")
 """Present from the first scrape on, so that a rate starts at zero; other events appear when they happen."""
 
 _PREFETCHED = ("predicted", "used", "late", "wasted", "missed", "expired")

@@ -327,6 +327,7 @@ def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, 
     until(lambda: bench.camera.report().counts["frames_sampled"] > before, "keyframes for people")
     report = bench.camera.report()
     assert (report.state, report.reason) == ("running", NOT_ASKED)
+    assert metrics.camera_asked.labels("gate")._value.get() == 0
     assert (len(keeper.frames), len(keeper.specs)) == (sent, specs)
     # A rung and another replica change nothing of that.
     bench.camera.set_rung(LOW)
@@ -340,6 +341,7 @@ def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, 
     assert keeper.frames[sent].random_access
     counts = bench.camera.report().counts
     assert (counts["windows_dropped"], counts["windows_lost"]) == (0, 0)
+    assert metrics.camera_asked.labels("gate")._value.get() == 1
 
     # The replica counts from nothing since it was opened again; what it had answered before is no loss.
     until(lambda: bench.sender.status("gate").windows_done == (len(keeper.frames) - sent) // 2, "what is answered")

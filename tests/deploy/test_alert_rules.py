@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from emitted_labels import emitted, unknown_values
 from promtool import needs_promtool, promtool
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,8 @@ WINDOWS = S + 'windows_total{result="%s",reason="%s",process="replica-0"}'
 TOTAL = 'windows_total{result="done",reason="",process="replica-0"}'
 PASSES = S + 'reconciler_pass_seconds_count{result="%s",process="reconciler"}'
 CALLS = S + 'node_tier_requests_total{method="load",result="%s",process="tier-0"}'
+
+ASKED = S + 'camera_asked{camera="%s",process="decoder-0"}'
 
 EXPECTED = S + 'camera_expected{camera="%s",process="controller"}'
 
@@ -102,11 +105,13 @@ CASES = {
             S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "600x60",
             STATE % ("gate", "running"): "1x60",
             S + 'camera_quality{camera="gate",process="decoder-0"}': "1x60",
+            ASKED % "gate": "1x60",
         },
         {
             S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "600x60",
             STATE % ("gate", "running"): "1x60",
             S + 'camera_quality{camera="gate",process="decoder-0"}': "0x60",
+            ASKED % "gate": "1x60",
         },
     ),
     "SightlineStreamDamaged": (
@@ -186,8 +191,8 @@ CASES = {
         {S + 'tier_up{tier="redis",process="replica-0"}': "1x57 0x3"},
     ),
     "SightlineMemoryLost": (
-        {S + 'memory_blocks_total{event="lost",process="replica-0"}': "0x40 5x20"},
-        {S + 'memory_blocks_total{event="stored",process="replica-0"}': "0+5x60"},
+        {S + 'memory_lost_total{kind="frames",process="replica-0"}': "0x40 5x20"},
+        {S + 'memory_lost_total{kind="frames",process="replica-0"}': "5x60"},
     ),
     "SightlineNodeTierFailing": (
         {CALLS % "refused": "0+1x60", CALLS % "late": "0+1x60", CALLS % "ok": "0+20x60"},
@@ -247,6 +252,7 @@ ABSENT = {
         S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "0+60x20 _x40",
         STATE % ("gate", "running"): "1x60",
         S + 'camera_quality{camera="gate",process="decoder-0"}': "1x60",
+        ASKED % "gate": "1x60",
     },
     "SightlineControllerDown": {S + 'fleet_wanted{role="replica",process="controller"}': "1x20 _x40"},
     "SightlineGatewayDown": {S + 'build_info{process="gateway"}': "1x20 _x40"},
@@ -303,10 +309,41 @@ def test_a_camera_that_is_answered_is_not_called_unanswered(tmp_path):
         S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "0+60x60",
         STATE % ("gate", "running"): "1x60",
         S + 'camera_quality{camera="gate",process="decoder-0"}': "1x60",
+        ASKED % "gate": "1x60",
     }
     name = "SightlineCameraUnanswered"
     code, said = promtool("test", "rules", written(tmp_path, name, [case(name, series, fires=False)]))
     assert code == 0, said
+
+
+@needs_promtool
+def test_a_camera_that_is_not_asked_now_is_not_called_unanswered(tmp_path):
+    """Its questions' ``when`` ended a minute in, or began again two minutes before the end."""
+    name = "SightlineCameraUnanswered"
+    cases = [
+        case(
+            name,
+            {
+                S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "0 60 _x58",
+                STATE % ("gate", "running"): "1x60",
+                S + 'camera_quality{camera="gate",process="decoder-0"}': "1x60",
+                ASKED % "gate": asked,
+            },
+            fires=fires,
+        )
+        for asked, fires in (("1 0x59", False), ("1 0x56 1x3", False), ("1x60", True))
+    ]
+    code, said = promtool("test", "rules", written(tmp_path, name, cases))
+    assert code == 0, said
+
+
+def test_every_label_value_of_ours_can_be_emitted():
+    """In the rules, and in the series that the cases above make up for them."""
+    known = emitted()
+    series = "\n".join(name for cases in (*CASES.values(), ABSENT.values()) for each in cases for name in each)
+    assert unknown_values(RULES.read_text() + series, known) == set()
+    unknown = ("sightline_memory_blocks_total", "event", "lost")
+    assert unknown_values('rate(sightline_memory_blocks_total{event=~"stored|lost"}[5m])', known) == {unknown}
 
 
 @needs_promtool

@@ -109,16 +109,24 @@ def test_its_commands_are_known():
         assert all(each in told for each in rest if each.startswith("--"))
 
 
-def test_tokens_are_made_once(tmp_path):
-    """The very script, with folders of this machine."""
+@pytest.mark.parametrize("interrupted", ["never", "admin", "prometheus"])
+def test_tokens_are_made_once(tmp_path, interrupted):
+    """The very script, with folders of this machine; also after a start that ended before a secret was in its file."""
     [script] = SERVICES["tokens"]["command"]
     for folder in ("/tokens", "/state", "/tmp"):
         (tmp_path / folder[1:]).mkdir()
     script = re.sub(r"(?<![\w/])/(tokens|state|tmp)\b", rf"{tmp_path}/\1", script)
     # Only root may give files away.
-    script = re.sub(r"chown (-R )?\d+:\d+", "true", script).replace("exec sleep infinity", "exit 0")
+    script = re.sub(r"chown (-R )?\d+:\d+", "true", script).replace("exec sleep infinity", "exit 0").replace("$$", "$")
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT}/protos"}
     command = [*SERVICES["tokens"]["entrypoint"], script]
+    if interrupted != "never":
+        made = rf"(?m)^( *sightline tokens create {interrupted} .*)$"
+        broken = re.sub(made, r"\1; kill -9 0", script)
+        assert broken != script
+        ended = subprocess.run([*command[:-1], broken], env=environment, capture_output=True, start_new_session=True)
+        assert ended.returncode == -9
+        assert not (tmp_path / "tmp" / "done").exists()
     for _ in range(2):
         subprocess.run(command, check=True, env=environment, capture_output=True)
         secrets = {name: (tmp_path / "tokens" / name).read_text().strip() for name in ("admin", "prometheus")}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from dashboards_bench import concrete, panels
+from emitted_labels import emitted, unknown_values
 from promtool import needs_promtool, promtool
 
 from cluster.gateway.federation import FederatedCollector
@@ -120,3 +121,9 @@ def test_every_metric_of_ours_that_is_named_exists():
     named = set(re.findall(r"\bsightline_\w+", rules + "".join(file.read_text() for file in FILES)))
     assert len(named) > 50
     assert named - exported() == set()
+
+
+def test_every_label_value_of_ours_that_is_named_can_be_emitted():
+    expressions = "\n".join(expression for panel in panels(FOLDER) for expression in panel.expressions)
+    assert "event=" in expressions
+    assert unknown_values(expressions, emitted()) == set()

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def series_per_camera(cameras: int, questions: int) -> float:
-    """Series by which the gateway's page grows per camera, at its decoder and its replica together; the real metric
+    """Series by which the gateway's page grows per camera, at decoder, replica and controller together; the real metric
     objects, served and federated over HTTP."""
     server = MetricsServer()
     gateway = CollectorRegistry()
@@ -101,6 +101,7 @@ def series_per_camera(cameras: int, questions: int) -> float:
     asked = tuple(Question(f"question-{number}", "?") for number in range(questions))
     names = [f"camera-{number:05d}" for number in range(cameras)]
     replica, decoder = metrics.AnsweredCameras(), []
+    fleet = metrics.FleetMetrics({})
     tokens, timing = TokenCount(1, 1, 0, 0, 1, 1, 1), Timing(latency_s=0.5)
 
     def answer_all(some: list[str]) -> None:
@@ -111,6 +112,7 @@ def series_per_camera(cameras: int, questions: int) -> float:
             metrics.record_window(answers[0])
             replica.record_window(answers)
         replica.set_memory_bytes(dict.fromkeys(some, 1))
+        fleet.set_expected_cameras(names[: len(decoder)])
 
     try:
         # What comes with the first camera, as a histogram of all of them does, is not per camera.
@@ -120,6 +122,7 @@ def series_per_camera(cameras: int, questions: int) -> float:
         return (_series(gateway) - before) / max(1, cameras - 1)
     finally:
         replica.retain_cameras([])
+        fleet.set_expected_cameras([])
         for camera in decoder:
             camera.remove()
         server.close()
