@@ -1,8 +1,14 @@
 """Counters of one memory, and what this process lost of all of them."""
 
+import threading
+from collections import Counter
 from dataclasses import dataclass
 
-from cluster.metrics.families import memory_lost
+LOST: Counter[str] = Counter(frames=0, tokens=0)
+"""Of all memories of this process, removed ones too: ``frames`` that were dropped before they were stored, and stored
+``tokens`` whose blocks are gone."""
+
+_lock = threading.Lock()
 
 
 @dataclass(slots=True)
@@ -21,9 +27,11 @@ class MemoryCounts:
     def drop_frames(self, frames: int = 1) -> None:
         """Count frames that were dropped before they were stored."""
         self.frames_dropped += frames
-        memory_lost.labels("frames").inc(frames)
+        with _lock:
+            LOST["frames"] += frames
 
     def lose_tokens(self, tokens: int) -> None:
         """Count stored tokens whose blocks are lost."""
         self.lost += tokens
-        memory_lost.labels("tokens").inc(tokens)
+        with _lock:
+            LOST["tokens"] += tokens

@@ -188,11 +188,6 @@ camera_score = gauge(
 )
 camera_memory = gauge("sightline_camera_memory_bytes", "Bytes of KV in a camera's memory.", ["camera"])
 camera_asked = gauge("sightline_camera_asked", "1 while a question of a camera is asked (`when`).", ["camera"])
-memory_lost = counter(
-    "sightline_memory_lost",
-    "What a replica's memories lost: frames that no tier took in time, tokens whose blocks are gone or damaged.",
-    ["kind"],
-)
 http_replies = counter(
     "sightline_http_replies", "Replies of the gateway's HTTP, by the first digit of their status.", ["status"]
 )

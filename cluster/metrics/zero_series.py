@@ -17,7 +17,6 @@ from cluster.metrics.families import (
     ingest_dropped,
     ladder_steps,
     log_records,
-    memory_lost,
     node_tier_blocks,
     node_tier_moved_bytes,
     node_tier_requests,
@@ -66,8 +65,6 @@ def create_zero_series(role: Role, sinks: Sequence[str] = ()) -> None:
             asks.labels(result)
         for until in ("first_token", "total"):
             ask_seconds.labels(until)
-        for kind in ("frames", "tokens"):
-            memory_lost.labels(kind)
         for queue in ("windows", "frames", "questions"):
             queue_depth.labels(queue)
     elif role == "gateway":

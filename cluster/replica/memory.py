@@ -15,6 +15,7 @@ from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret
 from cluster.errors import CapacityError, NotReadyError, SightlineError
+from cluster.memory.memory_counts import LOST
 from cluster.registry import tiers
 from cluster.replica.ask_queue import Conversations
 from cluster.replica.memory_service import ReplayRange
@@ -259,6 +260,14 @@ class MemoryCollector(Collector):
         for event, count in dict(self._tiers.counts).items():
             events.add_metric([event], count)
         yield events
+        lost = CounterMetricFamily(
+            "sightline_memory_lost",
+            "What memories lost: frames that no tier took in time, tokens whose blocks are gone or damaged.",
+            labels=["kind"],
+        )
+        for kind, count in LOST.items():
+            lost.add_metric([kind], count)
+        yield lost
         yield GaugeMetricFamily(
             "sightline_memory_deletions", "Cameras that a tier has not deleted yet.", len(self._tiers.deleting)
         )

@@ -14,6 +14,7 @@ from cluster.lab.bench.memory.footage import made_chunks
 from cluster.memory.compress.infinipot_v import InfiniPotV
 from cluster.memory.eviction import compress
 from cluster.memory.head_memory import HeadMemory, KVChunk
+from cluster.memory.memory_counts import LOST
 from cluster.memory.organise import AtHand, NewTokens
 from cluster.memory.organise.resv import ReSV
 from cluster.memory.stream import StreamMemory
@@ -21,7 +22,6 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Loaded, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
-from cluster.metrics.families import memory_lost
 from cluster.registry import compressors, organisers
 from cluster.types import MICROSECONDS, MemorySpec
 from cluster.types.cameras import DEVICE_SHARE
@@ -177,7 +177,7 @@ def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
     chunks = [chunk(number) for number in range(8)]
     for each in chunks:
         memory.add_chunk(each)
-    counted = memory_lost.labels("tokens")._value.get()
+    counted = LOST["tokens"]
     key = memory.key_of(0, 0, 0)
     gone = {(0, 0, int(f), int(c)) for f, c in zip(*_block(memory, key), strict=True)}
     uid = int(memory.heads[0][0].table.uid[0])
@@ -191,7 +191,7 @@ def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
         # Nothing new joined that cluster: it turns out when it is read.
         memory.drop_lost_clusters(0, 0, [uid])
     assert memory.counts.lost == lost
-    assert memory_lost.labels("tokens")._value.get() - counted == lost
+    assert LOST["tokens"] - counted == lost
     same(held(memory), {at: kv for at, kv in expected(chunks).items() if at not in gone})
 
 
