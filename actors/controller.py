@@ -169,8 +169,7 @@ class Controller(SessionKeeper):
         self._kv.put_removed(name)
         self._kv.delete(name)
         await self._notify()
-        # The name is free only once no replica holds the old camera's memory; replicas that are down are not waited
-        # for.
+        # The name is free once no replica holds the old camera's memory; those that are down are not waited for.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FORGET_HEARTBEATS * self._config.cluster.heartbeat_s), self._changed:
                 await self._changed.wait_for(lambda: name not in self._deletions.pending_cameras)
@@ -382,35 +381,38 @@ class Controller(SessionKeeper):
     async def _wait_for_members(self, replicas: int) -> None:
         decoders, timeout_s = self._decoders.count, self._config.cluster.heartbeat_timeout_s
 
-        def complete() -> bool:
-            return len(self._directory.decoders) >= decoders and len(self._directory.replicas) >= replicas
-
+        here = self._directory
         try:
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(complete)
+                await self._changed.wait_for(lambda: len(here.decoders) >= decoders and len(here.replicas) >= replicas)
         except TimeoutError:
             log.warning("not every decoder and replica came back within %g s", timeout_s)
 
     async def _watch_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
-            if gone := self._directory.expire(time.monotonic()):
-                log.warning("no heartbeat from %s", ", ".join(gone))
+            try:
+                await self._watch_members()
+            except Exception:
+                log.exception("what is done at every heartbeat failed, and is tried at the next")
+
+    async def _watch_members(self) -> None:
+        if gone := self._directory.expire(time.monotonic()):
+            log.warning("no heartbeat from %s", ", ".join(gone))
+            await self._notify()
+        await self._tick_fleet()
+        if self._settled.is_set():
+            if self._decoders.decide(self._directory.decoder_table.loads, time.monotonic()):
+                self._kv.put_decoders(self._decoders.count)
+            if self._directory.keep_decoders(self._decoders.names):
                 await self._notify()
-            await self._tick_fleet()
-            if self._settled.is_set():
-                if self._decoders.decide(self._directory.decoder_table.loads, time.monotonic()):
-                    self._kv.put_decoders(self._decoders.count)
-                if self._directory.keep_decoders(self._decoders.names):
-                    await self._notify()
 
     async def _tick_fleet(self) -> None:
         """Run the periodic tick of the directory: ladder steps and moves."""
-        steps = self._directory.tick(time.monotonic())
+        steps = self._directory.tick(now_s := time.monotonic())
         for step in steps:
             metrics.ladder_steps.labels("down" if step.rung_to > step.rung_from else "up").inc()
             log.info("camera %s: quality %d -> %d, %s", step.camera, step.rung_from, step.rung_to, step.reason)
-        now_s = time.monotonic()
         if now_s - self._counted_s >= COUNT_REPLICAS_S:
             self._counted_s = now_s
             directory = self._directory
@@ -418,10 +420,9 @@ class Controller(SessionKeeper):
             self._fleet_metrics.set_replicas(directory.replica_statuses())
             if self._settled.is_set() and directory.version != self._kept:
                 # Members or cameras changed: some runs may have ended, and only this process has their counts.
-                self._kept = directory.version
                 self._kv.put_counted(directory.export_counts())
+                self._kept = directory.version
         if self._directory.version != self._shown:
-            # Changes with every step, camera and member; counting iterates over all cameras.
             self._shown = self._directory.version
             self._fleet_metrics.set_expected_cameras(self._directory.expected_cameras)
             for rung, cameras in self._directory.rungs().items():

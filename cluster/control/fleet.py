@@ -297,7 +297,7 @@ class Fleet:
     def _count_capacity(self) -> None:
         ready = [each for each in self._replicas.values() if not each.draining]
         room_s = self.policy.high * sum(each.capacity for each in ready)
-        replica_s = room_s / len(self._replicas) if self._replicas else None
+        replica_s = room_s / len(ready) if ready else None
         self._room = Room(room_s, reduce(Holding.plus, (each.room for each in ready), Holding()), replica_s)
         for name, camera in self._cameras.items():
             self._weigh(name, camera)

@@ -26,7 +26,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def acquire(self, principal: str, cost: float = 1.0) -> None:
-        """Count one call, or a share of one.
+        """Count one call, a share of one, or several at once, which cost no more than a burst.
 
         Raises:
             CapacityError: the rate is exceeded.
@@ -34,6 +34,7 @@ class RateLimit:
         with self._lock:
             now = self._clock()
             left, since = self._buckets.pop(principal, (float(self._burst), now))
+            cost = min(cost, self._burst)
             left = min(self._burst, left + max(0.0, now - since) * self._per_s)
             if left >= cost:
                 left -= cost

@@ -122,6 +122,8 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
         raise ConfigError(
             f"the tokens in {path} cannot be read: {error.strerror}; `sightline tokens create` makes one"
         ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a file of tokens: it is no UTF-8 ({error.reason})") from None
     if mode & 0o007:
         raise ConfigError(f"everybody may read the tokens in {path}; run chmod 600 on it")
     try:

@@ -57,6 +57,13 @@ def test_a_full_fleet_takes_cameras_at_reduced_quality_and_then_refuses_with_wha
     assert made.tick(1.0).short_s == pytest.approx(0), "what was accepted fits"
 
 
+def test_a_replica_that_is_drained_makes_no_other_smaller() -> None:
+    made = fleet(2)
+    made.drain("r1")
+    refused = next(told for n in range(40) if (told := made.admit(demand(f"c{n}"), 0.0)).verdict == "refused")
+    assert refused.missing_replicas == pytest.approx(0.05 / 0.95)
+
+
 def test_what_is_missing_is_what_makes_the_same_camera_fit() -> None:
     made = fleet()
     for number in range(19):

@@ -66,6 +66,10 @@ def test_a_revoked_token_ends_and_a_broken_file_locks_nobody_out(tmp_path, clock
     clock.now += 2
     assert tokens.verify(secret).name == "room"
     assert "not a file of tokens" in tokens.trouble
+    path.write_bytes('{"tokens": ["Zoë"]}'.encode("latin-1"))
+    clock.now += 2
+    assert tokens.verify(secret).name == "room"
+    assert "no UTF-8" in tokens.trouble
     write_tokens(path, [keeper])
     clock.now += 2
     with pytest.raises(UnauthenticatedError):
@@ -148,6 +152,16 @@ def test_a_rate_lets_no_more_through_than_it_says(pauses, burst, per_s):
             pass
         assert passed <= burst + (clock.now - began) * per_s + 1e-6
     limit.acquire("another is not held up by it")
+
+
+def test_what_costs_more_than_a_burst_comes_through_with_all_of_it():
+    clock = Clock()
+    limit = RateLimit(1.0, 2, clock=clock)
+    limit.acquire("p", 5.0)
+    with pytest.raises(CapacityError, match=r"again in 1\.0 s"):
+        limit.acquire("p")
+    clock.now += 2
+    limit.acquire("p", 5.0)
 
 
 def test_who_waits_long_enough_comes_through():
