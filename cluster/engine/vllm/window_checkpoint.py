@@ -7,6 +7,7 @@ tier over gRPC) is slow and may be down, and must never block the engine: a back
 import json
 import struct
 import threading
+import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -48,7 +49,8 @@ class TierLike(Protocol):
 class ManifestWriter:
     """Writes the newest manifest of each stream to ``tier`` in the background. Thread-safe.
 
-    Failed writes are retried; a newer manifest replaces a queued one, so the queue is bounded by the number of streams.
+    Failed writes and deletions are retried; a deletion holds back only its own stream's manifest. A newer manifest
+    replaces a queued one, so the queue is bounded by the number of streams.
 
     * ``counts``: ``retries``; manifests ``noted`` (written) or ``refused`` for good
     """
@@ -56,8 +58,10 @@ class ManifestWriter:
     def __init__(self, tier: TierLike) -> None:
         self.tier = tier
         self.counts: Counter[str] = Counter()
-        # Streams to be deleted, before anything is written, in order.
+        # Streams to be deleted, before anything of them is written, in order.
         self._clears: OrderedDict[str, None] = OrderedDict()
+        # Until then (monotonic) none is tried, so that one which no tier confirms does not hold up other streams.
+        self._clears_from = 0.0
         self._manifests: OrderedDict[str, Callable[[], bytes]] = OrderedDict()
         self._busy: str | None = None
         # Do not retry the job in flight.
@@ -129,17 +133,21 @@ class ManifestWriter:
         self._dismissed = self._dismissed or self._busy == stream
 
     # -- the thread -------------------------------------------------------------------------------
+    def _next(self) -> str | None:
+        """The stream to be deleted or written next; None if nothing may be done now."""
+        if self._clears and time.monotonic() >= self._clears_from:
+            return next(iter(self._clears))
+        return next((stream for stream in self._manifests if stream not in self._clears), None)
+
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or bool(self._clears or self._manifests))
-                if self._closed:
+                while (stream := self._next()) is None and not self._closed:
+                    pause = max(0.0, self._clears_from - time.monotonic()) if self._clears else None
+                    self._changed.wait(pause)
+                if stream is None or self._closed:
                     return
-                manifest = None
-                if self._clears:
-                    stream = next(iter(self._clears))
-                else:
-                    stream, manifest = self._manifests.popitem(last=False)
+                manifest = None if stream in self._clears else self._manifests.pop(stream)
                 self._busy, self._dismissed = stream, False
             if manifest is None:
                 outcome = Outcome.RETRY if self.tier.drop(stream) is None else Outcome.HIT
@@ -149,7 +157,11 @@ class ManifestWriter:
                 self._busy = None
                 if outcome is Outcome.RETRY:
                     self.counts["retries"] += 1
-                    if manifest is not None and not self._dismissed:
+                    if manifest is None:
+                        self._clears_from = time.monotonic() + PAUSE_S
+                        if stream in self._clears:
+                            self._clears.move_to_end(stream)
+                    elif not self._dismissed:
                         # Unless a newer one is queued.
                         self._manifests.setdefault(stream, manifest)
                 elif manifest is not None:
@@ -157,7 +169,7 @@ class ManifestWriter:
                 else:
                     self._clears.pop(stream, None)
                 self._changed.notify_all()
-                if outcome is Outcome.RETRY:
+                if outcome is Outcome.RETRY and manifest is not None:
                     self._changed.wait_for(lambda: self._closed, timeout=PAUSE_S)
 
 

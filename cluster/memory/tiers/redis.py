@@ -20,6 +20,7 @@ MANIFEST = "manifest"
 _VALUE_BYTES = 512 * 2**20
 """Longest value of a server that is set up as it comes (``proto-max-bulk-len``)."""
 
+_FIELD = r"-?\d+:-?\d+:-?\d+"
 _KEYS_AT_ONCE = 512
 _RENEWED_AT_ONCE = 4096
 
@@ -143,7 +144,8 @@ class RedisTier(CappedTier):
             names = {name.decode() for name in self._link.execute(until, "HKEYS", self._sizes(stream))}
             if self._link.evicts:
                 first = len(self._named(stream, ""))
-                names.update(name[first:] for found in self._unnamed(stream, until) for name in found)
+                for _, found in self._link.scan(until, 0, self._named(stream, ""), _FIELD):
+                    names.update(name[first:] for name in found)
         except RedisUnavailableError as error:
             self._refused(error, 1)
             return Outcome.RETRY, []
@@ -165,7 +167,7 @@ class RedisTier(CappedTier):
                 for part in split_parts(names, _KEYS_AT_ONCE):
                     gone += self._delete(stream, part, until)
                 if self._link.evicts:
-                    gone += self._delete_unnamed(stream, until)
+                    gone += self._delete_unnamed(stream, index, until)
                 self._link.execute(until, "UNLINK", self._sizes(stream), self._named(stream, MANIFEST))
                 with self._lock:
                     del self._indexes[stream]
@@ -325,6 +327,7 @@ class RedisTier(CappedTier):
             ("EXPIRE", self._sizes(stream), 2 * self._ttl_s),
             *(("SET", self._named(stream, name), data, "EX", self._ttl_s) for name, data in values.items()),
         ]
+        index.scanned = 0
         try:
             self._link.execute_all(until, commands, whole=True)
         except RedisFullError:
@@ -352,20 +355,19 @@ class RedisTier(CappedTier):
             self._counts["dropped"] += gone
         return gone
 
-    def _delete_unnamed(self, stream: str, until: float) -> int:
-        """Delete blocks whose entry the server evicted."""
-        return sum(self._link.execute(until, "UNLINK", *names) for names in self._unnamed(stream, until) if names)
-
-    def _unnamed(self, stream: str, until: float) -> Iterator[list[str]]:
-        """Names of all values of a stream, by scan."""
-        pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", self._named(stream, "")) + "*"
-        ours = re.compile(re.escape(self._named(stream, "")) + r"-?\d+:-?\d+:-?\d+")
-        at = 0
-        while True:
-            at, found = self._link.execute(until, "SCAN", at, "MATCH", pattern, "COUNT", 5000)
-            yield [name.decode() for name in found if ours.fullmatch(name.decode())]
-            if not int(at):
-                return
+    def _delete_unnamed(self, stream: str, index: StreamIndex, until: float) -> int:
+        """Delete blocks whose entry the server evicted, from where the last attempt stopped."""
+        gone = 0
+        for at, names in self._link.scan(until, index.scanned, self._named(stream, ""), _FIELD):
+            gone += self._link.execute(until, "UNLINK", *names) if names else 0
+            if not at:
+                # Finds out whether another server answered the scan, where its cursor meant nothing.
+                self._link.execute(until, "PING")
+            with self._lock:
+                if not index.known:
+                    raise RedisUnavailableError("another server answered during the deletion")
+                index.scanned = at
+        return gone
 
     def _renew(self, stream: str, until: float) -> None:
         index, now = self._known(stream, until), time.monotonic()
@@ -434,7 +436,7 @@ class RedisTier(CappedTier):
     def _changed(self) -> None:
         with self._lock:
             for index in self._indexes.values():
-                index.known = False
+                index.known, index.scanned = False, 0
 
     def _refused(self, error: RedisUnavailableError, blocks: int, *, full: int = 0) -> None:
         with self._lock:

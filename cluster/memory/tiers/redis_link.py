@@ -1,5 +1,6 @@
 """Connection to a Redis server with deadlines, failure detection and recovery."""
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -12,6 +13,7 @@ from cluster.errors import ConfigError
 T = TypeVar("T")
 
 _CONNECTIONS = 16
+_SCANNED_AT_ONCE = 5000
 
 
 class RedisUnavailableError(Exception):
@@ -113,6 +115,22 @@ class RedisLink:
 
         return self._guarded(run, until)
 
+    def scan(self, until: float, at: int, prefix: str, rest: str) -> Iterator[tuple[int, list[str]]]:
+        """Scan from cursor ``at`` for keys of ``prefix`` and a match of ``rest``: each step's next cursor, 0 at the
+        end, and the keys it found.
+
+        Raises:
+            RedisUnavailableError: as above.
+        """
+        pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
+        ours = re.compile(re.escape(prefix) + rest)
+        while True:
+            answer = self.execute(until, "SCAN", at, "MATCH", pattern, "COUNT", _SCANNED_AT_ONCE)
+            at = int(answer[0])
+            yield at, [name.decode() for name in answer[1] if ours.fullmatch(name.decode())]
+            if not at:
+                return
+
     def close(self) -> None:
         """Close the connections. Idempotent."""
         self._closed.set()
@@ -202,12 +220,14 @@ class StreamIndex:
     * ``known``: it was read, and no write has been in doubt since
     * ``entries``: by field (``layer:head:cluster``, ``manifest``), least recently renewed first
     * ``gone``: fields whose value is missing or damaged, deleted with the next write
+    * ``scanned``: cursor up to which an incomplete deletion has scanned the server
     """
 
     known: bool = False
     total: int = 0
     entries: OrderedDict[str, Entry] = field(default_factory=OrderedDict)
     gone: set[str] = field(default_factory=set)
+    scanned: int = 0
 
     def put(self, name: str, size: int, now: float) -> None:
         self.remove([name])

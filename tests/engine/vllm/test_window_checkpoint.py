@@ -1,7 +1,7 @@
 """What outlives a process of its windows: manifests there and back, in order, cancelled, refused and cleared."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +20,13 @@ from cluster.memory.tiers.stack import TierStack
 
 
 class Shared(Arena):
-    """A tier that others reach too, and that can be down."""
+    """A tier that others reach too, and that can be down, or uncertain of some streams' deletion."""
 
     down = False
+    stuck: Collection[str] = ()
+
+    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
+        return None if stream in self.stuck else super().drop(stream, keys)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
         return Outcome.RETRY if self.down else super().put_manifest(stream, manifest)
@@ -174,6 +178,29 @@ def test_what_is_of_no_use_is_dropped_before_anything_new_is_written() -> None:
         kept = unpack(node.manifest("gate")[1])
         assert kept is not None
         assert kept.window == b"window"
+
+
+def test_a_deletion_that_waits_holds_back_its_own_stream_only() -> None:
+    node = shared()
+    node.stuck = {"gate", "door"}
+    writer = ManifestWriter(node)
+    try:
+        for stream in ("gate", "door"):
+            writer.queue_clear(stream)
+        writer.queue_manifest("gate", lambda: b"gate")
+        for number in range(5):
+            writer.queue_manifest("yard", str(number).encode)
+            assert writer.wait_stream_written("yard", 10)
+            assert node.manifest("yard")[1] == str(number).encode()
+        # Nor does one deletion hold back another.
+        node.stuck = {"gate"}
+        assert writer.wait_stream_written("door", 10)
+        assert node.manifest("gate") == (Outcome.MISS, None)
+        node.stuck = set()
+        assert writer.flush(30)
+        assert node.manifest("gate")[1] == b"gate"
+    finally:
+        writer.close()
 
 
 def test_windows_of_other_kv_are_told_apart() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from redis_server import RedisServer
 
+from cluster.memory.tiers import redis_link
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.codec import encode_block
@@ -196,6 +197,32 @@ def test_a_server_that_evicts_gives_misses_and_still_forgets_all(own_redis: Redi
         "sightline:kv:kv:yard*:0:0:0",
         "sightline:kv:kv:yard:0:0:0:0",
     }
+
+
+def test_a_deletion_longer_than_a_deadline_goes_on_where_it_stopped(
+    own_redis: RedisServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_redis.start("--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
+    own_redis.client.execute_command("DEBUG", "POPULATE", 100_000, "sightline:kv:kv:other:0:0", 10)
+    # Far more steps than a third of the deadline has time for.
+    monkeypatch.setattr(redis_link, "_SCANNED_AT_ONCE", 10)
+    tier = opened()
+    stack = TierStack([tier])
+    assert stack.store([(key(n), block(n)) for n in range(3)]) == [HIT] * 3
+    # As if evicted: only the scan finds these.
+    own_redis.client.delete("sightline:kv:sizes:yard")
+    tier.manifest("yard")
+    assert stack.drop("yard") is None
+    wait_for(lambda: stack.finish_deletions() is None and not stack.deleting)
+    assert not [name for name in own_redis.names() if ":yard" in name]
+    assert stack.store([(key(7), block(7))]) == [HIT]
+    # What was stored since a deletion stopped is found by the next one, and so is all on another server.
+    assert tier.drop("yard") is None
+    own_redis.kill()
+    own_redis.start("--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
+    own_redis.client.set("sightline:kv:kv:yard:0:0:9", b"x")
+    wait_for(lambda: tier.drop("yard") is not None)
+    assert not own_redis.names()
 
 
 def test_a_server_that_refuses_is_up_and_says_why(own_redis: RedisServer, opened: Opened) -> None:
