@@ -1,5 +1,6 @@
 """Pictures over HTTP: what a camera shows now, and an incident's snapshot and clip, of which players ask for ranges."""
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -9,10 +10,11 @@ import grpc
 from fastapi import Query, Request, Response
 from sightline.v1 import pictures_pb2
 
-from cluster.errors import NotReadyError
+from cluster.errors import NotReadyError, SightlineError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import HttpError, Stream
-from cluster.gateway.http.routes import Count, Flag, Gateway, Routes
+from cluster.gateway.http.routes import Backend, Count, Flag, Gateway, Routes
+from cluster.security.roles import Role
 from cluster.wire.status import RefusedError
 
 SERVICE = "/sightline.v1.Pictures/"
@@ -42,17 +44,26 @@ async def picture(request: Request, name: str, gateway: Gateway, kept: Kept = Fa
 
 
 @router.on("GET /v1/cameras/{name}/live.mp4", f"{SERVICE}Live", media=MP4, errors=(404,))
-async def live(name: str, gateway: Gateway) -> Response:
+async def live(request: Request, name: str, gateway: Gateway) -> Response:
     """What the camera sends, unchanged, as a fragmented MP4 without end; 404 says why there is none."""
     try:
-        return await Stream.begin(_watched(gateway.calls, pictures_pb2.LiveRequest(camera=name)), MP4)
+        return await Stream.begin(_watched(gateway, name, request), MP4)
     except (RefusedError, NotReadyError) as error:
         raise _not_there(error) from None
 
 
-async def _watched(calls: Calls, asked: pictures_pb2.LiveRequest) -> AsyncGenerator[bytes, None]:
-    async with aclosing(calls.stream(f"{SERVICE}Live", asked)) as parts:
+async def _watched(gateway: Backend, camera: str, request: Request) -> AsyncGenerator[bytes, None]:
+    loop = asyncio.get_running_loop()
+    checked_s = loop.time()
+    async with aclosing(gateway.calls.stream(f"{SERVICE}Live", pictures_pb2.LiveRequest(camera=camera))) as parts:
         async for part in parts:
+            if loop.time() - checked_s >= gateway.ping_s:
+                checked_s = loop.time()
+                try:
+                    # As for events: a token that was revoked, has expired or lost the camera sees no more of it.
+                    (await gateway.door.identify(request)).require(Role.VIEW, [camera])
+                except SightlineError:
+                    return
             yield part.data
 
 

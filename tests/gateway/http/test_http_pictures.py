@@ -1,12 +1,19 @@
 """Pictures and clips over HTTP: newest pictures by their tag, and clips in ranges as players ask for them."""
 
+import asyncio
 import contextlib
+from dataclasses import replace
 
 import aiohttp
 import pytest
-from gallery_parts import clip
+from gallery_parts import Gallery, clip
 from gateway_parts import make_answer, serving
-from http_parts import Client
+from http_parts import Client, bare_application, listening
+from sightline.v1 import pictures_pb2
+
+from cluster.gateway.guard import Guard
+from cluster.security.roles import Role
+from cluster.security.tokens import TokenFile, make_token, write_tokens
 
 
 @contextlib.asynccontextmanager
@@ -106,3 +113,32 @@ async def test_a_clip_that_breaks_off_is_not_taken_for_a_whole_one(tmp_path, mon
         )
         with pytest.raises(aiohttp.ClientError):
             await fetch(client, f"{path}/clip.mp4")
+
+
+class Endless(Gallery):
+    """Cameras that send video without end."""
+
+    async def Live(self, request, context):  # noqa: N802
+        while True:
+            await context.write(pictures_pb2.LivePart(data=clip()))
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("cameras", [[], ["yard"]], ids=["revoked", "another camera's"])
+async def test_a_token_that_may_no_more_watches_no_more(tmp_path, cameras):
+    secret, token = make_token("somebody", [Role.VIEW], ["gate"])
+    path = tmp_path / "tokens.json"
+    write_tokens(path, [token])
+    guard = Guard(TokenFile(path, check_s=0.1).verify)
+    application = bare_application({"sightline.v1.Pictures": Endless(None)}, guard=guard, ping_s=0.2)
+    async with (
+        listening(application) as (url, _),
+        Client(url, secret) as client,
+        client.open("GET", "/v1/cameras/gate/live.mp4") as reply,
+        asyncio.timeout(30),
+    ):
+        # For many checks it goes on.
+        assert await reply.content.readexactly(50 * len(clip())) == 50 * clip()
+        write_tokens(path, [replace(token, cameras=tuple(cameras))] if cameras else [])
+        while await reply.content.readany():
+            pass
