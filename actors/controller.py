@@ -88,7 +88,7 @@ class Controller(SessionKeeper):
             # Milliseconds grow faster than versions: those of earlier controllers are all smaller.
             after=time.time_ns() // 1_000_000,
         )
-        self._table = CameraTable(config, self._directory)
+        self._table = CameraTable(config, self._directory, self._kv)
         self._decoders = DecoderCount.configured(config.cluster, self._kv.decoders() if self._restarted else 0)
         self._deletions = DeletionTracker(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
@@ -120,15 +120,16 @@ class Controller(SessionKeeper):
             ManagedElsewhereError: the name is taken by another manager, unless it is to be taken over.
             ConfigError: settings that contradict each other.
             CapacityError: no capacity, unless ``force`` is set.
+            UnavailableError: it cannot be stored, as for changing and removing one; nothing has changed.
         """
         await self._until_settled()
-        return await self._keep(self._table.add(managed, time.monotonic(), force=force, takeover=takeover))
+        return await self._told(self._table.add(managed, time.monotonic(), force=force, takeover=takeover))
 
     async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
         """Change a camera's settings; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
         ``ManagedElsewhereError``."""
         await self._until_settled()
-        return await self._keep(self._table.update(managed, time.monotonic(), takeover=takeover))
+        return await self._told(self._table.update(managed, time.monotonic(), takeover=takeover))
 
     async def tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
         """Where to test a camera's source, ``host:port`` of a decoder, and the camera with its secrets. Raises
@@ -152,8 +153,7 @@ class Controller(SessionKeeper):
         await self._until_settled()
         return self._table.managed(names)
 
-    async def _keep(self, managed: ManagedCamera) -> CameraStatus:
-        self._kv.put(managed)
+    async def _told(self, managed: ManagedCamera) -> CameraStatus:
         await self._notify()
         return self._directory.status(managed.entry.name)
 
@@ -164,10 +164,9 @@ class Controller(SessionKeeper):
         self._table.remove(name, manager=manager, takeover=takeover)
         for lost in self._deletions.add(name):
             log.warning("too many deletions wait for a replica: the memory of %s is left to expire", lost)
-            self._kv.delete_removed(lost)
-        # In this order, so that a restart in between still deletes the memory.
-        self._kv.put_removed(name)
-        self._kv.delete(name)
+            # What stays stored is ordered again after a restart.
+            with contextlib.suppress(UnavailableError):
+                self._kv.delete_removed(lost)
         await self._notify()
         # The name is free once no replica holds the old camera's memory; those that are down are not waited for.
         with contextlib.suppress(TimeoutError):
@@ -371,8 +370,7 @@ class Controller(SessionKeeper):
             self._kv.put(managed)
         for name in found.removed:
             self._deletions.add(name)
-            self._kv.put_removed(name)
-            self._kv.delete(name)
+            self._kv.remove(name)
         for name in found.left:
             log.warning("camera %s is in the configuration, but another manager has it: it stays as it is", name)
         self._kv.seed(self._config.cameras)

@@ -1,7 +1,7 @@
 """Calls to other actors with a deadline, translating Ray's errors into Sightline's; Ray's key-value store."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import ray
@@ -116,6 +116,12 @@ class RayTable:
     def get(self, key: str) -> bytes | None:
         found: bytes | None = internal_kv._internal_kv_get(key.encode(), namespace=self._namespace)
         return found
+
+    def write(self, put: Mapping[str, bytes], delete: Sequence[str] = ()) -> None:
+        for key, value in put.items():
+            self.put(key, value)
+        for key in delete:
+            self.delete(key)
 
     def put(self, key: str, value: bytes) -> None:
         internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=self._namespace)

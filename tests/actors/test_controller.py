@@ -3,10 +3,13 @@
 import asyncio
 import sqlite3
 
+import pytest
 from waiting import until_async
 
 from actors.controller import Controller
-from cluster.config import load_config
+from cluster.config import CameraEntry, load_config
+from cluster.control.cameras.managed import ManagedCamera
+from cluster.errors import UnavailableError
 from cluster.types.reports import DecoderInfo
 
 
@@ -33,5 +36,51 @@ async def _members_expire(tmp_path) -> None:
     # What could not be written is, once the disk takes it.
     controller._kv.put_counted = put
     await until_async(lambda: controller._kept == controller._directory.version, "what was counted")
+    for task in controller._background:
+        task.cancel()
+
+
+def test_what_the_disk_does_not_take_changes_no_camera(tmp_path) -> None:
+    asyncio.run(asyncio.wait_for(_cameras_stay(tmp_path), 60))
+
+
+async def _cameras_stay(tmp_path) -> None:
+    cluster = {"state_dir": str(tmp_path), "heartbeat_s": 0.1, "heartbeat_timeout_s": 30, "decoders": 1, "replicas": 1}
+    config = load_config(None, {"cluster": cluster, "questions": [{"id": "q", "text": "Fire?"}]})
+    controller = Controller(config, "run", "127.0.0.1")
+    await controller.register_decoder(DecoderInfo("decoder-0", "a", "127.0.0.1:1", "", 1), [])
+    gate, yard, moved = (
+        ManagedCamera(entry=CameraEntry(name=name, source=f"rtsp://10.0.0.{host}/stream"))
+        for name, host in (("gate", 1), ("yard", 2), ("gate", 3))
+    )
+    kept = [await controller.add_camera(gate, force=True)]
+    declared = await controller.managed_cameras()
+    disk = controller._kv._table._connection
+
+    async def refused(*changes) -> None:
+        for change in changes:
+            with pytest.raises(UnavailableError, match=r"cameras cannot be written to .*cameras\.sqlite"):
+                await change
+            assert await controller.managed_cameras() == declared
+            assert await controller.list_cameras() == kept
+            assert controller._kv.load() == declared
+            assert controller._deletions.pending_cameras == controller._kv.removed() == []
+
+    disk.execute("PRAGMA query_only = ON")
+    await refused(
+        controller.add_camera(yard, force=True), controller.update_camera(moved), controller.remove_camera("gate")
+    )
+    disk.execute("PRAGMA query_only = OFF")
+    # It fills up between the two writes of a removal.
+    disk.execute("CREATE TRIGGER full BEFORE DELETE ON kept BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+    await refused(controller.remove_camera("gate"))
+    disk.execute("DROP TRIGGER full")
+
+    await controller.update_camera(moved)
+    await controller.add_camera(yard, force=True)
+    assert [camera.entry.source.reveal()[-8:] for camera in controller._kv.load()] == ["3/stream", "2/stream"]
+    await controller.remove_camera("gate")
+    assert [camera.entry.name for camera in controller._kv.load()] == ["yard"]
+    assert controller._deletions.pending_cameras == controller._kv.removed() == ["gate"]
     for task in controller._background:
         task.cancel()

@@ -18,7 +18,8 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
     store.seed([GATE.entry])
     store.put(GATE)
     store.put(ManagedCamera(entry=CameraEntry(name="yard")))
-    store.put_removed("dock")
+    store.put(ManagedCamera(entry=CameraEntry(name="dock")))
+    store.remove("dock")
     store.put_counted({"gate": {"decoder": {"frames": 7}}})
     assert store.decoders() == 0
     store.put_decoders(3)
@@ -33,9 +34,9 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
     assert store.removed() == ["dock"]
     assert store.counted() == {"gate": {"decoder": {"frames": 7}}}
     assert store.decoders() == 3
-    store.delete("yard")
+    store.remove("yard")
     store.delete_removed("dock")
-    assert ([camera.entry.name for camera in store.load()], store.removed()) == (["gate"], [])
+    assert ([camera.entry.name for camera in store.load()], store.removed()) == (["gate"], ["yard"])
     # It holds passwords.
     assert path.stat().st_mode & 0o077 == 0
 

@@ -2,13 +2,13 @@
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from cluster.config import CameraEntry
 from cluster.control.cameras.managed import ManagedCamera, entry_from_json, entry_to_json
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, UnavailableError
 from cluster.security.private_files import FolderLock
 
 SEEDED = "seeded"
@@ -26,9 +26,9 @@ class Table(Protocol):
 
     def get(self, key: str) -> bytes | None: ...
 
-    def put(self, key: str, value: bytes) -> None: ...
-
-    def delete(self, key: str) -> None: ...
+    def write(self, put: Mapping[str, bytes], delete: Sequence[str] = ()) -> None:
+        """Put values, then delete keys: all or nothing in a durable table."""
+        ...
 
     def keys(self, prefix: str) -> list[str]:
         """Sorted keys that begin with ``prefix``."""
@@ -40,11 +40,13 @@ class FileTable:
 
     Raises:
         ConfigError: the file cannot be opened or written.
+        UnavailableError: from :meth:`write`, the disk is full or fails; nothing was changed.
     """
 
     durable = True
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             path.touch(mode=0o600)
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -57,11 +59,16 @@ class FileTable:
         row = self._connection.execute("SELECT value FROM kept WHERE key = ?", (key,)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def put(self, key: str, value: bytes) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))
-
-    def delete(self, key: str) -> None:
-        self._connection.execute("DELETE FROM kept WHERE key = ?", (key,))
+    def write(self, put: Mapping[str, bytes], delete: Sequence[str] = ()) -> None:
+        try:
+            with self._connection:
+                self._connection.execute("BEGIN")
+                self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", put.items())
+                self._connection.executemany("DELETE FROM kept WHERE key = ?", [(key,) for key in delete])
+        except sqlite3.Error as error:
+            raise UnavailableError(
+                f"the cameras cannot be written to {self._path}: {error}; make room there, and try again"
+            ) from error
 
     def keys(self, prefix: str) -> list[str]:
         found = self._connection.execute("SELECT key FROM kept ORDER BY key").fetchall()
@@ -77,7 +84,7 @@ class CameraStore:
     def begin(self, run_id: str) -> bool:
         """Note the run that uses the store; returns whether it did so before: its controller was restarted."""
         before = self._table.get(RUN)
-        self._table.put(RUN, run_id.encode())
+        self._table.write({RUN: run_id.encode()})
         return before == run_id.encode()
 
     def load(self) -> list[ManagedCamera] | None:
@@ -89,7 +96,7 @@ class CameraStore:
 
     def seed(self, entries: Sequence[CameraEntry]) -> None:
         """Store the configuration's cameras; from here on the store is authoritative."""
-        self._table.put(SEEDED, json.dumps([entry_to_json(entry, secrets=True) for entry in entries]).encode())
+        self._table.write({SEEDED: json.dumps([entry_to_json(entry, secrets=True) for entry in entries]).encode()})
 
     def seeded(self) -> list[CameraEntry]:
         """Cameras of the last configuration."""
@@ -97,20 +104,18 @@ class CameraStore:
         return [entry_from_json(entry) for entry in json.loads(value)] if value is not None else []
 
     def put(self, managed: ManagedCamera) -> None:
-        self._table.put(CAMERA + managed.entry.name, managed.to_json().encode())
+        self._table.write({CAMERA + managed.entry.name: managed.to_json().encode()})
 
-    def delete(self, name: str) -> None:
-        self._table.delete(CAMERA + name)
+    def remove(self, name: str) -> None:
+        """Delete a camera, of which every replica must delete the memory."""
+        self._table.write({REMOVED + name: b"1"}, [CAMERA + name])
 
     def removed(self) -> list[str]:
         """Removed cameras that not every replica has deleted yet."""
         return [key.removeprefix(REMOVED) for key in self._table.keys(REMOVED)]
 
-    def put_removed(self, name: str) -> None:
-        self._table.put(REMOVED + name, b"1")
-
     def delete_removed(self, name: str) -> None:
-        self._table.delete(REMOVED + name)
+        self._table.write({}, [REMOVED + name])
 
     def counted(self) -> dict[str, dict[str, dict[str, int]]]:
         """See :meth:`Directory.export_counts`."""
@@ -119,20 +124,19 @@ class CameraStore:
         return found
 
     def put_counted(self, counted: dict[str, dict[str, dict[str, int]]]) -> None:
-        self._table.put(COUNTED, json.dumps(counted).encode())
+        self._table.write({COUNTED: json.dumps(counted).encode()})
 
     def decoders(self) -> int:
         """Number of decoders that were wanted last; 0 before the first :meth:`put_decoders`."""
         return int(self._table.get(DECODERS) or 0)
 
     def put_decoders(self, count: int) -> None:
-        self._table.put(DECODERS, b"%d" % count)
+        self._table.write({DECODERS: b"%d" % count})
 
     def end(self) -> None:
         """Delete everything, unless the table is to outlive the cluster."""
         if not self._table.durable:
-            for key in self._table.keys(""):
-                self._table.delete(key)
+            self._table.write({}, self._table.keys(""))
 
 
 def lock_state(folder: Path) -> FolderLock:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.camera import CameraEntry
 from cluster.config.sources import check_files
-from cluster.control.cameras.managed import ManagedCamera
+from cluster.control.cameras.managed import ManagedCamera, check_manager
+from cluster.control.cameras.store import CameraStore
 from cluster.control.directory import Directory
 from cluster.errors import ConfigError
 from cluster.redaction.address import HIDDEN
@@ -16,11 +17,13 @@ log = logging.getLogger(__name__)
 
 
 class CameraTable:
-    """Resolves declarations against the configuration, and keeps them and the directory consistent."""
+    """Resolves declarations against the configuration, and keeps them, the directory and the ``store`` consistent: what
+    cannot be stored changes nothing. ``store``: None: nowhere."""
 
-    def __init__(self, config: SightlineConfig, directory: Directory) -> None:
+    def __init__(self, config: SightlineConfig, directory: Directory, store: CameraStore | None = None) -> None:
         self._config = config
         self._directory = directory
+        self._store = store
         self._managed: dict[str, ManagedCamera] = {}
 
     def load(self, cameras: Iterable[ManagedCamera], now_s: float) -> list[ManagedCamera]:
@@ -50,6 +53,7 @@ class CameraTable:
             ManagedElsewhereError: the name is taken by another manager, unless it is to be taken over.
             ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
             CapacityError: no capacity, unless ``force`` is set.
+            UnavailableError: it cannot be stored.
         """
         name = managed.entry.name
         known = self._managed.get(name)
@@ -60,6 +64,13 @@ class CameraTable:
         settings = camera_settings(self._config, managed.entry)
         managed = _alive(managed, known)
         self._directory.add(settings, now_s, force=force, manager=managed.manager, life=managed.life)
+        try:
+            self._keep(managed)
+        except Exception:
+            # Only the directory could tell whether it takes the camera. Nobody has seen it yet.
+            if known is None:
+                self._directory.remove(name)
+            raise
         self._managed[name] = managed
         return managed
 
@@ -71,19 +82,34 @@ class CameraTable:
             UnknownCameraError: there is none.
             ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
             ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
+            UnavailableError: it cannot be stored.
         """
         managed = managed.model_copy(update={"entry": self.restore_secrets(managed.entry)})
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
-        self._directory.update(settings, now_s, manager=managed.manager, takeover=takeover)
+        self._check_manager(settings.name, managed.manager, takeover)
         managed = _alive(managed, self._managed.get(managed.entry.name))
+        self._keep(managed)
+        self._directory.update(settings, now_s, manager=managed.manager, takeover=takeover)
         self._managed[managed.entry.name] = managed
         return managed
 
     def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
-        """See :meth:`Directory.remove`."""
+        """See :meth:`Directory.remove`. Raises ``UnavailableError`` as well: it cannot be stored."""
+        self._check_manager(name, manager, takeover)
+        if self._store is not None:
+            self._store.remove(name)
         self._directory.remove(name, manager=manager, takeover=takeover)
         self._managed.pop(name, None)
+
+    def _keep(self, managed: ManagedCamera) -> None:
+        if self._store is not None:
+            self._store.put(managed)
+
+    def _check_manager(self, name: str, manager: str | None, takeover: bool) -> None:
+        self._directory.settings(name)
+        if manager is not None:
+            check_manager(name, self._managed[name].manager, manager, takeover=takeover)
 
     def restore_secrets(self, entry: CameraEntry) -> CameraEntry:
         """The entry with the source of the camera of its name, if it has exactly that with its secrets hidden.
