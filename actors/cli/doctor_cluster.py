@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.errors import NotReadyError, SightlineError
 from cluster.redaction import redact
-from cluster.types.cameras import NOT_ASKED
 
 if TYPE_CHECKING:
     from cluster.alerts.dispatcher import Outbox
@@ -66,6 +65,8 @@ def camera_findings(cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
     if not cameras:
         yield Finding("cameras", "warning", "there is none", "sightline cameras add NAME SOURCE")
         return
+    from cluster.types.cameras import NOT_ASKED
+
     running = sum(camera.state == "running" for camera in cameras)
     silent = [camera for camera in cameras if camera.state in ("backoff", "error")]
     text = f"{running} of {len(cameras)} running"

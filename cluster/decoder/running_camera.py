@@ -291,8 +291,7 @@ class RunningCamera:
         if lane is None or lane.address != self.address:
             return None
         settled = lane.windows_done + lane.windows_gated + lane.windows_dropped
-        taken = lane.connected and not lane.queued and not lane.in_flight
-        self._count_lost(self._in_flight.set_settled(settled, lane.windows_closed, lane.window_end, taken=taken))
+        self._count_lost(self._in_flight.set_settled(settled, lane.windows_closed, lane.window_end))
         return lane
 
     def _send(self, sample: FrameSample) -> None:

@@ -119,11 +119,10 @@ class WindowsInFlight:
             self._seams.clear()
         self.stride_s = stride_s
 
-    def set_settled(self, windows: int, closed: int, window_end: int | None, *, taken: bool = False) -> int:
+    def set_settled(self, windows: int, closed: int, window_end: int | None) -> int:
         """Set what the replica tells of its windows, of any decoder's frames: how many are answered or dropped, how
         many have closed (those and the ones that wait), and the end of the last that closed since they began, on the
-        camera's clock. Fewer than before where the replica has closed the camera in between. ``taken``: it has taken
-        every frame that was sent.
+        camera's clock. Fewer than before where the replica has closed the camera in between.
 
         Returns 1 where this tells that the window that was open at :meth:`count_lost` was not continued, and is lost.
         """
@@ -133,10 +132,6 @@ class WindowsInFlight:
         elif closed < self._before:
             self._before = 0
         self._settled = max(0, windows - self._before)
-        if taken and windows == closed and window_end is not None and self._first is None:
-            # Only those behind the last are left. Of others the frames were lost on the way: the replica counts them.
-            left = math.ceil((self._end - window_end) / (self.stride_s * MICROSECONDS) - _ROUNDING)
-            self._settled += max(0, self.count() - max(0, left))
         return lost
 
     def _find_phase(self, closed: int, window_end: int | None) -> int:

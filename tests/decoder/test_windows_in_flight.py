@@ -129,24 +129,6 @@ def test_a_window_that_its_first_frame_closes_is_not_one_of_its_own(waits: bool)
     assert lost(counter, 40) == 1
 
 
-def test_frames_lost_on_the_way_to_a_living_replica_leave_nothing_under_way() -> None:
-    """It counts the windows to 24 and 32 itself."""
-    counter = WindowsInFlight(8)
-    send(counter, 0, 20)
-    settle(counter, 2, 16)
-    for second in range(20, 42):
-        counter.add_frame(sample(second))
-    assert counter.set_settled(2, 2, 16 * SECOND, taken=True) == 0
-    assert counter.count() == 4, "none has closed behind them"
-    counter.set_settled(3, 3, 40 * SECOND)
-    assert counter.count() == 3
-    counter.set_settled(2, 3, 40 * SECOND, taken=True)
-    assert counter.count() == 4, "one waits for its answer"
-    counter.set_settled(3, 3, 40 * SECOND, taken=True)
-    assert counter.count() == 1
-    assert lost(counter, 48) == 1
-
-
 def test_a_clock_that_jumps_ahead_while_nothing_is_sent_is_no_missing_video() -> None:
     unsent = UnsentWindows()
     unsent.begin(0, "shed")
