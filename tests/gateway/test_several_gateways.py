@@ -122,7 +122,7 @@ async def test_the_first_page_says_whether_the_others_answer_and_theirs_show_the
             if "gateway-2" in text:
                 break
             await asyncio.sleep(0.05)
-        about = [line for line in text.splitlines() if "process=\"gateway-" in line]
+        about = [line for line in text.splitlines() if 'process="gateway-' in line]
         assert about == [
             'sightline_process_up{process="gateway-1"} 1.0',
             'sightline_process_up{process="gateway-2"} 0.0',
