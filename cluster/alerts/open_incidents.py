@@ -133,9 +133,10 @@ class OpenIncidents:
             self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
 
     def end_camera_incidents(self, camera: str, now_s: float) -> None:
-        """End a camera's question incidents because its memory is erased; their events have no content."""
+        """End a camera's question incidents of until ``now_s`` because its memory is erased; their events have no
+        content."""
         for incident in self.oldest_first:
-            if incident.camera == camera and incident.kind == "question":
+            if incident.camera == camera and incident.kind == "question" and incident.opened_s <= now_s:
                 over = replace(bare(incident), ended_s=now_s, updated_s=now_s, reason=FORGOTTEN)
                 self._add_event(over, "end", now_s)
 

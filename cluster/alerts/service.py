@@ -305,6 +305,15 @@ class AlertService:
         if not before_s:
             self._open_incidents.end_camera_incidents(camera, now_s)
             self._tracker.reset_camera(camera)
+        return await self._erase(scope)
+
+    async def erase_removed_camera(self, camera: str, removed_s: float) -> None:
+        """Erase a camera's records until it was removed; another of its name keeps its own. Raises like the above."""
+        self._open_incidents.end_camera_incidents(camera, removed_s)
+        await self._erase(ErasureScope(camera, math.nextafter(removed_s, math.inf)))
+
+    async def _erase(self, scope: ErasureScope) -> Erased:
+        camera = scope.camera
         self._open_incidents.redact(scope)
         await self._flush()
         async with self._flushing:
