@@ -86,7 +86,7 @@ def footage_collector(
         tell,
         known=folder / KNOWN,
         run=run_id,
-        erase=service.erase_camera,
+        erase=service.erase_removed_camera,
     )
 
 

@@ -140,7 +140,11 @@ class HealthMonitor:
         fresh = status.state == "running" and status.last_frame_age_s <= STALL_S
         unanswered = self._unanswered(camera, status, now_s, stride_s, expected=fresh and asked and not patient)
         self._settle(camera, status, picture, UNANSWERED, unanswered, now_s)
-        if picture is not None and fresh and picture.pts != camera.pts:
+        if status.state in ("paused", "ended"):
+            # No picture comes that would tell.
+            for subject in (FROZEN, COVERED, SCENE):
+                self._settle(camera, status, picture, subject, _Finding(False), now_s)
+        elif picture is not None and fresh and picture.pts != camera.pts:
             elapsed_s = 0.0 if camera.looked_s is None else min(now_s - camera.looked_s, STALL_S)
             camera.pts, camera.looked_s = picture.pts, now_s
             covered = self._covered(camera, picture, elapsed_s)

@@ -6,9 +6,10 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
-from cluster.alerts.incident import Changes, Incident
+from cluster.alerts.incident import Changes, ErasureScope, Incident, IncidentDetail, IncidentQuery
 from cluster.alerts.store import AlertStore, StoredState
 from cluster.errors import CapacityError, UnavailableError
 
@@ -104,6 +105,43 @@ class Journal:
     def unwritten(self, incident_id: str) -> Incident | None:
         """The unwritten version of an incident; None when the disk is up to date, or there is none."""
         return self._waiting.incidents.get(incident_id) or self._batch.incidents.get(incident_id)
+
+    async def incidents(self, query: IncidentQuery) -> list[Incident]:
+        """Incidents that match, as last known: only unwritten ones while the store cannot be read."""
+        try:
+            kept = await self.read(lambda store: store.incidents(query))
+        except UnavailableError as error:
+            log.warning("%s", error)
+            kept = []
+        known = {each.id: each for each in kept} | self._batch.incidents | self._waiting.incidents
+        return [each for each in map(self._unerased, known.values()) if each is not None and query.matches(each)]
+
+    async def incident(self, incident_id: str, newest: Incident | None = None) -> IncidentDetail | None:
+        """One incident as last known, with those of its events and deliveries that are on disk; None for an unknown id.
+        ``newest``: its state where that is known.
+
+        Raises:
+            UnavailableError: the store cannot be read, and nothing of it is unwritten.
+        """
+        newest = newest or self.unwritten(incident_id)
+        try:
+            found = await self.read(lambda store: store.incident(incident_id))
+        except UnavailableError:
+            if newest is None:
+                raise
+            found = None
+        if newest is not None:
+            found = IncidentDetail(newest, [], []) if found is None else replace(found, incident=newest)
+        if found is None or (kept := self._unerased(found.incident)) is None:
+            return None
+        return replace(found, incident=kept)
+
+    def _unerased(self, incident: Incident | None) -> Incident | None:
+        """What erasures that are still to be written leave of it."""
+        for changes in (self._batch, self._waiting):
+            for camera, before_s in changes.erasures.items():
+                incident = incident and ErasureScope(camera, before_s).redact_incident(incident)
+        return incident
 
     async def read(self, query: Callable[[AlertStore], T]) -> T:
         """Query the store on its thread.

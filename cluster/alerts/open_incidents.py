@@ -88,6 +88,10 @@ class OpenIncidents:
         """The open incident of a subject, if any."""
         return self._open.get((camera, subject))
 
+    def find(self, incident_id: str) -> Incident | None:
+        """The open incident of that id, if any."""
+        return next((each for each in self._open.values() if each.id == incident_id), None)
+
     @property
     def oldest_first(self) -> list[Incident]:
         """All open incidents, oldest first."""
@@ -119,10 +123,8 @@ class OpenIncidents:
 
     def revise(self, incident_id: str, change: Callable[[Incident], Incident]) -> Incident | None:
         """Record a changed open incident, without an event. None when it is not open."""
-        for incident in self._open.values():
-            if incident.id == incident_id:
-                return self._record(change(incident))
-        return None
+        incident = self.find(incident_id)
+        return None if incident is None else self._record(change(incident))
 
     def end_incident(self, camera: str, subject: str, now_s: float, reason: str) -> None:
         """End the open incident, if any, with an event."""
@@ -131,9 +133,10 @@ class OpenIncidents:
             self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
 
     def end_camera_incidents(self, camera: str, now_s: float) -> None:
-        """End a camera's question incidents because its memory is erased; their events have no content."""
+        """End a camera's question incidents of until ``now_s`` because its memory is erased; their events have no
+        content."""
         for incident in self.oldest_first:
-            if incident.camera == camera and incident.kind == "question":
+            if incident.camera == camera and incident.kind == "question" and incident.opened_s <= now_s:
                 over = replace(bare(incident), ended_s=now_s, updated_s=now_s, reason=FORGOTTEN)
                 self._add_event(over, "end", now_s)
 
@@ -150,13 +153,13 @@ class OpenIncidents:
         Raises:
             NotReadyError: it has ended, or there is none of that id.
         """
-        for incident in self._open.values():
-            if incident.id == incident_id:
-                if incident.acknowledged_s is not None:
-                    return incident
-                seen_to = replace(incident, acknowledged_by=by, acknowledged_s=now_s)
-                return self._add_event(seen_to, "update", now_s, "acknowledged")
-        raise NotReadyError(f"no incident {incident_id!r} is open; `sightline incidents list` shows those that are")
+        incident = self.find(incident_id)
+        if incident is None:
+            raise NotReadyError(f"no incident {incident_id!r} is open; `sightline incidents list` shows those that are")
+        if incident.acknowledged_s is not None:
+            return incident
+        seen_to = replace(incident, acknowledged_by=by, acknowledged_s=now_s)
+        return self._add_event(seen_to, "update", now_s, "acknowledged")
 
     # -- mutes ----------------------------------------------------------------------------------
     def mute(self, mute: Mute, now_s: float) -> None:

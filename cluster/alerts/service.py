@@ -170,21 +170,18 @@ class AlertService:
 
     # -- operations -----------------------------------------------------------------------------
     async def incidents(self, query: IncidentQuery = EVERY_INCIDENT) -> list[Incident]:
-        """Incidents that match, newest first; only open ones while the store cannot be read."""
+        """Incidents that match, newest first; only those in memory while the store cannot be read."""
         found = {incident.id: incident for incident in self._open_incidents.oldest_first if query.matches(incident)}
         if not query.only_open:
-            try:
-                kept = await self._journal.read(lambda store: store.incidents(query))
-            except UnavailableError as error:
-                log.warning("%s", error)
-                kept = []
+            kept = await self._journal.incidents(query)
             # Memory is newer than the disk for open incidents.
             found = {incident.id: incident for incident in kept if not incident.open} | found
         return sorted(found.values(), key=lambda incident: -incident.opened_s)[: query.limit]
 
     async def incident(self, incident_id: str) -> IncidentDetail:
-        """One incident. Raises ``UnknownIncidentError``, or ``UnavailableError`` while the store cannot be read."""
-        found = await self._journal.read(lambda store: store.incident(incident_id))
+        """One incident. Raises ``UnknownIncidentError``, or ``UnavailableError`` while the store cannot be read and it
+        is not in memory either."""
+        found = await self._journal.incident(incident_id, self._open_incidents.find(incident_id))
         if found is None:
             raise unknown_incident(incident_id)
         return found
@@ -308,6 +305,15 @@ class AlertService:
         if not before_s:
             self._open_incidents.end_camera_incidents(camera, now_s)
             self._tracker.reset_camera(camera)
+        return await self._erase(scope)
+
+    async def erase_removed_camera(self, camera: str, removed_s: float) -> None:
+        """Erase a camera's records until it was removed; another of its name keeps its own. Raises like the above."""
+        self._open_incidents.end_camera_incidents(camera, removed_s)
+        await self._erase(ErasureScope(camera, math.nextafter(removed_s, math.inf)))
+
+    async def _erase(self, scope: ErasureScope) -> Erased:
+        camera = scope.camera
         self._open_incidents.redact(scope)
         await self._flush()
         async with self._flushing:
@@ -361,12 +367,8 @@ class AlertService:
             return ended
 
     async def _ended(self, incident_id: str) -> Incident | None:
-        """An ended incident; unwritten state takes precedence over the disk."""
-        found = self._journal.unwritten(incident_id)
-        if found is None:
-            kept = await self._journal.read(lambda store: store.incident(incident_id))
-            found = kept.incident if kept is not None else None
-        return found
+        found = await self._journal.incident(incident_id)
+        return None if found is None else found.incident
 
     def _load(self, kept: StoredState) -> None:
         """Go on from stored state, at the start or when the disk can be read again."""

@@ -133,6 +133,25 @@ def test_turned_away(make):
     assert desk.each_second(make, 60, 75) == [(70, "end", "scene-change")]
 
 
+@pytest.mark.parametrize("state", ["paused", "ended"])
+@pytest.mark.parametrize(
+    ("subject", "wrong"),
+    [
+        ("frozen-image", {"still_s": 100.0}),
+        ("covered-lens", {"spread": 4.0}),
+        ("scene-change", {"strangeness": 0.8}),
+    ],
+)
+def test_a_camera_that_shows_nothing_on_purpose_has_no_bad_picture(make, state, subject, wrong):
+    desk = Desk()
+    desk.each_second(make, 0, 60)
+    assert [each[1:] for each in desk.each_second(make, 60, 100, **wrong)] == [("new", subject)]
+    told = [(t, *each) for t in range(100, 200) for each in desk.look(make.status(state=state), None, t)]
+    assert told == [(110, "end", subject)]
+    # Going on as before, it is another one.
+    assert [each[1:] for each in desk.each_second(make, 200, 240, **wrong)] == [("new", subject)]
+
+
 def test_what_is_switched_off_is_not_looked_for(make):
     desk = Desk(HealthConfig(frozen={"enabled": False}))
     assert desk.each_second(make, 0, 100, still_s=1000.0) == []

@@ -134,7 +134,7 @@ def test_a_camera_is_forgotten_and_the_others_are_not(tmp_path):
     assert store.bytes_stored == 300
     assert store.trouble == ""
     put(store, 5, at_s=NOW + 60)
-    assert store.delete_camera("gate", before_s=NOW + 30).files == 2
+    assert store.delete_camera("gate", begun_before_s=NOW + 30).files == 2
     assert store.find(incident(5), "clip") is not None
 
 

@@ -348,6 +348,58 @@ async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypa
         assert list((tmp_path / "clips").iterdir()) == []
 
 
+async def refuse(running, on):
+    """SQLite itself writes nothing."""
+    await running.service._journal.read(lambda store: store._db.execute(f"PRAGMA query_only = {on}").fetchall())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_what_a_camera_that_is_added_again_shows_is_its_own(tmp_path, h264, monkeypatch, restarted):
+    """The database takes nothing when it is removed: what is still to be erased is of the one before."""
+    sweeps = []
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SWEEP_S", 0.02)
+    async with site(tmp_path) as running:
+        await running.collector.retain_cameras({"gate": "1", "yard": "1"})
+        running.feed(h264, 130)
+        old = await running.alert(5.0)
+        await running.settled(old.id)
+        yard = await running.alert(5.0, camera="yard")
+        await refuse(running, 1)
+        await running.collector.retain_cameras({"gate": "2", "yard": "1"})
+        if restarted:
+            await running.stop_alerting()
+            await running.start_alerting()
+            await refuse(running, 1)
+        erase = running.collector._erase
+
+        async def counted(*arguments):
+            sweeps.append(arguments)
+            await erase(*arguments)
+
+        running.collector._erase = counted
+        await until_async(lambda: sweeps)
+        # Its clip waits for the last second meanwhile.
+        running.feed(h264, 170)
+        new = await running.alert(8.0)
+        before = len(sweeps)
+        await until_async(lambda: len(sweeps) > before + 2)
+        assert [each.id for each in running.service.open_incidents() if each.camera == "gate"] == [new.id]
+        running.feed(h264, 200)
+
+        def clip():
+            return next(each.clip for each in running.service.open_incidents() if each.id == new.id)
+
+        await until_async(lambda: clip() != "waiting")
+        assert clip() == "whole"
+        await refuse(running, 0)
+        await until_async(lambda: not running.collector._owed)
+        assert {each.id for each in await running.service.incidents()} == {new.id, yard.id}
+        assert (await running.incident(new.id)).open
+        assert running.store.find(old.id, "clip") is None
+        assert running.store.find(new.id, "clip") is not None
+        assert json.loads((tmp_path / "known.json").read_text())["owed"] == {}
+
+
 async def test_cameras_of_another_run_are_not_taken_for_removed(tmp_path, h264):
     async with site(tmp_path) as running:
         await running.collector.retain_cameras({"gate": "1", "yard": "1"})

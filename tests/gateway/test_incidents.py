@@ -1,7 +1,9 @@
 """``Incidents``: the service over the wire, through the gateway's proxy, and who may see and do what."""
 
 import asyncio
-from contextlib import asynccontextmanager
+import threading
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -98,6 +100,43 @@ async def test_everything_a_person_does(tmp_path, make, until):
             assert outbox.sinks["log"][0] == "log"
             assert outbox.sinks["log"][1].delivered >= 2
             assert await in_thread(client.resend) == 0
+
+
+@pytest.mark.parametrize("hung", [False, True])
+async def test_what_is_only_in_memory_is_seen_and_acknowledged(tmp_path, make, hung, monkeypatch):
+    """The database takes no writes, or answers nothing at all."""
+    async with gateway(tmp_path) as (service, address):
+        answers = threading.Event()
+        journal = service._journal
+        monkeypatch.setattr(journal, "_deadline_s", 0.2)
+        if hung:
+            journal._thread.submit(answers.wait, 60.0)
+        else:
+            await journal.read(lambda store: store._db.execute("PRAGMA query_only = 1").fetchall())
+        open_both(service, make)
+        for window in (1, 2):
+            service.accept_answer(replace(make.answer(window, stream="yard"), score=0.0, positive=False))
+        await service._flush()
+        assert journal.trouble
+        with ExitStack() as stack:
+            stack.callback(answers.set)
+            client = stack.enter_context(GatewayClient(address))
+            found = {each.camera: each for each in await in_thread(client.incidents)}
+            assert {camera: each.open for camera, each in found.items()} == {"gate": True, "yard": False}
+            for each in found.values():
+                assert (await in_thread(client.incident, each.id)).incident == each
+                assert (await in_thread(client.review, each.id, "confirmed", "ann")).verdict == "confirmed"
+            gate, yard = found["gate"].id, found["yard"].id
+            assert (await in_thread(client.acknowledge, gate, "ann")).acknowledged_by == "ann"
+            assert (await in_thread(client.incident, gate)).incident.acknowledged_by == "ann"
+            with pytest.raises(UnavailableError if hung else SightlineError):
+                await in_thread(client.incident, "nothing")
+            # What is to be erased is not shown any more.
+            with pytest.raises(UnavailableError):
+                await service.erase_camera("yard")
+            assert [each.id for each in await in_thread(client.incidents)] == [gate]
+            with pytest.raises(SightlineError, match="there is no incident"):
+                await in_thread(client.incident, yard)
 
 
 async def test_following(tmp_path, make, until):

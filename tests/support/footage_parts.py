@@ -218,7 +218,7 @@ class Site:
             lambda news: self.service.set_clip_state(news.incident, news.clip, news.note),
             known=self._folder / "known.json",
             run="run",
-            erase=lambda camera: self.service.erase_camera(camera),
+            erase=lambda *removed: self.service.erase_removed_camera(*removed),
         )
         self.service = AlertService(self.config, self._folder, on_event=self.collector.handle_event)
         await self.service.start()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +61,8 @@ class FootageCollector:
         record: see :data:`Record`.
         tell: receives the outcome of each incident's clip.
         run: id of this run; a removed camera's footage is deleted only if the camera was known in the same run.
-        erase: erases the records of a removed camera's incidents; raises ``SightlineError`` and is retried.
+        erase: erases the records of incidents that a camera had at the Unix time when it was removed; raises
+            ``SightlineError`` and is retried.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class FootageCollector:
         *,
         known: Path,
         run: str,
-        erase: Callable[[str], Awaitable[object]],
+        erase: Callable[[str, float], Awaitable[object]],
     ) -> None:
         self._settings = settings
         self.store = store
@@ -87,8 +89,7 @@ class FootageCollector:
         self._known_file = known
         self._run = run
         self._erase = erase
-        self._cameras = _read_known(known, run)
-        self._owed: set[str] = set()
+        self._cameras, self._owed = _read_known(known, run)
 
     def start(self, waiting: Iterable[Incident] = ()) -> None:
         """Start collecting; ``waiting``: incidents whose clip a previous process had not finished."""
@@ -134,43 +135,59 @@ class FootageCollector:
 
     async def delete_footage(self, camera: str, before_s: float = 0.0) -> Deleted:
         """Delete footage older than ``before_s`` seconds, including clips in progress; 0 deletes all of the camera."""
-        at_s = time.time() - before_s if before_s else None
+        # A file shows time before it was begun.
+        begun_s = time.time() - before_s + self.store.clip_lookback_s if before_s else math.inf
         if before_s <= self.store.clip_lookback_s:
-            mine = [(*each, kind) for (_, kind), each in self._work.items() if each[0].camera == camera]
-            for _, task, _ in mine:
-                task.cancel()
-            await asyncio.gather(*(task for _, task, _ in mine), return_exceptions=True)
-            for incident, _, kind in mine:
-                self._settle(incident, kind, "none", "no clip: the camera's memory was deleted")
-        return await self._on_disk(lambda: self.store.delete_camera(camera, before_s=at_s))
+            await self._cancel_clips(camera)
+        return await self._on_disk(lambda: self.store.delete_camera(camera, begun_before_s=begun_s))
+
+    async def _cancel_clips(self, camera: str) -> None:
+        mine = [(*each, kind) for (_, kind), each in self._work.items() if each[0].camera == camera]
+        for _, task, _ in mine:
+            task.cancel()
+        await asyncio.gather(*(task for _, task, _ in mine), return_exceptions=True)
+        for incident, _, kind in mine:
+            self._settle(incident, kind, "none", "no clip: the camera's memory was deleted")
 
     async def retain_cameras(self, lives: Mapping[str, str]) -> None:
         """Delete the footage of cameras that are not in ``lives`` (name -> life), or are there with another life."""
         if lives == self._cameras:
             return
-        gone = {camera for camera, life in self._cameras.items() if lives.get(camera) != life}
-        self._owed = {camera for camera in sorted(self._owed | gone) if not await self._delete_removed(camera)}
-        self._cameras = {camera: self._cameras[camera] for camera in self._owed} | dict(lives)
-        body = json.dumps({"run": self._run, "cameras": self._cameras})
-        await self._on_disk(lambda: _write_known(self._known_file, body))
+        gone = [camera for camera, life in sorted(self._cameras.items()) if lives.get(camera) != life]
+        self._cameras = dict(lives)
+        for camera in gone:
+            # From here on no clip of what went on is begun, see _begin.
+            self._owed[camera] = time.time()
+            await self._cancel_clips(camera)
+        for camera in gone:
+            await self._delete_removed(camera)
+        await self._write_known()
 
-    async def _delete_removed(self, camera: str) -> bool:
+    async def _delete_removed(self, camera: str) -> None:
+        """Delete what a removed camera left; of another of its name, which there may be by now, nothing."""
+        removed_s = self._owed.get(camera)
+        if removed_s is None:
+            return
         try:
-            # Records first: an incident that ends may still request a clip of its end.
             try:
-                await self._erase(camera)
+                await self._erase(camera, removed_s)
             finally:
-                deleted = await self.delete_footage(camera)
+                deleted = await self._on_disk(lambda: self.store.delete_camera(camera, begun_before_s=removed_s))
         except SightlineError as error:
             log.error("camera %s was removed, but the records of its incidents could not be erased: %s", camera, error)
-            return False
+            return
+        if self._owed.get(camera) == removed_s:
+            del self._owed[camera]
         log.info("camera %s was removed: deleted %d snapshots and clips", camera, deleted.files)
-        return True
+
+    async def _write_known(self) -> None:
+        body = json.dumps({"run": self._run, "cameras": self._cameras, "owed": self._owed})
+        await self._on_disk(lambda: _write_known(self._known_file, body))
 
     # -- one clip -------------------------------------------------------------------------------
     def _begin(self, incident: Incident, kind: Kind) -> None:
         key = (incident.id, kind)
-        if key in self._work:
+        if key in self._work or incident.opened_s <= self._owed.get(incident.camera, 0.0):
             return
         if len(self._work) >= self._settings.at_once:
             self._settle(
@@ -248,9 +265,10 @@ class FootageCollector:
         while True:
             with contextlib.suppress(StorageError):
                 await self._on_disk(lambda: self.store.sweep(time.time()))
-            for camera in sorted(self._owed):
-                if await self._delete_removed(camera):
-                    self._owed.discard(camera)
+            if owed := sorted(self._owed):
+                for camera in owed:
+                    await self._delete_removed(camera)
+                await self._write_known()
             metrics.footage_bytes.set(self.store.bytes_stored)
             with contextlib.suppress(OSError):
                 metrics.disk_free_bytes.labels("clips").set(await self._on_disk(self.store.free_bytes))
@@ -352,12 +370,13 @@ def _filled(draft: DraftFile, data: bytes) -> None:
     draft.commit()
 
 
-def _read_known(file: Path, run: str) -> dict[str, str]:
+def _read_known(file: Path, run: str) -> tuple[dict[str, str], dict[str, float]]:
+    """Lives of cameras, and when those were removed whose footage or records are still to be deleted."""
     try:
         body = json.loads(file.read_text())
-        return dict(body["cameras"]) if body["run"] == run else {}
+        return (dict(body["cameras"]), dict(body["owed"])) if body["run"] == run else ({}, {})
     except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        return {}, {}
 
 
 def _write_known(file: Path, body: str) -> None:

@@ -234,15 +234,15 @@ class FootageStore:
             self.expired += gone.files
             return gone
 
-    def delete_camera(self, camera: str, *, before_s: float | None = None) -> Deleted:
-        """Delete all files of a camera, including those being written; with ``before_s`` (seconds since 1970), only
-        those that may show earlier time.
+    def delete_camera(self, camera: str, *, begun_before_s: float = math.inf) -> Deleted:
+        """Delete the files of a camera, including those being written, that were begun before ``begun_before_s``,
+        seconds since 1970.
 
         Raises:
             StorageError: a file could not be deleted.
         """
         key = camera_key(camera)
-        until_ms = math.inf if before_s is None else (before_s + self.clip_lookback_s) * 1000
+        until_ms = begun_before_s * 1000
 
         def goes(stored: StoredFile) -> bool:
             return stored.camera == key and stored.at_ms < until_ms
@@ -254,7 +254,7 @@ class FootageStore:
             with self._explained():
                 self._sync_folder()
             names = [path.name for path in self._folder.iterdir() if f"-{key}-" in path.name]
-            left = [name for name in names if before_s is None or _begun_ms(name) < until_ms]
+            left = [name for name in names if _begun_ms(name) < until_ms]
             if left:
                 raise StorageError(f"{len(left)} files of camera {camera!r} could not be deleted: {left[0]}")
             return gone
