@@ -134,8 +134,7 @@ class Directory:
             UnknownCameraError: no such camera.
             ManagedElsewhereError: it belongs to another manager, unless it is to be taken over.
         """
-        camera = self._require(settings.name)
-        check_manager(settings.name, camera.manager, manager, takeover=takeover)
+        camera = self.check_manager(settings.name, manager, takeover=takeover)
         camera.manager = manager
         if camera.settings != settings:
             if settings.paused:
@@ -157,9 +156,7 @@ class Directory:
             ManagedElsewhereError: it belongs to another manager than ``manager`` (``None``: not checked), and is not
                 taken over.
         """
-        if manager is not None:
-            check_manager(name, self._require(name).manager, manager, takeover=takeover)
-        self._require(name)
+        self.check_manager(name, manager, takeover=takeover)
         del self._cameras[name]
         self.decoder_table.remove(name)
         self._fleet.remove(name)
@@ -431,6 +428,18 @@ class Directory:
             UnknownCameraError: no such camera.
         """
         return report.picture if (report := self._require(name).report) is not None else None
+
+    def check_manager(self, name: str, manager: str | None, *, takeover: bool = False) -> CameraRecord:
+        """The camera, if ``manager`` (``None``: not checked) may change it.
+
+        Raises:
+            UnknownCameraError: no such camera.
+            ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
+        """
+        camera = self._require(name)
+        if manager is not None:
+            check_manager(name, camera.manager, manager, takeover=takeover)
+        return camera
 
     def _require(self, name: str) -> CameraRecord:
         try:

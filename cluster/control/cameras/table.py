@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.camera import CameraEntry
 from cluster.config.sources import check_files
-from cluster.control.cameras.managed import ManagedCamera, check_manager
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.store import CameraStore
 from cluster.control.directory import Directory
 from cluster.errors import ConfigError
@@ -87,7 +87,7 @@ class CameraTable:
         managed = managed.model_copy(update={"entry": self.restore_secrets(managed.entry)})
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
-        self._check_manager(settings.name, managed.manager, takeover)
+        self._directory.check_manager(settings.name, managed.manager, takeover=takeover)
         managed = _alive(managed, self._managed.get(managed.entry.name))
         self._keep(managed)
         self._directory.update(settings, now_s, manager=managed.manager, takeover=takeover)
@@ -96,7 +96,7 @@ class CameraTable:
 
     def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
         """See :meth:`Directory.remove`. Raises ``UnavailableError`` as well: it cannot be stored."""
-        self._check_manager(name, manager, takeover)
+        self._directory.check_manager(name, manager, takeover=takeover)
         if self._store is not None:
             self._store.remove(name)
         self._directory.remove(name, manager=manager, takeover=takeover)
@@ -105,11 +105,6 @@ class CameraTable:
     def _keep(self, managed: ManagedCamera) -> None:
         if self._store is not None:
             self._store.put(managed)
-
-    def _check_manager(self, name: str, manager: str | None, takeover: bool) -> None:
-        self._directory.settings(name)
-        if manager is not None:
-            check_manager(name, self._managed[name].manager, manager, takeover=takeover)
 
     def restore_secrets(self, entry: CameraEntry) -> CameraEntry:
         """The entry with the source of the camera of its name, if it has exactly that with its secrets hidden.
