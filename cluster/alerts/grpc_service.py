@@ -19,7 +19,7 @@ from cluster.alerts.incident import (
     Verdict,
 )
 from cluster.alerts.service import AlertService
-from cluster.alerts.timeline_store import DEFAULT_COOLDOWN_S, CameraTimeline, ScoreBin, StateChange
+from cluster.alerts.timeline_store import CameraTimeline, ScoreBin, StateChange
 from cluster.errors import ConfigError
 from cluster.security.roles import EVERY
 from cluster.wire.mapping import from_message, to_message
@@ -64,8 +64,7 @@ def timeline_from_proto(message: pb.TimelineReply) -> CameraTimeline:
         each.question: [ScoreBin(*row) for row in zip(*(getattr(each, name) for name in _COLUMNS), strict=True)]
         for each in message.questions
     }
-    cooldown_s = message.cooldown_s if message.HasField("cooldown_s") else DEFAULT_COOLDOWN_S
-    return CameraTimeline(scores, [from_message(StateChange, each) for each in message.states], cooldown_s)
+    return CameraTimeline(scores, [from_message(StateChange, each) for each in message.states], message.cooldown_s)
 
 
 MOST_LISTED = 1000

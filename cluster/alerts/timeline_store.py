@@ -60,18 +60,14 @@ class StateChange:
     gaps: int
 
 
-DEFAULT_COOLDOWN_S = 60.0
-"""The configuration's own default, for a cluster that does not tell its cooldown."""
-
-
 @dataclass(frozen=True, slots=True)
 class CameraTimeline:
     """What one camera answered and was, oldest first; ``states`` begins with the one at the beginning.
-    ``cooldown_s``: of questions that have none of their own."""
+    ``cooldown_s``: of questions that have none of their own, as the service tells its clients."""
 
     scores: dict[str, list[ScoreBin]] = field(default_factory=dict)
     states: list[StateChange] = field(default_factory=list)
-    cooldown_s: float = DEFAULT_COOLDOWN_S
+    cooldown_s: float = 0.0
 
 
 Hour = tuple[str, str, int]
