@@ -10,10 +10,12 @@ import contextlib
 import logging
 import os
 import random
+import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from actors.remote import CONTROLLER, RayTable, own_host
 from actors.sessions import SessionKeeper
@@ -23,8 +25,7 @@ from cluster.alerts.health import CameraStates
 from cluster.config import CameraEntry, SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, DeletionTracker, Route
-from cluster.control.cameras.changes import merge_configuration
-from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera
+from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.store import CameraStore, FileTable
 from cluster.control.cameras.table import CameraTable
 from cluster.control.decoder_count import DecoderCount
@@ -45,11 +46,10 @@ from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import is_serving
 
 log = logging.getLogger(__name__)
-
+T = TypeVar("T")
 
 FORGET_HEARTBEATS = 4
 """Heartbeats for which a removal waits until every live replica has deleted the camera's memory."""
-
 
 COUNT_REPLICAS_S = 5.0
 """Interval of per-replica metrics, which iterate over all cameras."""
@@ -164,9 +164,7 @@ class Controller(SessionKeeper):
         self._table.remove(name, manager=manager, takeover=takeover)
         for lost in self._deletions.add(name):
             log.warning("too many deletions wait for a replica: the memory of %s is left to expire", lost)
-            # What stays stored is ordered again after a restart.
-            with contextlib.suppress(UnavailableError):
-                self._kv.delete_removed(lost)
+            self._delete_removed(lost)
         await self._notify()
         # The name is free once no replica holds the old camera's memory; those that are down are not waited for.
         with contextlib.suppress(TimeoutError):
@@ -281,7 +279,7 @@ class Controller(SessionKeeper):
         alive = {info.instance for info in self._directory.replicas.values()}
         done = self._deletions.confirm(instance, forgotten, alive)
         for name in done:
-            self._kv.delete_removed(name)
+            self._delete_removed(name)
         if done:
             await self._notify()
         # Until the table is settled, it does not contain all cameras.
@@ -331,6 +329,11 @@ class Controller(SessionKeeper):
         return {"controller": self._metrics.address} | {name: info.metrics_address for name, info in infos}
 
     # -- inside ---------------------------------------------------------------------------------
+    def _delete_removed(self, camera: str) -> None:
+        # What stays stored is ordered again after a restart.
+        with contextlib.suppress(UnavailableError):
+            self._kv.delete_removed(camera)
+
     def _replica_addresses(self) -> dict[str, str]:
         return {name: info.address for name, info in self._directory.replicas.items()}
 
@@ -346,35 +349,27 @@ class Controller(SessionKeeper):
 
     async def _settle(self) -> None:
         """Place the cameras once the decoders are there; after a restart, once everyone is back, so that none moves."""
-        cameras = self._kv.load()
-        if cameras is None:
-            cameras = [ManagedCamera(entry=entry, manager=CONFIGURATION) for entry in self._config.cameras]
-            for managed in cameras:
-                self._kv.put(managed)
-            self._kv.seed(self._config.cameras)
-            await self._wait_for_members(replicas=0)
-        else:
-            cameras = self._follow_configuration(cameras)
-            # Replicas of a new cluster hold no cameras, so that none can move.
-            await self._wait_for_members(self._config.cluster.replicas if self._restarted else 0)
-        self._directory.restore_counts(self._kv.counted())
-        for managed in self._table.load(cameras, time.monotonic()):
-            self._kv.put(managed)
+        found = await self._until_kept(lambda: self._kv.follow(self._config.cameras))
+        for name in found.removed:
+            self._deletions.add(name)
+        for name in found.left:
+            log.warning("camera %s is in the configuration, but another manager has it: it stays as it is", name)
+        # Replicas of a new cluster hold no cameras, so that none can move.
+        await self._wait_for_members(self._config.cluster.replicas if self._restarted else 0)
+        self._directory.restore_counts(await self._until_kept(self._kv.counted))
+        new = self._table.load(found.cameras, time.monotonic())
+        await self._until_kept(lambda: self._kv.put(*new))
         self._settled.set()
         await self._notify()
 
-    def _follow_configuration(self, cameras: Sequence[ManagedCamera]) -> list[ManagedCamera]:
-        """Apply changes between the last configuration and this one to the cameras it manages."""
-        found = merge_configuration(self._kv.seeded(), self._config.cameras, cameras)
-        for managed in found.changed:
-            self._kv.put(managed)
-        for name in found.removed:
-            self._deletions.add(name)
-            self._kv.remove(name)
-        for name in found.left:
-            log.warning("camera %s is in the configuration, but another manager has it: it stays as it is", name)
-        self._kv.seed(self._config.cameras)
-        return found.cameras
+    async def _until_kept(self, call: Callable[[], T]) -> T:
+        """What a call to the store returns, once the disk takes it."""
+        while True:
+            try:
+                return call()
+            except (UnavailableError, sqlite3.Error) as error:
+                log.error("no camera is placed yet: %s", error)
+                await asyncio.sleep(self._config.cluster.heartbeat_s)
 
     async def _wait_for_members(self, replicas: int) -> None:
         decoders, timeout_s = self._decoders.count, self._config.cluster.heartbeat_timeout_s

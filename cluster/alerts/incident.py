@@ -47,7 +47,8 @@ class Incident:
     * ``level``: highest threshold at which it would have opened, that is, the lowest score of a run that opens one
     * ``opened_s``, ``updated_s``, ``ended_s``: seconds since 1970; ``ended_s`` is None while it is open
     * ``text``: of the newest positive window, or what is wrong with the camera; ``reason``: why it ended
-    * ``events``: number of its events; ``announced``: at least one of them was for the sinks
+    * ``events``: number of its events; ``announced_s``, ``told_s``: when the first and the newest of them that were for
+      the sinks happened, None before
     * ``snapshot_url``, ``clip_url``: where they are served, empty where none are kept
     * ``clip``: its state; ``footage_note``: what is missing and why
     * ``question``: its text, empty for a camera's state
@@ -72,7 +73,8 @@ class Incident:
     acknowledged_s: float | None = None
     muted: bool = False
     events: int = field(default=0, metadata={"wire": ""})
-    announced: bool = field(default=False, metadata={"wire": ""})
+    announced_s: float | None = field(default=None, metadata={"wire": ""})
+    told_s: float | None = field(default=None, metadata={"wire": ""})
     snapshot_url: str = ""
     clip_url: str = ""
     clip: ClipState = ""
@@ -118,7 +120,8 @@ EVERY_INCIDENT = IncidentQuery()
 class AlertEvent:
     """One event of an incident, with the incident's state at that time.
 
-    ``key`` is the idempotency key: receivers drop events they have seen. ``quiet``: muted, recorded only. Events with
+    ``key`` is the idempotency key: receivers drop events they have seen. ``quiet``: muted, recorded only.
+    ``before_s``: when the incident's event before it that was for the sinks happened, None for the first. Events with
     causes ``clip`` and ``review`` go to followers only, see :func:`clip_settled`.
     """
 
@@ -128,6 +131,7 @@ class AlertEvent:
     incident: Incident
     quiet: bool = False
     cause: EventCause = ""
+    before_s: float | None = field(default=None, metadata={"wire": ""})
 
     def body(self) -> dict[str, Any]:
         """JSON form sent by every sink; described in ``docs/alerts.md``."""

@@ -213,10 +213,14 @@ class OpenIncidents:
     def _add_event(self, incident: Incident, kind: EventKind, now_s: float, cause: EventCause = "") -> Incident:
         muted = any(mute.covers(incident.camera, incident.subject, now_s) for mute in self._mutes.values())
         # An announced incident is also ended for the sinks, muted or not; one never announced ends silently.
-        quiet = not incident.announced if kind == "end" else muted
-        if kind == "update" and not incident.announced:
+        before_s = incident.told_s
+        quiet = before_s is None if kind == "end" else muted
+        if kind == "update" and before_s is None:
             kind = "new"
-        incident = replace(incident, events=incident.events + 1, muted=muted, announced=incident.announced or not quiet)
+        incident = replace(incident, events=incident.events + 1, muted=muted)
+        if not quiet:
+            first_s = now_s if incident.announced_s is None else incident.announced_s
+            incident = replace(incident, announced_s=first_s, told_s=now_s)
         key = event_key(incident.id, incident.events)
-        self._changes.events[key] = AlertEvent(key, kind, now_s, incident, quiet, cause)
+        self._changes.events[key] = AlertEvent(key, kind, now_s, incident, quiet, cause, before_s)
         return self._record(incident)

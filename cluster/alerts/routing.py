@@ -1,12 +1,13 @@
-"""Which sinks get which events, what sinks are told besides, and test messages (``SinkRoutes``)."""
+"""Which sinks get which events and as what, what sinks are told besides, and test messages (``SinkRoutes``)."""
 
 import asyncio
 import io
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from cluster.alerts.incident import AlertEvent, EventKind, Incident
+from cluster.alerts.incident import AlertEvent, Delivery, EventKind, Incident
 from cluster.alerts.sinks import CameraSink, DeliveryError, PictureSink, ReadPicture, Sink
 from cluster.config import CameraConfig
 from cluster.config.alerts import SinkConfig
@@ -32,11 +33,17 @@ class SinkRoutes:
         """Kind by name."""
         return {name: each.kind for name, each in self._configured.items()}
 
-    def names_for(self, event: AlertEvent) -> list[str]:
-        """Sinks that get an event; a muted one goes to none."""
-        incident = event.incident
-        what = incident.camera, incident.severity, event.kind, event.at_s, incident.opened_s
-        return [] if event.quiet else [name for name, each in self._configured.items() if each.wants(*what)]
+    def deliveries(self, event: AlertEvent) -> Iterator[Delivery]:
+        """An event as each sink gets it; a muted one goes to none."""
+        for name, sink in self._configured.items():
+            if (kind := _told_as(sink, event)) is not None:
+                yield Delivery(replace(event, kind=kind), name)
+
+    def as_told(self, delivery: Delivery) -> Delivery:
+        """A stored delivery, whose event is the recorded one, as its sink gets it."""
+        sink = self._configured.get(delivery.sink)
+        kind = _told_as(sink, delivery.event) if sink is not None else None
+        return delivery if kind is None else replace(delivery, event=replace(delivery.event, kind=kind))
 
     def use_pictures(self, read: ReadPicture) -> None:
         """Where sinks that send snapshots read them."""
@@ -96,13 +103,29 @@ def _test_incident() -> Incident:
         opened_s=now_s,
         updated_s=now_s,
         text="This is a test of Sightline's alerts; nothing has happened.",
-        announced=True,
+        announced_s=now_s,
+        told_s=now_s,
     )
 
 
-def _at(incident: Incident, kind: EventKind) -> Incident:
-    from dataclasses import replace
+def _told_as(sink: SinkConfig, event: AlertEvent) -> EventKind | None:
+    """What an event is for one sink: what it hears first is ``new``, and what it never heard of does not end. None:
+    it does not get it."""
+    incident, kind = event.incident, event.kind
+    if event.quiet or incident.announced_s is None or not sink.wants(incident.camera, incident.severity):
+        return None
+    quiet = sink.quiet_for(incident.severity)
+    if quiet is not None:
+        if event.before_s is None or event.before_s < quiet.end_after(incident.announced_s):
+            if kind == "end":
+                return None
+            kind = "new"
+        if kind != "end" and quiet.covers(event.at_s):
+            return None
+    return kind if kind in sink.events else None
 
+
+def _at(incident: Incident, kind: EventKind) -> Incident:
     return incident if kind != "end" else replace(incident, ended_s=time.time())
 
 

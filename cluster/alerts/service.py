@@ -288,7 +288,7 @@ class AlertService:
         async with self._flushing:
             most = self._config.max_events
             letters = await self._journal.read(lambda store: store.dead(sink=sink, key=key, limit=most, scope=scope))
-            chosen = [Delivery(letter.event, letter.sink) for letter in letters]
+            chosen = [self.routes.as_told(Delivery(letter.event, letter.sink)) for letter in letters]
             await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
             self._dispatcher.enqueue(chosen)
             return len(chosen)
@@ -378,7 +378,7 @@ class AlertService:
         self._health.load(kept.tracks)
         if kept.pending:
             log.info("resuming delivery of %d alerts", len(kept.pending))
-        self._dispatcher.enqueue(kept.pending)
+        self._dispatcher.enqueue(map(self.routes.as_told, kept.pending))
         self._changed.set()
 
     def _settle(self, delivery: Delivery) -> None:
@@ -399,7 +399,7 @@ class AlertService:
             changes = self._open_incidents.pop_changes()
             settled, self._settled = self._settled, {}
             revised, self._revised = self._revised, []
-            routed = [Delivery(e, name) for e in changes.events.values() for name in self.routes.names_for(e)]
+            routed = [each for event in changes.events.values() for each in self.routes.deliveries(event)]
             changes.deliveries = settled | {(each.event.key, each.sink): each for each in routed}
             if not changes:
                 return

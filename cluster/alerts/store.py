@@ -8,7 +8,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +22,6 @@ from cluster.alerts.incident import (
     DeliveryState,
     Erased,
     ErasureScope,
-    EventCause,
-    EventKind,
     Incident,
     IncidentDetail,
     IncidentQuery,
@@ -130,20 +128,16 @@ def incident_of(text: str) -> Incident:
 
 def event_text(event: AlertEvent) -> str:
     """Serialise an event with its incident as of then."""
-    body = {"key": event.key, "kind": event.kind, "at_s": event.at_s, "quiet": event.quiet, "cause": event.cause}
-    return json.dumps(body | {"incident": incident_to_dict(event.incident)})
+    return json.dumps(asdict(event))
 
 
 def event_of(text: str) -> AlertEvent:
     """The inverse of :func:`event_text`."""
     body = json.loads(text)
-    kind, incident = cast(EventKind, body["kind"]), incident_from_dict(body["incident"])
-    # Files of an earlier version have no causes.
-    cause = cast(EventCause, body.get("cause", ""))
-    return AlertEvent(body["key"], kind, body["at_s"], incident, body["quiet"], cause)
+    return AlertEvent(**body | {"incident": incident_from_dict(body["incident"])})
 
 
-VERSION = 1
+VERSION = 2
 PAGE_BYTES = 4096
 
 _SCHEMA = """

@@ -1,7 +1,7 @@
 """``alerts:`` and ``clips:`` — incident rules, health checks, sinks and incident footage."""
 
 import inspect
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Self, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -105,6 +105,14 @@ class QuietHoursConfig(Section):
         start, end = time.fromisoformat(self.start), time.fromisoformat(self.end)
         return start <= now < end if start < end else now >= start or now < end
 
+    def end_after(self, at_s: float) -> float:
+        """When those that cover a moment are over, seconds since 1970; the moment itself if none do."""
+        if not self.covers(at_s):
+            return at_s
+        now = datetime.fromtimestamp(at_s, ZoneInfo(self.timezone))
+        end = datetime.combine(now, time.fromisoformat(self.end), now.tzinfo)
+        return (end if end > now else end + timedelta(days=1)).timestamp()
+
 
 class SinkConfig(Section):
     """A destination of alerts."""
@@ -129,16 +137,15 @@ class SinkConfig(Section):
         """Whether the camera's incidents are for this sink."""
         return not self.cameras or any(fnmatchcase(camera, pattern) for pattern in self.cameras)
 
-    def wants(self, camera: str, severity: Severity, event: EventKind, at_s: float, opened_s: float) -> bool:
-        """Whether an event passes the sink's filters; ``at_s``, ``opened_s``: of the event and of its incident, seconds
-        since 1970."""
-        if not self.watches(camera) or event not in self.events or not _reaches(severity, self.min_severity):
-            return False
+    def wants(self, camera: str, severity: Severity) -> bool:
+        """Whether incidents of that severity at the camera are for this sink, at some hour."""
+        return self.watches(camera) and _reaches(severity, self.min_severity)
+
+    def quiet_for(self, severity: Severity) -> QuietHoursConfig | None:
+        """The quiet hours that hold back incidents of that severity, if any."""
         quiet = self.quiet_hours
-        if quiet is None or (quiet.min_severity is not None and _reaches(severity, quiet.min_severity)):
-            return True
-        # What was told before they began is told to be over.
-        return not quiet.covers(at_s) or (event == "end" and not quiet.covers(opened_s))
+        graver = quiet is not None and quiet.min_severity is not None and _reaches(severity, quiet.min_severity)
+        return None if graver else quiet
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -40,6 +40,28 @@ async def _members_expire(tmp_path) -> None:
         task.cancel()
 
 
+def test_cameras_are_placed_once_the_disk_takes_them(tmp_path) -> None:
+    asyncio.run(asyncio.wait_for(_placed_late(tmp_path), 60))
+
+
+async def _placed_late(tmp_path) -> None:
+    cluster = {"state_dir": str(tmp_path), "heartbeat_s": 0.1, "heartbeat_timeout_s": 30, "decoders": 1, "replicas": 1}
+    cameras = [{"name": "gate", "source": "rtsp://10.0.0.1/stream"}]
+    config = load_config(None, {"cluster": cluster, "questions": [{"id": "q", "text": "Fire?"}], "cameras": cameras})
+    controller = Controller(config, "run", "127.0.0.1")
+    disk = controller._kv._table._connection
+    disk.execute("CREATE TRIGGER full BEFORE INSERT ON kept BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+    await controller.register_decoder(DecoderInfo("decoder-0", "a", "127.0.0.1:1", "", 1), [])
+    await asyncio.sleep(0.5)
+    assert not controller._settled.is_set()
+    assert controller._kv.load() == []
+    disk.execute("DROP TRIGGER full")
+    assert [camera.name for camera in await controller.list_cameras()] == ["gate"]
+    assert controller._kv.load() == await controller.managed_cameras()
+    for task in controller._background:
+        task.cancel()
+
+
 def test_what_the_disk_does_not_take_changes_no_camera(tmp_path) -> None:
     asyncio.run(asyncio.wait_for(_cameras_stay(tmp_path), 60))
 

@@ -24,7 +24,7 @@ def incident(number: int, opened_s: float, ended_s: float | None = None, **field
     plain = Incident(
         f"{number:016x}", "gate", "question", "person", "warning", 0, 1, 0.9, 2, opened_s, updated_s, ended_s, SEEN
     )
-    return replace(plain, events=1, announced=True, **fields)
+    return replace(plain, events=1, announced_s=opened_s, told_s=updated_s, **fields)
 
 
 def event(kind, at_s: float, of: Incident) -> AlertEvent:

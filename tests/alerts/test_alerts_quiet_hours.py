@@ -1,10 +1,14 @@
-"""Quiet hours: by hand, across midnight, time zones and the change of clocks; what began before them is ended."""
+"""Quiet hours: by hand, across midnight, time zones and the change of clocks; every sink hears a ``new`` first."""
 
 from datetime import UTC, datetime
 
 import pytest
 from pydantic import ValidationError
 
+from cluster.alerts.incident import Delivery
+from cluster.alerts.open_incidents import OpenIncidents, Opening
+from cluster.alerts.routing import SinkRoutes
+from cluster.alerts.store import event_of, event_text
 from cluster.config.alerts import QuietHoursConfig, SinkConfig
 
 NIGHT = QuietHoursConfig(start="22:00", end="06:30", timezone="Europe/Berlin")
@@ -35,18 +39,68 @@ def test_when_they_are(hours, moment, covered):
     assert hours.covers(at(moment)) == covered
 
 
-def test_what_is_sent_in_them():
+@pytest.mark.parametrize(
+    ("hours", "moment", "over"),
+    [
+        (NIGHT, "2030-01-31T20:59", "2030-01-31T20:59"),
+        (NIGHT, "2030-01-31T21:00", "2030-02-01T05:30"),
+        (NIGHT, "2030-02-01T00:15", "2030-02-01T05:30"),
+        # The night in which Berlin's clocks go ahead.
+        (NIGHT, "2030-03-30T23:00", "2030-03-31T04:30"),
+        (NOON, "2030-01-31T12:00", "2030-01-31T13:00"),
+        (NOON, "2030-01-31T13:00", "2030-01-31T13:00"),
+    ],
+)
+def test_when_they_are_over(hours, moment, over):
+    assert hours.end_after(at(moment)) == at(over)
+
+
+DAY = "2030-01-31T11:00"
+QUIET = "2030-01-31T12:10", "2030-01-31T12:50"
+AFTER = "2030-01-31T13:30", "2030-01-31T14:00"
+NEXT_QUIET = "2030-02-01T12:10", "2030-02-01T12:30"
+
+
+@pytest.mark.parametrize(
+    ("moments", "told"),
+    [
+        # The first moment opens the incident, the last ends it.
+        ((DAY, *QUIET), ["new", "end"]),
+        ((DAY, *AFTER), ["new", "update", "end"]),
+        (QUIET, []),
+        ((*QUIET, *AFTER), ["new", "end"]),
+        ((*QUIET, *AFTER, *NEXT_QUIET), ["new", "update", "end"]),
+        ((QUIET[0], AFTER[0]), []),
+    ],
+)
+@pytest.mark.parametrize("events", [["new", "update", "end"], ["new", "end"]])
+def test_what_a_sink_is_told(moments, told, events):
+    routes = SinkRoutes([SinkConfig(name="phone", kind="log", quiet_hours=NOON, events=events)])
+    incidents = OpenIncidents("salt")
+    opened, *going_on, ended = map(at, moments)
+    incident = incidents.open_incident(Opening("gate", "question", "person", "warning", 0, 1), opened)
+    for now_s in going_on:
+        incident = incidents.extend_incident(incident, now_s, tell=True)
+    incidents.end_incident("gate", "person", ended, "over")
+    recorded = list(incidents.pop_changes().events.values())
+    sent = [delivery for event in recorded for delivery in routes.deliveries(event)]
+    assert [delivery.event.kind for delivery in sent] == [kind for kind in told if kind in events]
+    # Read again after a restart, from the recorded event.
+    by_key = {event.key: event for event in recorded}
+    stored = [Delivery(event_of(event_text(by_key[each.event.key])), each.sink) for each in sent]
+    assert list(map(routes.as_told, stored)) == sent
+
+
+def test_who_gets_what():
     sink = SinkConfig(name="phone", kind="log", quiet_hours=NOON)
-    day, quiet, after = at("2030-01-31T11:00"), at("2030-01-31T12:30"), at("2030-01-31T14:00")
-    assert sink.wants("gate", "warning", "new", day, day)
-    assert not sink.wants("gate", "warning", "new", quiet, quiet)
-    assert not sink.wants("gate", "warning", "update", quiet, day)
-    assert sink.wants("gate", "critical", "new", quiet, quiet)
-    assert sink.wants("gate", "warning", "end", quiet, day), "it was told to have begun"
-    assert not sink.wants("gate", "warning", "end", quiet, quiet), "nobody was told that it began"
-    assert sink.wants("gate", "warning", "update", after, quiet)
+    assert sink.quiet_for("warning") == NOON
+    assert sink.quiet_for("critical") is None, "grave ones are sent all the same"
     silent = SinkConfig(name="phone", kind="log", quiet_hours={"start": "12:00", "end": "13:00", "min_severity": None})
-    assert not silent.wants("gate", "critical", "new", quiet, quiet)
+    assert silent.quiet_for("critical") == silent.quiet_hours
+    picky = SinkConfig(name="phone", kind="log", min_severity="warning", cameras=["gate*"])
+    assert picky.wants("gate-2", "warning")
+    assert not picky.wants("gate-2", "info")
+    assert not picky.wants("yard", "critical")
 
 
 @pytest.mark.parametrize(

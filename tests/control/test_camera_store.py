@@ -14,9 +14,8 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
     path = tmp_path / "cameras.sqlite"
     store = CameraStore(FileTable(path))
     assert not store.begin("first")
-    assert store.load() is None
-    store.seed([GATE.entry])
-    store.put(GATE)
+    assert store.load() == []
+    assert [camera.entry.name for camera in store.follow([GATE.entry]).changed] == ["gate"]
     store.put(ManagedCamera(entry=CameraEntry(name="yard")))
     store.put(ManagedCamera(entry=CameraEntry(name="dock")))
     store.remove("dock")
@@ -30,13 +29,16 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
     assert not store.begin("second")
     assert [camera.entry.name for camera in store.load()] == ["gate", "yard"]
     assert store.load()[0].entry.source.reveal() == "rtsp://user:secret@10.0.0.11/stream1"
-    assert store.seeded() == [GATE.entry]
+    same = store.follow([GATE.entry])
+    assert (same.changed, same.removed, [camera.entry.name for camera in same.cameras]) == ([], [], ["gate", "yard"])
     assert store.removed() == ["dock"]
     assert store.counted() == {"gate": {"decoder": {"frames": 7}}}
     assert store.decoders() == 3
     store.remove("yard")
     store.delete_removed("dock")
     assert ([camera.entry.name for camera in store.load()], store.removed()) == (["gate"], ["yard"])
+    assert store.follow([]).removed == ["gate"]
+    assert (store.load(), store.removed()) == ([], ["gate", "yard"])
     # It holds passwords.
     assert path.stat().st_mode & 0o077 == 0
 

@@ -41,7 +41,8 @@ class Make:
                 opened_s=1_000.0 + number,
                 updated_s=1_000.0 + number,
                 events=1,
-                announced=True,
+                announced_s=1_000.0 + number,
+                told_s=1_000.0 + number,
             ),
             **fields,
         )

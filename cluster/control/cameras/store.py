@@ -2,11 +2,12 @@
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from cluster.config import CameraEntry
+from cluster.control.cameras.changes import CameraChanges, merge_configuration
 from cluster.control.cameras.managed import ManagedCamera, entry_from_json, entry_to_json
 from cluster.errors import ConfigError, UnavailableError
 from cluster.security.private_files import FolderLock
@@ -87,24 +88,24 @@ class CameraStore:
         self._table.write({RUN: run_id.encode()})
         return before == run_id.encode()
 
-    def load(self) -> list[ManagedCamera] | None:
-        """Stored cameras; ``None`` before the first :meth:`seed`."""
-        if self._table.get(SEEDED) is None:
-            return None
+    def load(self) -> list[ManagedCamera]:
+        """Stored cameras."""
         values = [self._table.get(key) for key in self._table.keys(CAMERA)]
         return [ManagedCamera.model_validate_json(value) for value in values if value is not None]
 
-    def seed(self, entries: Sequence[CameraEntry]) -> None:
-        """Store the configuration's cameras; from here on the store is authoritative."""
-        self._table.write({SEEDED: json.dumps([entry_to_json(entry, secrets=True) for entry in entries]).encode()})
-
-    def seeded(self) -> list[CameraEntry]:
-        """Cameras of the last configuration."""
+    def follow(self, configuration: Sequence[CameraEntry]) -> CameraChanges:
+        """Apply the changes between the last configuration's cameras and this one's, none at first, to the stored
+        cameras."""
         value = self._table.get(SEEDED)
-        return [entry_from_json(entry) for entry in json.loads(value)] if value is not None else []
+        last = [entry_from_json(entry) for entry in json.loads(value)] if value is not None else []
+        found = merge_configuration(last, configuration, self.load())
+        now = json.dumps([entry_to_json(entry, secrets=True) for entry in configuration]).encode()
+        removed = {REMOVED + name: b"1" for name in found.removed}
+        self._table.write(_as_kept(found.changed) | removed | {SEEDED: now}, [CAMERA + name for name in found.removed])
+        return found
 
-    def put(self, managed: ManagedCamera) -> None:
-        self._table.write({CAMERA + managed.entry.name: managed.to_json().encode()})
+    def put(self, *cameras: ManagedCamera) -> None:
+        self._table.write(_as_kept(cameras))
 
     def remove(self, name: str) -> None:
         """Delete a camera, of which every replica must delete the memory."""
@@ -137,6 +138,10 @@ class CameraStore:
         """Delete everything, unless the table is to outlive the cluster."""
         if not self._table.durable:
             self._table.write({}, self._table.keys(""))
+
+
+def _as_kept(cameras: Iterable[ManagedCamera]) -> dict[str, bytes]:
+    return {CAMERA + managed.entry.name: managed.to_json().encode() for managed in cameras}
 
 
 def lock_state(folder: Path) -> FolderLock:
