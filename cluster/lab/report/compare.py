@@ -1,5 +1,6 @@
 """Full computation against ours on the same windows of a clip, in one process."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -76,11 +77,13 @@ def count_windows(spec: StreamSpec, seconds: float) -> int:
 
 
 def picture_frames(frames: Sequence[tuple[FrameSample, SampledPicture]], count: int) -> tuple[SampleFrame, ...]:
-    """The first anchor, and pruned frames evenly over the rest, each with its mask drawn over it."""
+    """The first anchor, and of each of equal stretches the pruned frame of which most is kept: of a quiet street most
+    frames show nothing. The mask is drawn over each."""
     anchors = [pair for pair in frames if pair[0].anchor][:1]
     others = [pair for pair in frames if not pair[0].anchor]
     wanted = min(count - len(anchors), len(others))
-    picked = [others[round((i + 0.5) * len(others) / wanted - 0.5)] for i in range(wanted)]
+    edges = [round(i * len(others) / wanted) for i in range(wanted + 1)] if wanted else []
+    picked = [max(others[a:b], key=lambda pair: pair[0].mask.mean()) for a, b in itertools.pairwise(edges)]
     return tuple(
         SampleFrame(
             time_s=(sample.pts - frames[0][0].pts) / MICROSECONDS,

@@ -72,6 +72,9 @@ def test_pictures_show_an_anchor_and_then_what_was_pruned(clip):
     assert all(picture.kept < 0.9 for picture in pictures[1:])
     assert all(picture.jpeg.startswith(b"\xff\xd8\xff") for picture in pictures)
     assert len({picture.time_s for picture in pictures}) == 4
+    # Of the stretches between them, what is kept most is shown.
+    kept = [float(sample.mask.mean()) for sample, _ in frames if not sample.anchor]
+    assert max(picture.kept for picture in pictures[1:]) == max(kept)
     assert len(picture_frames(frames[:1], 4)) == 1
 
 
