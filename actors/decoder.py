@@ -129,13 +129,13 @@ class Decoder:
         self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
         self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), tls=self._tls)
         self._spans = make_spans(config.tracing, name)
-        self._turns = make_decode_gate()
+        self._decode_gate = make_decode_gate()
         self._pressure = DecodePressure()
         metrics.decode_behind.set_function(lambda: self._pressure.behind)
         metrics.decode_keyframes_only.set_function(lambda: len(self._pressure.down))
         for device in ("cuda", "cpu"):
             metrics.decode_cameras.labels(device).set_function(partial(self._decoded_on, device))
-        for state in ("learning", "on", "distrusted"):
+        for state in ("learning", "on", "suspended"):
             metrics.lazy_cameras.labels(state).set_function(partial(self._lazy_cameras, state))
         metrics.nvdec_sessions.set_function(lambda: shared_nvdec().sessions)
         self._rings = RingBudget(config.clips.ring_bytes)
@@ -203,7 +203,7 @@ class Decoder:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             self._apply_decode_pressure()
             # Cameras that are reduced to keyframes leave slots free.
-            busy = 1.0 if self._pressure.down else self._turns.take_busy_share()
+            busy = 1.0 if self._pressure.down else self._decode_gate.take_busy_share()
             metrics.decode_busy.set(busy)
             for camera in self._cameras.values():
                 camera.follow_schedule(time.time())
@@ -293,7 +293,7 @@ class Decoder:
                     self._config,
                     self._rings,
                     self._spans,
-                    self._turns,
+                    self._decode_gate,
                     life=assigned.life,
                 )
             except ConfigError as error:

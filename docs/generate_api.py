@@ -89,7 +89,7 @@ and nothing is missed.
 | `hello` | the first event |
 | `camera` | a changed `CameraStatus`: at most one a second, or every five seconds if only counters and ages changed |
 | `answer` | an answer; `end_unix_s` is the end of its window |
-| `incident` | `key`, `event` (new, update or end), `cause`, `at_s`, `quiet`, `incident` |
+| `incident` | `key`, `event` (new, update or end), `cause`, `at_s`, `silent`, `incident` |
 | `removed` | the `name` of a removed camera |
 | `missed` | the number of `events` dropped for a slow reader or lost (0: unknown); fetch the lists again |
 

@@ -106,7 +106,7 @@ async def _recovery(stage: Stage, strike: Strike, at_s: float) -> float:
 
 def recovered(cameras: list[Camera], at_s: float, now_s: float) -> float | None:
     """When the last of ``cameras`` was on time again after ``at_s``; None while one is not."""
-    moments = [camera.books.on_time_since(at_s, now_s) for camera in cameras]
+    moments = [camera.ledger.on_time_since(at_s, now_s) for camera in cameras]
     known = [moment for moment in moments if moment is not None]
     return max(known, default=at_s) if len(known) == len(moments) else None
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from cluster.client import GatewayClient
 from cluster.errors import SightlineError
-from cluster.lab.bench.window_accounting import Account, CameraBooks, Counted, Slot, account
+from cluster.lab.bench.window_accounting import Account, CameraLedger, Counted, Slot, account
 from cluster.types import Answer, CameraStatus, EncodedPacket, Question
 from cluster.wire.push import PushStatus
 from cluster.wire.tls import ClientCredentials
@@ -143,7 +143,7 @@ class Camera:
     """One simulated camera that is there or was."""
 
     script: CameraScript
-    books: CameraBooks
+    ledger: CameraLedger
     agent: Line
     task: asyncio.Task[object] | None = None
     ticket: int | None = None
@@ -160,8 +160,8 @@ class Camera:
         if self.status is not None:
             said = self.status
             counted = Counted(said.windows_done, said.windows_gated, said.windows_dropped, said.windows_lost)
-        most = self.books.most(self.status_s)
-        return account(slots, self.books.seen, counted, listened=listened, since_s=since_s, most=most)
+        most = self.ledger.most(self.status_s)
+        return account(slots, self.ledger.seen, counted, listened=listened, since_s=since_s, most=most)
 
     def told(self, status: CameraStatus) -> None:
         """What the cluster says of it now."""
@@ -273,7 +273,7 @@ class Fleet:
     async def remove(self, name: str) -> None:
         """A camera leaves; the cluster's last word on it is kept in its ``status``."""
         camera = self.cameras.pop(name)
-        camera.books.until_s = time.monotonic()
+        camera.ledger.until_s = time.monotonic()
         # Windows due by now close with what comes after them.
         await asyncio.sleep(min(CLOSE_S, self.setup.stride_s))
         await self._stop(camera)
@@ -286,7 +286,7 @@ class Fleet:
         deadline_s = time.monotonic() + max(LEAVE_S, LEAVE_STRIDES * self.setup.stride_s)
         while True:
             camera.told(await self._call(self._client.camera_get, camera.name))
-            slots = camera.books.slots(camera.books.until_s)
+            slots = camera.ledger.slots(camera.ledger.until_s)
             if not camera.account(slots, listened=False).silent or time.monotonic() >= deadline_s:
                 return
             await asyncio.sleep(self.setup.stride_s / 4)
@@ -318,7 +318,7 @@ class Fleet:
         """An answer of any camera came; returns the camera if it is, or was, of this fleet."""
         camera = self._ever.get(answer.stream)
         if camera is not None:
-            camera.books.saw(answer, seen_s)
+            camera.ledger.saw(answer, seen_s)
         return camera
 
     def everyone(self) -> list[Camera]:
@@ -362,25 +362,25 @@ class Fleet:
         await self._call(add, camera.name, source, self.setup.questions)
 
     def _start(self, camera: CameraScript, begin_s: float) -> None:
-        books = CameraBooks(camera.name, begin_s, self.setup.stride_s)
-        added = Camera(camera, books, self._line(books))
+        ledger = CameraLedger(camera.name, begin_s, self.setup.stride_s)
+        added = Camera(camera, ledger, self._line(ledger))
         self.cameras[camera.name] = self._ever[camera.name] = added
         added.task = asyncio.create_task(self._keep(added), name=camera.name)
         assert self._grid_s is not None
         sent = packets(self.profile, camera, self._footage, began_s=begin_s - self._grid_s)
         added.ticket = self._pacer.add(begin_s, sent, lambda due: self._send(added.agent, due))
 
-    def _line(self, books: CameraBooks) -> Line:
+    def _line(self, ledger: CameraLedger) -> Line:
         if self._rtsp is None:
             gather_s = self.profile.gather_s
-            return FedAgent(self._header, self.gateway, books.name, gather_s=gather_s, credentials=self._credentials)
+            return FedAgent(self._header, self.gateway, ledger.name, gather_s=gather_s, credentials=self._credentials)
         # Who pulls connects in its own time, but not for ever.
-        books.from_s = books.began_s + PULL_S
+        ledger.from_s = ledger.began_s + PULL_S
 
         def first(moment_s: float) -> None:
-            books.from_s = moment_s
+            ledger.from_s = moment_s
 
-        return self._rtsp.add(books.name, self._header, first)
+        return self._rtsp.add(ledger.name, self._header, first)
 
     def _send(self, agent: Line, due: Due) -> None:
         if due.lost or (self.loss and self._random.random() < self.loss):

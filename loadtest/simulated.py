@@ -35,7 +35,7 @@ def city(
     phases: dict[str, list[float]] = {}
     for camera in cameras:
         kind = kind_at(profile, camera.script.rank, found.from_s)
-        groups.setdefault(kind, []).append(within(camera.books.slots(until_s), from_s, until_s))
+        groups.setdefault(kind, []).append(within(camera.ledger.slots(until_s), from_s, until_s))
         phases.setdefault(kind, []).append(camera.script.phase)
     seconds = max(1e-9, found.seconds)
     computed = found.measured - found.missing - found.gated

@@ -93,7 +93,7 @@ class Stage:
         await self.settle(until_s)
         from_s, began_s, stride_s = mark.at_s, self.began_s, self.setup.stride_s
         cameras = self.fleet.everyone()
-        every = [camera.books.slots(until_s) for camera in cameras]
+        every = [camera.ledger.slots(until_s) for camera in cameras]
         accounts = self._accounts(until_s)
         total = {each.name: sum(getattr(one, each.name) for one in accounts) for each in fields(Account)}
         inside = [slot for slots in every for slot in within(slots, from_s, until_s)]
@@ -101,10 +101,10 @@ class Stage:
         alerts: list[float] = []
         for camera, slots in zip(cameras, every, strict=True):
             # What begins in the last stride can only be told by a window that is due afterwards.
-            end_s = min(until_s, camera.books.until_s) - stride_s
-            alerts += alert_times(slots, stride_s, max(from_s, camera.books.began_s), end_s)
+            end_s = min(until_s, camera.ledger.until_s) - stride_s
+            alerts += alert_times(slots, stride_s, max(from_s, camera.ledger.began_s), end_s)
         return Measurement(
-            streams=sum(camera.books.until_s >= until_s for camera in cameras),
+            streams=sum(camera.ledger.until_s >= until_s for camera in cameras),
             stride_s=stride_s,
             from_s=from_s - began_s,
             until_s=until_s - began_s,
@@ -155,7 +155,7 @@ class Stage:
         """What became of every camera's windows due by ``until_s``, in the order of :meth:`Fleet.everyone`."""
         listened, since_s = self.listener.heard_everything, until_s - self._patience_s()
         return [
-            camera.account(camera.books.slots(until_s), listened=listened, since_s=since_s)
+            camera.account(camera.ledger.slots(until_s), listened=listened, since_s=since_s)
             for camera in self.fleet.everyone()
         ]
 
@@ -174,7 +174,7 @@ class Stage:
     def _saw(self, answer: Answer, seen_s: float) -> None:
         camera = self.fleet.saw(answer, seen_s)
         if camera is not None:
-            lag_s = seen_s - camera.books.began_s - answer.end / 1e6
+            lag_s = seen_s - camera.ledger.began_s - answer.end / 1e6
             self._recent.append(lag_s)
             self._slowest_s = max(self._slowest_s, lag_s)
 
@@ -222,14 +222,14 @@ class Stage:
             self.fleet.storm(storm.share)
 
     async def _churn(self) -> None:
-        owed = 0.0
+        due = 0.0
         async with asyncio.TaskGroup() as group:
             while self.profile.churn_per_min:
                 await asyncio.sleep(CHURN_S)
-                owed += self.profile.churn_per_min * len(self.fleet.cameras) * CHURN_S / 60
-                for _ in range(int(owed)):
+                due += self.profile.churn_per_min * len(self.fleet.cameras) * CHURN_S / 60
+                for _ in range(int(due)):
                     group.create_task(self.fleet.replace_one())
-                owed %= 1
+                due %= 1
 
     async def _page(self) -> Page:
         if self.target.metrics is None:

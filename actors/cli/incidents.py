@@ -73,7 +73,7 @@ def show(incident: Id, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) ->
     rows = []
     for event in detail.events:
         told = [_told(each) for each in detail.deliveries if each.event.key == event.key]
-        rows.append((event.kind, _clock(event.at_s), "muted" if event.quiet else ", ".join(told)))
+        rows.append((event.kind, _clock(event.at_s), "muted" if event.silent else ", ".join(told)))
     screen.print(make_table("!event|!at|told", rows))
 
 
@@ -322,7 +322,7 @@ def event_line(event: AlertEvent) -> str:
     score = f"  {incident.score:.2f}" if incident.kind == "question" else ""
     return (
         f"{_clock(event.at_s)}  [{style}]{event.kind:6}[/] {escape(incident.camera):16} {escape(incident.subject):14}"
-        f"{score}  {incident.id}{'  muted' if event.quiet else ''}{f'  {escape(said)}' if said else ''}"
+        f"{score}  {incident.id}{'  muted' if event.silent else ''}{f'  {escape(said)}' if said else ''}"
     )
 
 

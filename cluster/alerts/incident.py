@@ -120,7 +120,7 @@ EVERY_INCIDENT = IncidentQuery()
 class AlertEvent:
     """One event of an incident, with the incident's state at that time.
 
-    ``key`` is the idempotency key: receivers drop events they have seen. ``quiet``: muted, recorded only.
+    ``key`` is the idempotency key: receivers drop events they have seen. ``silent``: recorded, and sent to no sink.
     ``before_s``: when the incident's event before it that was for the sinks happened, None for the first. Events with
     causes ``clip`` and ``review`` go to followers only, see :func:`clip_settled`.
     """
@@ -129,7 +129,7 @@ class AlertEvent:
     kind: EventKind = field(metadata={"wire": "event"})
     at_s: float
     incident: Incident
-    quiet: bool = False
+    silent: bool = False
     cause: EventCause = ""
     before_s: float | None = field(default=None, metadata={"wire": ""})
 
@@ -264,14 +264,14 @@ class ErasureScope:
             return None
         return _silent(incident)
 
-    def redact_event(self, event: AlertEvent, *, owed: bool) -> AlertEvent | None:
-        """The event as it may be kept. ``owed``: still to be delivered; then ends and health events are kept, without
-        content."""
+    def redact_event(self, event: AlertEvent, *, pending: bool) -> AlertEvent | None:
+        """The event as it may be kept. ``pending``: still to be delivered; then ends and health events are kept,
+        without content."""
         if not self._concerns(event.incident):
             return event
         if event.at_s >= self.before_s:
             return replace(event, incident=_silent(event.incident))
-        if owed and (event.kind == "end" or event.incident.kind == "health"):
+        if pending and (event.kind == "end" or event.incident.kind == "health"):
             return replace(event, incident=bare(event.incident))
         return None
 

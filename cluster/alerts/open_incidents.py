@@ -214,13 +214,13 @@ class OpenIncidents:
         muted = any(mute.covers(incident.camera, incident.subject, now_s) for mute in self._mutes.values())
         # An announced incident is also ended for the sinks, muted or not; one never announced ends silently.
         before_s = incident.told_s
-        quiet = before_s is None if kind == "end" else muted
+        silent = before_s is None if kind == "end" else muted
         if kind == "update" and before_s is None:
             kind = "new"
         incident = replace(incident, events=incident.events + 1, muted=muted)
-        if not quiet:
+        if not silent:
             first_s = now_s if incident.announced_s is None else incident.announced_s
             incident = replace(incident, announced_s=first_s, told_s=now_s)
         key = event_key(incident.id, incident.events)
-        self._changes.events[key] = AlertEvent(key, kind, now_s, incident, quiet, cause, before_s)
+        self._changes.events[key] = AlertEvent(key, kind, now_s, incident, silent, cause, before_s)
         return self._record(incident)

@@ -112,7 +112,7 @@ def _told_as(sink: SinkConfig, event: AlertEvent) -> EventKind | None:
     """What an event is for one sink: what it hears first is ``new``, and what it never heard of does not end. None:
     it does not get it."""
     incident, kind = event.incident, event.kind
-    if event.quiet or incident.announced_s is None or not sink.wants(incident.camera, incident.severity):
+    if event.silent or incident.announced_s is None or not sink.wants(incident.camera, incident.severity):
         return None
     quiet = sink.quiet_for(incident.severity)
     if quiet is not None:

@@ -439,7 +439,7 @@ class AlertService:
 
     def _cancel_deliveries(self, scope: ErasureScope) -> int:
         """Cancel queued deliveries; returns how many."""
-        return self._dispatcher.revise_pending(lambda event: scope.redact_event(event, owed=True))
+        return self._dispatcher.revise_pending(lambda event: scope.redact_event(event, pending=True))
 
     @property
     def _lost(self) -> int:

@@ -36,7 +36,7 @@ from cluster.security.roles import EVERY, in_scope
 
 log = logging.getLogger(__name__)
 
-_OWED = "EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state = 'pending')"
+_PENDING = "EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state = 'pending')"
 DAMAGED = ".damaged-"
 
 
@@ -72,7 +72,7 @@ class Eraser:
 
     def drop_delivered(self) -> None:
         """Delete the remaining end events of erased incidents, once every sink has taken or refused them."""
-        chosen = f"SELECT e.key FROM events e WHERE e.incident NOT IN (SELECT id FROM incidents) AND NOT {_OWED}"
+        chosen = f"SELECT e.key FROM events e WHERE e.incident NOT IN (SELECT id FROM incidents) AND NOT {_PENDING}"
         keys = self._db.execute(chosen).fetchall()
         self._db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
         self._db.executemany("DELETE FROM events WHERE key = ?", keys)
@@ -94,13 +94,13 @@ class Eraser:
     def _events(self, scope: ErasureScope) -> Iterator[tuple[AlertEvent, AlertEvent | None]]:
         # Events of erased incidents are pending ends, already redacted.
         rows = self._db.execute(
-            f"SELECT e.body, {_OWED} FROM incidents i JOIN events e ON e.incident = i.id "
+            f"SELECT e.body, {_PENDING} FROM incidents i JOIN events e ON e.incident = i.id "
             "WHERE (?1 = '' OR i.camera = ?1) AND i.opened_s < ?2 ORDER BY e.number",
             (scope.camera, scope.before_s),
         )
-        for body, owed in rows:
+        for body, pending in rows:
             event = event_of(body)
-            yield event, scope.redact_event(event, owed=bool(owed))
+            yield event, scope.redact_event(event, pending=bool(pending))
 
 
 def erase_damaged(path: Path, before_s: float | None = None) -> int:
@@ -155,7 +155,7 @@ CREATE INDEX IF NOT EXISTS incidents_by_time ON incidents (opened_s);
 CREATE INDEX IF NOT EXISTS incidents_open ON incidents (is_open) WHERE is_open;
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, incident TEXT
 NOT NULL,
-    kind TEXT NOT NULL, at_s REAL NOT NULL, quiet INTEGER NOT NULL, body TEXT NOT NULL);
+    kind TEXT NOT NULL, at_s REAL NOT NULL, silent INTEGER NOT NULL, body TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS events_of ON events (incident);
 CREATE TABLE IF NOT EXISTS deliveries (key TEXT, sink TEXT, state TEXT NOT NULL, attempts INTEGER NOT NULL, error TEXT
 NOT NULL,
@@ -300,8 +300,8 @@ class AlertStore:
         try:
             self._state(changes)
             db.executemany(
-                "INSERT OR IGNORE INTO events (key, incident, kind, at_s, quiet, body) VALUES (?, ?, ?, ?, ?, ?)",
-                [(e.key, e.incident.id, e.kind, e.at_s, e.quiet, event_text(e)) for e in changes.events.values()],
+                "INSERT OR IGNORE INTO events (key, incident, kind, at_s, silent, body) VALUES (?, ?, ?, ?, ?, ?)",
+                [(e.key, e.incident.id, e.kind, e.at_s, e.silent, event_text(e)) for e in changes.events.values()],
             )
             db.executemany(
                 # Not of an event that was evicted in the meantime.

@@ -48,7 +48,7 @@ CHECK_GOPS = 16
 """One GOP in so many is decoded whole; what the packets said is compared with what the pruner finds."""
 HISTORY, MOST_MISSED = 32, 2
 """Of the last verdicts, how many may have been wrong; with one more the packets are not believed."""
-DISTRUST, LONGEST_DISTRUST = 1200, 172_800
+BACKOFF, LONGEST_BACKOFF = 1200, 172_800
 """For how many samples not (ten minutes, a day at 2 a second); doubled each time."""
 
 HELD_BYTES = 8 * 2**20
@@ -144,7 +144,7 @@ class LazyDecode:
     ``wait_s``. Samples from there on wait for it, so that none is told unchanged before it is known to be.
 
     Packets are believed until a sample decoded after them (the next keyframe, or those of a GOP decoded as a check)
-    shows change in more than ``MOST_MISSED`` of ``HISTORY`` cases; then everything is decoded for ``DISTRUST``
+    shows change in more than ``MOST_MISSED`` of ``HISTORY`` cases; then everything is decoded for ``BACKOFF``
     samples.
     """
 
@@ -183,8 +183,8 @@ class LazyDecode:
     _claimed: bool = False
     _doubted: bool = False
     _verdicts: deque[bool] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    _distrust: int = field(default_factory=lambda: DISTRUST)
-    _distrusted: int = 0
+    _backoff: int = field(default_factory=lambda: BACKOFF)
+    _backoff_left: int = 0
 
     def open(self, codec: str, parameter_sets: bytes) -> None:
         """Another stream of the camera; what is held of the last one is gone, what was learned stays."""
@@ -194,9 +194,9 @@ class LazyDecode:
 
     @property
     def state(self) -> str:
-        """``learning``, ``on`` or ``distrusted``."""
-        if self._distrusted:
-            return "distrusted"
+        """``learning``, ``on`` or ``suspended``."""
+        if self._backoff_left:
+            return "suspended"
         return "learning" if self._samples < LEARN_SAMPLES else "on"
 
     @property
@@ -300,7 +300,7 @@ class LazyDecode:
             self._found = changed or bool(self._found)
         else:
             self._model.label(changed)
-        self._distrusted = max(0, self._distrusted - 1)
+        self._backoff_left = max(0, self._backoff_left - 1)
         judged = self._claimed and not self._doubted
         self._claimed = self._doubted = False
         if not judged:
@@ -309,8 +309,8 @@ class LazyDecode:
         self.events["missed"] += changed
         if sum(self._verdicts) > MOST_MISSED:
             self._verdicts.clear()
-            self._distrusted = self._distrust
-            self._distrust = min(2 * self._distrust, LONGEST_DISTRUST)
+            self._backoff_left = self._backoff
+            self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
 
     def _within_bounds(self, pts: int, size: int) -> bool:
         first = self._held[0].packet.pts if self._held else None

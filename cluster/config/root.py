@@ -86,8 +86,8 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
         )
         found.append(Problem(("gateway", "host"), message))
     security = config.security
-    plain = security.internal_tls.certificate is None and not security.allow_plain_inside
-    if plain and config.cluster.ray_address is not None:
+    plaintext = security.internal_tls.certificate is None and not security.allow_plain_inside
+    if plaintext and config.cluster.ray_address is not None:
         message = (
             "processes of a Ray cluster reach each other over the network, and without TLS so does whoever is on it; "
             "give certificate, key and ca, or set security.allow_plain_inside: true"

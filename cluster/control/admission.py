@@ -57,7 +57,7 @@ UNBOUNDED = Holding(math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PoolCapacity:
     """What the replicas that take cameras offer together: seconds per second, and what they can hold.
 
     ``replica_s``: seconds per second of one of them, ``None`` while there is none.
@@ -68,7 +68,7 @@ class Room:
     replica_s: float | None
 
     def largest_share_s(self, load_s: float, held: Holding) -> float:
-        """The largest of a camera's shares of the room's seconds, tokens and bytes, in seconds per second: replicas
+        """The largest of a camera's shares of the pool's seconds, tokens and bytes, in seconds per second: replicas
         that are equally full of it are so in what is scarce (dominant resource, Ghodsi et al., NSDI 2011)."""
         shares = [mine / all_ for mine, all_ in zip(held, self.held, strict=True) if all_]
         return max([load_s, *(self.seconds * share for share in shares)])
@@ -94,24 +94,26 @@ class Commitments:
         """Add what a camera holds, or with a ``sign`` of -1 subtract it."""
         self._held = self._held.plus(held, sign)
 
-    def refusal(self, priority: Priority, loads: Sequence[float], held: Holding, room: Room) -> Admission | None:
+    def refusal(
+        self, priority: Priority, loads: Sequence[float], held: Holding, pool: PoolCapacity
+    ) -> Admission | None:
         """The refusal of one more camera that does not fit: in time, with everyone at the lowest permitted rung
         (background cameras may be shed for other classes, not for their own), or in memory, which rungs hardly spare;
         ``None`` if it does."""
         floor = self._ladder.floor
-        missing = self._held.plus(held).plus(room.held, -1.0)
-        missing_s = loads[floor] - room.seconds
+        missing = self._held.plus(held).plus(pool.held, -1.0)
+        missing_s = loads[floor] - pool.seconds
         for each, sums in self._seconds.items():
             if not (each is Priority.BACKGROUND is not priority and self._ladder.rungs[-1].shed):
                 missing_s += sums[floor]
         if not loads[floor] and not held.tokens:
             # Paused: it asks for nothing.
             return None
-        if room.replica_s is None and not self._timed:
+        if pool.replica_s is None and not self._timed:
             # Nobody is there to be full.
             return None
-        replicas, streams = missing_s / (room.replica_s or 1.0), missing_s / loads[floor]
-        if room.replica_s is None:
+        replicas, streams = missing_s / (pool.replica_s or 1.0), missing_s / loads[floor]
+        if pool.replica_s is None:
             reason = f"no replica is ready; this camera alone needs {replicas:.2f}"
         elif self._timed and missing_s > ROUNDING:
             reason = (
@@ -121,14 +123,14 @@ class Commitments:
         elif missing.tokens > ROUNDING:
             replicas, streams = 0.0, missing.tokens / held.tokens
             reason = (
-                f"the replicas' memory is full: it holds windows of {room.held.tokens:.0f} tokens, and with the "
+                f"the replicas' memory is full: it holds windows of {pool.held.tokens:.0f} tokens, and with the "
                 f"{held.tokens:.0f} of this camera {missing.tokens:.0f} are too many (model.kv_bytes, "
                 "model.host_kv_bytes)"
             )
         elif missing.index_bytes > ROUNDING and held.index_bytes:
             replicas, streams = 0.0, missing.index_bytes / held.index_bytes
             reason = (
-                f"the replicas' devices are full of cameras' memories: they hold {_mib(room.held.index_bytes)}, and "
+                f"the replicas' devices are full of cameras' memories: they hold {_mib(pool.held.index_bytes)}, and "
                 f"with the {_mib(held.index_bytes)} of this camera {_mib(missing.index_bytes)} are too many (lower "
                 "memory.cap, or raise tiers.device_bytes)"
             )
@@ -136,10 +138,10 @@ class Commitments:
             return None
         return Admission("refused", None, 0.0, math.inf, self._ladder.rungs[floor].name, streams, replicas, reason)
 
-    def fitting(self, loads: Sequence[float], room: Room) -> int:
+    def fitting(self, loads: Sequence[float], pool: PoolCapacity) -> int:
         """The first rung at which everyone and one more camera fit; the lowest that still answers if none does."""
         for place in range(self._ladder.floor):
-            if sum(sums[place] for sums in self._seconds.values()) + loads[place] <= room.seconds:
+            if sum(sums[place] for sums in self._seconds.values()) + loads[place] <= pool.seconds:
                 return place
         return self._ladder.floor
 

@@ -105,13 +105,15 @@ def work(demand: Demand, rung: Rung, *, gated: float | None = None, missed: floa
     new = min(kept, kept * (1 + missed) * stride_s / demand.window_s)
     # Tokens of anchors in the overlap, and those of them that were never computed.
     anchors = (kept - new) * min(1.0, whole / _share(demand, rung))
-    owed = min(anchors, gated * stride_s * fps / demand.temporal * whole * demand.frame_tokens)
-    rest = kept - new - owed
-    refreshed = anchors - owed if demand.refresh_budget is None else demand.refresh_budget * rest
+    deferred = min(anchors, gated * stride_s * fps / demand.temporal * whole * demand.frame_tokens)
+    rest = kept - new - deferred
+    refreshed = anchors - deferred if demand.refresh_budget is None else demand.refresh_budget * rest
     if rung.refresh_budget is not None:
         refreshed = min(refreshed, rung.refresh_budget * rest)
     query = demand.questions * demand.query_tokens
-    return WindowWork.from_layout(kept=kept, new=new + owed, refreshed=refreshed, query=query, encoded=new + owed)
+    return WindowWork.from_layout(
+        kept=kept, new=new + deferred, refreshed=refreshed, query=query, encoded=new + deferred
+    )
 
 
 def _overlapped(demand: Demand, rung: Rung) -> int:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from functools import reduce
 
-from cluster.control.admission import Admission, Commitments, Holding, Room, expected_lag_s
+from cluster.control.admission import Admission, Commitments, Holding, PoolCapacity, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, FleetChanges, Loads
 from cluster.control.costs import CostModel
 from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
@@ -64,7 +64,7 @@ class Fleet:
         self._replicas: dict[str, ReplicaLoad] = {}
         self._dirty: set[str] = set()
         self._short: set[str] = set()
-        self._room = Room(0.0, Holding(), None)
+        self._pool = PoolCapacity(0.0, Holding(), None)
         self._now_s = -math.inf
         self._rebalanced_s = -math.inf
 
@@ -99,18 +99,18 @@ class Fleet:
         estimate = DemandEstimate(demand)
         loads = tuple(each * estimate.factor for each in unit)
         held = holding(demand, self.ladder.rungs[0])
-        refused = self._committed.refusal(demand.priority, loads, held, self._room)
+        refused = self._committed.refusal(demand.priority, loads, held, self._pool)
         if refused is not None and not force:
             return refused
-        free = demand.priority is Priority.CRITICAL or not self._room.seconds
-        rung = 0 if free else self._committed.fitting(loads, self._room)
+        free = demand.priority is Priority.CRITICAL or not self._pool.seconds
+        rung = 0 if free else self._committed.fitting(loads, self._pool)
         camera = FleetCamera(estimate, unit, held, rung=rung, since_s=self._now_s, idle=idle)
         if rung > 0:
             camera.why = "the fleet was full when it was added"
         self._cameras[demand.camera] = camera
         self._committed.add(demand.priority, camera.loads)
         self._committed.hold(held)
-        weight = self._room.largest_share_s(loads[0], held)
+        weight = self._pool.largest_share_s(loads[0], held)
         self._own(demand.camera, self._placement.add(demand.camera, weight=weight, prefer=prefer))
         return self.admission_of(demand.camera)
 
@@ -204,8 +204,8 @@ class Fleet:
     ) -> list[CameraMove]:
         """Add a ready replica, or one that was drained. ``capacity``: its speed relative to the cost model's device;
         ``window_tokens``, ``index_bytes``: that it can hold (:class:`~cluster.control.admission.Holding`)."""
-        room = Holding(window_tokens, index_bytes)
-        self._replicas.setdefault(replica, ReplicaLoad(capacity, room)).draining = False
+        limit = Holding(window_tokens, index_bytes)
+        self._replicas.setdefault(replica, ReplicaLoad(capacity, limit)).draining = False
         self._count_capacity()
         return self._moved(self._placement.join(replica, capacity=capacity), f"{replica} joined", warm=True)
 
@@ -296,14 +296,14 @@ class Fleet:
     # -- inside ----------------------------------------------------------------------------------
     def _count_capacity(self) -> None:
         ready = [each for each in self._replicas.values() if not each.draining]
-        room_s = self.policy.high * sum(each.capacity for each in ready)
-        replica_s = room_s / len(ready) if ready else None
-        self._room = Room(room_s, reduce(Holding.plus, (each.room for each in ready), Holding()), replica_s)
+        pool_s = self.policy.high * sum(each.capacity for each in ready)
+        replica_s = pool_s / len(ready) if ready else None
+        self._pool = PoolCapacity(pool_s, reduce(Holding.plus, (each.limit for each in ready), Holding()), replica_s)
         for name, camera in self._cameras.items():
             self._weigh(name, camera)
 
     def _weigh(self, name: str, camera: FleetCamera) -> None:
-        self._placement.set_weight(name, self._room.largest_share_s(camera.loads[0], camera.held))
+        self._placement.set_weight(name, self._pool.largest_share_s(camera.loads[0], camera.held))
 
     def _clock(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)

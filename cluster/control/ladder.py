@@ -111,18 +111,18 @@ class LadderPolicy:
     def _down(
         self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float
     ) -> list[Step]:
-        turns = self._candidates(cameras.items(), down=True)
+        heap = self._candidates(cameras.items(), down=True)
         reached: dict[str, int] = {}
         left = utilisation
-        while turns and left > self.aim:
-            turn = heappop(turns)
+        while heap and left > self.aim:
+            turn = heappop(heap)
             camera = cameras[turn.camera]
             rung = reached.get(turn.camera, camera.rung)
             left -= (camera.loads[rung] - camera.loads[turn.rung]) * scale
             reached[turn.camera] = turn.rung
             below = self.lower(turn.camera, camera, turn.rung)
             if below is not None:
-                heappush(turns, below)
+                heappush(heap, below)
         reason = f"the replica is at {utilisation:.0%} of its capacity"
         return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
 
@@ -132,12 +132,12 @@ class LadderPolicy:
             for name, camera in cameras.items()
             if camera.rung > 0 and now_s - camera.since_s >= self.hold_s
         ]
-        turns = self._candidates(lowered, down=False)
+        heap = self._candidates(lowered, down=False)
         reached: dict[str, int] = {}
         left, blocked = utilisation, math.inf
         until = utilisation + self.climb
-        while turns and turns[0].tier <= blocked:
-            turn = heappop(turns)
+        while heap and heap[0].tier <= blocked:
+            turn = heappop(heap)
             camera = cameras[turn.camera]
             rung = reached.get(turn.camera, camera.rung)
             after = left + (camera.loads[turn.rung] - camera.loads[rung]) * scale
@@ -149,7 +149,7 @@ class LadderPolicy:
             reached[turn.camera] = turn.rung
             above = self.upper(turn.camera, camera, turn.rung)
             if above is not None:
-                heappush(turns, above)
+                heappush(heap, above)
         reason = f"the replica is at {utilisation:.0%} of its capacity: capacity is free again"
         return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
 
@@ -157,16 +157,16 @@ class LadderPolicy:
         """The best step of each camera, as a heap. Most cameras do not change between decisions, and their cached step
         still holds."""
         best = self.lower if down else self.upper
-        turns = []
+        heap = []
         for name, camera in cameras:
             found = camera.down if down else camera.up
             asked = self, name, camera.priority, camera.loads, camera.rung
             if found.asked != asked:
                 found.asked, found.turn = asked, best(name, camera, camera.rung)
             if found.turn is not None:
-                turns.append(found.turn)
-        heapify(turns)
-        return turns
+                heap.append(found.turn)
+        heapify(heap)
+        return heap
 
     def lower(self, name: str, camera: CameraOnLadder, rung: int) -> _Candidate | None:
         """The best step down from ``rung``; ``None`` when none saves anything."""

@@ -76,7 +76,7 @@ class ReplicaLoad:
     """``load``, ``windows``, ``due``: sums over its cameras at their rungs, of busy seconds, computed windows and all
     windows per second.
 
-    * ``room``: what it can hold
+    * ``limit``: what it can hold
     * ``lowered``: cameras below full quality
     * ``ratio``: measured over predicted busy seconds
     * ``offered``: work that arrived over work that could be done, in the last ``AVERAGE_S``
@@ -85,7 +85,7 @@ class ReplicaLoad:
     """
 
     capacity: float
-    room: Holding = UNBOUNDED
+    limit: Holding = UNBOUNDED
     cameras: dict[str, CameraOnLadder] = field(default_factory=dict)
     phases: WindowPhases = field(default_factory=WindowPhases)
     load: float = 0.0

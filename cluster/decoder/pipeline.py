@@ -225,7 +225,7 @@ class CameraPipeline:
         if source.state is CameraState.RUNNING and device.fallback:
             source = replace(source, reason=f"decodes on the CPU: {device.fallback}")
         lazy = self._processor.lazy if device.name == "cpu" else None
-        if source.state is CameraState.RUNNING and lazy is not None and lazy.state == "distrusted":
+        if source.state is CameraState.RUNNING and lazy is not None and lazy.state == "suspended":
             source = replace(source, reason="decodes everything: pictures changed where packets told nothing")
         return PipelineStatus(
             camera=self.name,

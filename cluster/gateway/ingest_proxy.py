@@ -78,7 +78,7 @@ class ProxySink:
         self._ending = False
         self._work = asyncio.Event()
         self._news = asyncio.Event()
-        self._room = asyncio.Event()
+        self._drained = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -109,19 +109,19 @@ class ProxySink:
         """
         size = batch.ByteSize()
         if self._pending_bytes + size > self._max_pending_bytes and self._pending_bytes:
-            await self._wait_for_room(size)
+            await self._wait_until_drained(size)
         packets = batch.packets
         self._unsent.append(_Pending(ingest_pb2.PushRequest(packets=batch), packets[-1].sequence, len(packets), size))
         self._pending_bytes += size
         self._work.set()
 
-    async def _wait_for_room(self, size: int) -> None:
+    async def _wait_until_drained(self, size: int) -> None:
         try:
             async with asyncio.timeout(self._stall_s):
                 while self._pending_bytes + size > self._max_pending_bytes and self._pending_bytes:
                     self._raise_if_over()
-                    self._room.clear()
-                    await self._room.wait()
+                    self._drained.clear()
+                    await self._drained.wait()
         except TimeoutError:
             raise UnavailableError(
                 f"the decoder of camera {self._camera!r} has taken nothing for {self._stall_s:g} s"
@@ -163,7 +163,7 @@ class ProxySink:
             raise UnavailableError(f"the decoder of camera {self._camera!r} closed the stream")
 
     def _wake_all(self, _: object = None) -> None:
-        for event in (self._news, self._room, self._work):
+        for event in (self._news, self._drained, self._work):
             event.set()
 
     async def _run(self) -> None:
@@ -233,7 +233,7 @@ class ProxySink:
         # A new decoder knows nothing of what the old one took; the pusher must not be told to go back.
         self._next = max(self._next, reply.next_sequence)
         self._news.set()
-        self._room.set()
+        self._drained.set()
         if self._unsent:
             self._work.set()
 

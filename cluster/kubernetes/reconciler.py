@@ -264,8 +264,8 @@ class Reconciler:
             if self._clock() - told_s >= wait_s:
                 due.append((told_s, resource))
         due.sort(key=lambda each: each[0])
-        room = max(1, math.ceil(self._config.status_per_s * self._config.status_s))
-        wanted = iter([resource for _, resource in due[:room]])
+        most = max(1, math.ceil(self._config.status_per_s * self._config.status_s))
+        wanted = iter([resource for _, resource in due[:most]])
 
         async def write() -> None:
             for resource in wanted:

@@ -54,8 +54,8 @@ def evict(memory: StreamMemory, new: Heads) -> Heads | None:
     if _token_cost(memory) + _bytes_of(memory, new) > capacity and middles:
         # Rounding can prevent a fit under a cap of few blocks: delete older frames, half of some head's tokens.
         memory.delete_frames(before_frame=min(middles))
-    room, wanted = max(0.0, capacity - _token_cost(memory)), _bytes_of(memory, new)
-    return new if wanted <= room else _thinned(memory, new, room / wanted)
+    left, wanted = max(0.0, capacity - _token_cost(memory)), _bytes_of(memory, new)
+    return new if wanted <= left else _thinned(memory, new, left / wanted)
 
 
 def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> Heads | None:

@@ -164,7 +164,7 @@ video_frames = counter(
     ["result"],
 )
 lazy_cameras = gauge(
-    "sightline_lazy_cameras", "Cameras that decode lazily, by state: learning, on, distrusted.", ["state"]
+    "sightline_lazy_cameras", "Cameras that decode lazily, by state: learning, on, suspended.", ["state"]
 )
 lazy_events = counter(
     "sightline_lazy_events",

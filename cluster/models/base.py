@@ -208,14 +208,14 @@ class VisionLanguageModel(ABC):
     def _parts(self, frames: Sequence[PatchBatch]) -> list[list[PatchBatch]]:
         limit = PATCHES_PER_PASS.get(self.device.type, PATCHES_PER_PASS["cuda"])
         parts: list[list[PatchBatch]] = []
-        room = 0
+        left = 0
         for frame in frames:
             count = frame.patches.shape[0]
-            if count > room:
+            if count > left:
                 parts.append([])
-                room = limit
+                left = limit
             parts[-1].append(frame)
-            room -= count
+            left -= count
         return parts
 
     def _upload(self, frames: Sequence[PatchBatch]) -> Tensor:

@@ -200,7 +200,7 @@ def _segments(path: str) -> list[Piece]:
         pieces.append(Piece("/" if number else ""))
         name, colon, value = segment.partition(":")
         decoded = unquote(segment)
-        if _plain(before) in _SECRET_NAMES or (decoded != segment and any(mark in decoded for mark in ":@=")):
+        if _squeezed(before) in _SECRET_NAMES or (decoded != segment and any(mark in decoded for mark in ":@=")):
             pieces.append(Piece(segment, Kind.SECRET))
         elif _PATH_KEY.fullmatch(segment):
             pieces.append(Piece(segment, Kind.UNKNOWN))
@@ -221,7 +221,7 @@ def _query(query: str, *, lenient: bool = False) -> list[Piece]:
 def _parameter(name: str, equals: str, value: str, *, lenient: bool) -> list[Piece]:
     """``name=value``, or ``name`` alone. Unless ``lenient``, an unknown name is hidden with its value: it may be the
     rest of a password with a bare ``&``."""
-    word = _plain(name)
+    word = _squeezed(name)
     if word in _PLAIN_NAMES and (lenient or _PLAIN_VALUE.fullmatch(value)):
         return [Piece(name + equals + value)]
     if word in _SECRET_NAMES or (word in _USER_NAMES and ":" in unquote(value)):
@@ -233,6 +233,6 @@ def _parameter(name: str, equals: str, value: str, *, lenient: bool) -> list[Pie
     return [Piece(name + equals + value, Kind.PLAIN if lenient else Kind.UNKNOWN)]
 
 
-def _plain(name: str) -> str:
+def _squeezed(name: str) -> str:
     """``X-Api%5FKey`` -> ``xapikey``."""
     return re.sub(r"[\W_]", "", unquote(name)).lower()

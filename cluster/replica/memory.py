@@ -160,13 +160,13 @@ class MemoryDeletions:
         self._memory, self._conversations, self._bank, self._answers = memory, conversations, bank, answers
         self._orders: dict[str, None] = {}
         # Deleted here, but not yet in every tier. Not repeated: a camera of that name may have been added again.
-        self._owed: set[str] = set()
+        self._unconfirmed: set[str] = set()
         self._running: asyncio.Task[None] | None = None
         self.done: set[str] = set()
 
     def schedule(self, cameras: Iterable[str]) -> None:
         """Schedule deletions without waiting."""
-        self._orders.update(dict.fromkeys(camera for camera in cameras if camera not in self._owed | self.done))
+        self._orders.update(dict.fromkeys(camera for camera in cameras if camera not in self._unconfirmed | self.done))
         if self._orders and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._run())
         self._settle()
@@ -187,16 +187,16 @@ class MemoryDeletions:
                 await self._memory.remove_camera(camera)
                 self._conversations.end_camera(camera)
                 self._answers.forget(camera)
-                self._owed.add(camera)
+                self._unconfirmed.add(camera)
             except Exception:
                 log.exception("the memory of removed camera %s is not deleted yet", camera)
             del self._orders[camera]
         self._settle()
 
     def _settle(self) -> None:
-        finished = self._owed - self._bank.tiers.deleting
+        finished = self._unconfirmed - self._bank.tiers.deleting
         self.done |= finished
-        self._owed -= finished
+        self._unconfirmed -= finished
 
 
 _BYTES = {"bytes_in": "in", "bytes_out": "out"}

@@ -40,14 +40,14 @@ def _body(value: Any, omit: Collection[str] = ()) -> dict[str, Any]:
     for field in fields(value):
         name, inner = _wire_name(field), getattr(value, field.name)
         if name and name not in omit and inner is not None:
-            body[name] = _plain(inner)
+            body[name] = _wire_value(inner)
     return body
 
 
-def _plain(value: Any) -> Any:
+def _wire_value(value: Any) -> Any:
     if is_dataclass(value):
         return _body(value)
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+    return [_wire_value(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 class _Field(NamedTuple):

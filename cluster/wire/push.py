@@ -262,13 +262,13 @@ class PushAgent:
         try:
             while True:
                 self._changed.clear()
-                room = self._credit - self._buffer.in_flight
+                credit = self._credit - self._buffer.in_flight
                 wanted = min(options.batch_packets, self._buffer.waiting)
                 # Sending in scraps as credit trickles in would waste it; an idle connection sends what it may.
-                if 0 < wanted <= room or (self._buffer.in_flight == 0 and room > 0 and wanted):
+                if 0 < wanted <= credit or (self._buffer.in_flight == 0 and credit > 0 and wanted):
                     if wanted < options.batch_packets and not self._buffer.finished:
                         await asyncio.sleep(options.flush_s)
-                    batch = self._buffer.take(epoch, min(room, options.batch_packets), options.batch_bytes)
+                    batch = self._buffer.take(epoch, min(credit, options.batch_packets), options.batch_bytes)
                     if batch:
                         packets = ingest_pb2.PacketBatch(packets=[packet_to_proto(packet) for packet in batch])
                         await write(call, ingest_pb2.PushRequest(packets=packets))

@@ -20,7 +20,7 @@ SILENT = 6
 """Cameras without news are told of this many times less often."""
 
 
-class Heard:
+class UnreportedCounts:
     """Counts by camera. One whose windows go on being computed, or held, as before is reported seldom: its estimate has
     settled, and telling it again would change nothing."""
 
@@ -123,7 +123,7 @@ class Cameras:
         self._origin_s = np.zeros(count)
         self._covered_s = np.zeros(count)
         self._since_fresh = np.zeros(count, dtype=np.int64)
-        self._owed = np.zeros(count, dtype=bool)
+        self._unencoded = np.zeros(count, dtype=bool)
         self._moving = rng.random(count) < self._share(kinds, 0.0)
 
     def __len__(self) -> int:
@@ -137,7 +137,7 @@ class Cameras:
         self._next_s[camera] = origin + stride
         self._origin_s[camera] = self._covered_s[camera] = origin
         self._since_fresh[camera] = 0
-        self._owed[camera] = False
+        self._unencoded[camera] = False
 
     def stretch(self, camera: int | Ints, factor: float | Floats) -> None:
         """Set strides to ``factor`` of the cameras' own; the next window ends one new stride after the last closed one.
@@ -150,7 +150,7 @@ class Cameras:
         """Computed windows were given up: the next one of the camera has to take in their frames, moving or not."""
         since = end_s - strides * self.stride_s[camera] * self.factor[camera]
         np.minimum.at(self._covered_s, camera, since)
-        self._owed[camera] = True
+        self._unencoded[camera] = True
 
     def due(self, until_s: float, wakes: Sequence[Wake]) -> Due:
         """Windows that end before ``until_s`` and were not returned yet; cameras move on."""
@@ -173,7 +173,7 @@ class Cameras:
             moving |= wake.reaches(now, end)
         computed = (
             moving
-            | self._owed[now]
+            | self._unencoded[now]
             | ~self._gate[now]
             | (self._since_fresh[now] < FIRST_WINDOWS)
             | (end - self._covered_s[now] > self._max_idle_s[now] + SAME_S)
@@ -182,7 +182,7 @@ class Cameras:
         strides = np.where(computed, np.maximum(1.0, np.round(taken)), 0.0)
         held = np.ceil(np.minimum(end - self._origin_s[now], self.window_s[now]) / stride - SAME_S)
         self._covered_s[now] = np.where(computed, end, self._covered_s[now])
-        self._owed[now] &= ~computed
+        self._unencoded[now] &= ~computed
         self._since_fresh[now] += 1
         self._next_s[now] = end + stride
         return now, end, stride, ~computed, strides, held

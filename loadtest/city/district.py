@@ -16,7 +16,7 @@ from cluster.control.costs import CostModel
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Ladder, Rung, Step
 from loadtest.city import Bools, Floats, Ints
-from loadtest.city.cameras import Cameras, Due, Heard
+from loadtest.city.cameras import Cameras, Due, UnreportedCounts
 from loadtest.city.mix import Spell, Wake, wakes
 from loadtest.city.plan import CityPlan
 from loadtest.city.replica import Arrival, Facts, Outcome, Replica, WorkTable
@@ -70,7 +70,7 @@ class District:
         self._owner = np.full(count, NOBODY)
         self._refused = np.zeros(count, dtype=bool)
         self._rows = Rows()
-        self._heard = Heard(count)
+        self._unreported = UnreportedCounts(count)
         self._wakes: list[Wake] = wakes(part.spells, part.kinds, self._rng)
         # By number: replicas that serve, and those that only end the step under way.
         self._replicas: dict[int, Replica] = {}
@@ -123,7 +123,7 @@ class District:
         self._owner[camera] = NOBODY if plan.owner is None else _number(plan.owner)
         self.cameras.factor[camera] = self._ladder.rungs[self._rung[camera]].stride
         self.cameras.start(camera, now_s, plan.phase if self.part.phases is None else self.part.phases[camera])
-        self._heard.forget(camera, now_s)
+        self._unreported.forget(camera, now_s)
 
     def _control(self, now_s: float) -> None:
         """Reports in, decisions out."""
@@ -142,7 +142,7 @@ class District:
                 windows=replica.computed,
                 now_s=now_s,
             )
-        for camera, counts in self._heard.due(now_s, self.plan.timing.report_s):
+        for camera, counts in self._unreported.due(now_s, self.plan.timing.report_s):
             if not self._refused[camera]:
                 self._fleet.observe_counts(self.names[camera], counts)
         changes = self._fleet.tick(now_s)
@@ -157,7 +157,7 @@ class District:
         was_shed = self._sheds[[step.rung_from for step in steps]]
         self.tally.steps[self._bin(now_s)] += len(steps)
         self._rung[camera] = to
-        self._heard.forget(camera, now_s)
+        self._unreported.forget(camera, now_s)
         self.cameras.stretch(camera[~was_shed], self._strides[to[~was_shed]])
         for back, rung in zip(camera[was_shed].tolist(), to[was_shed].tolist(), strict=True):
             # Nobody has kept its frames.
@@ -206,7 +206,7 @@ class District:
             else:
                 self._rung[camera] = self._ladder.index_of(plan.rung)
                 self.cameras.stretch(camera, self._ladder.rungs[self._rung[camera]].stride)
-                self._heard.forget(camera, now_s)
+                self._unreported.forget(camera, now_s)
 
     # -- what happens to it ----------------------------------------------------------------------
     def _happen(self, now_s: float, until_s: float) -> None:
@@ -295,7 +295,7 @@ class District:
             left &= ~gone
         value_s = due.stride_s * self._value[rung]
         stands = left & due.gated
-        self._heard.gated(camera[stands])
+        self._unreported.gated(camera[stands])
         self.tally.gate(due.end_s[stands], self._ranks[camera[stands]], value_s[stands])
         return self._send(due, np.flatnonzero(left & ~due.gated), value_s)
 
@@ -347,12 +347,12 @@ class District:
 
     def _settle(self, out: Outcome) -> None:
         camera, work_s = self._rows.answered(out.answered, out.finish_s)
-        self._heard.answered(camera, work_s + np.array(out.part_s))
+        self._unreported.answered(camera, work_s + np.array(out.part_s))
         for reason, rows in out.dropped.items():
             camera, end_s, strides = self._rows.dropped(rows, reason)
-            owed = np.isin(rows, out.owed)
-            self.cameras.dropped(camera[owed], end_s[owed], strides[owed])
-            self._heard.dropped(camera)
+            unencoded = np.isin(rows, out.unencoded)
+            self.cameras.dropped(camera[unencoded], end_s[unencoded], strides[unencoded])
+            self._unreported.dropped(camera)
 
     def _bin(self, now_s: float) -> int:
         return min(int(now_s / self.tally.bin_s), self.tally.bins - 1)

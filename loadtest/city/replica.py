@@ -109,14 +109,14 @@ class Facts:
 class Outcome:
     """What a stretch of time brought: rows answered, when, and their part of the step's own seconds; rows dropped.
 
-    ``owed``: dropped rows whose frames no window that waits will take in.
+    ``unencoded``: dropped rows whose frames no window that waits will take in.
     """
 
     answered: list[int] = field(default_factory=list)
     finish_s: list[float] = field(default_factory=list)
     part_s: list[float] = field(default_factory=list)
     dropped: dict[str, list[int]] = field(default_factory=dict)
-    owed: list[int] = field(default_factory=list)
+    unencoded: list[int] = field(default_factory=list)
 
 
 class Replica:
@@ -249,7 +249,7 @@ class Replica:
             if self._queue.waiting(arrival.stream):
                 self._left[arrival.camera] = self._left.get(arrival.camera, 0.0) + arrival.strides
             else:
-                out.owed.append(arrival.window)
+                out.unencoded.append(arrival.window)
 
     def _scatter(self) -> float:
         """Factor on a step's seconds; its mean is 1."""

@@ -60,7 +60,7 @@ def test_load_adds_a_decoder_and_quiet_removes_it(watched, tmp_path) -> None:
     def decoders() -> set[str]:
         return {camera.decoder for camera in cameras.client.cameras_list() if camera.name in LIGHT}
 
-    until("answers of every camera", lambda: all(camera.books.seen > 1 for camera in cameras.cameras.values()), WAIT_S)
+    until("answers of every camera", lambda: all(camera.ledger.seen > 1 for camera in cameras.cameras.values()), WAIT_S)
     assert decoders() == {"decoder-0"}
     time.sleep(STRIDE_S / 2)
     before = {name: take_before(cameras, name) for name in LIGHT}
@@ -73,10 +73,10 @@ def test_load_adds_a_decoder_and_quiet_removes_it(watched, tmp_path) -> None:
     heavy.stop()
     until("one decoder with every camera", lambda: decoders() == {"decoder-0"}, WAIT_S)
     until("its end", lambda: set(cluster.readiness().decoders) == {"decoder-0"}, WAIT_S)
-    seen = {name: camera.books.seen for name, camera in cameras.cameras.items()}
+    seen = {name: camera.ledger.seen for name, camera in cameras.cameras.items()}
     until(
         "answers afterwards",
-        lambda: all(camera.books.seen > 2 + seen[name] for name, camera in cameras.cameras.items()),
+        lambda: all(camera.ledger.seen > 2 + seen[name] for name, camera in cameras.cameras.items()),
         WAIT_S,
     )
     time.sleep(STRIDE_S / 2)

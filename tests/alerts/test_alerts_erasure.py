@@ -79,16 +79,16 @@ def test_nothing_of_the_camera_is_left_in_the_file(store, tmp_path):
 def test_an_end_that_is_owed_is_told_without_what_was_seen(store, tmp_path):
     store.write(life(1, NOW - 50, NOW - 40, state="pending", clip="whole", acknowledged_by="ann"))
     assert forget(store) == Erased(1, 2)
-    [owed] = store.load().pending
-    assert (owed.event.kind, owed.event.incident.id) == ("end", f"{1:016x}")
-    assert owed.event.incident == bare(owed.event.incident)
-    assert owed.event.incident.text == ""
+    [pending] = store.load().pending
+    assert (pending.event.kind, pending.event.incident.id) == ("end", f"{1:016x}")
+    assert pending.event.incident == bare(pending.event.incident)
+    assert pending.event.incident.text == ""
     assert SEEN.encode() not in on_disk(tmp_path)
     assert store.incidents() == []
     # It stays until it is told, and no longer.
     forget(store)
     assert len(store.load().pending) == 1
-    store.write(Changes(deliveries={(owed.event.key, "ops"): replace(owed, state="delivered")}))
+    store.write(Changes(deliveries={(pending.event.key, "ops"): replace(pending, state="delivered")}))
     forget(store, "", NOW - 1000)
     assert store.events_held() == 0
 
@@ -137,9 +137,9 @@ def test_whatever_there_is_nothing_older_is_left(tmp_path_factory, steps, before
             assert f"<{number}>".encode() not in left
         elif of == "yard" and camera == "gate":
             assert f"<{number}>".encode() in left
-    for owed in store.load().pending:
-        hidden = camera in ("", owed.event.incident.camera) and owed.event.at_s < before_s
-        assert not hidden or owed.event.kind == "end" or owed.event.incident.kind == "health"
+    for pending in store.load().pending:
+        hidden = camera in ("", pending.event.incident.camera) and pending.event.at_s < before_s
+        assert not hidden or pending.event.kind == "end" or pending.event.incident.kind == "health"
 
 
 def test_damaged_files_cannot_be_looked_through_and_go(tmp_path):

@@ -87,14 +87,14 @@ def test_incidents_are_found(path, make):
 
 def test_the_oldest_delivered_make_room_and_nothing_else(path, make):
     store = AlertStore(path, max_events=100)
-    owed = recent(make, 0)
-    store.write(told(owed, "ops"))
+    pending = recent(make, 0)
+    store.write(told(pending, "ops"))
     for number in range(1, 300):
         store.write(told(recent(make, number, ended_s=NOW), "ops", state="delivered"))
     assert store.events_held() <= 100
     assert store.trimmed == 300 - store.events_held()
-    assert [each.event.key for each in store.load().pending] == [owed.key]
-    assert store.incident(owed.incident.id) is not None
+    assert [each.event.key for each in store.load().pending] == [pending.key]
+    assert store.incident(pending.incident.id) is not None
     assert store.incident(f"{1:016x}") is None
     assert store.incident(f"{299:016x}") is not None
 
@@ -234,7 +234,7 @@ async def test_a_hung_disk_holds_nobody_up(path, make, until):
 
 
 async def test_a_folder_that_cannot_be_made_yet(tmp_path, make):
-    """Alerts go on from memory; once the folder can be made, they are written, and what was owed in it is sent."""
+    """Alerts go on from memory; once the folder can be made, they are written, and what was pending in it is sent."""
     blocked = tmp_path / "box"
     before = AlertStore(tmp_path / "other" / "a.sqlite")
     before.write(told(recent(make, 7), "ops"))
@@ -290,7 +290,7 @@ def test_what_was_written_survives_kill_9(path):
 
 def test_the_store_knows_its_events_again(path, make):
     store = AlertStore(path)
-    event = replace(recent(make, 0), quiet=True)
+    event = replace(recent(make, 0), silent=True)
     store.write(told(event))
     store.write(told(replace(event, kind="end")))
     found = store.incident(event.incident.id)

@@ -239,21 +239,21 @@ def test_what_is_muted_is_recorded_and_not_told(make):
     desk = Desk()
     desk.open_incidents.mute(Mute("gate", "*", NOW + 100), NOW)
     desk.take(make.answer(0), make.answer(1))
-    assert [event.quiet for event in desk.told] == [True]
+    assert [event.silent for event in desk.told] == [True]
     # The mute is over while it goes on: now it is news.
     desk.take(make.answer(2), make.answer(3), now_s=NOW + 101)
-    assert [(event.kind, event.quiet) for event in desk.told[1:]] == [("new", False)]
+    assert [(event.kind, event.silent) for event in desk.told[1:]] == [("new", False)]
     # Muted again: what was announced is still called off.
     desk.open_incidents.mute(Mute("*", "person", NOW + 300), NOW + 102)
     desk.take(make.answer(4, 0.0), make.answer(5, 0.0), now_s=NOW + 103)
-    assert [(event.kind, event.quiet) for event in desk.told[2:]] == [("end", False)]
+    assert [(event.kind, event.silent) for event in desk.told[2:]] == [("end", False)]
 
 
 def test_an_incident_nobody_heard_of_ends_without_a_word(make):
     desk = Desk()
     desk.open_incidents.mute(Mute("*", "*", NOW + 100), NOW)
     desk.take(make.answer(0), make.answer(1), make.answer(2, 0.0), make.answer(3, 0.0))
-    assert [(event.kind, event.quiet) for event in desk.told] == [("new", True), ("end", True)]
+    assert [(event.kind, event.silent) for event in desk.told] == [("new", True), ("end", True)]
 
 
 def test_mutes_are_named_lifted_and_forgotten(make):

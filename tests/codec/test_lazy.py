@@ -359,7 +359,7 @@ def _judge(held: LazyDecode, packets: list[EncodedPacket], *, changed: Callable[
 def test_packets_that_miss_change_are_not_believed_any_more_until_later(
     footage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lazy, "DISTRUST", 20)
+    monkeypatch.setattr(lazy, "BACKOFF", 20)
     header, packets = read(footage("h264"))
     packets = packets[: 8 * GOP]
     held = LazyDecode()
@@ -371,7 +371,7 @@ def test_packets_that_miss_change_are_not_believed_any_more_until_later(
         for packet in packets
     ]
     states = _judge(held, long, changed=lambda group: 5 <= group < 8)
-    first = states.index("distrusted")
+    first = states.index("suspended")
     assert states[0] == "learning"
     assert "on" in states[:first]
     assert held.events["missed"] == lazy.MOST_MISSED + 1

@@ -42,9 +42,9 @@ def test_frames_of_strides_before_are_computed_with_the_next_window() -> None:
     camera = demand(window_s=20.0, stride_s=4.0, fps=2.0, frame_tokens=100, kept=0.1, anchor_interval_s=4.0)
     assert work(camera, FULL).encoded == pytest.approx(100 + 30)
     # A gated stride left its anchor, which is then new and not refreshed; no more than the four that overlap.
-    for gated, owed in ((1, 100), (3, 300), (4, 400), (9, 400)):
+    for gated, deferred in ((1, 100), (3, 300), (4, 400), (9, 400)):
         found = work(camera, FULL, gated=gated)
-        assert found.encoded == pytest.approx(130 + owed)
+        assert found.encoded == pytest.approx(130 + deferred)
         assert found.computed == pytest.approx(130 + 400 + 20)
     # A dropped one left everything that it keeps.
     assert work(camera, FULL, missed=2).encoded == pytest.approx(3 * 130)

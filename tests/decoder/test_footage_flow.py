@@ -392,12 +392,12 @@ async def test_what_a_camera_that_is_added_again_shows_is_its_own(tmp_path, h264
         await until_async(lambda: clip() != "waiting")
         assert clip() == "whole"
         await refuse(running, 0)
-        await until_async(lambda: not running.collector._owed)
+        await until_async(lambda: not running.collector._unerased)
         assert {each.id for each in await running.service.incidents()} == {new.id, yard.id}
         assert (await running.incident(new.id)).open
         assert running.store.find(old.id, "clip") is None
         assert running.store.find(new.id, "clip") is not None
-        assert json.loads((tmp_path / "known.json").read_text())["owed"] == {}
+        assert json.loads((tmp_path / "known.json").read_text())["unerased"] == {}
 
 
 async def test_cameras_of_another_run_are_not_taken_for_removed(tmp_path, h264):

@@ -63,9 +63,9 @@ def test_a_quiet_camera_sends_empty_frames_shows_true_pictures_and_tells_what_it
 def test_a_camera_whose_packets_miss_change_says_so(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lazy, "MOST_MISSED", -1)
     run = Run(clip, on=True)
-    reasons = {status.reason for status in run.running if status.lazy == "distrusted"}
+    reasons = {status.reason for status in run.running if status.lazy == "suspended"}
     assert reasons == {"decodes everything: pictures changed where packets told nothing"}
-    assert run.status.decoding == "cpu, distrusted"
+    assert run.status.decoding == "cpu, suspended"
     # Believed for one GOP.
     assert 0 < run.status.frames_spared < 40
     assert set(run.status.lazy_events) == set(lazy.LAZY_EVENTS)

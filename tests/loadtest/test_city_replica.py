@@ -126,7 +126,7 @@ def test_the_next_window_takes_in_what_a_dropped_one_had():
     one.run(arrivals, 0.0, 20.0, out)
     assert out.dropped == {"replaced": [1, 2]}
     assert out.finish_s == [5.0, 6.5]
-    assert out.owed == []
+    assert out.unencoded == []
 
 
 def test_what_nobody_takes_in_is_owed():
@@ -134,4 +134,4 @@ def test_what_nobody_takes_in_is_owed():
     out = Outcome()
     lone.run([window(0.0, 0, 0, 8.0, 1.0, 5.0), window(0.5, 1, 1, 8.0, 1.0, 1.0)], 0.0, 20.0, out)
     assert out.dropped == {"late": [1]}
-    assert out.owed == [1]
+    assert out.unencoded == [1]

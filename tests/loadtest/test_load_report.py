@@ -9,7 +9,7 @@ import pytest
 from toy_cluster import config, profile
 
 from cluster.errors import SightlineError
-from cluster.lab.bench.window_accounting import CameraBooks
+from cluster.lab.bench.window_accounting import CameraLedger
 from cluster.lab.report.charts import get_tooltips, svg
 from cluster.lab.report.page import write_files
 from cluster.types import Answer, Timing, TokenCount
@@ -225,14 +225,14 @@ def test_a_page_that_cannot_be_written_says_so(tmp_path) -> None:
 # -- what the simulator is told -------------------------------------------------------------------
 def camera(number: int, gated: bool) -> Camera:
     settings = profile(mix={"busy": 0.5, "quiet": 0.5})
-    books = CameraBooks(f"c{number}", 0.0, 0.5)
+    ledger = CameraLedger(f"c{number}", 0.0, 0.5)
     # Frames of 50 tokens, ten in ten seconds at two samples a second; anchors are every other one and whole.
     tokens = TokenCount(full=500, kept=325, reused=0, refreshed=0, new=0, query=20, encoded=0)
     for window in range(4):
         end = (window + 1) * 500_000
-        books.saw(Answer(books.name, window, 0, end, "q", 0.1, False, "", gated, tokens, Timing()), end / 1e6 + 0.1)
-    agent = FedAgent(StreamHeader("h264", 64, 64, b""), "127.0.0.1:1", books.name)
-    return Camera(script(settings, number), books, agent)
+        ledger.saw(Answer(ledger.name, window, 0, end, "q", 0.1, False, "", gated, tokens, Timing()), end / 1e6 + 0.1)
+    agent = FedAgent(StreamHeader("h264", 64, 64, b""), "127.0.0.1:1", ledger.name)
+    return Camera(script(settings, number), ledger, agent)
 
 
 def test_the_simulator_is_told_what_was_measured_of_each_kind_of_camera() -> None:

@@ -95,7 +95,7 @@ async def test_phases_are_kept_and_packets_go_on_without_holes() -> None:
     toy = ToyCluster()
     async with toy.target() as target, stage_on(target, phases="even") as stage:
         await stage.warm_up(4)
-        begins = sorted(camera.books.began_s % STRIDE_S for camera in stage.fleet.cameras.values())
+        begins = sorted(camera.ledger.began_s % STRIDE_S for camera in stage.fleet.cameras.values())
         gaps = [b - a for a, b in pairwise(begins)]
         assert gaps == pytest.approx([STRIDE_S / 4] * 3)
         for camera in toy.cameras.values():

@@ -16,7 +16,7 @@ from cluster.config import CameraEntry, camera_settings
 from cluster.control.accounted_video import AccountedVideo
 from cluster.decoder.running_camera import RunningCamera
 from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
-from cluster.lab.bench.window_accounting import CameraBooks, Counted, account
+from cluster.lab.bench.window_accounting import CameraLedger, Counted, account
 from cluster.models.loading import load_shape
 from cluster.replica import window_accounting
 from cluster.replica.worker import EngineWorker
@@ -90,15 +90,15 @@ def settle(bench, *replicas: Replica) -> None:
 def silent(bench, replicas, until_s: float, *before: RunningCamera, found: int = 0) -> int:
     """Windows of ``[0, until_s)`` that were neither answered nor counted, as a load test finds them; ``found``: by the
     controller."""
-    books = CameraBooks("gate", 0.0, STRIDE_S)
+    ledger = CameraLedger("gate", 0.0, STRIDE_S)
     for replica in replicas:
         for answer in replica.answers:
-            books.saw(answer, answer.end / MICROSECONDS)
+            ledger.saw(answer, answer.end / MICROSECONDS)
     told = [camera.report().counts for camera in (*before, bench.camera)]
     lost = found + sum(each["windows_lost"] for each in told) + sum(each.total("windows_lost") for each in replicas)
     dropped = sum(each["windows_dropped"] for each in told) + sum(each.total("windows_dropped") for each in replicas)
-    counted = Counted(done=books.seen, dropped=dropped, lost=lost)
-    account_ = account(books.slots(until_s), books.seen, counted, listened=True, most=books.most(until_s))
+    counted = Counted(done=ledger.seen, dropped=dropped, lost=lost)
+    account_ = account(ledger.slots(until_s), ledger.seen, counted, listened=True, most=ledger.most(until_s))
     assert account_.extra == 0
     assert account_.seen > 3
     assert account_.given_up <= account_.due - account_.seen

@@ -150,7 +150,7 @@ def _judge(cluster: SmallCluster, action: str, target: str, found: dict[str, Any
         reasons.append(f"{', '.join(late)} not answered within {limit_s:g} s")
     found["answering_s"] = None if None in answering.values() else max(filter(None, answering.values()), default=0.0)
     if action == "re-add":
-        before[target] = Before(cluster.cameras[target].books.began_s, Counts(0, 0), before[target].memory)
+        before[target] = Before(cluster.cameras[target].ledger.began_s, Counts(0, 0), before[target].memory)
     windows = _settled_windows(cluster, before, watched=target != "gateway")
     for name, each in windows.items():
         if not each.balanced(watched=target != "gateway"):
@@ -226,7 +226,7 @@ def take_before(cluster: WatchedCameras, name: str) -> Before:
     """A camera as it is now, which has been answered."""
     # What was counted first: a window that is answered in between must not be taken for one from before.
     counts = counts_of(cluster, name)
-    slots = [slot for slot in cluster.cameras[name].books.slots(time.monotonic()) if slot.seen_s is not None]
+    slots = [slot for slot in cluster.cameras[name].ledger.slots(time.monotonic()) if slot.seen_s is not None]
     return Before(slots[-1].end_s, counts, memory_of(cluster, name))
 
 
@@ -246,7 +246,7 @@ def answering_s(cluster: WatchedCameras, since_s: float, limit_s: float) -> dict
     deadline_s = since_s + limit_s + PATIENCE_S
     while None in found.values() and time.monotonic() < deadline_s:
         for name, camera in cluster.cameras.items():
-            slots = camera.books.slots(time.monotonic())
+            slots = camera.ledger.slots(time.monotonic())
             seen = [slot.seen_s for slot in slots if slot.end_s > since_s and slot.seen_s is not None]
             found[name] = min(seen) - since_s if seen else None
         time.sleep(POLL_S)
@@ -270,7 +270,7 @@ def count_windows(cluster: WatchedCameras, name: str, before: Before) -> Windows
     """What became of its windows since."""
     counts = counts_of(cluster, name)
     now_s = time.monotonic()
-    slots = [slot for slot in cluster.cameras[name].books.slots(now_s) if slot.end_s > before.end_s + STRIDE_S / 2]
+    slots = [slot for slot in cluster.cameras[name].ledger.slots(now_s) if slot.end_s > before.end_s + STRIDE_S / 2]
     # A window that ended just now has its answer under way; before that, silence is a window that is missing.
     while slots and slots[-1].seen_s is None and slots[-1].end_s > now_s - 2 * STRIDE_S:
         slots.pop()
@@ -339,9 +339,9 @@ def _trouble(cluster: SmallCluster) -> str:
     for name, camera in cluster.cameras.items():
         if camera.done.done():
             return f"{name} does not push any more: {camera.done.exception()}"
-        if now_s - camera.books.began_s < WARM_S:
+        if now_s - camera.ledger.began_s < WARM_S:
             return f"{name} has only just begun"
-        if camera.books.on_time_since(now_s - 3 * STRIDE_S, now_s) is None:
+        if camera.ledger.on_time_since(now_s - 3 * STRIDE_S, now_s) is None:
             return f"{name} is not answered on time"
         if memory_of(cluster, name).frames <= BLOCK_FRAMES:
             return f"{name} remembers nothing yet"

@@ -182,7 +182,7 @@ class TwoNodes(WatchedCameras):
         for name, camera in self.cameras.items():
             if camera.done.done():
                 return f"{name} does not push any more: {camera.done.exception()}"
-            if camera.books.on_time_since(now_s - 3 * STRIDE_S, now_s) is None:
+            if camera.ledger.on_time_since(now_s - 3 * STRIDE_S, now_s) is None:
                 return f"{name} is not answered on time"
             if memory_of(self, name).frames <= BLOCK_FRAMES:
                 return f"{name} remembers nothing yet"
@@ -295,15 +295,15 @@ def judge(cluster: TwoNodes, name: str) -> list[str]:
 def _steady(cluster: TwoNodes, name: str) -> tuple[Counts, float]:
     """What is counted of a camera, and the end of its last window that was answered, while neither changes: heartbeats
     have told all of what was seen by then."""
-    books = cluster.cameras[name].books
+    ledger = cluster.cameras[name].ledger
     deadline_s = time.monotonic() + WELL_S
     look: tuple[Counts, int] | None = None
     while time.monotonic() < deadline_s:
         before = look
         with contextlib.suppress(SightlineError):
-            look = counts_of(cluster, name), books.seen
+            look = counts_of(cluster, name), ledger.seen
             if look == before:
-                seen = [slot.end_s for slot in books.slots(time.monotonic()) if slot.seen_s is not None]
+                seen = [slot.end_s for slot in ledger.slots(time.monotonic()) if slot.seen_s is not None]
                 return look[0], seen[-1]
         time.sleep(STEADY_S)
     raise SightlineError(f"the counts of {name} never stood still for {STEADY_S:g} s")
@@ -316,13 +316,13 @@ def _before(cluster: TwoNodes, name: str) -> Before:
 
 def _pieces(cluster: TwoNodes, name: str) -> int:
     """Windows of a camera so far that were begun and cut short."""
-    books, now_s = cluster.cameras[name].books, time.monotonic()
-    return books.most(now_s) - len(books.slots(now_s))
+    ledger, now_s = cluster.cameras[name].ledger, time.monotonic()
+    return ledger.most(now_s) - len(ledger.slots(now_s))
 
 
 def _windows(cluster: TwoNodes, name: str, before: Before, pieces: int) -> Windows:
     counts, end_s = _steady(cluster, name)
-    slots = cluster.cameras[name].books.slots(time.monotonic())
+    slots = cluster.cameras[name].ledger.slots(time.monotonic())
     slots = [slot for slot in slots if before.end_s + STRIDE_S / 2 < slot.end_s <= end_s]
     return Windows(
         due=len(slots),

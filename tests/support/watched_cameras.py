@@ -15,7 +15,7 @@ import grpc
 from cluster.client import GatewayClient
 from cluster.codec import FileSource
 from cluster.errors import SightlineError
-from cluster.lab.bench.window_accounting import CameraBooks
+from cluster.lab.bench.window_accounting import CameraLedger
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import MICROSECONDS, Answer, EncodedPacket, Question
 from cluster.wire.push import PushAgent, PushStatus
@@ -51,14 +51,14 @@ class Camera:
             if self.done.done():
                 self.done.result()
             time.sleep(0.01)
-        self.books = CameraBooks(name, began_s, STRIDE_S)
+        self.ledger = CameraLedger(name, began_s, STRIDE_S)
 
     def saw(self, answer: Answer) -> None:
         """An answer came. One far from the future belongs to a camera of this name that was removed; but the last frame
         of a window may come before its end."""
         now_s = time.monotonic()
-        if self.books.began_s + answer.end / MICROSECONDS <= now_s + STRIDE_S:
-            self.books.saw(answer, now_s)
+        if self.ledger.began_s + answer.end / MICROSECONDS <= now_s + STRIDE_S:
+            self.ledger.saw(answer, now_s)
 
     def stop(self) -> None:
         self.done.cancel()

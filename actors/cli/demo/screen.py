@@ -75,7 +75,7 @@ class Screen:
         if now - self._said_at >= PLAIN_EVERY_S:
             self._said_at = now
             for status in run.statuses.values():
-                line = f"{run.seconds:4.0f} s  {status.name:8} {_plain(status, truths.get(status.name))}"
+                line = f"{run.seconds:4.0f} s  {status.name:8} {_one_line(status, truths.get(status.name))}"
                 self._console.print(escape(line))
 
     def end_live(self) -> None:
@@ -87,7 +87,7 @@ class Screen:
         self._table = None
 
 
-def _plain(status: CameraStatus, truth: LoopedTruth | None) -> str:
+def _one_line(status: CameraStatus, truth: LoopedTruth | None) -> str:
     if not status.windows_done:
         return f"{status.state}  {status.reason}"
     answers = " · ".join(f"{a.question} {a.score:.2f} {_said(a)} {_sign(a, truth)[0]}" for a in status.last_answers)

@@ -89,7 +89,7 @@ class FootageCollector:
         self._known_file = known
         self._run = run
         self._erase = erase
-        self._cameras, self._owed = _read_known(known, run)
+        self._cameras, self._unerased = _read_known(known, run)
 
     def start(self, waiting: Iterable[Incident] = ()) -> None:
         """Start collecting; ``waiting``: incidents whose clip a previous process had not finished."""
@@ -157,7 +157,7 @@ class FootageCollector:
         self._cameras = dict(lives)
         for camera in gone:
             # From here on no clip of what went on is begun, see _begin.
-            self._owed[camera] = time.time()
+            self._unerased[camera] = time.time()
             await self._cancel_clips(camera)
         for camera in gone:
             await self._delete_removed(camera)
@@ -165,7 +165,7 @@ class FootageCollector:
 
     async def _delete_removed(self, camera: str) -> None:
         """Delete what a removed camera left; of another of its name, which there may be by now, nothing."""
-        removed_s = self._owed.get(camera)
+        removed_s = self._unerased.get(camera)
         if removed_s is None:
             return
         try:
@@ -176,18 +176,18 @@ class FootageCollector:
         except SightlineError as error:
             log.error("camera %s was removed, but the records of its incidents could not be erased: %s", camera, error)
             return
-        if self._owed.get(camera) == removed_s:
-            del self._owed[camera]
+        if self._unerased.get(camera) == removed_s:
+            del self._unerased[camera]
         log.info("camera %s was removed: deleted %d snapshots and clips", camera, deleted.files)
 
     async def _write_known(self) -> None:
-        body = json.dumps({"run": self._run, "cameras": self._cameras, "owed": self._owed})
+        body = json.dumps({"run": self._run, "cameras": self._cameras, "unerased": self._unerased})
         await self._on_disk(lambda: _write_known(self._known_file, body))
 
     # -- one clip -------------------------------------------------------------------------------
     def _begin(self, incident: Incident, kind: Kind) -> None:
         key = (incident.id, kind)
-        if key in self._work or incident.opened_s <= self._owed.get(incident.camera, 0.0):
+        if key in self._work or incident.opened_s <= self._unerased.get(incident.camera, 0.0):
             return
         if len(self._work) >= self._settings.at_once:
             self._settle(
@@ -265,8 +265,8 @@ class FootageCollector:
         while True:
             with contextlib.suppress(StorageError):
                 await self._on_disk(lambda: self.store.sweep(time.time()))
-            if owed := sorted(self._owed):
-                for camera in owed:
+            if unerased := sorted(self._unerased):
+                for camera in unerased:
                     await self._delete_removed(camera)
                 await self._write_known()
             metrics.footage_bytes.set(self.store.bytes_stored)
@@ -374,7 +374,7 @@ def _read_known(file: Path, run: str) -> tuple[dict[str, str], dict[str, float]]
     """Lives of cameras, and when those were removed whose footage or records are still to be deleted."""
     try:
         body = json.loads(file.read_text())
-        return (dict(body["cameras"]), dict(body["owed"])) if body["run"] == run else ({}, {})
+        return (dict(body["cameras"]), dict(body["unerased"])) if body["run"] == run else ({}, {})
     except (OSError, ValueError, KeyError, TypeError):
         return {}, {}
 

@@ -53,7 +53,7 @@ class HomeAssistantSink:
             ca_file=self.ca_file,
             will=Message(self._available.topic, "offline", retain=True),
             listen=(f"{self.discovery}/+/{self.node}/+/config",),
-            heard=self._found,
+            on_message=self._found,
         )
         self._wanted: dict[str, Message] | None = None
         self._published: dict[str, Message] = {}

@@ -35,7 +35,7 @@ class MqttPublisher:
         url: ``mqtt://user:password@host:1883``, or ``mqtts://`` with TLS.
         timeout_s: of connecting, and of an acknowledgement.
         will: what the broker publishes when the connection breaks.
-        listen: topics to subscribe to, each message of which goes to ``heard`` on the event loop.
+        listen: topics to subscribe to, each message of which goes to ``on_message`` on the event loop.
 
     Raises:
         ConfigError: the address or the timeout makes no sense.
@@ -50,7 +50,7 @@ class MqttPublisher:
         ca_file: str = "",
         will: Message | None = None,
         listen: tuple[str, ...] = (),
-        heard: Callable[[str, bytes], None] | None = None,
+        on_message: Callable[[str, bytes], None] | None = None,
     ) -> None:
         try:
             self._address = urlsplit(url)
@@ -62,7 +62,7 @@ class MqttPublisher:
         if not timeout_s > 0:
             raise ConfigError(f"timeout_s must be above 0, not {timeout_s:g}")
         self._timeout_s, self._client_id, self._ca_file = timeout_s, client_id, ca_file
-        self._will, self._listen, self._heard = will, listen, heard
+        self._will, self._listen, self._on_message = will, listen, on_message
         self._client: Client | None = None
         self._connecting = asyncio.Lock()
         self._acknowledged: dict[int, asyncio.Future[None]] = {}
@@ -140,8 +140,8 @@ class MqttPublisher:
         client.on_connect = lambda _client, _data, _flags, reason, _properties: tell(connected, reason)
         client.on_publish = lambda _client, _data, mid, _reason, _properties: tell(self._taken, mid)
         client.on_disconnect = lambda *_: tell(self._gone, client)
-        if self._heard is not None:
-            client.on_message = lambda _client, _data, message: tell(self._heard, message.topic, message.payload)
+        if self._on_message is not None:
+            client.on_message = lambda _client, _data, message: tell(self._on_message, message.topic, message.payload)
         if self._will is not None:
             client.will_set(self._will.topic, self._will.payload, qos=1, retain=self._will.retain)
         client.connect_timeout = self._timeout_s

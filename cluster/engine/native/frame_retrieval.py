@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from cluster.engine.native.kernels import gathered, grouped, shared
 from cluster.engine.native.memory_attention import rotate_retrieved
 from cluster.engine.native.plan import SystemPrompt, WindowPlan
-from cluster.engine.native.timeline import Timeline, room_before
+from cluster.engine.native.timeline import Timeline, frames_that_fit
 from cluster.engine.window.kv import KVPool, rotate_wide, unrotate
 from cluster.engine.window.planner import IntArray
 from cluster.engine.window.stream import token_counts
@@ -75,8 +75,8 @@ def plan_with_past(
         if not held.numbers:
             return plan
         frame_s = plan.frames[0].duration / MICROSECONDS
-        room = room_before(model, plan.places.next, frame_s, plan.frames[0].grid)
-        timeline = Timeline.of(held.numbers, held.times, opened, frame_s=frame_s, room=room)
+        most = frames_that_fit(model, plan.places.next, frame_s, plan.frames[0].grid)
+        timeline = Timeline.of(held.numbers, held.times, opened, frame_s=frame_s, most=most)
         past = FramePast(model, system, session, policy.deadline_s, waited, plan, timeline)
         unless_used.pop_all()
     return replace(plan, work=replace(plan.work, past=past))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.native.timeline import Timeline, room_before
+from cluster.engine.native.timeline import Timeline, frames_that_fit
 from cluster.engine.window.kv import StreamKV, rotate
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans, own_positions
 from cluster.memory.manifest import FrameLog
@@ -84,8 +84,8 @@ def _timeline(
         opened = newest + frame_us
     frame_s = frame_us / MICROSECONDS
     taken = model.window_positions(system, frame_spans(frames)[-1:]).next + text
-    room = room_before(model, taken, frame_s, grid)
-    return Timeline.of(held.numbers, held.times, opened, frame_s=frame_s, room=room), grid
+    most = frames_that_fit(model, taken, frame_s, grid)
+    return Timeline.of(held.numbers, held.times, opened, frame_s=frame_s, most=most), grid
 
 
 def _last_span(timeline: Timeline, grid: PatchGrid) -> FrameSpan:

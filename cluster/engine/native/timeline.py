@@ -40,17 +40,17 @@ class Timeline:
     slots: int
 
     @classmethod
-    def of(cls, number: Sequence[int], time: Sequence[int], opened: int, *, frame_s: float, room: int) -> Self:
+    def of(cls, number: Sequence[int], time: Sequence[int], opened: int, *, frame_s: float, most: int) -> Self:
         """Place frames.
 
         Gaps in time up to a common limit stay as they are, longer ones become the limit: the largest with which all
-        fits ``room``. If frames have no room side by side, neighbours share positions evenly.
+        fits ``most``. If frames do not fit side by side, neighbours share positions evenly.
 
         Args:
             number, time: of the frames, ascending; microseconds.
             opened: time of the window's first frame, after all of them.
             frame_s: seconds between frames.
-            room: frames that fit side by side, at least 1.
+            most: frames that fit side by side, at least 1.
         """
         if not number:
             none = torch.zeros(0, dtype=torch.int64)
@@ -58,10 +58,10 @@ class Timeline:
         true = (torch.from_numpy(np.append(np.array(time), opened)).double() - time[0]) / MICROSECONDS
         gap = true.diff() / frame_s
         # Subtracting what is cut leaves times exact where nothing is.
-        cut = (gap - shorten_gaps(gap, room)).cumsum(0) * frame_s
+        cut = (gap - shorten_gaps(gap, most)).cumsum(0) * frame_s
         placed = torch.cat([true[:1], true[1:] - cut])
         # As in windows, frames that are closer than usual take a slot each.
-        counted = shorten_gaps(gap.round().clamp(min=1.0), room).cumsum(0)
+        counted = shorten_gaps(gap.round().clamp(min=1.0), most).cumsum(0)
         slot = torch.cat([counted.new_zeros(1), torch.floor(counted + 1e-6)]).to(torch.int64)
         return cls(torch.from_numpy(np.array(number)), placed[:-1], slot[:-1], float(placed[-1]), int(slot[-1]))
 
@@ -74,21 +74,21 @@ class Timeline:
         return replace(self, number=self.number.to(device), time_s=self.time_s.to(device), slot=self.slot.to(device))
 
 
-def shorten_gaps(gap: Tensor, room: float) -> Tensor:
-    """``min(gap, limit)`` ``[n]`` with the largest limit for which the sum is at most ``room``."""
-    if float(gap.sum()) <= room + 1e-6:
+def shorten_gaps(gap: Tensor, most: float) -> Tensor:
+    """``min(gap, limit)`` ``[n]`` with the largest limit for which the sum is at most ``most``."""
+    if float(gap.sum()) <= most + 1e-6:
         return gap
     ordered = gap.sort().values
     # With all shorter ones as they are, each of the others gets the same part of what is left.
-    left = room - (ordered.cumsum(0) - ordered)
+    left = most - (ordered.cumsum(0) - ordered)
     limit = left / torch.arange(len(gap), 0, -1)
     return gap.clamp(max=float(limit[int((ordered > limit).int().argmax())]))
 
 
-def room_before(model: VisionLanguageModel, taken: int, frame_s: float, grid: PatchGrid) -> int:
+def frames_that_fit(model: VisionLanguageModel, taken: int, frame_s: float, grid: PatchGrid) -> int:
     """Frames that fit side by side into the model's trained positions beside ``taken`` ones: at least 1."""
     limit = min(TRAINED_POSITIONS, getattr(model.text_config, "max_position_embeddings", TRAINED_POSITIONS))
-    room = (limit - taken) * _MANY / model.frame_place(_MANY * frame_s, _MANY, grid)
+    most = (limit - taken) * _MANY / model.frame_place(_MANY * frame_s, _MANY, grid)
     if model.settings.memory_s is not None:
-        room = min(room, model.settings.memory_s / frame_s)
-    return max(1, math.floor(room + 1e-6))
+        most = min(most, model.settings.memory_s / frame_s)
+    return max(1, math.floor(most + 1e-6))

@@ -243,10 +243,10 @@ class VllmEngine(WindowedEngine):
         questions = max(len(self.model.question_ids(question.text)) for question in spec.questions)
         grid = self.geometry.grid(side, side)
         longest = len(self._system) + frames * (grid.tokens + self.model.frame_text_tokens(grid)) + questions
-        room = self.host.max_tokens - self.max_new_tokens
-        if longest > room:
+        most = self.host.max_tokens - self.max_new_tokens
+        if longest > most:
             raise ConfigError(
-                f"{spec.stream}: a window of {spec.window_s:g} s may have {longest} tokens and vLLM takes {room} with "
+                f"{spec.stream}: a window of {spec.window_s:g} s may have {longest} tokens and vLLM takes {most} with "
                 "the memory it has; shorten window_s, or raise max_model_len and the memory of its KV cache under "
                 "vllm.arguments"
             )

@@ -9,7 +9,7 @@ from sightline.v1 import memory_pb2
 
 from cluster.errors import CapacityError, SightlineError, UnavailableError
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.replies import plain
+from cluster.gateway.http.replies import jsonable
 from cluster.wire.memory_wire import AskAllProgress, CameraTold, Told, ago_s, all_from_proto, told_from_proto
 
 ASK = "/sightline.v1.Memory/Ask"
@@ -76,7 +76,7 @@ async def written(
 
 def result_body(told: Told) -> dict[str, Any]:
     """A result as JSON; pictures in base64."""
-    body: dict[str, Any] = plain(told.result)
+    body: dict[str, Any] = jsonable(told.result)
     body["camera"] = body.pop("stream")
     body["conversation"] = told.conversation
     for moment, entry, picture in zip(told.result.moments, body["moments"], told.pictures, strict=True):

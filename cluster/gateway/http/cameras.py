@@ -24,7 +24,7 @@ from cluster.gateway.http.forms import (
     Timeline,
 )
 from cluster.gateway.http.memory import NDJSON
-from cluster.gateway.http.replies import Reply, Stream, plain
+from cluster.gateway.http.replies import Reply, Stream, jsonable
 from cluster.gateway.http.routes import Body, Flag, Gateway, Number, Routes, Text
 from cluster.security.roles import HISTORY, IMPORT, current_principal
 from cluster.types import CameraStatus
@@ -123,7 +123,7 @@ async def discover_cameras(body: SearchedNetwork, gateway: Gateway) -> Stream:
 
 
 def _found_line(part: pictures_pb2.DiscoverReply) -> bytes:
-    return _line({"discovery": plain(from_message(Discovery, part))})
+    return _line({"discovery": jsonable(from_message(Discovery, part))})
 
 
 def _line(body: dict[str, object]) -> bytes:

@@ -9,7 +9,7 @@ from sightline.v1 import incidents_pb2
 from cluster.alerts.grpc_service import mutes_from_proto, outbox_from_proto
 from cluster.alerts.incident import Incident, IncidentDetail
 from cluster.gateway.http.forms import Incidents, Mutes, Nothing, OutboxStatus
-from cluster.gateway.http.replies import Reply, plain
+from cluster.gateway.http.replies import Reply, jsonable
 from cluster.gateway.http.routes import Body, Count, Flag, Gateway, Number, Routes, Text
 from cluster.wire.mapping import from_message
 
@@ -125,8 +125,8 @@ async def outbox(gateway: Gateway, dead: Dead = 0) -> Reply:
     """How sinks and disk are doing."""
     asked = incidents_pb2.OutboxRequest(dead=min(dead, MOST))
     found = outbox_from_proto(await gateway.calls.unary(f"{SERVICE}Outbox", asked))
-    sinks = {name: {"kind": kind, **plain(lane)} for name, (kind, lane) in found.sinks.items()}
-    return Reply({**plain(found), "sinks": sinks})
+    sinks = {name: {"kind": kind, **jsonable(lane)} for name, (kind, lane) in found.sinks.items()}
+    return Reply({**jsonable(found), "sinks": sinks})
 
 
 @router.on("POST /v1/sinks/{name}/test", f"{SERVICE}TestSink", Nothing, errors=(409,))

@@ -19,7 +19,7 @@ from cluster import metrics
 from cluster.alerts.incident import AlertEvent
 from cluster.errors import CapacityError, SightlineError
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.replies import encoded, plain
+from cluster.gateway.http.replies import encoded, jsonable
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.answers import AnswerHub
@@ -315,7 +315,7 @@ class Live:
                 end_unix_s = self.history.answer(answer)
                 if not self.feed:
                     continue
-                body = plain(answer)
+                body = jsonable(answer)
                 body["camera"] = body.pop("stream")
                 self.feed.put(Event.of("answer", answer.stream, {**body, "end_unix_s": end_unix_s, "missed": missed}))
 
@@ -328,7 +328,7 @@ class Live:
                 self.feed.put(Event.of("missed", "", {"events": message.missed}))
             event = from_message(AlertEvent, message)
             body = {"key": event.key, "event": event.kind, "cause": event.cause, "at_s": event.at_s}
-            body |= {"quiet": event.quiet, "incident": event.incident}
+            body |= {"silent": event.silent, "incident": event.incident}
             self.feed.put(Event.of("incident", event.incident.camera, body))
 
     def _follow_began(self) -> None:

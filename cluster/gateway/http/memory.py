@@ -13,7 +13,7 @@ from sightline.v1 import memory_pb2
 
 from cluster.gateway.http.answering import ASK, ASK_ALL, answer_body, result_body, written
 from cluster.gateway.http.forms import AskAllLine, AskLine
-from cluster.gateway.http.replies import Reply, Stream, plain
+from cluster.gateway.http.replies import Reply, Stream, jsonable
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes, Text
 from cluster.types import MemoryStatus
 from cluster.types.cameras import remark_on
@@ -99,7 +99,7 @@ async def ask_all(body: AskEvery, gateway: Gateway) -> Stream:
 
 def all_line(event: CameraTold | AskAllProgress) -> bytes:
     """One line of a question to all: ``{"progress": …}`` or ``{"answer": …}``."""
-    return _json({"answer": answer_body(event)} if isinstance(event, CameraTold) else {"progress": plain(event)})
+    return _json({"answer": answer_body(event)} if isinstance(event, CameraTold) else {"progress": jsonable(event)})
 
 
 @router.on("POST /v1/forget", f"{SERVICE}Forget", ForgottenCamera, errors=(404,))

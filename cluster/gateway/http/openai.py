@@ -20,7 +20,7 @@ from sightline.v1 import cameras_pb2, memory_pb2
 from cluster.errors import ConfigError
 from cluster.gateway.http.answering import ASK, answer_body, result_body, written
 from cluster.gateway.http.forms import ChatCompletion, Model, Models
-from cluster.gateway.http.replies import HttpError, Reply, Stream, openai_error, plain
+from cluster.gateway.http.replies import HttpError, Reply, Stream, jsonable, openai_error
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes
 from cluster.security.roles import MODELS
 from cluster.wire.memory_wire import (
@@ -269,7 +269,7 @@ async def fleet_text(
 def _grounds(end: Told | FleetEnd) -> dict[str, Any]:
     if isinstance(end, Told):
         return result_body(end)
-    return {"progress": plain(end.progress), "answers": [answer_body(each) for each in end.answers]}
+    return {"progress": jsonable(end.progress), "answers": [answer_body(each) for each in end.answers]}
 
 
 class Chunks:

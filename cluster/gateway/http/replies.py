@@ -21,7 +21,7 @@ from cluster.redaction import redact
 from cluster.wire.status import code_of
 
 
-def plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """Dictionaries, lists, text and numbers; what is no number (an infinite age) is None, as JSON knows none, and bytes
     are base64."""
     if value is None or isinstance(value, (str, bool, int)):
@@ -31,11 +31,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): jsonable(each) for key, each in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(each) for each in value]
+        return [jsonable(each) for each in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(getattr(value, name)) for name in _names(type(value))}
+        return {name: jsonable(getattr(value, name)) for name in _names(type(value))}
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
@@ -45,9 +45,9 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 def encoded(value: Any) -> bytes:
-    """JSON of :func:`plain`."""
+    """JSON of :func:`jsonable`."""
     # Halves of characters, which a source's name or a model's answer may have, are no UTF-8.
-    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 class Reply(JSONResponse):
@@ -57,7 +57,7 @@ class Reply(JSONResponse):
         super().__init__(body, status, {"Cache-Control": "no-store", **(headers or {})})
 
     def render(self, content: Any) -> bytes:
-        """See :func:`plain`."""
+        """See :func:`jsonable`."""
         return encoded(content) + b"\n"
 
 

@@ -90,7 +90,7 @@ class Cameras:
         self._replica, self._geometry, self._stride_s = replica, geometry, stride_s
         self._sender = FrameSender(self._on_lost)
         self._rings = RingBudget(2**30)
-        self._turns = make_decode_gate()
+        self._decode_gate = make_decode_gate()
         self._sinks: dict[str, QueueSink] = {}
         self._pipelines: list[CameraPipeline] = []
         self.lost = 0
@@ -107,7 +107,7 @@ class Cameras:
                 self._send,
                 None,
                 footage.latest.show,
-                self._turns,
+                self._decode_gate,
             )
             self._sinks[camera] = QueueSink(source)
             self._sender.assign(StreamSpec(camera, (QUESTION,), stride_s=self._stride_s), self._replica)

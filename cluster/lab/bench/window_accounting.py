@@ -1,4 +1,4 @@
-"""The books of a load test: which windows were due, which were answered and how late, and which nobody accounts for.
+"""The ledger of a load test: which windows were due, which were answered and how late, and which nobody accounts for.
 
 All times are monotonic seconds of the load generator; a camera's own clock begins at 0 when the camera does, so that
 the end of a window on that clock is also a moment here.
@@ -58,7 +58,7 @@ class Counted:
 
 
 @dataclass(slots=True)
-class CameraBooks:
+class CameraLedger:
     """One camera. ``began_s``: when its clock was at 0; ``from_s``: since when it can be seen, if not since then;
     ``until_s``: when it left, infinite while it is there."""
 
@@ -177,7 +177,7 @@ def account(
 
     ``listened``: answers could not go missing on the way, so that one the cluster counts and nobody saw is no excuse.
     ``since_s``: windows due after it may still be answered, unless one after them was. ``most``: windows that there can
-    have been when the cluster counted (:meth:`CameraBooks.most`).
+    have been when the cluster counted (:meth:`CameraLedger.most`).
     """
     missing = sum(slot.seen_s is None for slot in slots)
     overdue = 0

@@ -77,14 +77,14 @@ def top_mask(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:
     # Without a sort, which dominates at thousands of tokens.
     edge = ranked.topk(count, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     above, level = ranked > edge, ranked == edge
-    room = count - above.sum(dim=1, keepdim=True)
+    left = count - above.sum(dim=1, keepdim=True)
     place = level.cumsum(dim=1)
     if not evenly:
-        return above | (level & (place <= room))
+        return above | (level & (place <= left))
     # Of t equals, the k at (j + 1/2) t / k: up to the i-th there are ceil(k i / t - 1/2) of them.
     equals = place[:, -1:]
-    upto = (2 * room * place + equals - 1) // (2 * equals)
-    return above | (level & (upto > (2 * room * (place - 1) + equals - 1) // (2 * equals)))
+    upto = (2 * left * place + equals - 1) // (2 * equals)
+    return above | (level & (upto > (2 * left * (place - 1) + equals - 1) // (2 * equals)))
 
 
 def top_tokens(scores: Tensor, count: int, *, evenly: bool = False) -> Tensor:

@@ -63,22 +63,22 @@ class Incident(_message.Message):
     def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ..., verdict: _Optional[str] = ..., reviewed_by: _Optional[str] = ..., reviewed_s: _Optional[float] = ..., level: _Optional[float] = ...) -> None: ...
 
 class IncidentEvent(_message.Message):
-    __slots__ = ("key", "event", "at_s", "incident", "missed", "quiet", "cause")
+    __slots__ = ("key", "event", "at_s", "incident", "missed", "silent", "cause")
     KEY_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     INCIDENT_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
-    QUIET_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     key: str
     event: str
     at_s: float
     incident: Incident
     missed: int
-    quiet: bool
+    silent: bool
     cause: str
-    def __init__(self, key: _Optional[str] = ..., event: _Optional[str] = ..., at_s: _Optional[float] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., missed: _Optional[int] = ..., quiet: _Optional[bool] = ..., cause: _Optional[str] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., event: _Optional[str] = ..., at_s: _Optional[float] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., missed: _Optional[int] = ..., silent: _Optional[bool] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("event", "sink", "state", "attempts", "error")

@@ -149,7 +149,7 @@ function InFull({ incident, detail, onMuted }) {
       <div><dt>Id</dt><dd><code>${incident.id}</code></dd></div>
     </dl>
     ${detail?.events?.length > 0 && html`<h3>What was told</h3><ol class="plain events">
-      ${detail.events.map((event) => html`<li key=${event.key}><span>${clock(event.at_s)}</span> ${event.cause || event.kind}${event.quiet ? " (muted)" : ""}</li>`)}</ol>`}
+      ${detail.events.map((event) => html`<li key=${event.key}><span>${clock(event.at_s)}</span> ${event.cause || event.kind}${event.silent ? " (muted)" : ""}</li>`)}</ol>`}
     ${detail?.deliveries?.length > 0 && html`<h3>To whom</h3><ul class="plain">
       ${detail.deliveries.map((each, i) => html`<li key=${i}><span>${each.sink}</span>
         <${Badge} tone=${each.state === "delivered" ? "good" : each.state === "dead" ? "critical" : "warning"}>${each.state}<//>

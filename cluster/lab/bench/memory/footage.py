@@ -125,13 +125,13 @@ class Listener(Retriever):
 
 
 class ListeningBank(MemoryBank):
-    """A bank that also keeps what comes in (``chunks``) and, where ``listen`` is set, what is asked (``heard``)."""
+    """A bank that also keeps what comes in (``chunks``) and, where ``listen`` is set, what is asked (``listener``)."""
 
     def __init__(self, tiers: TierStack, *, listen: bool = False) -> None:
         super().__init__(tiers)
         self.chunks: list[KVChunk] = []
         self.listen = listen
-        self.heard: Listener | None = None
+        self.listener: Listener | None = None
 
     def accept_chunk(self, chunk: KVChunk) -> None:
         """See :class:`MemoryBank`."""
@@ -143,24 +143,24 @@ class ListeningBank(MemoryBank):
         memory, retriever = super().get_memory(stream)
         if not self.listen:
             return memory, retriever
-        self.heard = Listener(retriever)
-        return memory, self.heard
+        self.listener = Listener(retriever)
+        return memory, self.listener
 
     def queries(self, stream: str) -> list[Tensor]:
         """Raw rows per layer ``[Hkv, r, D]`` of the last question."""
-        assert self.heard is not None
-        return self._rows(stream, self.heard)
+        assert self.listener is not None
+        return self._rows(stream, self.listener)
 
     def predictions(self, stream: str) -> list[Tensor]:
         """Raw rows that were predicted of every layer but the first."""
-        assert self.heard is not None
-        assert self.heard.predicted is not None
-        return self._rows(stream, self.heard.predicted, first=1)
+        assert self.listener is not None
+        assert self.listener.predicted is not None
+        return self._rows(stream, self.listener.predicted, first=1)
 
-    def _rows(self, stream: str, heard: Listener, first: int = 0) -> list[Tensor]:
+    def _rows(self, stream: str, listener: Listener, first: int = 0) -> list[Tensor]:
         memory, _ = super().get_memory(stream)
         return [
-            torch.stack([heard.of(memory, layer, h)[0] for h in range(len(memory.heads[layer]))])
+            torch.stack([listener.of(memory, layer, h)[0] for h in range(len(memory.heads[layer]))])
             for layer in range(first, len(memory.heads))
         ]
 

@@ -174,11 +174,11 @@ def _recall(engine: NativeEngine, bank: ListeningBank, text: str, keys: torch.Te
     bank.listen = True
     engine.ask(AskSpec(CAMERA, text, max_new_tokens=1)).step()
     bank.listen = False
-    assert bank.heard is not None
+    assert bank.listener is not None
     found = []
     for layer in range(keys.shape[0]):
         for head in range(keys.shape[1]):
-            query, read = bank.heard.of(memory, layer, head)
+            query, read = bank.listener.of(memory, layer, head)
             best = (query @ keys[layer, head].mT).topk(min(TOP, keys.shape[2]), dim=1).indices
             found.append(float(read[best].float().mean()))
     return statistics.fmean(found)

@@ -118,9 +118,9 @@ def full_bytes(chunks: Sequence[KVChunk]) -> int:
 def open_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[MemoryBank, StreamMemory]:
     """An empty memory for these frames, under the cap of ``setting``, alone in its bank's tier."""
     whole = full_bytes(chunks)
-    room = _SLABS + _ROUNDING * whole
-    bank = MemoryBank(TierStack([Arena(room, evicts=False)]))
-    bank.open_stream(STREAM, setting.spec(frames=len(chunks), full_bytes=whole, room=room))
+    tier_bytes = _SLABS + _ROUNDING * whole
+    bank = MemoryBank(TierStack([Arena(tier_bytes, evicts=False)]))
+    bank.open_stream(STREAM, setting.spec(frames=len(chunks), full_bytes=whole, tier_bytes=tier_bytes))
     return bank, bank.get_memory(STREAM)[0]
 
 

@@ -75,13 +75,13 @@ class ShareSetting(MemorySetting):
     def bounded(self) -> bool:
         return self.share < 1
 
-    def spec(self, *, frames: int, full_bytes: int, room: int) -> MemorySpec:
+    def spec(self, *, frames: int, full_bytes: int, tier_bytes: int) -> MemorySpec:
         """Memory specification for a scene.
 
         Args:
             frames: number of frames to remember.
             full_bytes: of all their KV, frame numbers and cells.
-            room: bytes of the tier, the cap of an unbounded memory.
+            tier_bytes: bytes of the tier, the cap of an unbounded memory.
         """
         options: Mapping[str, Any] = {"share": 1.0} if self.everything else {}
         block = min(_OURS.block_frames, max(1, int(self.share * frames / _BLOCKS)))
@@ -89,7 +89,7 @@ class ShareSetting(MemorySetting):
             compressor=self.compressor,
             organiser=self.organiser,
             retriever=self.retriever,
-            cap_bytes=max(1, int(self.share * full_bytes)) if self.bounded else room,
+            cap_bytes=max(1, int(self.share * full_bytes)) if self.bounded else tier_bytes,
             block_frames=block,
             retriever_options=options,
         )

@@ -1,4 +1,4 @@
-"""Hand-computed books, and that nothing can be missing without being found."""
+"""Hand-computed ledger, and that nothing can be missing without being found."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lab.bench.window_accounting import CameraBooks, Counted, account, alert_times, percentile, within
+from cluster.lab.bench.window_accounting import CameraLedger, Counted, account, alert_times, percentile, within
 from cluster.types import Answer, Timing, TokenCount
 
 NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)
@@ -17,25 +17,25 @@ def answer(end_s: float, *, window: int = 0, start_s: float = 0.0, question: str
     return Answer("cam", window, start, end, question, 0.5, True, "", gated, NO_TOKENS, Timing(latency_s=0.1))
 
 
-def books(*ends: float, began_s: float = 100.0, stride_s: float = 2.0, lag_s: float = 0.5) -> CameraBooks:
-    found = CameraBooks("cam", began_s, stride_s)
+def ledger(*ends: float, began_s: float = 100.0, stride_s: float = 2.0, lag_s: float = 0.5) -> CameraLedger:
+    found = CameraLedger("cam", began_s, stride_s)
     for end in ends:
         found.saw(answer(end), began_s + end + lag_s)
     return found
 
 
-def shown(found: CameraBooks, until_s: float) -> list[tuple[float, bool]]:
+def shown(found: CameraLedger, until_s: float) -> list[tuple[float, bool]]:
     return [(round(slot.end_s - found.began_s, 3), slot.seen_s is not None) for slot in found.slots(until_s)]
 
 
 def test_windows_that_came_are_slots_and_windows_to_come_are_not() -> None:
-    found = books(2, 4, 6)
+    found = ledger(2, 4, 6)
     assert shown(found, 107.9) == [(2, True), (4, True), (6, True)]
     assert [slot.lag_s for slot in found.slots(107.9)] == pytest.approx([0.5] * 3)
 
 
 def test_windows_that_did_not_come_are_missing_at_the_beginning_in_between_and_at_the_end() -> None:
-    assert shown(books(6, 10), 114.0) == [
+    assert shown(ledger(6, 10), 114.0) == [
         (2, False),
         (4, False),
         (6, True),
@@ -44,19 +44,19 @@ def test_windows_that_did_not_come_are_missing_at_the_beginning_in_between_and_a
         (12, False),
         (14, False),
     ]
-    assert shown(books(), 104.5) == [(2, False), (4, False)]
+    assert shown(ledger(), 104.5) == [(2, False), (4, False)]
 
 
 def test_a_fresh_start_cuts_a_stride_in_pieces_and_only_whole_ones_are_missing() -> None:
     # The camera began anew at 5.3: its next window ends at 7.3, and 1.3 s of a window were never one.
-    assert shown(books(2, 4, 7.3, 9.3), 110.0) == [(2, True), (4, True), (7.3, True), (9.3, True)]
+    assert shown(ledger(2, 4, 7.3, 9.3), 110.0) == [(2, True), (4, True), (7.3, True), (9.3, True)]
     # It began anew at 9.5: one whole window and a piece are gone.
-    assert shown(books(2, 4, 6, 11.5), 112.0) == [(2, True), (4, True), (6, True), (8, False), (11.5, True)]
+    assert shown(ledger(2, 4, 6, 11.5), 112.0) == [(2, True), (4, True), (6, True), (8, False), (11.5, True)]
 
 
-def numbered(*windows: tuple[int, float, float]) -> CameraBooks:
+def numbered(*windows: tuple[int, float, float]) -> CameraLedger:
     """Of (number, start, end)."""
-    found = CameraBooks("cam", 100.0, 2.0)
+    found = CameraLedger("cam", 100.0, 2.0)
     for number, start_s, end_s in windows:
         found.saw(answer(end_s, window=number, start_s=start_s), 100.0 + end_s + 0.5)
     return found
@@ -76,25 +76,25 @@ def test_a_fresh_start_is_no_longer_stride() -> None:
 
 
 def test_rounded_clocks_make_no_window_appear_or_vanish() -> None:
-    assert shown(books(1.9997, 3.9994, 6.0003), 106.1) == [(2.0, True), (3.999, True), (6.0, True)]
-    assert len(books(1.99, 3.98, 7.96).slots(108.0)) == 4
+    assert shown(ledger(1.9997, 3.9994, 6.0003), 106.1) == [(2.0, True), (3.999, True), (6.0, True)]
+    assert len(ledger(1.99, 3.98, 7.96).slots(108.0)) == 4
 
 
 def test_a_second_question_is_the_same_window() -> None:
-    found = books(2)
+    found = ledger(2)
     found.saw(answer(2, question="other"), 109.0)
     assert found.seen == 1
     assert found.slots(103.0)[0].lag_s == pytest.approx(0.5)
 
 
 def test_a_camera_that_left_is_due_nothing_afterwards() -> None:
-    found = books(2, 4)
+    found = ledger(2, 4)
     found.until_s = 105.0
     assert shown(found, 200.0) == [(2, True), (4, True)]
 
 
 def test_what_the_cluster_counted_is_not_silent() -> None:
-    slots = books(2, 8).slots(110.0)
+    slots = ledger(2, 8).slots(110.0)
     assert account(slots, 2, Counted(done=2), listened=True).silent == 3
     assert account(slots, 2, Counted(done=2, dropped=1, lost=1), listened=True).silent == 1
     # Answered while nobody listened: an excuse only for who was not listening.
@@ -122,18 +122,18 @@ def test_windows_that_are_counted_more_often_than_they_were_due_are_told() -> No
 
 
 def test_a_window_after_the_last_answer_may_be_on_its_way_and_one_before_it_is_not() -> None:
-    slots = books(2, 8).slots(114.0)
+    slots = ledger(2, 8).slots(114.0)
     assert [slot.end_s - 100 for slot in slots] == [2, 4, 6, 8, 10, 12, 14]
     found = account(slots, 2, Counted(done=2), listened=True, since_s=111.0)
     assert (found.due, found.seen, found.overdue, found.silent) == (7, 2, 2, 3)
     assert account(slots, 2, Counted(done=2), listened=True, since_s=100.0).silent == 2, "passed over"
-    assert account(books().slots(105.0), 0, Counted(), listened=True, since_s=100.0).overdue == 2
+    assert account(ledger().slots(105.0), 0, Counted(), listened=True, since_s=100.0).overdue == 2
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 5), st.integers(0, 5), st.floats(0.0, 0.04))
 def test_every_window_is_in_exactly_one_column(came: list[bool], dropped: int, lost: int, off: float) -> None:
     ends = [2.0 * (number + 1) + off for number, yes in enumerate(came) if yes]
-    found = books(*ends)
+    found = ledger(*ends)
     slots = found.slots(100.001 + 2.0 * len(came) + off)
     assert [slot.seen_s is not None for slot in slots] == came
     told = account(slots, found.seen, Counted(len(ends), 0, dropped, lost), listened=True)
@@ -150,7 +150,7 @@ def test_percentiles_are_values_that_were_seen() -> None:
 
 
 def test_an_alert_waits_for_the_end_of_its_window_and_for_the_answer() -> None:
-    slots = books(2, 4, 6).slots(106.0)
+    slots = ledger(2, 4, 6).slots(106.0)
     times = alert_times(slots, 2.0, 100.0, 104.0)
     assert len(times) == 32
     # Moments lie evenly over a stride: the wait for the window's end is 1 s on average, the lag 0.5 s.
@@ -159,17 +159,17 @@ def test_an_alert_waits_for_the_end_of_its_window_and_for_the_answer() -> None:
 
 
 def test_an_alert_waits_longer_where_a_window_is_missing() -> None:
-    slots = books(2, 6).slots(106.0)
+    slots = ledger(2, 6).slots(106.0)
     times = alert_times(slots, 2.0, 102.0, 104.0)
     assert min(times) == pytest.approx(2.5 + 1 / 16)
-    assert alert_times(books(2).slots(106.0), 2.0, 104.0, 106.0) == [math.inf] * 16
+    assert alert_times(ledger(2).slots(106.0), 2.0, 104.0, 106.0) == [math.inf] * 16
     # A late answer of this window is overtaken by the next one's.
-    found = books(2)
+    found = ledger(2)
     found.saw(answer(4), 120.0)
     found.saw(answer(6), 107.0)
     assert max(alert_times(found.slots(106.0), 2.0, 102.0, 104.0)) < 5.0
 
 
 def test_within_is_half_open() -> None:
-    slots = books(2, 4, 6).slots(106.0)
+    slots = ledger(2, 4, 6).slots(106.0)
     assert [slot.end_s for slot in within(slots, 102.0, 106.0)] == [102.0, 104.0]
