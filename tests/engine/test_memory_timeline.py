@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.ask_run import NativeAskRun
-from cluster.engine.native.timeline import Timeline, room_before, shorten_gaps
+from cluster.engine.native.timeline import Timeline, frames_that_fit, shorten_gaps
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
@@ -37,14 +37,14 @@ def model(family: VisionLanguageModel) -> Any:
     family.settings = before
 
 
-def line(times_s: list[float], opened_s: float, room: int, frame_s: float = 1.0) -> Timeline:
+def line(times_s: list[float], opened_s: float, most: int, frame_s: float = 1.0) -> Timeline:
     times = [round(each * MICROSECONDS) for each in times_s]
     numbers = [10 * number for number in range(len(times))]
-    return Timeline.of(numbers, times, round(opened_s * MICROSECONDS), frame_s=frame_s, room=room)
+    return Timeline.of(numbers, times, round(opened_s * MICROSECONDS), frame_s=frame_s, most=most)
 
 
 @pytest.mark.parametrize(
-    ("room", "time_s", "slot", "length"),
+    ("most", "time_s", "slot", "length"),
     [
         # All fits: as it was.
         (3700, [0, 1, 2, 3602, 3603], [0, 1, 2, 3602, 3603], 3605),
@@ -59,9 +59,9 @@ def line(times_s: list[float], opened_s: float, room: int, frame_s: float = 1.0)
     ],
 )
 def test_long_gaps_get_what_the_short_ones_leave(
-    room: int, time_s: list[float], slot: list[int], length: float
+    most: int, time_s: list[float], slot: list[int], length: float
 ) -> None:
-    found = line([7, 8, 9, 3609, 3610], 3612, room)
+    found = line([7, 8, 9, 3609, 3610], 3612, most)
     assert found.time_s.tolist() == pytest.approx(time_s)
     assert found.slot.tolist() == slot
     assert found.length_s == pytest.approx(length)
@@ -82,26 +82,26 @@ def test_a_memory_of_nothing_has_no_length() -> None:
     assert (len(found.slot), found.length_s, found.slots) == (0, 0.0, 0)
 
 
-@given(gaps=st.lists(st.floats(0.01, 1e5), min_size=1, max_size=30), room=st.floats(0.5, 1e5))
-def test_the_limit_is_the_largest_that_fits(gaps: list[float], room: float) -> None:
+@given(gaps=st.lists(st.floats(0.01, 1e5), min_size=1, max_size=30), most=st.floats(0.5, 1e5))
+def test_the_limit_is_the_largest_that_fits(gaps: list[float], most: float) -> None:
     low, high = 0.0, max(gaps)
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if sum(min(gap, middle) for gap in gaps) <= room else (low, middle)
-    limit = high if sum(gaps) <= room + 1e-6 else low
-    found = shorten_gaps(torch.tensor(gaps, dtype=torch.float64), room)
+        low, high = (middle, high) if sum(min(gap, middle) for gap in gaps) <= most else (low, middle)
+    limit = high if sum(gaps) <= most + 1e-6 else low
+    found = shorten_gaps(torch.tensor(gaps, dtype=torch.float64), most)
     assert found.tolist() == pytest.approx([min(gap, limit) for gap in gaps], rel=1e-6, abs=1e-6)
 
 
-@given(seed=st.integers(0, 2**32), count=st.integers(1, 60), room=st.integers(1, 400), busy=st.floats(0.2, 1.0))
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 60), most=st.integers(1, 400), busy=st.floats(0.2, 1.0))
 def test_order_is_kept_and_no_gap_grows(
-    family: VisionLanguageModel, seed: int, count: int, room: int, busy: float
+    family: VisionLanguageModel, seed: int, count: int, most: int, busy: float
 ) -> None:
     rng = torch.Generator().manual_seed(seed)
     quiet = torch.randint(2, 20000, (count,), generator=rng)
     gap = torch.where(torch.rand(count, generator=rng) < busy, 1, quiet)
     times = [0, *gap.cumsum(0).tolist()]
-    found = line([float(each) for each in times[:-1]], float(times[-1]), room)
+    found = line([float(each) for each in times[:-1]], float(times[-1]), most)
     placed = torch.cat([found.time_s, torch.tensor([found.length_s], dtype=torch.float64)])
     slots = torch.cat([found.slot, torch.tensor([found.slots])])
     assert bool((slots.diff() <= gap).all())
@@ -115,14 +115,14 @@ def test_order_is_kept_and_no_gap_grows(
 
     positions = first_of(placed, slots)
     true = first_of(torch.tensor(times, dtype=torch.float64), torch.tensor(times))
-    (most,) = first_of(torch.tensor([room], dtype=torch.float64), torch.tensor([room])).tolist()
+    (most,) = first_of(torch.tensor([most], dtype=torch.float64), torch.tensor([most])).tolist()
     assert int(positions[-1] - positions[0]) <= most
-    assert bool((positions.diff() >= (1 if count <= room else 0)).all())
-    if times[-1] <= room:
+    assert bool((positions.diff() >= (1 if count <= most else 0)).all())
+    if times[-1] <= most:
         assert torch.equal(positions, true)
-    if count > room:
+    if count > most:
         # Evenly: no place has more frames than another, but for one.
-        shared = torch.bincount(found.slot, minlength=room)
+        shared = torch.bincount(found.slot, minlength=most)
         assert int(shared.max()) - int(shared.min()) <= 1
 
 
@@ -132,15 +132,15 @@ def test_room_is_what_window_and_text_leave(model: VisionLanguageModel) -> None:
     cells = torch.zeros(0, 2, dtype=torch.int64)
     window = [FrameSpan(number * frame_s, number, cells, grid) for number in range(4)]
     taken = model.window_positions(20, window).next + text
-    room = room_before(model, taken, frame_s, grid)
+    most = frames_that_fit(model, taken, frame_s, grid)
     last = [
         model.window_positions(20, [FrameSpan((count + 3) * frame_s, count + 3, cells, grid)]).next + text
-        for count in (room, room + 1)
+        for count in (most, most + 1)
     ]
     assert last[0] <= 32768 < last[1]
     model.settings = dataclasses.replace(model.settings, memory_s=40.0)
-    assert room_before(model, taken, frame_s, grid) == 40 / frame_s
-    assert room_before(model, 40000, frame_s, grid) == 1
+    assert frames_that_fit(model, taken, frame_s, grid) == 40 / frame_s
+    assert frames_that_fit(model, 40000, frame_s, grid) == 1
 
 
 def asked(model: VisionLanguageModel, pause_s: int, memory_s: float | None = None) -> tuple[NativeAskRun, float]:
@@ -178,6 +178,6 @@ def test_a_camera_that_paused_for_hours_is_one_that_paused_for_what_is_left(mode
     long, found_s = asked(model, 20 + HOURS_S, length_s)
     assert found_s == length_s + HOURS_S
     assert torch.allclose(short.logits, long.logits, atol=1e-4)
-    # Positions matter: with hardly any room it is another prompt.
+    # Positions matter: with hardly any most it is another prompt.
     crowded, _ = asked(model, 20 + HOURS_S, 2.0)
     assert not torch.allclose(short.logits, crowded.logits, atol=1e-4)

@@ -10,7 +10,7 @@ from http_parts import Client
 from waiting import until_async
 
 from cluster.gateway.http.fleet import summary
-from cluster.gateway.http.replies import plain
+from cluster.gateway.http.replies import jsonable
 from cluster.types import CameraStatus
 
 
@@ -170,7 +170,7 @@ async def test_whoever_has_a_token_acknowledges_in_its_name(tmp_path):
 
 
 def test_what_is_no_number_is_none():
-    assert plain({"a": math.inf, "b": (1, math.nan), "c": CameraStatus("x").last_answers, "d": b"Man"}) == {
+    assert jsonable({"a": math.inf, "b": (1, math.nan), "c": CameraStatus("x").last_answers, "d": b"Man"}) == {
         "a": None,
         "b": [1, None],
         "c": [],
@@ -178,4 +178,4 @@ def test_what_is_no_number_is_none():
         "d": "TWFu",
     }
     with pytest.raises(TypeError, match="object has no JSON form"):
-        plain(object())
+        jsonable(object())
