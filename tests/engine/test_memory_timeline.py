@@ -178,6 +178,6 @@ def test_a_camera_that_paused_for_hours_is_one_that_paused_for_what_is_left(mode
     long, found_s = asked(model, 20 + HOURS_S, length_s)
     assert found_s == length_s + HOURS_S
     assert torch.allclose(short.logits, long.logits, atol=1e-4)
-    # Positions matter: with hardly any most it is another prompt.
+    # Positions matter: with hardly any room it is another prompt.
     crowded, _ = asked(model, 20 + HOURS_S, 2.0)
     assert not torch.allclose(short.logits, crowded.logits, atol=1e-4)
