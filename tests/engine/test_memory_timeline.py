@@ -115,8 +115,8 @@ def test_order_is_kept_and_no_gap_grows(
 
     positions = first_of(placed, slots)
     true = first_of(torch.tensor(times, dtype=torch.float64), torch.tensor(times))
-    (most,) = first_of(torch.tensor([most], dtype=torch.float64), torch.tensor([most])).tolist()
-    assert int(positions[-1] - positions[0]) <= most
+    (farthest,) = first_of(torch.tensor([most], dtype=torch.float64), torch.tensor([most])).tolist()
+    assert int(positions[-1] - positions[0]) <= farthest
     assert bool((positions.diff() >= (1 if count <= most else 0)).all())
     if times[-1] <= most:
         assert torch.equal(positions, true)
