@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -367,7 +366,7 @@ class Controller(SessionKeeper):
         while True:
             try:
                 return call()
-            except (UnavailableError, sqlite3.Error) as error:
+            except UnavailableError as error:
                 log.error("no camera is placed yet: %s", error)
                 await asyncio.sleep(self._config.cluster.heartbeat_s)
 

@@ -262,7 +262,7 @@ class ErasureScope:
             return incident
         if incident.ended_s is not None and incident.ended_s < self.before_s:
             return None
-        return _silent(incident)
+        return _without_text(incident)
 
     def redact_event(self, event: AlertEvent, *, pending: bool) -> AlertEvent | None:
         """The event as it may be kept. ``pending``: still to be delivered; then ends and health events are kept,
@@ -270,7 +270,7 @@ class ErasureScope:
         if not self._concerns(event.incident):
             return event
         if event.at_s >= self.before_s:
-            return replace(event, incident=_silent(event.incident))
+            return replace(event, incident=_without_text(event.incident))
         if pending and (event.kind == "end" or event.incident.kind == "health"):
             return replace(event, incident=bare(event.incident))
         return None
@@ -279,7 +279,7 @@ class ErasureScope:
         return self.camera in ("", incident.camera) and incident.opened_s < self.before_s
 
 
-def _silent(incident: Incident) -> Incident:
+def _without_text(incident: Incident) -> Incident:
     """Remove the text, whose window is unknown; the next positive window sets it again."""
     return incident if incident.kind == "health" else replace(incident, text="")
 

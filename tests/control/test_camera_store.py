@@ -5,7 +5,7 @@ import pytest
 from cluster.config import CameraEntry
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.store import CameraStore, FileTable, lock_state
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, UnavailableError
 
 GATE = ManagedCamera(entry=CameraEntry(name="gate", source="rtsp://user:secret@10.0.0.11/stream1"))
 
@@ -41,6 +41,14 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
     assert (store.load(), store.removed()) == ([], ["gate", "yard"])
     # It holds passwords.
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_what_cannot_be_read_is_said(tmp_path) -> None:
+    table = FileTable(tmp_path / "cameras.sqlite")
+    table._connection.execute("DROP TABLE kept")
+    for call in (lambda: table.get("run"), lambda: table.keys(""), lambda: CameraStore(table).follow([])):
+        with pytest.raises(UnavailableError, match=r"cameras cannot be read from .*cameras\.sqlite"):
+            call()
 
 
 def test_a_folder_of_state_belongs_to_one_cluster(tmp_path) -> None:

@@ -129,7 +129,7 @@ def test_the_next_window_takes_in_what_a_dropped_one_had():
     assert out.unencoded == []
 
 
-def test_what_nobody_takes_in_is_owed():
+def test_what_nobody_takes_in_is_unencoded():
     lone = Replica(costs(), EngineSettings(max_batch=1), facts(2, late_s=3.0), np.random.default_rng(3))
     out = Outcome()
     lone.run([window(0.0, 0, 0, 8.0, 1.0, 5.0), window(0.5, 1, 1, 8.0, 1.0, 1.0)], 0.0, 20.0, out)

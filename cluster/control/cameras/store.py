@@ -4,7 +4,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cluster.config import CameraEntry
 from cluster.control.cameras.changes import CameraChanges, merge_configuration
@@ -41,7 +41,7 @@ class FileTable:
 
     Raises:
         ConfigError: the file cannot be opened or written.
-        UnavailableError: from :meth:`write`, the disk is full or fails; nothing was changed.
+        UnavailableError: from all methods, the disk is full or fails; nothing was changed.
     """
 
     durable = True
@@ -57,8 +57,7 @@ class FileTable:
             raise ConfigError(f"the cameras cannot be kept in {path}: {error}; choose another --state") from None
 
     def get(self, key: str) -> bytes | None:
-        row = self._connection.execute("SELECT value FROM kept WHERE key = ?", (key,)).fetchone()
-        return None if row is None else bytes(row[0])
+        return next((bytes(value) for (value,) in self._read("SELECT value FROM kept WHERE key = ?", key)), None)
 
     def write(self, put: Mapping[str, bytes], delete: Sequence[str] = ()) -> None:
         try:
@@ -72,8 +71,13 @@ class FileTable:
             ) from error
 
     def keys(self, prefix: str) -> list[str]:
-        found = self._connection.execute("SELECT key FROM kept ORDER BY key").fetchall()
-        return [key for (key,) in found if key.startswith(prefix)]
+        return [key for (key,) in self._read("SELECT key FROM kept ORDER BY key") if key.startswith(prefix)]
+
+    def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise UnavailableError(f"the cameras cannot be read from {self._path}: {error}") from error
 
 
 class CameraStore:
