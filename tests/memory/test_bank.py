@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from redis_server import RedisServer
-from remembering import MIB, Site, answered, redis_tier, stream
+from remembering import MIB, SHORT_S, Site, answered, redis_tier, stream
 from waiting import until
 
 from cluster.engine.native import NativeEngine
@@ -38,7 +38,7 @@ def site(model: VisionLanguageModel, redis_server: RedisServer) -> Iterator[Call
     """Makes sites over the server that leave it running."""
     made: list[Site] = []
 
-    def make(server: RedisServer | None = None, **options: int) -> Site:
+    def make(server: RedisServer | None = None, **options: float) -> Site:
         made.append(Site(model, (server or redis_server).url, **options))  # type: ignore[arg-type]
         return made[-1]
 
@@ -104,7 +104,7 @@ def test_redis_that_is_killed_and_comes_back_empty_costs_what_only_it_held(site:
 
 def test_redis_that_stalls_costs_its_deadline_once_and_nothing_is_lost(site: Make, own_redis: RedisServer) -> None:
     own_redis.start()
-    here = site(own_redis, host_bytes=SMALL)
+    here = site(own_redis, host_bytes=SMALL, deadline_s=SHORT_S)
     here.watch(40)
     held = here.held
     own_redis.freeze()
@@ -210,7 +210,7 @@ def test_what_a_tier_could_not_be_asked_about_at_the_start_is_taken_up_when_it_c
     held = reopened.tokens
     names = own_redis.names()
     own_redis.freeze()
-    second = site(own_redis)
+    second = site(own_redis, deadline_s=SHORT_S)
     second.watch(8)
     assert "redis" in second.trouble()
     memory, _ = second.bank.get_memory("cam")
@@ -314,7 +314,7 @@ def test_forgetting_an_open_camera_and_letting_it_go_leaves_nothing(site: Make, 
 
 def test_what_is_forgotten_while_redis_is_down_is_gone_when_it_is_back(site: Make, own_redis: RedisServer) -> None:
     own_redis.start()
-    here = site(own_redis)
+    here = site(own_redis, deadline_s=SHORT_S)
     here.watch(24)
     here.tend()
     assert own_redis.names()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from redis_server import RedisServer
-from remembering import Site
+from remembering import SHORT_S, Site
 from waiting import until
 
 from cluster.control.camera_record import DeletionTracker
@@ -35,7 +35,7 @@ class Replica:
 
     def __init__(self, url: str) -> None:
         torch.set_num_threads(1)
-        self.site = Site(load_model("tiny-qwen2_5_vl"), url)
+        self.site = Site(load_model("tiny-qwen2_5_vl"), url, deadline_s=SHORT_S)
         self.site.leave()
         self.worker = EngineWorker(self.site.engine, Silent())  # type: ignore[arg-type]
         self.worker.start()
