@@ -26,6 +26,7 @@ QUICK_SCENES, QUICK_SECONDS, QUICK_PER_KIND = 3, 180.0, 8
 SCENES, SECONDS, PER_KIND = 4, 3600.0, 24
 # Mean pause between two periods of activity, shorter in short scenes: something must happen in each.
 QUIET_S, QUIET_SHARE, LEAST_QUIET_S = 30.0, 1 / 8, 8.0
+EVENT_SHARE = 1 / 3
 
 
 def memory(
@@ -108,7 +109,7 @@ def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jo
     from cluster.lab.scenes.encode import encode_missing_clips
 
     quiet_s = min(QUIET_S, max(LEAST_QUIET_S, seconds * QUIET_SHARE))
-    long = [LongScene(seconds, seed + number, quiet_s=quiet_s) for number in range(count)]
+    long = [LongScene(seconds, seed + number, quiet_s=quiet_s, event_share=EVENT_SHARE) for number in range(count)]
     questions = [tuple(generate_questions(scene, per_kind=per_kind)) for scene in long]
     clips = [scene.clip(folder) for scene in long]
     with Progress("making scenes", count) as bar:

@@ -15,6 +15,7 @@ from cluster.lab.evaluation.memory.questions import MultipleChoice, OpenQuestion
 from cluster.lab.evaluation.memory.recording import Recording, record
 from cluster.lab.evaluation.memory.report import chance, make_report
 from cluster.lab.evaluation.memory.run import Footage, evaluate_memory
+from cluster.lab.evaluation.memory.score import GradedAnswer
 from cluster.lab.evaluation.memory.settings import FULL, SHARES, ShareSetting, memory_grid, ours
 from cluster.lab.evaluation.settings import WindowShape
 from cluster.lab.evaluation.worker_pool import ModelSpec
@@ -359,4 +360,29 @@ def test_the_summary_has_the_headline_and_says_that_a_model_at_chance_shows_noth
     ]
     questions = tuple(replace(QUESTIONS[0], answers=(answer,)) for answer in ("yes", "no", "maybe", "never"))
     sure = replace(found, results=tuple(right), footage=(replace(found.footage[0], questions=questions),))
-    assert not any("chance" in note for note in make_report("Memory", sure, tiny_engine.model).notes)
+    assert not any("not clearly above chance" in note for note in make_report("Memory", sure, tiny_engine.model).notes)
+
+
+def test_the_drop_is_of_the_kinds_of_questions_that_full_kv_answers_above_chance(clip, tiny_engine, tmp_path):
+    found, _ = evaluated([Footage("street", clip, QUESTIONS)], tiny_engine.model, tmp_path)
+    # Kind, right answer, credit with full KV and with ours; always saying "yes" is worth 0.5 of either kind.
+    told = [("easy", "yes", 1, 1), ("easy", "no", 1, 0), ("hard", "yes", 1, 0), ("hard", "no", 0, 1)]
+    questions = tuple(OpenQuestion(kind, ("?",), (answer,), 1.0) for kind, answer, _, _ in told)
+    results = []
+    for result, column in zip(found.results, (2, 3), strict=True):
+        answered = [
+            replace(result.answered[0], judged=GradedAnswer("street", number, row[0], float(row[column])))
+            for number, row in enumerate(told)
+        ]
+        results.append(replace(result, answered=tuple(answered)))
+    made = replace(found, results=tuple(results), footage=(replace(found.footage[0], questions=questions),))
+    report = make_report("Memory", made, tiny_engine.model)
+    assert "answered clearly above chance with full KV: easy; the drop is of these" in report.notes
+    wanted = {
+        "chance": 0.5,
+        "accuracy_full": 0.75,
+        "chance_answered": 0.5,
+        "accuracy_full_answered": 1.0,
+        "accuracy_drop_at_eighth": 0.5,
+    }
+    assert {name: report.headline[name] for name in wanted} == wanted

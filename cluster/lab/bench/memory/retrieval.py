@@ -6,14 +6,16 @@ through all of them, that were among what was read. The share that clusters may 
 do. A transfer is one block that was fetched for a question: one cluster of one layer and head, be it one token.
 
 Beside it ReKV, which reads whole frames, the same for all heads of a layer, against clusters that find as much, with
-64k tokens behind the camera: a clip again and again, its keys a little different each time. Its time is that of as many
-blocks as it reads where a block holds all heads, each with one head's bytes: less than it would take.
+64k tokens behind the camera: a clip again and again, its keys a little different each time; both are asked in turns.
+Its time is that of as many blocks as it reads where a block holds all heads, each with one head's bytes: less than it
+would take.
 """
 
 import itertools
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +37,7 @@ from cluster.types import MICROSECONDS, AskSpec, MemorySpec
 TOKENS_SHARE = 0.1
 """Of all tokens, what the token retriever reads."""
 CLUSTER_SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-REKV_SHARES = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.02, 0.03, 0.05, 0.07, *CLUSTER_SHARES)
+REKV_SHARES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.02, 0.03, 0.05, 0.07, *CLUSTER_SHARES)
 CLUSTERED = ("mosaic", "resv")
 REKV_TOKENS = 65_536
 """Of a layer and head, where clusters are held against ReKV, which then reads its 64 frames."""
@@ -94,11 +96,14 @@ def measure(footage: Footage) -> Part:
     faster = []
     for watched in footage.watched(args.model):
         longer = again_and_again(watched, REKV_TOKENS)
-        rekv = measure_organiser(model, longer, "frames", [("rekv", {})], 0.0, args.repeats)
-        # Its authors keep a frame's heads in one block: so many frames of single heads are as many blocks.
-        frames = ReKV().frames // model.text_config.num_key_value_heads
-        joined = measure_organiser(model, longer, "frames", [("rekv", {"frames": frames})], 0.0, args.repeats)
-        found = measure_organiser(model, longer, MemorySpec().organiser, _top(*REKV_SHARES), rekv.recall, args.repeats)
+        with remembered(model, longer, "frames") as frames, remembered(model, longer, MemorySpec().organiser) as ours:
+            frames.choose([("rekv", {})], 0.0)
+            rekv = frames.outcome([frames.ask(text) for text in QUESTIONS])
+            # Its authors keep a frame's heads in one block: so many frames of single heads are as many blocks.
+            frames.choose([("rekv", {"frames": ReKV().frames // model.text_config.num_key_value_heads})], 0.0)
+            ours.choose(_top(*REKV_SHARES), rekv.recall)
+            asked = [(frames.ask(text), ours.ask(text)) for _ in range(args.repeats) for text in QUESTIONS]
+        joined, found = frames.outcome([one for one, _ in asked]), ours.outcome([one for _, one in asked])
         rows += [_row(longer, rekv, joined), _row(longer, joined, joined), _row(longer, found, joined)]
         faster.append(joined.ttft_s / found.ttft_s)
         print(f"retrieval: {watched.clip}, rekv", file=sys.stderr)
@@ -135,6 +140,66 @@ def measure_organiser(
     repeats: int,
 ) -> Outcome:
     """Ask all questions about what left a clip's windows; the first setting that finds ``recall``, or the last."""
+    with remembered(model, watched, organiser) as memory:
+        memory.choose(settings, recall)
+        return memory.outcome([memory.ask(text) for _ in range(repeats) for text in QUESTIONS])
+
+
+Asked = tuple[float, int, float]
+"""Share of the tokens that was read, blocks fetched, seconds to the first token."""
+
+
+@dataclass(slots=True)
+class Remembered:
+    """A camera's memory and who asks about it; ``keys [L, H, n, D]`` of all its tokens; ``share`` and ``recall``: of
+    the setting that was chosen."""
+
+    engine: NativeEngine
+    bank: ListeningBank
+    spec: MemorySpec
+    keys: torch.Tensor
+    share: float = 0.0
+    recall: float = 0.0
+
+    def choose(self, settings: Sequence[Setting], recall: float) -> None:
+        """Take the first setting that finds ``recall``, or the last."""
+        for retriever, options in settings:
+            self.bank.open_stream(CAMERA, replace(self.spec, retriever=retriever, retriever_options=options))
+            self.share, self.recall = options.get("share", 0.0), statistics.fmean(map(self._recall, QUESTIONS))
+            if self.recall >= recall:
+                return
+
+    def ask(self, text: str) -> Asked:
+        run = self.engine.ask(AskSpec(CAMERA, text, max_new_tokens=1))
+        while run.step() is not None:
+            pass
+        stats = run.retrieval.stats
+        return stats.fetched_share, stats.clusters, run.result.first_token_s
+
+    def outcome(self, asked: Sequence[Asked]) -> Outcome:
+        read, blocks, seconds = zip(*asked, strict=True)
+        means = statistics.fmean(read), statistics.fmean(blocks)
+        return Outcome(self.spec.organiser, self.share, self.recall, *means, statistics.median(seconds))
+
+    def _recall(self, text: str) -> float:
+        """Mean over layers, heads and query rows."""
+        memory, _ = self.bank.get_memory(CAMERA)
+        self.bank.listen = True
+        self.engine.ask(AskSpec(CAMERA, text, max_new_tokens=1)).step()
+        self.bank.listen = False
+        assert self.bank.listener is not None
+        found = []
+        for layer, of_layer in enumerate(self.keys):
+            for head, keys in enumerate(of_layer):
+                query, read = self.bank.listener.of(memory, layer, head)
+                best = (query @ keys.mT).topk(min(TOP, len(keys)), dim=1).indices
+                found.append(float(read[best].float().mean()))
+        return statistics.fmean(found)
+
+
+@contextmanager
+def remembered(model: VisionLanguageModel, watched: Watched, organiser: str) -> Iterator[Remembered]:
+    """All frames of a clip in a node of another process, taken up by an engine that has little host memory."""
     with far_tier(_ROOM) as node:
         spec = MemorySpec(compressor="none", organiser=organiser, retriever="top_k", cap_bytes=_ROOM)
         watching = StreamMemory(CAMERA, spec, TierStack([Arena(_WATCHING, slab_bytes=_SLAB), node]))
@@ -149,48 +214,7 @@ def measure_organiser(
         engine = NativeEngine(model, memories=bank)
         bank.open_stream(CAMERA, spec)
         bank.get_memory(CAMERA)[0].settle()
-        keys = torch.cat([chunk.key.float() for chunk in watched.chunks], dim=2)
-        found = 0.0
-        options: dict[str, Any] = {}
-        for retriever, options in settings:
-            bank.open_stream(CAMERA, replace(spec, retriever=retriever, retriever_options=options))
-            found = statistics.fmean(_recall(engine, bank, text, keys) for text in QUESTIONS)
-            if found >= recall:
-                break
-        asked = [_ask(engine, text) for _ in range(repeats) for text in QUESTIONS]
-        return Outcome(
-            organiser,
-            options.get("share", 0.0),
-            found,
-            statistics.fmean(read for read, _, _ in asked),
-            statistics.fmean(blocks for _, blocks, _ in asked),
-            statistics.median(seconds for _, _, seconds in asked),
-        )
-
-
-def _recall(engine: NativeEngine, bank: ListeningBank, text: str, keys: torch.Tensor) -> float:
-    """Mean over layers, heads and query rows; ``keys [L, H, n, D]`` of all tokens."""
-    memory, _ = bank.get_memory(CAMERA)
-    bank.listen = True
-    engine.ask(AskSpec(CAMERA, text, max_new_tokens=1)).step()
-    bank.listen = False
-    assert bank.listener is not None
-    found = []
-    for layer in range(keys.shape[0]):
-        for head in range(keys.shape[1]):
-            query, read = bank.listener.of(memory, layer, head)
-            best = (query @ keys[layer, head].mT).topk(min(TOP, keys.shape[2]), dim=1).indices
-            found.append(float(read[best].float().mean()))
-    return statistics.fmean(found)
-
-
-def _ask(engine: NativeEngine, text: str) -> tuple[float, int, float]:
-    """(share of the tokens that was read, blocks fetched, seconds to the first token)."""
-    run = engine.ask(AskSpec(CAMERA, text, max_new_tokens=1))
-    while run.step() is not None:
-        pass
-    stats = run.retrieval.stats
-    return stats.fetched_share, stats.clusters, run.result.first_token_s
+        yield Remembered(engine, bank, spec, torch.cat([chunk.key.float() for chunk in watched.chunks], dim=2))
 
 
 def _row(watched: Watched, found: Outcome, tokens: Outcome) -> dict[str, Any]:

@@ -12,15 +12,17 @@ import numpy as np
 from cluster.errors import ConfigError
 from cluster.lab.scenes.actors import COLORS, Actor
 from cluster.lab.scenes.encode import SceneClip
-from cluster.lab.scenes.events import DISTRACTORS, SceneBuilder, passer_by
+from cluster.lab.scenes.events import DISTRACTORS, EVENTS, SceneBuilder, passer_by
 from cluster.lab.scenes.layouts import ASPECT, Layout, make_layout
 from cluster.lab.scenes.scene import CameraSettings, Scene, sample_camera, sample_conditions
-from cluster.lab.scenes.vocabulary import SPLITS, SceneEvent, Split
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split
 
 # Distractors with people only; none that is permanent, and no runner, who may be visible for less than two seconds.
 _PEOPLE = ("crouch", "talk", "skirt_zone", "waits_with_bag")
 # The slowest walk to the place of action.
 _WALK_IN_S = 16.0
+# Length of an episode with an event, after which who fell and what was left is taken away.
+_EVENT_EPISODE_S = 40.0
 # Margin within which an actor's centre is not visible, as in cluster.lab.scenes.questions.
 _EDGE = 0.02
 _STEP_S = 0.25
@@ -76,6 +78,20 @@ def write_episode(builder: SceneBuilder, drives: Sequence[VehiclePass], people: 
     at = builder.uniform(0, 12)
     for drive in drives:
         at = _drive(builder, drive, at) + builder.uniform(1, 4)
+    return _episode(builder)
+
+
+def write_event_episode(builder: SceneBuilder, kind: str, colors: Sequence[str]) -> Episode:
+    """Write an episode with one event into an empty builder, whose length ends it; ``colors``: of vehicles."""
+    EVENTS[kind](builder, _WALK_IN_S + builder.uniform(0, 4))
+    builder.actors = [
+        replace(actor, color=str(builder.rng.choice(colors))) if actor.kind == "vehicle" else actor
+        for actor in builder.actors
+    ]
+    return _episode(builder)
+
+
+def _episode(builder: SceneBuilder) -> Episode:
     keys = [key for actor in builder.actors for key in actor.keys]
     return Episode(min(key.t for key in keys), max(key.t for key in keys), tuple(builder.actors), tuple(builder.events))
 
@@ -145,6 +161,7 @@ class LongScene:
         seed: same arguments, same footage.
         split: layouts and camera settings to draw from; ``test`` has its own.
         quiet_s: mean quiet time between two episodes, at least 8.
+        event_share: share of the episodes that are an event of any of the six kinds, beside the needles.
         needle_colors: colours (at least three) of vehicles that come once or never; ordinary traffic has the others.
         camera: size, rate and encoder; None draws one of the split's.
 
@@ -156,6 +173,7 @@ class LongScene:
     seed: int
     split: Split = "test"
     quiet_s: float = 30.0
+    event_share: float = 0.0
     needle_colors: tuple[str, ...] = tuple(COLORS)
     camera: CameraSettings | None = None
 
@@ -168,6 +186,8 @@ class LongScene:
             raise ConfigError(f"unknown split {self.split!r}; there are: {', '.join(SPLITS)}")
         if self.quiet_s < 2 * _LEAST_QUIET_S:
             raise ConfigError(f"the mean quiet must last at least {2 * _LEAST_QUIET_S:.0f} s, not {self.quiet_s:g}")
+        if not 0 <= self.event_share <= 1:
+            raise ConfigError(f"the share of events is 0 to 1, not {self.event_share:g}")
         unknown = [color for color in self.needle_colors if color not in COLORS]
         if unknown:
             raise ConfigError(f"unknown colour {unknown[0]!r}; there are: {', '.join(COLORS)}")
@@ -199,7 +219,7 @@ class LongScene:
     @cached_property
     def episodes(self) -> tuple[Episode, ...]:
         """Episodes in order, with at least four quiet seconds before, between and after."""
-        rng = self._chance(2)
+        rng, events = self._chance(2), self._chance(3)
         rare, common = self._palette(rng)
         first, second = np.sort(rng.uniform(*_NEEDLES, size=2)) * self.seconds
         needles = [(float(first), VehiclePass(rare[0])), (float(second), VehiclePass(rare[1], stops=True))]
@@ -211,10 +231,16 @@ class LongScene:
             drives = [
                 VehiclePass(str(rng.choice(common))) for _ in range(int(rng.choice([0, 1, 2], p=[0.35, 0.45, 0.2])))
             ]
-            if needles and start >= needles[0][0]:
+            needle = bool(needles) and start >= needles[0][0]
+            if needle:
                 drives = [needles.pop(0)[1]]
             people = int(rng.choice([0, 1, 2], p=[0.3, 0.5, 0.2])) if drives else 1
-            episode = write_episode(SceneBuilder(self._layout, self.seconds, rng), drives, people).moved(start, actors)
+            if not needle and events.random() < self.event_share:
+                builder = SceneBuilder(self._layout, _EVENT_EPISODE_S, events)
+                episode = write_event_episode(builder, str(events.choice(EVENT_KINDS)), common)
+            else:
+                episode = write_episode(SceneBuilder(self._layout, self.seconds, rng), drives, people)
+            episode = episode.moved(start, actors)
             if episode.end_s > self.seconds - _LEAST_QUIET_S:
                 return tuple(found)
             found.append(episode)

@@ -10,7 +10,8 @@ import numpy as np
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.memory.long_scene import LongScene, visible_span
 from cluster.lab.scenes.actors import COLORS, Actor
-from cluster.lab.scenes.questions import NUMBERS, memory_questions
+from cluster.lab.scenes.questions import NUMBERS, memory_questions, phrasings
+from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -90,16 +91,17 @@ Asked = tuple[str, OpenQuestion]
 
 
 def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) -> list[OpenQuestion]:
-    """Questions of four kinds, in the order in which they are asked.
+    """Questions of five kinds, in the order in which they are asked.
 
+    * ``event``: whether one of the six events happened since an instant, as standing questions ask it
     * ``needle``: whether a vehicle of a colour passed, or stopped: one event somewhere in the past, or none
     * ``counting``: how many people or vehicles since an instant, at most six of either
     * ``order``: whether a person or a vehicle came first since an instant
     * ``multi-turn``: whether there was a vehicle of one colour, then whether one of a colour stopped
 
-    Balanced: at every instant each wording of needle and order has as many questions with either answer, and multi-turn
-    as many with each pair of answers, so that constant answers or knowing the time do not help; counts are spread over
-    the numbers that occur. Instants are quiet ones: nobody is partly visible.
+    Balanced: at every instant each wording of event, needle and order has as many questions with either answer, and
+    multi-turn as many with each pair of answers, so that constant answers or knowing the time do not help; counts are
+    spread over the numbers that occur. Instants are quiet ones: nobody is partly visible.
 
     Args:
         footage: what is asked about.
@@ -127,6 +129,17 @@ def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) 
 
 
 # -- kinds: footage and the quiet instants up to that of asking -> all possible questions ----------------
+def _events(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
+    at = moments[-1]
+    for since in moments[:-1]:
+        happened = [event for episode in footage.episodes if since <= episode.start_s < at for event in episode.events]
+        for kind in EVENT_KINDS:
+            evidence = tuple(sorted((event.start_s, event.end_s) for event in happened if event.kind == kind))
+            for text in phrasings(kind):
+                answer = "yes" if evidence else "no"
+                yield text, OpenQuestion("event", (text,), (answer,), at, since or None, evidence)
+
+
 def _needles(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
     at = moments[-1]
     for form, color, answer, evidence in _colored(footage, at):
@@ -163,6 +176,7 @@ def _orders(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
 
 
 _KINDS: tuple[tuple[Callable[[LongScene, Sequence[float]], Iterator[Asked]], int | None], ...] = (
+    (_events, 2),
     (_needles, 2),
     (_counts, None),
     (_orders, 2),

@@ -140,6 +140,8 @@ def _by_history(results: Sequence[SettingResult]) -> list[Series]:
     return found
 
 
+# By which the accuracy of a kind of questions must exceed chance for a drop of it to mean something.
+_CLEARLY = 0.15
 _ASKED_ALONE = (
     "questions are answered from the memory alone, which includes the window's KV; shares are relative to the bytes "
     "of all KV at the time of the question"
@@ -205,6 +207,15 @@ def chance(questions: Sequence[Question]) -> float:
     return sum(credits) / len(credits)
 
 
+def kinds_above_chance(full: SettingResult, questions: Sequence[Question]) -> tuple[str, ...]:
+    """Kinds of questions that full KV answers clearly better than :func:`chance`; of others nothing can be lost."""
+    return tuple(
+        kind
+        for kind in sorted({question.kind for question in questions})
+        if full.accuracy[kind].value >= chance([each for each in questions if each.kind == kind]) + _CLEARLY
+    )
+
+
 def make_report(
     title: str,
     found: MemoryResults,
@@ -216,7 +227,8 @@ def make_report(
     """Compute the report, against full KV if it is among the settings. ``skipped``: videos left out before.
 
     Headline: ``chance``; with full KV ``accuracy_full``; with ours at 1/8 ``accuracy_drop_at_eighth``, their paired
-    difference.
+    difference, and the upper end of its interval. ``_answered``: of the kinds of questions that full KV answers clearly
+    above chance, if there are any; then the drop is of these.
     """
     settings = {result.setting: result for result in found.results}
     questions = [question for clip in found.footage for question in clip.questions]
@@ -228,18 +240,27 @@ def make_report(
     left_out = (*skipped, *found.skipped)
     report = compare_settings(title, found.results, baseline=baseline, facts=facts, skipped=left_out)
     if FULL in settings:
-        full = settings[FULL].accuracy["all"]
-        headline["accuracy_full"] = full.value
-        low = full.interval.low
-        if math.isnan(low) or low <= headline["chance"]:
+        full = settings[FULL]
+        headline["accuracy_full"] = full.accuracy["all"].value
+        kinds = kinds_above_chance(full, questions)
+        if kinds:
+            answered = [question for question in questions if question.kind in kinds]
+            notes.insert(0, f"answered clearly above chance with full KV: {', '.join(kinds)}; the drop is of these")
+            headline["chance_answered"] = chance(answered)
+            headline["accuracy_full_answered"] = full.of_kinds(kinds).accuracy["all"].value
+        else:
             notes.insert(
                 0,
-                f"full KV answers {format_estimate(full)} rightly and always giving the most common answer "
-                f"{headline['chance']:.3f}: the model is not clearly above chance, so a small drop means nothing",
+                f"full KV answers {format_estimate(full.accuracy['all'])} rightly and always giving the most common "
+                f"answer {headline['chance']:.3f}: the model is not clearly above chance with any kind of question, so "
+                "a small drop means nothing",
             )
-    drop = report.drops.get(ours(1 / 8))
-    if drop is not None:
-        headline["accuracy_drop_at_eighth"] = drop["all"].value
+        if ours(1 / 8) in settings:
+            chosen = kinds or tuple(kind for kind in full.accuracy if kind != "all")
+            drop = settings[ours(1 / 8)].of_kinds(chosen).drop_from(full.of_kinds(chosen))["all"]
+            headline["accuracy_drop_at_eighth"] = drop.value
+            if not math.isnan(drop.interval.high):
+                headline["accuracy_drop_at_eighth_high"] = drop.interval.high
     if found.incomplete:
         notes.append(f"{found.incomplete} answers are incomplete: some blocks of the memory were late or lost")
     return replace(report, notes=tuple(notes), headline=headline)

@@ -1,7 +1,7 @@
 """Results of an evaluation of memory: every question under every setting, and a row per setting."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -84,6 +84,10 @@ class SettingResult:
     def accuracy(self) -> dict[str, Estimate]:
         """Over all questions and by kind; see ``accuracy_by_kind``."""
         return accuracy_by_kind(self.judged)
+
+    def of_kinds(self, kinds: Sequence[str]) -> Self:
+        """Its questions of some kinds."""
+        return replace(self, answered=tuple(each for each in self.answered if each.judged.kind in kinds))
 
     def drop_from(self, full: Self) -> dict[str, Estimate]:
         """Accuracy of ``full`` minus this.
