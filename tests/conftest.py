@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,20 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("clips") / "street.mp4"
     make_clip("street", path, seconds=24, size=(160, 96))
     return path
+
+
+@pytest.fixture(scope="module")
+def small_cameras() -> Iterator[None]:
+    """Made scenes have a third of their cameras' width and height, and a quarter of their rate."""
+    from cluster.lab.scenes import scene
+
+    small = {
+        split: [replace(camera, width=214, height=120, fps=camera.fps / 4) for camera in cameras]
+        for split, cameras in scene._CAMERAS.items()
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scene, "_CAMERAS", small)
+        yield
 
 
 @pytest.fixture
