@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -30,6 +31,21 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # A shell starts background jobs with Ctrl-C ignored, which children inherit: tests that send it would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Hundreds of thousands of objects of imported modules stay to the end: the collector need not go through them again and
+# again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    # Triton's binding reports what is frozen when the process ends as leaked.
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
