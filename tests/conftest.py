@@ -1,8 +1,10 @@
 """What every test runs under."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Hundreds of thousands of objects of imported modules stay to the end: the collector need not go through them again and
+# again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    # Triton's binding reports what is frozen when the process ends as leaked.
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def forgotten_secrets() -> Iterator[None]:
     """Secrets that one test's sources have are words of another's texts."""
@@ -51,6 +68,20 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("clips") / "street.mp4"
     make_clip("street", path, seconds=24, size=(160, 96))
     return path
+
+
+@pytest.fixture(scope="module")
+def small_cameras() -> Iterator[None]:
+    """Made scenes have a third of their cameras' width and height, and a quarter of their rate."""
+    from cluster.lab.scenes import scene
+
+    small = {
+        split: [replace(camera, width=214, height=120, fps=camera.fps / 4) for camera in cameras]
+        for split, cameras in scene._CAMERAS.items()
+    }
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scene, "_CAMERAS", small)
+        yield
 
 
 @pytest.fixture

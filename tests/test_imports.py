@@ -9,6 +9,8 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 from cluster.lab.bench.harness import IN_CHECKOUT
 
 ROOT = Path(__file__).parent.parent
@@ -50,11 +52,6 @@ def loaded_by(*groups: list[str]) -> list[set[str]]:
     ]
 
 
-def test_nothing_in_cluster_loads_ray_or_actors() -> None:
-    [loaded] = loaded_by(modules("cluster"))
-    assert not loaded & {"ray", "actors", "loadtest"}
-
-
 # Who may import whom: a room those of the rows above it, and those beside it where nothing comes back.
 ROWS = """
 errors hosts registry types
@@ -89,16 +86,30 @@ def files() -> dict[str, Path]:
 
 
 @functools.cache
-def named_by(path: Path) -> set[str]:
-    """Modules that a file names anywhere: inside functions, for types alone, and to ``import_module``."""
+def imported(path: Path) -> set[str]:
+    """Modules that the statements of a file import, also inside functions and for types alone; names from modules too,
+    as ``module.name``."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            found.add(ast.unparse(node.args[0]).lstrip("f").strip("'\"").partition("{")[0].rstrip("."))
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        # No expression imports: most of a tree need not be gone through.
+        waiting += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
+    return found
+
+
+@functools.cache
+def named_by(path: Path) -> set[str]:
+    """Modules of ours and Ray that a file imports, and what it gives to ``import_module``."""
+    found = imported(path)
+    if "import_module" in (text := path.read_text()):
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        given = [ast.unparse(each.args[0]) for each in calls if ast.unparse(each.func).endswith("import_module")]
+        found = found | {name.lstrip("f").strip("'\"").partition("{")[0].rstrip(".") for name in given}
     return {name for name in found if name.split(".")[0] in ("cluster", "actors", "loadtest", "ray")}
 
 
@@ -169,13 +180,23 @@ def test_control_needs_no_torch_and_no_wire() -> None:
     assert not loaded & {"torch", "transformers", "ray", "grpc", "av", "cluster.wire", "cluster.codec"}
 
 
-def test_engine_and_models_know_nothing_of_the_rest() -> None:
-    baseline, *loaded = loaded_by(
-        # What torch and transformers themselves load.
+@pytest.fixture(scope="module")
+def with_torch() -> list[set[str]]:
+    """What there is after torch and transformers alone, then the models, the engine, and at last all of cluster."""
+    return loaded_by(
         ["torch", "transformers", "transformers.models.auto.modeling_auto"],
         modules("cluster.models"),
         modules("cluster.engine"),
+        modules("cluster"),
     )
+
+
+def test_nothing_in_cluster_loads_ray_or_actors(with_torch: list[set[str]]) -> None:
+    assert not with_torch[-1] & {"ray", "actors", "loadtest"}
+
+
+def test_engine_and_models_know_nothing_of_the_rest(with_torch: list[set[str]]) -> None:
+    baseline, *loaded, _ = with_torch
     for names in loaded:
         assert not names & {"ray", "grpc", "av", "pydantic", "prometheus_client", "typer"} - baseline
         assert not names & {f"cluster.{name}" for name in ("codec", "vision", "wire", "config", "control", "metrics")}
@@ -186,9 +207,3 @@ def test_no_test_module_imports_another() -> None:
     found = {file.name: imported(file) for file in ROOT.glob("tests/**/test_*.py")}
     assert len(found) > 200
     assert not {name: others for name, names in found.items() if (others := {n for n in names if n.startswith("test")})}
-
-
-def imported(file: Path) -> set[str]:
-    nodes = list(ast.walk(ast.parse(file.read_text())))
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return names | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}

@@ -198,7 +198,9 @@ def _remember(shape: str, layers: int, **memory: Any) -> Rig:
     """
     rig = Rig.of(shape, layers, memory=True)
     # Clusters are found on the host, whatever the organiser; this one does it without looking at the keys.
-    rig.drive(memory=MemorySpec(**{"organiser": "frames", "cap_bytes": 2**28, **memory}))
+    # A block is what leaves in two strides with a frame a second.
+    standard = {"organiser": "frames", "cap_bytes": 2**28, "block_frames": round(2 * STRIDE_S)}
+    rig.drive(memory=MemorySpec(**{**standard, **memory}))
     assert rig.engine.memories is not None
     written = rig.engine.memories.wait_written()
     counts = rig.engine.memories.get_memory("camera")[0].counts
@@ -208,8 +210,11 @@ def _remember(shape: str, layers: int, **memory: Any) -> Rig:
 
 
 def _ask(shape: str, layers: int) -> None:
-    """Some frames are in clusters, and some wait."""
-    asking = _remember(shape, layers, block_frames=24).engine.ask(AskSpec("camera", "Who came?", max_new_tokens=2))
+    """Of the frames of two strides, which left, a stride and a half are in clusters where there are two a second, and
+    some wait."""
+    asking = _remember(shape, layers, block_frames=round(3 * STRIDE_S)).engine.ask(
+        AskSpec("camera", "Who came?", max_new_tokens=2)
+    )
     while asking.step() is not None:
         pass
 

@@ -28,6 +28,8 @@ from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
+CLIP_S = 12.0
+"""Of each made clip."""
 
 
 class HostNvdecDecoder(NvdecDecoder):
@@ -104,10 +106,10 @@ def compare_clips(files: Sequence[Path] = ()) -> list[dict[str, Any]]:
 
 
 def made_clips(folder: Path) -> dict[str, Path]:
-    """12 seconds of each kind of street clip, made in ``folder``."""
+    """A street clip of each kind, made in ``folder``."""
     paths = {kind: folder / f"{kind}.mp4" for kind in CLIP_KINDS}
     for number, (kind, path) in enumerate(paths.items()):
-        make_clip(kind, path, seconds=12.0, seed=number)
+        make_clip(kind, path, seconds=CLIP_S, seed=number)
     return paths
 
 

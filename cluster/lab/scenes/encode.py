@@ -14,6 +14,7 @@ from typing import Any
 import av
 import av.logging
 from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
 
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.scenes.render import SceneRenderer
@@ -97,9 +98,11 @@ def partial_path(path: Path) -> Path:
 
 
 def _draw_frames(scene: Scene, renderer: SceneRenderer) -> Iterator[VideoFrame]:
+    # One for all frames: a frame's own sets up the conversion again.
+    reformatter = VideoReformatter()
     for number in range(round(scene.seconds * scene.camera.fps)):
         picture = renderer.picture(number / scene.camera.fps, number)
-        yield VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
+        yield reformatter.reformat(VideoFrame.from_ndarray(picture, format="rgb24"), format="yuv420p")
 
 
 def _camera_encoding(camera: CameraSettings) -> VideoEncoding:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -17,8 +17,10 @@ from cluster.errors import SightlineError
 from cluster.lab.training.config import SHAPES
 from cluster.lab.training.examples import Example
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.trainable_model import TrainableModel, patch_batches
 from cluster.types import PatchGrid
+
+if TYPE_CHECKING:
+    from cluster.lab.training.trainable_model import TrainableModel
 
 # Capacity; an example takes some hundred kilobytes.
 _KEPT = 4096
@@ -78,6 +80,9 @@ def save_tower(model: TrainableModel, path: Path) -> None:
 @torch.no_grad()
 def encode_example(model: TrainableModel, example: Example, grid: PatchGrid) -> Example:
     """The example with visual tokens in place of pixels."""
+    # Processes that only draw examples start in half the time without transformers.
+    from cluster.lab.training.trainable_model import patch_batches
+
     tokens = model.encode_frames(patch_batches(example, grid))
     frames = tuple(replace(frame, patches=frame.patches[:0]) for frame in example.frames)
     return replace(example, frames=frames, visual_tokens=tokens.cpu().numpy().astype(np.float16))
@@ -85,6 +90,8 @@ def encode_example(model: TrainableModel, example: Example, grid: PatchGrid) -> 
 
 @lru_cache(maxsize=1)
 def _tower(weights: str, shape: str) -> TrainableModel:
+    from cluster.lab.training.trainable_model import TrainableModel
+
     torch.set_num_threads(1)
     model = TrainableModel.fresh(SHAPES[shape], 0)
     model._visual.load_state_dict(torch.load(weights, weights_only=True))

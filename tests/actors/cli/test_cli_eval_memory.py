@@ -57,7 +57,7 @@ def test_videos_with_questions_end_to_end_and_again(cli, videos):
     assert json.loads((cli.folder / "figures.json").read_text())["rows"] == body["rows"]
 
 
-def test_scenes_are_made_and_asked_about(cli, monkeypatch):
+def test_scenes_are_made_and_asked_about(cli, monkeypatch, small_cameras):
     """The whole grid is compared above."""
     monkeypatch.setattr("cluster.lab.evaluation.memory.settings.memory_grid", lambda _: [FULL, ours(1 / 8)])
     done = cli("eval", "memory", "--scenes", "1", "--seconds", "60", "--per-kind", "2", *SMALL, "--json", "f.json")

@@ -13,9 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import in_kernel_invocation_manager
 
 from cluster.errors import ConfigError
-from cluster.lab.bench import gpu
+from cluster.lab.bench import gpu, gpu_host
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
-from cluster.lab.bench.gpu_host import host_cost
+from cluster.lab.bench.gpu_host import camera_samples, host_cost
 from cluster.lab.bench.gpu_roofline import (
     CARDS,
     PREFILL_MFU,
@@ -174,6 +174,17 @@ def test_a_fault_that_a_thread_logs_is_a_fault():
     assert gpu._tried("", 2, "memory", lambda _shape, _layers: None)["fault"] == ""
 
 
+@pytest.fixture
+def short_windows(monkeypatch):
+    """Half as long as the bench's, and as many: every launch is one of Python's."""
+    for module in (gpu, gpu_host):
+        monkeypatch.setattr(module, "WINDOW_S", 20.0)
+        monkeypatch.setattr(module, "STRIDE_S", 4.0)
+    camera_samples.cache_clear()
+    yield
+    camera_samples.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("shape", "scenario"),
     [
@@ -189,7 +200,7 @@ def test_a_fault_that_a_thread_logs_is_a_fault():
         ("internvl3-8b", "idle windows"),
     ],
 )
-def test_production_runs_on_a_gpu(shape, scenario):
+def test_production_runs_on_a_gpu(shape, scenario, short_windows):
     with FakeCuda():
         gpu.SCENARIOS[scenario](shape, 2)
 
@@ -203,8 +214,9 @@ def test_the_tower_launches_as_much_for_many_frames_as_for_one(shape):
         assert gpu._tower(rig, cuda, 8) == gpu._tower(rig, cuda, 1)
 
 
-def test_the_front_end_is_compared_over_the_made_clips():
-    """Without a model: what is left of the dry run is the decoder's part."""
+def test_the_front_end_is_compared_over_the_made_clips(monkeypatch):
+    """Without a model: what is left of the dry run is the decoder's part. Whole clips are compared in its own tests."""
+    monkeypatch.setattr("cluster.lab.bench.gpu_frontend.CLIP_S", 3.0)
     result = gpu.run(argparse.Namespace(dry_run=True, shape=[], layers=2, clip=None))
     assert result.figures["gpu_frontend_equal"] >= 0.999
     assert [note.split(":")[0] for note in result.notes[1:]] == [

@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
+def scenes(tmp_path_factory, small_cameras):
     folder = tmp_path_factory.mktemp("scenes")
     make_scenes(folder, SceneSet("test", 2, seconds=24, events=("fall", "none")))
     (folder / "test-000009.mp4").write_bytes(b"no video")

@@ -10,8 +10,8 @@ from cluster.lab.scenes.encode import encode_scene
 
 
 def small_scene(split="train", index=0, *, event="any", seconds=24.0, **camera):
-    scene = make_scene(split, index, event=event, seconds=seconds)
-    return replace(scene, camera=replace(scene.camera, **{"width": 192, "height": 108, "fps": 5.0, **camera}))
+    made = make_scene(split, index, event=event, seconds=seconds)
+    return replace(made, camera=replace(made.camera, **{"width": 192, "height": 108, "fps": 5.0, **camera}))
 
 
 @pytest.fixture(name="small_scene")
@@ -22,9 +22,9 @@ def small_scene_fixture():
 @pytest.fixture(scope="session")
 def fall(tmp_path_factory):
     """A small encoded scene with a fall: its scene, path and truth."""
-    scene = small_scene("validation", 3, event="fall")
-    path = tmp_path_factory.mktemp("fall") / f"{scene.name}.mp4"
-    return scene, path, encode_scene(scene, path, event="fall")
+    shown = small_scene("validation", 3, event="fall")
+    path = tmp_path_factory.mktemp("fall") / f"{shown.name}.mp4"
+    return shown, path, encode_scene(shown, path, event="fall")
 
 
 @pytest.fixture

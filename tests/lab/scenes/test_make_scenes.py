@@ -13,11 +13,13 @@ from cluster.errors import ConfigError, SightlineError
 from cluster.lab.scenes.dataset import INDEX, SceneSet, contact_sheet, make_scenes
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 
+# What is tested are files, not pictures.
+pytestmark = pytest.mark.usefixtures("small_cameras")
 WANTED = SceneSet("train", 3, seed=2, seconds=24.0, events=("fall", "none"))
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory, small_cameras):
     """Three scenes made by two processes."""
     folder = tmp_path_factory.mktemp("made") / "scenes"
     seen = []

@@ -23,11 +23,14 @@ def same(one: Example, other: Example) -> bool:
     )
 
 
-def test_two_processes_give_what_none_does() -> None:
+def test_two_processes_give_what_none_does_and_end_with_the_loader() -> None:
     make = TowerExamples("tiny", seed=1, frames=2)
+    before = set(multiprocessing.active_children())
     with ExampleLoader(make, workers=0, first=7) as alone, ExampleLoader(make, workers=2, first=7) as several:
         for _ in range(5):
             assert same(alone.next(), several.next())
+        assert len(set(multiprocessing.active_children()) - before) == 2
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_what_went_wrong_there_is_told_here() -> None:
@@ -45,13 +48,6 @@ def test_a_process_that_is_gone_is_an_error() -> None:
         process.kill()
         with pytest.raises(SightlineError, match=r"DataLoader worker .* (exited unexpectedly|killed by signal)"):
             _drain(feeder)
-
-
-def test_leaving_the_loader_ends_its_processes() -> None:
-    before = set(multiprocessing.active_children())
-    with ExampleLoader(TowerExamples("tiny", 0, frames=1), workers=1) as feeder:
-        feeder.next()
-    assert set(multiprocessing.active_children()) <= before
 
 
 def _drain(feeder: ExampleLoader) -> None:
