@@ -39,7 +39,7 @@ def memory(
     dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="Videos with questions, see --layout.")] = None,
     layout: Annotated[str, typer.Option(help="Directory layout of --dataset: mlvu, videomme or rvs.")] = "mlvu",
     model: Model = "demo",
-    settings: Annotated[str, typer.Option(help="quick or standard: how much is compared.")] = "quick",
+    settings: Annotated[str, typer.Option(help="basic, quick or standard: how much is compared.")] = "quick",
     quick: Annotated[bool, typer.Option("--quick", help="Few scenes of minutes: under five minutes.")] = False,
     window: Window = None,
     stride: Stride = None,

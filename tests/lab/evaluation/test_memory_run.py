@@ -230,6 +230,7 @@ def test_questions_at_an_instant_that_was_not_recorded_are_refused(recording, as
 
 # -- settings -------------------------------------------------------------------------------------
 def test_quick_settings_hold_each_policy_once_at_an_eighth_and_ours_at_every_share():
+    assert memory_grid("basic") == [FULL, ours(1.0), *map(ours, SHARES)]
     quick = memory_grid("quick")
     assert quick[0] == FULL
     assert FULL.name == "full"

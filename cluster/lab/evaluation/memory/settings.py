@@ -11,7 +11,7 @@ from cluster.registry import compressors, organisers, retrievers
 from cluster.types import MemorySpec
 
 SHARES = (1 / 4, 1 / 8, 1 / 16)
-GRIDS = ("quick", "standard")
+GRIDS = ("basic", "quick", "standard")
 
 # Production defaults: "ours".
 _OURS = MemorySpec()
@@ -107,8 +107,9 @@ def ours(share: float) -> ShareSetting:
 def memory_grid(name: str) -> list[ShareSetting]:
     """Settings of a comparison, full first, without duplicates.
 
-    * ``quick``: at 1/8 every compressor with our organiser and retriever, and every organiser with our compressor and
-      the retriever it was published with; ours at all shares and unbounded
+    * ``basic``: ours at all shares and unbounded
+    * ``quick``: the same, and at 1/8 every compressor with our organiser and retriever, and every organiser with our
+      compressor and the retriever it was published with
     * ``standard``: every compressor, organiser and retriever at every share, and every organiser and retriever
       unbounded
 
@@ -125,7 +126,7 @@ def memory_grid(name: str) -> list[ShareSetting]:
             ShareSetting(_OURS.compressor, each, _NATURAL.get(each, _OURS.retriever), share=1 / 8)
             for each in organisers.names()
         ]
-    else:
+    elif name == "standard":
         ways = list(product(organisers.names(), retrievers.names()))
         found += [ShareSetting("none", *way) for way in ways]
         found += [ShareSetting(each, *way, share=share) for share in SHARES for each in thinning for way in ways]
