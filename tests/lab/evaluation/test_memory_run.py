@@ -246,7 +246,7 @@ def test_standard_settings_are_the_whole_product():
     bounded = [setting for setting in memory_grid("standard") if setting.bounded]
     assert len(bounded) == len(SHARES) * (len(compressors.names()) - 1) * ways
     assert sum(setting.compressor == "none" and not setting.everything for setting in memory_grid("standard")) == ways
-    with pytest.raises(ConfigError, match="unknown settings 'slow'; there are: quick, standard"):
+    with pytest.raises(ConfigError, match="unknown settings 'slow'; there are: basic, quick, standard"):
         memory_grid("slow")
 
 
