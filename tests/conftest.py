@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import atexit
 import gc
 import os
 import signal
@@ -43,9 +44,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_sessionfinish() -> None:
-    # Triton's binding reports what is frozen when the process ends as leaked.
-    gc.unfreeze()
+# Triton's binding reports what is frozen when the process ends as leaked.
+atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(autouse=True)

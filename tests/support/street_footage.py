@@ -1,4 +1,4 @@
-"""One street clip of every kind, and a clip's samples."""
+"""Street clips, one of a kind, and a clip's samples."""
 
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
@@ -6,9 +6,9 @@ from cluster.lab.scenes.street_clips import CLIP_KINDS, make_clip
 from cluster.types import PatchGeometry
 
 
-def make_all_clips(folder, **settings):
+def make_all_clips(folder, kinds=tuple(CLIP_KINDS), **settings):
     """``folder/<kind>.mp4`` of every kind, each with a seed of its own: kind -> path."""
-    paths = {kind: folder / f"{kind}.mp4" for kind in CLIP_KINDS}
+    paths = {kind: folder / f"{kind}.mp4" for kind in kinds}
     for seed, (kind, path) in enumerate(paths.items()):
         make_clip(kind, path, seed=seed, **settings)
     return paths

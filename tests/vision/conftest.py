@@ -1,4 +1,4 @@
-"""Builders of sampled frames, and the demo clips with the samples the codec processor makes of them."""
+"""Builders of sampled frames, and two clips of a street."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,4 +41,4 @@ def make_frame(grid: PatchGrid) -> FrameMaker:
 
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_all_clips(tmp_path_factory.mktemp("clips"))
+    return make_all_clips(tmp_path_factory.mktemp("clips"), ("street", "noisy"))

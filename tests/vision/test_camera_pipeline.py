@@ -80,7 +80,7 @@ def test_broken_cameras_do_not_touch_a_good_one(clips, tmp_path):
     def bad_sink(sample):
         raise ZeroDivisionError("sink is broken")
 
-    paths = {"good": clips["street"], "bad sink": clips["hevc"], "empty": empty, "text": text, "cut": cut}
+    paths = {"good": clips["street"], "bad sink": clips["noisy"], "empty": empty, "text": text, "cut": cut}
     pipelines = {
         name: CameraPipeline(
             name,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cluster.errors import ConfigError
+from cluster.lab.training import loop
 from cluster.lab.training.config import Settings, Shape, StageSettings
 from cluster.lab.training.examples import Example
 from cluster.lab.training.loop import StageRun, schedule
@@ -135,13 +136,14 @@ def test_a_batch_that_breaks_arithmetic_is_skipped(make_run) -> None:
         assert torch.equal(value, before[name]), name
 
 
-def test_the_log_has_losses_and_metrics(make_run) -> None:
-    run = make_run("windows", steps=20)
+def test_the_log_has_losses_and_metrics(make_run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "LOG_STEPS", 4)
+    run = make_run("windows", steps=4)
     quiet = Quiet()
     run.run(quiet, validation=lambda: [run.stage.check(number) for number in range(2)])
     lines = [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
     assert [line["what"] for line in lines] == ["losses", "validation_raw", "validation"]
-    assert lines[0]["step"] == 20
+    assert lines[0]["step"] == 4
     assert lines[0]["loss"] > 0
     assert {"auc", "f1", "video_f1", "auc:fall"} <= lines[1].keys()
     assert quiet.shares == [1.0]
