@@ -37,7 +37,7 @@ from cluster.types import MICROSECONDS, AskSpec, MemorySpec
 TOKENS_SHARE = 0.1
 """Of all tokens, what the token retriever reads."""
 CLUSTER_SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-REKV_SHARES = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.02, 0.03, 0.05, 0.07, *CLUSTER_SHARES)
+REKV_SHARES = (*(part * share for part in (0.002, 0.02, 0.2) for share in CLUSTER_SHARES[:-2]), *CLUSTER_SHARES)
 CLUSTERED = ("mosaic", "resv")
 REKV_TOKENS = 65_536
 """Of a layer and head, where clusters are held against ReKV, which then reads its 64 frames."""
