@@ -1,10 +1,14 @@
-"""Host facts and process limits: loopback addresses, folders, file descriptors, malloc."""
+"""Host facts and process limits: loopback addresses, folders, file descriptors, malloc, the parent's end."""
 
 import ctypes
 import ipaddress
 import logging
+import multiprocessing
+import os
 import resource
+import threading
 from collections.abc import Iterable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -57,3 +61,19 @@ def limit_malloc_retention() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
         mallopt(_M_ARENA_MAX, 2)
+
+
+def end_with_parent() -> None:
+    """End this process of ``multiprocessing`` when its parent process ends, however it ended; without one, do nothing.
+
+    A pool's would wait for tasks for ever if the parent is killed.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

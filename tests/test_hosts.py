@@ -1,9 +1,10 @@
-"""What a host's name or address says about where it is; file descriptors."""
+"""What a host's name or address says about where it is; file descriptors; the end of a parent process."""
 
 import resource
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from cluster.hosts import is_loopback
@@ -57,3 +58,27 @@ def test_large_blocks_go_back_to_the_system_when_they_are_freed():
 
     assert growth("limit_malloc_retention()") < 10 << 20
     assert growth("pass") > 100 << 20, "without it there is nothing to test"
+
+
+PARENT = """
+import multiprocessing, time
+from concurrent.futures import ProcessPoolExecutor
+from cluster.hosts import end_with_parent
+
+def work():
+    print(multiprocessing.current_process().pid, flush=True)
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
+    pool.submit(work)
+    time.sleep(60)
+"""
+
+
+def test_a_process_of_a_pool_ends_with_the_parent_that_was_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        process = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    process.wait(10)

@@ -1,9 +1,8 @@
 """vLLM plugin (entry point ``vllm.general_plugins``): registers our model class in each of its processes."""
 
-import multiprocessing
 import os
-import threading
-from multiprocessing.connection import wait
+
+from cluster.hosts import end_with_parent
 
 ARCHITECTURE = "SightlineWindowModel"
 # Set where a vLLM process is started by our engine, and nowhere else: this plugin is loaded by every vLLM here.
@@ -16,20 +15,6 @@ def register() -> None:
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
         ModelRegistry.register_model(ARCHITECTURE, f"cluster.engine.vllm.model:{ARCHITECTURE}")
-    end_with_parent()
-
-
-def end_with_parent() -> None:
-    """End an engine core of ours when its parent process ends, however it ended.
-
-    vLLM's own would survive a kill and keep the device's memory, so the next replica could not start.
-    """
-    parent = multiprocessing.parent_process()
-    if OWNED not in os.environ or parent is None:
-        return
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+    # An engine core would survive its replica and keep the device's memory, so that the next could not start.
+    if OWNED in os.environ:
+        end_with_parent()

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.native import NativeEngine
+from cluster.hosts import end_with_parent
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.models.loading import load_shape
@@ -59,7 +60,7 @@ def host_cost(shape: str, streams: int) -> HostCost:
     Raises:
         ModelError: there is no such shape.
     """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as process:
         return process.submit(_host_cost, shape, streams).result()
 
 

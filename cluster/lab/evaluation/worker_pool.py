@@ -12,6 +12,7 @@ import torch
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
+from cluster.hosts import end_with_parent
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
@@ -97,6 +98,7 @@ _engine: NativeEngine
 
 def _start(spec: ModelSpec, threads: int) -> None:
     global _engine
+    end_with_parent()
     torch.set_num_threads(threads)
     _engine = NativeEngine(spec.load())
 

@@ -17,6 +17,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 
 from cluster.errors import ConfigError, SightlineError
+from cluster.hosts import end_with_parent
 from cluster.lab.scenes.render import SceneRenderer
 from cluster.lab.scenes.scene import CameraSettings, Scene
 from cluster.lab.scenes.truth import SceneTruth, scene_truth, truth_path
@@ -182,7 +183,7 @@ def _encode_all(clips: Sequence[SceneClip], jobs: int) -> Generator[Path, None, 
         return
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(clips)), context, initializer=_default_sigint) as pool:
+    with ProcessPoolExecutor(min(jobs, len(clips)), context, initializer=_start) as pool:
         futures = [pool.submit(clip.encode) for clip in clips]
         try:
             for future in as_completed(futures):
@@ -194,6 +195,7 @@ def _encode_all(clips: Sequence[SceneClip], jobs: int) -> Generator[Path, None, 
             raise
 
 
-def _default_sigint() -> None:
+def _start() -> None:
     """Ctrl-C reaches every process of the terminal; only the parent reports it."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)

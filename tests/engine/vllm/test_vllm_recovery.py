@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -124,38 +122,12 @@ def test_too_little_memory_for_one_prompt_is_refused_before_anything_starts() ->
         VllmEngine(load_model("tiny-qwen2_5_vl"), settings=settings)
 
 
-PARENT = """
-import multiprocessing, sys, time
-from cluster.engine.vllm.plugin import end_with_parent
-
-def child():
-    end_with_parent()
-    print("ready", multiprocessing.current_process().pid, flush=True)
-    time.sleep(60)
-
-if __name__ == "__main__":
-    multiprocessing.get_context("spawn").Process(target=child).start()
-    time.sleep(60)
-"""
-
-
-def test_a_core_ends_with_the_replica_that_was_killed(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    environment = {**os.environ, OWNED: "1"}
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as parent:
-        assert parent.stdout is not None
-        core = int(parent.stdout.readline().split()[1])
-        parent.kill()
-    assert gone(core, 10)
-
-
 def test_a_vllm_that_is_not_ours_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from threading import enumerate as threads
 
-    from cluster.engine.vllm.plugin import end_with_parent
+    from cluster.engine.vllm.plugin import register
 
     monkeypatch.delenv(OWNED, raising=False)
     monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
-    end_with_parent()
+    register()
     assert not [thread for thread in threads() if thread.name == "parent-watch"]

@@ -66,3 +66,14 @@ def test_ctrl_c_leaves_whole_clips_and_no_process(cli, send):
     assert clips
     assert all(truth_path(clip).exists() for clip in clips)
     assert not list(out.glob(".*.part"))
+
+
+def test_a_kill_leaves_no_process(cli):
+    out = cli.folder / "scenes"
+    process, _ = cli.start("scenes", "make", "--out", out, "--count", "50", "--split", "train", "--jobs", "2")
+    deadline = time.monotonic() + 90
+    while not list(out.glob(".*.part")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(out.glob(".*.part"))
+    process.kill()
+    assert cli.orphans() == []
