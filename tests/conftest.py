@@ -35,8 +35,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # Hundreds of thousands of objects of imported modules stay to the end: the collector need not go through them again and
-# again.
-gc.disable()
+# again. In processes that collect, which xdist's own does not.
+def pytest_collectstart() -> None:
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:

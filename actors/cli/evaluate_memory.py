@@ -26,6 +26,7 @@ QUICK_SCENES, QUICK_SECONDS, QUICK_PER_KIND = 3, 180.0, 8
 SCENES, SECONDS, PER_KIND = 4, 3600.0, 24
 # Mean pause between two periods of activity, shorter in short scenes: something must happen in each.
 QUIET_S, QUIET_SHARE, LEAST_QUIET_S = 30.0, 1 / 8, 8.0
+# Share of the periods of activity that are an event.
 EVENT_SHARE = 1 / 3
 
 

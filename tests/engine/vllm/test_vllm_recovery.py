@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,32 @@ def test_too_little_memory_for_one_prompt_is_refused_before_anything_starts() ->
     settings = VllmSettings({"kv_cache_memory_bytes": 2**20, "max_model_len": 8192})
     with pytest.raises(ConfigError, match="KV cache of 1 MiB is too small for one prompt of 8192 tokens"):
         VllmEngine(load_model("tiny-qwen2_5_vl"), settings=settings)
+
+
+PARENT = """
+import multiprocessing, time
+from cluster.engine.vllm.plugin import register
+
+def child():
+    register()
+    print("ready", multiprocessing.current_process().pid, flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=child).start()
+    time.sleep(60)
+"""
+
+
+def test_a_core_ends_with_the_replica_that_was_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    environment = {**os.environ, OWNED: "1"}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        core = next(int(line.split()[1]) for line in parent.stdout if line.startswith("ready "))
+        parent.kill()
+    assert gone(core, 10)
 
 
 def test_a_vllm_that_is_not_ours_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from itertools import product, zip_longest
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.memory.long_scene import LongScene, visible_span
+from cluster.lab.evaluation.memory.long_scene import Episode, LongScene, visible_span
 from cluster.lab.scenes.actors import COLORS, Actor
 from cluster.lab.scenes.questions import NUMBERS, memory_questions, phrasings
 from cluster.lab.scenes.vocabulary import EVENT_KINDS
@@ -132,7 +132,7 @@ def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) 
 def _events(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
     at = moments[-1]
     for since in moments[:-1]:
-        happened = [event for episode in footage.episodes if since <= episode.start_s < at for event in episode.events]
+        happened = [event for episode in _episodes_between(footage, since, at) for event in episode.events]
         for kind in EVENT_KINDS:
             evidence = tuple(sorted((event.start_s, event.end_s) for event in happened if event.kind == kind))
             for text in phrasings(kind):
@@ -215,12 +215,11 @@ def _since(footage: LongScene, moments: Sequence[float]) -> Iterator[tuple[str, 
 
 def _between(footage: LongScene, since: float, at: float) -> list[Actor]:
     """Actors between two quiet instants."""
-    return [
-        actor
-        for episode in footage.episodes
-        if since <= episode.start_s and episode.end_s <= at
-        for actor in episode.actors
-    ]
+    return [actor for episode in _episodes_between(footage, since, at) for actor in episode.actors]
+
+
+def _episodes_between(footage: LongScene, since: float, at: float) -> list[Episode]:
+    return [episode for episode in footage.episodes if since <= episode.start_s and episode.end_s <= at]
 
 
 def _trained_questions(footage: LongScene, there: Sequence[Actor], at: float) -> Iterator[tuple[str, str]]:

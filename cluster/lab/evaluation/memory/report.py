@@ -255,9 +255,10 @@ def make_report(
                 f"answer {headline['chance']:.3f}: the model is not clearly above chance with any kind of question, so "
                 "a small drop means nothing",
             )
-        if ours(1 / 8) in settings:
-            chosen = kinds or tuple(kind for kind in full.accuracy if kind != "all")
-            drop = settings[ours(1 / 8)].of_kinds(chosen).drop_from(full.of_kinds(chosen))["all"]
+        eighth = settings.get(ours(1 / 8))
+        if eighth is not None:
+            chosen = kinds or report.kinds
+            drop = eighth.of_kinds(chosen).drop_from(full.of_kinds(chosen))["all"]
             headline["accuracy_drop_at_eighth"] = drop.value
             if not math.isnan(drop.interval.high):
                 headline["accuracy_drop_at_eighth_high"] = drop.interval.high
