@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -77,7 +78,7 @@ class RetrievalSession:
         first_frame: older frames are left out; last_frame: and those after it, if given. Between the two all tokens
             are read, whatever a query selects.
         before: frames from this number on are left out, if given.
-        prefetch: whether :meth:`prefetch` loads anything.
+        prefetch: whether :meth:`prefetch` loads anything; None: as :class:`LoadAhead` finds better.
         deadline_s: longest wait of one fetch; budget_s: of all together, since the engine's thread waits. What comes
             later is unavailable.
         device, dtype: of the returned tensors.
@@ -91,7 +92,7 @@ class RetrievalSession:
         first_frame: int = 0,
         last_frame: int | None = None,
         before: int | None = None,
-        prefetch: bool = True,
+        prefetch: bool | None = None,
         deadline_s: float = 2.0,
         budget_s: float = 4.0,
         device: torch.device | str = "cpu",
@@ -121,7 +122,11 @@ class RetrievalSession:
         self._prefetcher = Prefetcher(tiers.load, at_hand=at_hand, deadline_s=deadline_s)
         self._deadline_s, self._budget_s = deadline_s, budget_s
         # Nothing can be further away than the only tier.
-        self._ahead = prefetch and at_hand is not tiers.lowest
+        self._choice = tiers.load_ahead if prefetch is None and at_hand is not tiers.lowest else None
+        self._ahead = self._choice.choose() if self._choice else bool(prefetch) and at_hand is not tiers.lowest
+        # When the next layer was predicted; seconds from there to its blocks, of all layers, and how many.
+        self._predicted_at: float | None = None
+        self._layers_s, self._layers = 0.0, 0
         # Layer, head and cluster uid of lost blocks.
         self._gone: list[tuple[int, int, int]] = []
         self._closed = False
@@ -143,6 +148,8 @@ class RetrievalSession:
         self._prefetcher.close(wait=wait)
         if not self._closed:
             self._closed = True
+            if self._choice is not None and self._layers:
+                self._choice.note(self._ahead, self._layers_s / self._layers)
             self.memory.close_view(self.view, self._gone)
 
     @property
@@ -153,12 +160,13 @@ class RetrievalSession:
     @property
     def prefetches(self) -> bool:
         """Whether predictions are of use."""
-        return self._ahead and bool(self.view.heads)
+        return (self._ahead or self._choice is not None) and bool(self.view.heads)
 
     def prefetch(self, layer: int, query: Tensor, sizes: Sequence[int] | None = None) -> None:
         """Start loading what the predicted raw query rows ``[H, r, D]`` of a layer select, in groups of ``sizes`` as in
         :meth:`fetch_groups`; returns at once."""
-        if self.prefetches:
+        self._predicted_at = time.perf_counter()
+        if self._ahead and self.view.heads:
             chosen = self._select(layer, query, sizes or [query.shape[1]], self._predictor)
             self._prefetcher.prefetch(self._keys(layer, list(map(_of_any, chosen))))
 
@@ -179,6 +187,9 @@ class RetrievalSession:
         left_s = max(0.0, self._budget_s - self._prefetcher.stats.waited_s)
         deadline_s = min(left_s, self._deadline_s if deadline_s is None else deadline_s)
         loaded = self._prefetcher.fetch(keys, deadline_s) if keys else []
+        if self._predicted_at is not None:
+            self._layers_s, self._layers = self._layers_s + time.perf_counter() - self._predicted_at, self._layers + 1
+            self._predicted_at = None
         parts = self._read(layer, chosen, clusters, loaded) if keys else []
         if self.retriever.representatives:
             parts += [self._representatives(layer, h, of_head) for h, of_head in enumerate(chosen)]

@@ -166,6 +166,29 @@ def test_prefetch_changes_when_blocks_come_and_not_which() -> None:
     assert found[0][1] == found[1][1] < memory.tokens
 
 
+def test_questions_load_ahead_while_that_is_faster() -> None:
+    options = {"retriever": "top_k", "retriever_options": {"share": 0.3}}
+    engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"), 16384, **options)
+    watch(engine, spec, 40)
+    memory, _ = bank.get_memory("cam")
+
+    def loads_ahead() -> bool:
+        run = engine.ask(AskSpec("cam", TEXT, max_new_tokens=1))
+        while run.step() is not None:
+            pass
+        return run.retrieval.prefetcher.stats.predicted > 0
+
+    # Each way once, whatever it takes.
+    assert [loads_ahead(), loads_ahead()] == [True, False]
+    for faster in (False, True):
+        for _ in range(50):
+            memory.tiers.load_ahead.note(faster, 0.0)
+            memory.tiers.load_ahead.note(not faster, 1e6)
+        # Then the faster one, every eighth time the other: questions 3 to 9, and 11 to 17 after one that is left out.
+        assert [loads_ahead() for _ in range(7)] == [faster] * 5 + [not faster, faster]
+        loads_ahead()
+
+
 def test_blocks_in_this_process_are_neither_predicted_nor_left_to_another_thread() -> None:
     engine, bank, spec = remembering(load_model("tiny-qwen2_5_vl"))
     watch(engine, spec, 40)

@@ -57,7 +57,7 @@ class NativeAskRun:
         ask: AskSpec,
         ends: frozenset[int],
         *,
-        prefetch: bool = True,
+        prefetch: bool | None = None,
         score: YesNoScore | None = None,
     ) -> None:
         self._model, self._system, self._ask, self._ends = model, system, ask, ends

@@ -409,7 +409,7 @@ class NativeEngine(WindowedEngine):
         return 0 if frame.has_kv or not frame.size else frame.size + self._frame_text
 
     # -- asking ---------------------------------------------------------------------------------------
-    def ask(self, ask: AskSpec, *, prefetch: bool = True) -> NativeAskRun:
+    def ask(self, ask: AskSpec, *, prefetch: bool | None = None) -> NativeAskRun:
         """See ``Engine.ask``; all model work is in the run's ``step``. ``prefetch``: see :class:`RetrievalSession`."""
         memory, retriever = self._memories().get_memory(ask.stream)
         stream = self._streams.get(ask.stream)

@@ -284,15 +284,19 @@ class RemoteTier(CappedTier):
 
     def _receive(self, method: Callable[..., Any], request: Any, until: float) -> Iterator[Any]:
         call = self._peer.run(_start(lambda left: method(request, timeout=left), until), until)
-        known = False
         try:
-            while (message := self._step(call.read(), until)) is not grpc.aio.EOF:
-                if not known:
-                    self._peer.run(self._peer.check_instance(call), until)
-                    known = True
+            message = self._step(self._first(call), until)
+            while message is not grpc.aio.EOF:
                 yield message
+                message = self._step(call.read(), until)
         finally:
             self._peer.cancel_call(call)
+
+    async def _first(self, call: Any) -> Any:
+        message = await call.read()
+        if message is not grpc.aio.EOF:
+            await self._peer.check_instance(call)
+        return message
 
     def _step(self, work: Coroutine[Any, Any, T], until: float) -> T:
         """Await one message. A deadline shortly after the last one means a large transfer or a slow consumer, not a
