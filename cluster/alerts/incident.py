@@ -12,7 +12,6 @@ from cluster.errors import UnknownIncidentError
 from cluster.security.roles import EVERY, in_scope
 
 Severity = Literal["info", "warning", "critical"]
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
 Kind = Literal["question", "health"]
 """Source of an incident: answers to a standing question, or the state of the camera itself."""

@@ -120,7 +120,7 @@ class Rows:
         self._outcome = np.concatenate((self._outcome, np.full(len(self._outcome), OPEN, dtype=np.int64)))
 
 
-LEAST_S, MOST_S, PER_DECADE = 1e-4, 1e5, 200
+LEAST_S, PER_DECADE = 1e-4, 200
 LAG_BINS = 9 * PER_DECADE + 2
 """Logarithmic bins 1.2 % wide from 0.1 ms to a day, one below and one above."""
 

@@ -24,7 +24,6 @@ from cluster.memory.compress.cords import (
     centroids,
     greedy_cover,
     insertion_scores,
-    log_det_greedy,
     reassign_weights,
     tail_distances,
 )
@@ -271,6 +270,21 @@ def test_without_bonus_each_choice_is_the_farthest_from_those_before() -> None:
             )
 
         assert apart(order[step]) == pytest.approx(max(map(apart, rest)))
+
+
+def log_det_greedy(vectors: torch.Tensor, count: int, epsilon: float = 1e-6) -> torch.Tensor:
+    """CoRDS' theorem 2, which the bonus stands for: the order ``[count]`` in which exact log-det greedy (pivoted
+    Cholesky of the Gram matrix) chooses among ``vectors [f, D]``."""
+    left = vectors.double().clone()
+    order: list[int] = []
+    for _ in range(min(count, len(vectors))):
+        residual = left.square().sum(-1)
+        residual[order] = -1.0
+        pivot = int(residual.argmax())
+        order.append(pivot)
+        direction = left[pivot] / (residual[pivot].sqrt() + epsilon)
+        left = left - (left @ direction)[:, None] * direction
+    return torch.tensor(order, dtype=torch.int64)
 
 
 def test_the_bonus_prefers_new_directions_as_pivoted_cholesky_does() -> None:

@@ -59,7 +59,7 @@ def ask_context(
         torch.cat([system.v, held_v], dim=2),
         torch.cat([torch.full((len(system),), -1, device=device), *number]),
     )
-    return AskContext(local, len(system), timeline.to(device), grid, positions[:, count:], window.next)
+    return AskContext(local, len(system), timeline.to(device), grid, window.next)
 
 
 def _timeline(
@@ -123,7 +123,6 @@ class AskContext:
     * ``local``: system prompt and window
     * ``first_position``: follows the system prompt
     * ``timeline``, ``grid``: of the memory's frames
-    * ``pending_positions`` ``[3, n]`` int64: of tokens of frames without KV
     * ``next_position``: follows the last frame
     """
 
@@ -131,7 +130,6 @@ class AskContext:
     first_position: int
     timeline: Timeline
     grid: PatchGrid
-    pending_positions: Tensor
     next_position: int
 
 

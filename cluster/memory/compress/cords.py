@@ -278,18 +278,3 @@ def greedy_cover(
         torch.minimum(measures[0], (joint - joint[row, last][:, None]).square_().sum(dim=-1), out=measures[0])
         torch.maximum(resembles, (units @ units[:, row, last][..., None])[..., 0], out=resembles)
     return rank
-
-
-def log_det_greedy(vectors: Tensor, count: int, epsilon: float = 1e-6) -> Tensor:
-    """The order ``[count]`` in which exact log-det greedy (pivoted Cholesky of the Gram matrix, theorem 2) chooses
-    among ``vectors [f, D]``: what the surrogate stands for, and the measure it is tested by."""
-    left = vectors.double().clone()
-    order: list[int] = []
-    for _ in range(min(count, len(vectors))):
-        residual = left.square().sum(-1)
-        residual[order] = -1.0
-        pivot = int(residual.argmax())
-        order.append(pivot)
-        direction = left[pivot] / (residual[pivot].sqrt() + epsilon)
-        left = left - (left @ direction)[:, None] * direction
-    return torch.tensor(order, dtype=torch.int64)

@@ -24,7 +24,6 @@ class _Held:
     count: int
     width: int
     used: int
-    pinned: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -140,25 +139,6 @@ class Arena(CappedTier):
             if self.evicts and stream in self._streams:
                 self._shrink(self._streams[stream], self.cap(stream))
 
-    def pin(self, keys: Sequence[BlockKey]) -> list[bool]:
-        """Protect blocks from eviction until unpinned or dropped; replacing a block keeps its pin. Returns which exist.
-        Idempotent."""
-        with self._lock:
-            found = [self._find(key) for key in keys]
-            for key, held in zip(keys, found, strict=True):
-                if held is not None:
-                    self._streams[key.stream].wake(key)
-                    held.pinned = True
-            return [held is not None for held in found]
-
-    def unpin(self, keys: Sequence[BlockKey]) -> None:
-        with self._lock:
-            for key in keys:
-                held = self._find(key)
-                if held is not None and held.pinned:
-                    held.pinned = False
-                    self._touch(key)
-
     # -- Tier -----------------------------------------------------------------------------------
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         with self._lock:
@@ -182,7 +162,7 @@ class Arena(CappedTier):
             blocks = iter(self._copy_out(there))
             self._settle()
             for key, held in zip(keys, found, strict=True):
-                if held is not None and not held.pinned:
+                if held is not None:
                     self._touch(key)
             self._count("hits", len(there))
             self._count("misses", len(found) - len(there))
@@ -278,8 +258,7 @@ class Arena(CappedTier):
             return Outcome.RETRY
         count, width = check_block(block)
         there = self._streams.setdefault(key.stream, _Stream())
-        old = there.held.get(key)
-        if old is not None:
+        if key in there.held:
             self._free(key)
         used = 2 * block.key.nbytes + 8 * count
         size, cap = self._slabs.cell_bytes(used), self.cap(key.stream)
@@ -290,7 +269,7 @@ class Arena(CappedTier):
         cell = self._allocate(used) if there.used + size <= cap else None
         if cell is None:
             return Outcome.RETRY
-        held = _Held(cell, block.key.dtype, count, width, used, old is not None and old.pinned)
+        held = _Held(cell, block.key.dtype, count, width, used)
         inside = _parts(cell.memory[:used], held)
         for mine, given in zip(
             (inside.key, inside.value, inside.frame, inside.cell),
@@ -300,8 +279,7 @@ class Arena(CappedTier):
             mine.copy_(given)
         there.held[key] = held
         self._take_up(there, cell)
-        if not held.pinned:
-            self._touch(key)
+        self._touch(key)
         self._count("stored", 1)
         self._count("bytes_in", used)
         return Outcome.HIT
@@ -318,18 +296,15 @@ class Arena(CappedTier):
         return [_block(whole[held.dtype], numbers, begin, held) for held, begin in zip(there, begins, strict=False)]
 
     def _empty_slabs(self, nbytes: int) -> bool:
-        """Empty slabs of ``nbytes`` in total, least recently used first; False, and none is emptied, if too few have no
-        pinned block. Evicting by block age alone would leave all slabs nearly empty before one is free."""
+        """Empty slabs of ``nbytes`` in total, least recently used first; False, and none is emptied, if there are too
+        few. Evicting by block age alone would leave all slabs nearly empty before one is free."""
         slabs: dict[tuple[int, int], list[tuple[int, BlockKey]]] = {}
-        fixed: set[tuple[int, int]] = set()
         for there in self._streams.values():
             ticks = {key: tick for queue in there.idle.values() for key, tick in queue.items()}
             for key, held in there.held.items():
                 slabs.setdefault(held.cell.slab, []).append((ticks.get(key, 0), key))
-                if held.pinned:
-                    fixed.add(held.cell.slab)
         chosen: list[BlockKey] = []
-        for slab in sorted(slabs.keys() - fixed, key=lambda slab: max(slabs[slab])[0]):
+        for slab in sorted(slabs, key=lambda slab: max(slabs[slab])[0]):
             if nbytes <= 0:
                 break
             nbytes -= slab[1]
@@ -359,7 +334,7 @@ class Arena(CappedTier):
         return cell
 
     def _shrink(self, there: _Stream, most: int) -> None:
-        """Evict until the stream holds no more than ``most``, or only what is pinned."""
+        """Evict until the stream holds no more than ``most``."""
         while there.used > most and (oldest := there.oldest()) is not None:
             self._evict(oldest)
 

@@ -145,12 +145,6 @@ def open_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = 
     return Block(keys, values, frame.clone(), cell.clone())
 
 
-def decode_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = b"") -> Block | None:
-    """Like :func:`open_block`, with None for every fault; never raises."""
-    found = open_block(data, key, fingerprint=fingerprint, secret=secret)
-    return found if isinstance(found, Block) else None
-
-
 def seal_manifest(stream: str, manifest: bytes, *, fingerprint: str, secret: bytes = b"") -> bytes:
     """Encode a stream's manifest with the protection of a block."""
     owner = fingerprint.encode()
@@ -171,18 +165,6 @@ def open_manifest(data: bytes, stream: str, *, fingerprint: str, secret: bytes =
     if version != VERSION or body[2:owned] != fingerprint.encode():
         return BlockFault.FOREIGN
     return bytes(body[owned:])
-
-
-def quantisation_error(block: Block) -> float:
-    """Relative RMS error of ``int8`` storage, the worse of keys and values."""
-    worst = 0.0
-    for part in (block.key, block.value):
-        true = part.detach().to("cpu", torch.float32)
-        if true.numel():
-            whole, step = _quantise(true)
-            change = (whole * step - true).square().sum() / true.square().sum().clamp(min=1e-30)
-            worst = max(worst, float(change.sqrt()))
-    return worst
 
 
 def _quantise(part: Tensor) -> tuple[Tensor, Tensor]:

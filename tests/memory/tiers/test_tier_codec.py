@@ -14,11 +14,9 @@ from cluster.memory.tiers import codec
 from cluster.memory.tiers.base import Block, BlockKey
 from cluster.memory.tiers.codec import (
     BlockFault,
-    decode_block,
     encode_block,
     open_block,
     open_manifest,
-    quantisation_error,
     seal_manifest,
 )
 
@@ -44,15 +42,15 @@ def same(left: Block | None, right: Block) -> bool:
 @given(count=st.integers(0, 9), width=st.integers(1, 9), seed=st.integers(0, 9))
 def test_plain_comes_back_bit_for_bit(dtype: torch.dtype, count: int, width: int, seed: int) -> None:
     made = block(count, width, dtype, seed)
-    assert same(decode_block(encode_block(KEY, made, fingerprint="m"), KEY, fingerprint="m"), made)
+    assert same(open_block(encode_block(KEY, made, fingerprint="m"), KEY, fingerprint="m"), made)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(count=st.integers(0, 9), width=st.integers(1, 9), seed=st.integers(0, 9))
 def test_int8_is_off_by_half_a_step_of_its_channel(dtype: torch.dtype, count: int, width: int, seed: int) -> None:
     made = block(count, width, dtype, seed)
-    back = decode_block(encode_block(KEY, made, fingerprint="m", store_as="int8"), KEY, fingerprint="m")
-    assert back is not None
+    back = open_block(encode_block(KEY, made, fingerprint="m", store_as="int8"), KEY, fingerprint="m")
+    assert isinstance(back, Block)
     assert torch.equal(back.frame, made.frame)
     assert torch.equal(back.cell, made.cell)
     for was, now in ((made.key, back.key), (made.value, back.value)):
@@ -63,17 +61,14 @@ def test_int8_is_off_by_half_a_step_of_its_channel(dtype: torch.dtype, count: in
             assert bool(((now.float() - was.float()).abs() <= most / 254 + most * torch.finfo(dtype).eps).all())
 
 
-def test_int8_by_hand_and_its_error() -> None:
+def test_int8_by_hand() -> None:
     # Column steps 1 and 0.1: 127 and 0.1 are whole steps, 63.4 is not.
     key = torch.tensor([[127.0, 12.7], [63.4, 0.1]])
     made = Block(key, torch.zeros(2, 2), *torch.zeros(2, 2, dtype=torch.int32))
-    back = decode_block(encode_block(KEY, made, fingerprint="m", store_as="int8"), KEY, fingerprint="m")
-    assert back is not None
+    back = open_block(encode_block(KEY, made, fingerprint="m", store_as="int8"), KEY, fingerprint="m")
+    assert isinstance(back, Block)
     torch.testing.assert_close(back.key, torch.tensor([[127.0, 12.7], [63.0, 0.1]]))
     assert not back.value.any()
-    assert quantisation_error(made) == pytest.approx(0.4 / (127**2 + 12.7**2 + 63.4**2 + 0.1**2) ** 0.5, rel=1e-3)
-    # A normal channel of 64 members reaches about 2.4 deviations: steps of 0.019, an error of step / sqrt(12).
-    assert 0.003 < quantisation_error(block(64, 64)) < 0.008
 
 
 def test_int8_is_about_half_of_fp16_and_leaves_what_is_not_finite_alone() -> None:
@@ -81,7 +76,7 @@ def test_int8_is_about_half_of_fp16_and_leaves_what_is_not_finite_alone() -> Non
     plain, small = (len(encode_block(KEY, made, fingerprint="m", store_as=form)) for form in ("plain", "int8"))
     assert small < 0.6 * plain
     made.key[0, 0] = torch.inf
-    assert same(decode_block(encode_block(KEY, made, fingerprint="m", store_as="int8"), KEY, fingerprint="m"), made)
+    assert same(open_block(encode_block(KEY, made, fingerprint="m", store_as="int8"), KEY, fingerprint="m"), made)
 
 
 @pytest.mark.parametrize("form", ["plain", "int8"])
@@ -93,12 +88,12 @@ def test_any_flipped_bit_and_any_cut_is_damage(form: str) -> None:
         assert open_block(bytes(flipped), KEY, fingerprint="m") is BlockFault.DAMAGED
     for length in range(len(data)):
         assert open_block(data[:length], KEY, fingerprint="m") is BlockFault.DAMAGED
-    assert decode_block(data + b"\0", KEY, fingerprint="m") is None
+    assert open_block(data + b"\0", KEY, fingerprint="m") is BlockFault.DAMAGED
 
 
 @given(st.binary(max_size=80))
 def test_any_other_bytes_are_no_block(data: bytes) -> None:
-    assert decode_block(data, KEY, fingerprint="m") is None
+    assert open_block(data, KEY, fingerprint="m") is BlockFault.DAMAGED
 
 
 @pytest.mark.parametrize(
@@ -120,8 +115,8 @@ def test_another_model_and_another_version_are_foreign(monkeypatch: pytest.Monke
 def test_what_is_decoded_owns_its_memory() -> None:
     made = block(3)
     data = encode_block(KEY, made, fingerprint="m")
-    one, two = (decode_block(data, KEY, fingerprint="m") for _ in range(2))
-    assert one is not None
+    one, two = (open_block(data, KEY, fingerprint="m") for _ in range(2))
+    assert isinstance(one, Block)
     one.key.zero_()
     assert same(two, made)
 
@@ -141,7 +136,7 @@ def test_what_cannot_be_stored_is_said() -> None:
 def test_only_who_has_the_secret_makes_a_block() -> None:
     made = block(2)
     data = encode_block(KEY, made, fingerprint="m", secret=b"ours")
-    assert same(decode_block(data, KEY, fingerprint="m", secret=b"ours"), made)
+    assert same(open_block(data, KEY, fingerprint="m", secret=b"ours"), made)
     for other in (b"", b"theirs"):
         forged = encode_block(KEY, made, fingerprint="m", secret=other)
         assert open_block(forged, KEY, fingerprint="m", secret=b"ours") is BlockFault.DAMAGED
@@ -170,4 +165,4 @@ def test_manifests_are_protected_alike() -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         assert open_manifest(bytes(flipped), "yard", fingerprint="m") is BlockFault.DAMAGED
     assert all(open_manifest(data[:n], "yard", fingerprint="m") is BlockFault.DAMAGED for n in range(len(data)))
-    assert decode_block(data, KEY, fingerprint="m") is None
+    assert open_block(data, KEY, fingerprint="m") is BlockFault.DAMAGED
