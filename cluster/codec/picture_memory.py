@@ -12,6 +12,7 @@ from weakref import WeakSet
 from av.video.codeccontext import VideoCodecContext
 
 from cluster.codec.nal import FRAMED_CODECS, Sequence, sequences
+from cluster.errors import SourceError
 
 MIB = 2**20
 
@@ -28,8 +29,11 @@ progressive JPEG's coefficients are worth several."""
 _OTHER_PICTURES = 10
 
 
-class PicturesTooLargeError(Exception):
+class PicturesTooLargeError(SourceError):
     """The stream needs more memory for decoded pictures than its camera may have."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=False)
 
 
 def trim_heap() -> None:

@@ -187,8 +187,6 @@ class Transcoder:
             except DecodeError:
                 # A picture from a damaged packet is worse than none.
                 continue
-            except PicturesTooLargeError as error:
-                raise SourceError(str(error), retryable=False) from None
             self._encode(frames)
         return self._parts.take()
 
@@ -255,8 +253,6 @@ def picture_size(first: SegmentPacket, decoded_bytes: int) -> tuple[int, int]:
         frames = [*decoder.decode(first.packet.data, 0, 0), *decoder.drain()]
     except DecodeError:
         frames = []
-    except PicturesTooLargeError as error:
-        raise SourceError(str(error), retryable=False) from None
     if not frames:
         raise SourceError("its first picture cannot be decoded", retryable=False)
     return frames[0].width, frames[0].height

@@ -12,7 +12,7 @@ import numpy as np
 from av.video.frame import VideoFrame
 
 from cluster.codec.decoder import DecodeError, Decoder
-from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError
+from cluster.codec.picture_memory import DECODED_BYTES
 from cluster.decoder.footage.clip import Painter
 from cluster.decoder.footage.segments import SegmentPacket
 from cluster.errors import NotReadyError, SourceError
@@ -144,15 +144,12 @@ def still(
     decoder = Decoder(segment.codec, segment.extradata, decoded_bytes)
     found: VideoFrame | None = None
     # Pictures decoded before a damaged packet are good.
-    try:
-        with contextlib.suppress(DecodeError):
-            for placed in packets[:_MOST_DECODED]:
-                if found is not None and placed.order > moment:
-                    break
-                found = _later(found, decoder.decode(placed.packet.data, placed.time, placed.order), moment)
-            found = _later(found, decoder.drain(), moment)
-    except PicturesTooLargeError as error:
-        raise SourceError(str(error), retryable=False) from None
+    with contextlib.suppress(DecodeError):
+        for placed in packets[:_MOST_DECODED]:
+            if found is not None and placed.order > moment:
+                break
+            found = _later(found, decoder.decode(placed.packet.data, placed.time, placed.order), moment)
+        found = _later(found, decoder.drain(), moment)
     if found is None:
         raise SourceError("the camera's picture cannot be decoded", retryable=False)
     if painter is not None:
