@@ -289,6 +289,8 @@ def test_prefetch_is_measured_with_right_wrong_and_real_predictions(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.lab.bench.memory.prefetch.LATENCIES_MS", (1,))
+    # Several questions, of which all are predicted.
+    monkeypatch.setattr("cluster.lab.bench.memory.footage.ASK_EVERY", 3)
     options = ("--part", "prefetch", "--layers", "3", "--blocks", "4", "--out", str(tmp_path))
     found = measured(clip, tmp_path, *options)
     assert set(found["figures"]) == {"prefetch_hidden_1ms", "prediction_recall", "prefetch_hidden_real"}
