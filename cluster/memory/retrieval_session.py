@@ -122,11 +122,11 @@ class RetrievalSession:
         self._prefetcher = Prefetcher(tiers.load, at_hand=at_hand, deadline_s=deadline_s)
         self._deadline_s, self._budget_s = deadline_s, budget_s
         # Nothing can be further away than the only tier.
-        self._choice = tiers.load_ahead if prefetch is None and at_hand is not tiers.lowest else None
-        self._ahead = self._choice.choose() if self._choice else bool(prefetch) and at_hand is not tiers.lowest
-        # When the next layer was predicted; seconds from there to its blocks, of all layers, and how many.
-        self._predicted_at: float | None = None
-        self._layers_s, self._layers = 0.0, 0
+        further = at_hand is not tiers.lowest
+        self._choice = tiers.load_ahead if further and prefetch is None else None
+        self._ahead = self._choice.choose() if self._choice else further and bool(prefetch)
+        # When each layer's blocks were there, to compare both ways.
+        self._fetched_s: list[float] = []
         # Layer, head and cluster uid of lost blocks.
         self._gone: list[tuple[int, int, int]] = []
         self._closed = False
@@ -148,8 +148,8 @@ class RetrievalSession:
         self._prefetcher.close(wait=wait)
         if not self._closed:
             self._closed = True
-            if self._choice is not None and self._layers:
-                self._choice.note(self._ahead, self._layers_s / self._layers)
+            if self._choice is not None and len(self._fetched_s) > 1:
+                self._choice.note(self._ahead, (self._fetched_s[-1] - self._fetched_s[0]) / (len(self._fetched_s) - 1))
             self.memory.close_view(self.view, self._gone)
 
     @property
@@ -160,13 +160,12 @@ class RetrievalSession:
     @property
     def prefetches(self) -> bool:
         """Whether predictions are of use."""
-        return (self._ahead or self._choice is not None) and bool(self.view.heads)
+        return self._ahead and bool(self.view.heads)
 
     def prefetch(self, layer: int, query: Tensor, sizes: Sequence[int] | None = None) -> None:
         """Start loading what the predicted raw query rows ``[H, r, D]`` of a layer select, in groups of ``sizes`` as in
         :meth:`fetch_groups`; returns at once."""
-        self._predicted_at = time.perf_counter()
-        if self._ahead and self.view.heads:
+        if self.prefetches:
             chosen = self._select(layer, query, sizes or [query.shape[1]], self._predictor)
             self._prefetcher.prefetch(self._keys(layer, list(map(_of_any, chosen))))
 
@@ -187,9 +186,8 @@ class RetrievalSession:
         left_s = max(0.0, self._budget_s - self._prefetcher.stats.waited_s)
         deadline_s = min(left_s, self._deadline_s if deadline_s is None else deadline_s)
         loaded = self._prefetcher.fetch(keys, deadline_s) if keys else []
-        if self._predicted_at is not None:
-            self._layers_s, self._layers = self._layers_s + time.perf_counter() - self._predicted_at, self._layers + 1
-            self._predicted_at = None
+        if self._choice is not None and keys:
+            self._fetched_s.append(time.perf_counter())
         parts = self._read(layer, chosen, clusters, loaded) if keys else []
         if self.retriever.representatives:
             parts += [self._representatives(layer, h, of_head) for h, of_head in enumerate(chosen)]

@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Self
 
 import torch
@@ -300,9 +300,8 @@ class Arena(CappedTier):
         few. Evicting by block age alone would leave all slabs nearly empty before one is free."""
         slabs: dict[tuple[int, int], list[tuple[int, BlockKey]]] = {}
         for there in self._streams.values():
-            ticks = {key: tick for queue in there.idle.values() for key, tick in queue.items()}
-            for key, held in there.held.items():
-                slabs.setdefault(held.cell.slab, []).append((ticks.get(key, 0), key))
+            for key, tick in chain.from_iterable(queue.items() for queue in there.idle.values()):
+                slabs.setdefault(there.held[key].cell.slab, []).append((tick, key))
         chosen: list[BlockKey] = []
         for slab in sorted(slabs, key=lambda slab: max(slabs[slab])[0]):
             if nbytes <= 0:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Deletion = tuple[str, frozenset[BlockKey] | None]
 """A stream, and which of its blocks; None: all of it."""
 
+# Of questions: in which the slower way is tried, and how many the mean time of either way goes back.
 _TRIED_EVERY, _REMEMBERED = 8, 4
 
 
@@ -31,7 +32,7 @@ class LoadAhead:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._questions = 0
-        # Seconds of a layer from where it is predicted until its blocks are there, with and without; a mean that fades.
+        # Seconds from one layer's blocks to the next's, with and without; a mean that fades.
         self._seconds: dict[bool, float] = {}
 
     def choose(self) -> bool:
@@ -41,7 +42,7 @@ class LoadAhead:
             if len(self._seconds) < 2:
                 return True not in self._seconds
             faster = self._seconds[True] <= self._seconds[False]
-            return faster is not (self._questions % _TRIED_EVERY == 0)
+            return faster != (self._questions % _TRIED_EVERY == 0)
 
     def note(self, ahead: bool, seconds: float) -> None:
         """A question's layers took ``seconds`` each."""
