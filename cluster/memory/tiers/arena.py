@@ -28,41 +28,41 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """``used``: bytes in cells, manifest included. ``idle``: evictable blocks by cell size, least recently used first.
+    """``used``: bytes in cells, manifest included. ``by_size``: all blocks by cell size, least recently used first.
     ``manifest``: its cell and length."""
 
     used: int = 0
     held: dict[BlockKey, _Held] = field(default_factory=dict)
-    idle: dict[int, OrderedDict[BlockKey, int]] = field(default_factory=dict)
+    by_size: dict[int, OrderedDict[BlockKey, int]] = field(default_factory=dict)
     manifest: tuple[Cell, int] | None = None
 
     def oldest(self) -> BlockKey | None:
         """Least recently used block."""
-        firsts = [next(iter(queue.items())) for queue in self.idle.values()]
+        firsts = [next(iter(queue.items())) for queue in self.by_size.values()]
         return min(firsts, key=lambda first: first[1])[0] if firsts else None
 
     def oldest_for(self, size: int, now: int) -> BlockKey | None:
         """Block to evict for a cell of this size: the LRU block of that size, which surely makes room, unless it was
         used more recently than halfway between the overall LRU block's use and now."""
         oldest = self.oldest()
-        if oldest is None or size not in self.idle:
+        if oldest is None or size not in self.by_size:
             return oldest
-        alike, used = next(iter(self.idle[size].items()))
-        since = self.idle[self.held[oldest].cell.nbytes][oldest]
+        alike, used = next(iter(self.by_size[size].items()))
+        since = self.by_size[self.held[oldest].cell.nbytes][oldest]
         return alike if used - since <= now - used else oldest
 
-    def rest(self, key: BlockKey, tick: int) -> None:
-        """Mark as used now and evictable."""
-        queue = self.idle.setdefault(self.held[key].cell.nbytes, OrderedDict())
+    def touch(self, key: BlockKey, tick: int) -> None:
+        """Mark as used now."""
+        queue = self.by_size.setdefault(self.held[key].cell.nbytes, OrderedDict())
         queue[key] = tick
         queue.move_to_end(key)
 
-    def wake(self, key: BlockKey) -> None:
-        """Mark as not evictable."""
+    def forget(self, key: BlockKey) -> None:
+        """Take out of its queue, before its cell is given back."""
         size = self.held[key].cell.nbytes
-        queue = self.idle.get(size)
-        if queue is not None and queue.pop(key, None) is not None and not queue:
-            del self.idle[size]
+        del self.by_size[size][key]
+        if not self.by_size[size]:
+            del self.by_size[size]
 
 
 _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
@@ -247,7 +247,7 @@ class Arena(CappedTier):
 
     def _touch(self, key: BlockKey) -> None:
         self._tick += 1
-        self._streams[key.stream].rest(key, self._tick)
+        self._streams[key.stream].touch(key, self._tick)
 
     def _count(self, what: str, by: int) -> None:
         if by:
@@ -300,7 +300,7 @@ class Arena(CappedTier):
         few. Evicting by block age alone would leave all slabs nearly empty before one is free."""
         slabs: dict[tuple[int, int], list[tuple[int, BlockKey]]] = {}
         for there in self._streams.values():
-            for key, tick in chain.from_iterable(queue.items() for queue in there.idle.values()):
+            for key, tick in chain.from_iterable(queue.items() for queue in there.by_size.values()):
                 slabs.setdefault(there.held[key].cell.slab, []).append((tick, key))
         chosen: list[BlockKey] = []
         for slab in sorted(slabs, key=lambda slab: max(slabs[slab])[0]):
@@ -322,7 +322,7 @@ class Arena(CappedTier):
             above = {
                 name: there.used - self._slabs.total_bytes * self.cap(name) / caps
                 for name, there in self._streams.items()
-                if there.idle
+                if there.by_size
             }
             if not above:
                 return None
@@ -343,7 +343,7 @@ class Arena(CappedTier):
 
     def _free(self, key: BlockKey) -> None:
         there = self._streams[key.stream]
-        there.wake(key)
+        there.forget(key)
         self._give_back(there, there.held.pop(key).cell)
 
     def _take_manifest(self, there: _Stream) -> bytes | None:
