@@ -22,8 +22,11 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-# Triton reads it when it is imported, by torch or by us: kernels for a GPU run in its interpreter.
-os.environ["TRITON_INTERPRET"] = "1"
+# On a GPU machine SIGHTLINE_DEVICE=cuda runs tests/conformance and tests/engine there. Elsewhere kernels for a GPU run in
+# Triton's interpreter, which it reads when it is imported, by torch or by us.
+os.environ.setdefault("SIGHTLINE_DEVICE", "cpu")
+if os.environ["SIGHTLINE_DEVICE"] == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
 # A call of Ray without a cluster is an error, and does not start one in the test's process.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 # Processes that tests start replace themselves at once: gRPC need not, and at times cannot, prepare for a fork.

@@ -6,11 +6,12 @@ here, so that gaps, anchors and resynchronisation are the CPU decoder's; there a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,12 +87,15 @@ class NvdecDecoder(Decoder):
         return self.codec, width, height, 8 if sequence is None else sequence.depth
 
     def _create(self, codec: str) -> CodecContext:
-        accelerator = HWAccel("cuda", allow_software_fallback=False, is_hw_owned=True)
-        try:
-            # FFmpeg's own decoders drive NVDEC, also for AV1.
-            return CodecContext.create(codec, "r", hwaccel=accelerator)
-        except av.FFmpegError as error:
-            raise NvdecError(f"FFmpeg cannot open the GPU ({error.strerror})") from None
+        # FFmpeg refuses torch's context, which the GPU has already, unless it is told to take what it finds.
+        found = {"primary_ctx": "0", "current_ctx": "1"}
+        accelerator = HWAccel("cuda", allow_software_fallback=False, options=found, is_hw_owned=True)
+        with primary_context():
+            try:
+                # FFmpeg's own decoders drive NVDEC, also for AV1.
+                return CodecContext.create(codec, "r", hwaccel=accelerator)
+            except av.FFmpegError as error:
+                raise NvdecError(f"FFmpeg cannot open the GPU ({error.strerror})") from None
 
     def _choose_threads(self) -> None:
         """The GPU has its own."""
@@ -197,6 +201,35 @@ class Nvdec:
 def shared_nvdec() -> Nvdec:
     """The one of this process."""
     return Nvdec()
+
+
+@contextlib.contextmanager
+def primary_context() -> Iterator[None]:
+    """The context of the first GPU that torch works in is this thread's.
+
+    Raises:
+        NvdecError: this machine has no GPU.
+    """
+    cuda, context = _retained_context()
+    cuda.cuCtxPushCurrent_v2(context)
+    try:
+        yield
+    finally:
+        cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+@functools.cache
+def _retained_context() -> tuple[Any, ctypes.c_void_p]:
+    """The driver, and the context, which stays to the end of the process."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise NvdecError("this machine has no NVIDIA driver (libcuda.so.1)", absent=True) from None
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    status = cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if status:
+        raise NvdecError(f"the NVIDIA driver gives no context (error {status})")
+    return cuda, context
 
 
 def _knows(codec: str) -> bool:

@@ -28,7 +28,7 @@ from cluster.models.checkpoint import (
 from cluster.models.decoder_layer import DecoderLayer
 from cluster.models.float8 import use_float8
 from cluster.models.settings import ModelSettings
-from cluster.models.upload import upload
+from cluster.models.upload import to_device, upload
 from cluster.types import PatchGeometry, PatchGrid
 
 
@@ -335,7 +335,8 @@ class VisionLanguageModel(ABC):
         """
         rope = self._text_model.rotary_emb
         frequency = getattr(rope, "original_inv_freq", rope.inv_freq).to(self.device, torch.float64)
-        angle = positions.to(self.device, torch.float64).index_select(0, self.rotary_axes) * frequency[:, None]
+        turned = to_device(positions, self.device).double().index_select(0, self.rotary_axes)
+        angle = turned * frequency[:, None]
         scale = float(rope.attention_scaling)
         cos, sin = ((turned.T * scale).float() for turned in (angle.cos(), angle.sin()))
         return torch.cat((cos, cos), dim=1), torch.cat((sin, sin), dim=1)
@@ -364,7 +365,7 @@ class VisionLanguageModel(ABC):
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids ``[n]`` -> embeddings ``[n, W]``, ``W = (1 + deepstack) D``: to text, early layers add nothing."""
-        embedded: Tensor = self._text_model.embed_tokens(ids.to(self.device))
+        embedded: Tensor = self._text_model.embed_tokens(to_device(ids, self.device))
         return F.pad(embedded, (0, self.deepstack * embedded.shape[1]))
 
     def use_float8(self) -> None:
@@ -404,14 +405,18 @@ class VisionLanguageModel(ABC):
 
     @contextmanager
     def _library_attention(self) -> Iterator[None]:
-        """Context with transformers' own SDPA, whatever attention function is installed."""
+        """Context with transformers' own SDPA, whatever attention function is installed, and convolutions in the
+        weights' own precision: cuDNN's are TF32 by default."""
         configs = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
         before = [(config, config._attn_implementation) for config in configs.values()]
         for config in configs.values():
             config._attn_implementation = "sdpa"
+        cudnn = torch.backends.cudnn
+        coarse, cudnn.allow_tf32 = cudnn.allow_tf32, False
         try:
             yield
         finally:
+            cudnn.allow_tf32 = coarse
             for config, name in before:
                 config._attn_implementation = name
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from cluster.models.settings import ModelSettings
+from cluster.models.upload import to_device
 
 SYSTEM_PROMPT = "You are a helpful assistant."
 # Bounds the tower's activations whatever the number of frames. On a CPU they should also stay near the caches: 16
@@ -63,8 +64,8 @@ def rms_norm(module: Any, x: Tensor) -> Tensor:
 def normalise(patches: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> Tensor:
     """``patches [n, T, C, p, p]`` uint8 -> ``(x / 255 - mean) / std`` of the same shape in ``dtype``."""
     shape = (1, 1, -1, 1, 1)
-    scale = torch.tensor([1.0 / (255.0 * s) for s in std], device=patches.device).view(shape)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=patches.device).view(shape)
+    scale = to_device(torch.tensor([1.0 / (255.0 * s) for s in std]), patches.device).view(shape)
+    shift = to_device(torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]), patches.device).view(shape)
     return torch.addcmul(shift, patches.to(torch.float32), scale).to(dtype)
 
 

@@ -25,6 +25,7 @@ from cluster.models.checkpoint import (
 from cluster.models.decoder_layer import joined_linear
 from cluster.models.packed_attention import SequencePacking, attend, prepend_token
 from cluster.models.sequential import SequentialFrames
+from cluster.models.upload import to_device
 from cluster.types import PatchGeometry
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>")
@@ -91,7 +92,7 @@ class InternVL(SequentialFrames):
         first = embeddings.cls_token[0, 0]
         if embeddings.position_embeddings is not None:
             table = embeddings.position_embeddings[0]
-            place = 1 + self._raster(torch.cat([frame.cells for frame in frames]).to(self.device))
+            place = 1 + self._raster(to_device(torch.cat([frame.cells for frame in frames]), self.device))
             hidden, first = hidden + table[place], first + table[0]
         hidden, rows = prepend_token(hidden, first, counts)
 

@@ -13,6 +13,7 @@ from cluster.models.base import PatchBatch, patch_counts
 from cluster.models.checkpoint import VOCABULARY, Checkpoint, linear_weights, normalise, preset_tokenizer
 from cluster.models.packed_attention import PACKED, SequencePacking, prepend_token
 from cluster.models.sequential import SequentialFrames
+from cluster.models.upload import to_device
 from cluster.types import PatchGeometry
 
 
@@ -61,10 +62,10 @@ class Llava(SequentialFrames):
         """Features ``[n, D]`` of packed patches at these places of the tile, of frames with these patch counts."""
         embeddings = self._tower.embeddings
         projection, table = embeddings.patch_embedding, embeddings.position_embedding.weight
-        pixels = normalise(patches.to(self.device), self.mean, self.std, self.dtype).flatten(1)
+        pixels = normalise(to_device(patches, self.device), self.mean, self.std, self.dtype).flatten(1)
         hidden = F.linear(pixels, projection.weight.flatten(1), projection.bias)
         extra = self._class_tokens
-        hidden, rows = hidden + table[raster.to(self.device) + extra], None
+        hidden, rows = hidden + table[to_device(raster, self.device) + extra], None
         if extra:
             hidden, rows = prepend_token(hidden, embeddings.class_embedding + table[0], counts)
             hidden = self._tower.pre_layrnorm(hidden)

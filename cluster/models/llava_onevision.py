@@ -16,6 +16,7 @@ from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGener
 
 from cluster.models.base import PatchBatch
 from cluster.models.llava import Llava
+from cluster.models.upload import to_device
 from cluster.types import PatchGrid
 
 HALF = (0.5, 0.5, 0.5)
@@ -35,7 +36,7 @@ class LlavaOnevision(Llava):
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
         """See the base; the placeholder of a video is ``image_newline``, which ends one."""
-        newline = (ids == self._placeholder).to(self.device)[:, None]
+        newline = to_device(ids == self._placeholder, self.device)[:, None]
         return torch.where(newline, self.model.model.image_newline, super().embed(ids))
 
     # -- vision -----------------------------------------------------------------------------------
@@ -52,8 +53,8 @@ class LlavaOnevision(Llava):
         back[order] = group
         cells = torch.cat([frame.cells for frame in frames])
         share = self._shares[cells]
-        weight = (share[:, 0, :, None] * share[:, 1, None]).flatten(1).to(self.device, self.dtype)
-        taps = projected[back.to(self.device)].view(len(cells), 4, -1)
+        weight = to_device((share[:, 0, :, None] * share[:, 1, None]).flatten(1).to(self.dtype), self.device)
+        taps = projected[to_device(back, self.device)].view(len(cells), 4, -1)
         visual = torch.einsum("tk,tkd->td", weight, taps)
         return list(torch.split(visual.to(self.dtype), [len(frame.cells) for frame in frames]))
 

@@ -236,14 +236,15 @@ def find_device(name: str) -> torch.device:
         ModelError: this machine lacks it.
     """
     try:
-        device = torch.device(name)
-        torch.ones(1, device=device).item()
+        one = torch.ones(1, device=torch.device(name))
+        one.item()
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise ModelError(
             f"device {name!r} is not available here ({reason}); use cpu, or cuda on a GPU machine"
         ) from error
-    return device
+    # With its number, as tensors on it have: ``cuda`` and ``cuda:0`` are unequal.
+    return one.device
 
 
 def loaded_dtype(name: str, device: torch.device) -> torch.dtype:

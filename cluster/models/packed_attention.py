@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from cluster.models.upload import to_device
+
 PACKED = "sightline_packed_flash"
 
 
@@ -37,7 +39,7 @@ class SequencePacking:
         size = torch.tensor(lengths, dtype=torch.int64)
         ends = size.cumsum(0)
         starts = ends - size
-        cu_seqlens = F.pad(ends, (1, 0)).to(torch.int32).to(device)
+        cu_seqlens = to_device(F.pad(ends, (1, 0)).to(torch.int32), device)
         if device.type != "cpu" and dtype != torch.float32:
             return cls(cu_seqlens, int(size.max()), ())
         batches = tuple(
@@ -92,7 +94,7 @@ def prepend_token(rows: Tensor, token: Tensor, counts: Sequence[int]) -> tuple[T
     """Put ``token [D]`` before each frame's ``rows [n, D]``, of which frames have ``counts``; also returns the places
     ``[n]`` of the rows."""
     # On the rows' device: there are as many as patches. The length is given, or the host would wait for it.
-    device, repeats = rows.device, torch.tensor(counts).to(rows.device)
+    device, repeats = rows.device, to_device(torch.tensor(counts), rows.device)
     frame = torch.repeat_interleave(torch.arange(1, len(counts) + 1, device=device), repeats, output_size=len(rows))
     places = torch.arange(len(rows), device=device) + frame
     packed = token.repeat(len(rows) + len(counts), 1)

@@ -23,6 +23,7 @@ from cluster.models.checkpoint import (
     preset_tokenizer,
 )
 from cluster.models.packed_attention import PACKED, SequencePacking, row_numbers
+from cluster.models.upload import to_device
 from cluster.types import PatchGeometry, PatchGrid
 
 SPECIAL_TOKENS = (
@@ -109,9 +110,10 @@ class Qwen25VL(VisionLanguageModel):
         full = SequencePacking.of([count * unit for count in counts], self.device, self.dtype)
 
         hidden = self._embed_patches(self._upload(frames))
-        rows = order.to(self.device)
+        rows = to_device(order, self.device)
         hidden = hidden.view(-1, unit, hidden.shape[-1])[rows].flatten(0, 1)
-        rotary = self._visual.rotary_pos_emb(hidden, self._patch_positions(cells[order]).to(self.device))
+        places = to_device(self._patch_positions(cells[order]), self.device)
+        rotary = self._visual.rotary_pos_emb(hidden, places)
         for index, block in enumerate(self._visual.blocks):
             packing = full if index in self._visual.fullatt_block_indexes else windowed
             # Without ``max_seqlen``, each block would read it back from the device.

@@ -10,6 +10,7 @@ from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 from cluster.models.base import PatchBatch, patch_counts
 from cluster.models.packed_attention import SequencePacking
 from cluster.models.qwen2_5_vl import Qwen25VL
+from cluster.models.upload import to_device
 from cluster.types import PatchGrid
 
 
@@ -37,7 +38,7 @@ class Qwen2VL(Qwen25VL):
     def _run_blocks(self, hidden: Tensor, places: Tensor, counts: Sequence[int]) -> Tensor:
         """Embedded patches at ``places`` (row, col), of frames with these group counts -> visual tokens ``[t, W]``."""
         packing = SequencePacking.of([n * self.geometry.merge**2 for n in counts], self.device, self.dtype)
-        rotary = self._visual.rotary_pos_emb(hidden, places.to(self.device))
+        rotary = self._visual.rotary_pos_emb(hidden, to_device(places, self.device))
         # Without ``max_seqlen``, each block would read it back from the device.
         lengths = {"cu_seqlens": packing.cu_seqlens, "max_seqlen": packing.longest}
         merger, *deepstack = self._mergers

@@ -14,6 +14,7 @@ from cluster.errors import ModelError
 from cluster.models.base import PatchBatch
 from cluster.models.checkpoint import Checkpoint
 from cluster.models.qwen2_vl import Qwen2VL
+from cluster.models.upload import to_device
 from cluster.types import PatchGrid
 
 HALF = (0.5, 0.5, 0.5)
@@ -68,7 +69,7 @@ class Qwen3VL(Qwen2VL):
             self._tables[size] = (visual.pos_embed(taps) * weights[:, :, None]).sum(1)
         group = frame.cells[:, 0] * grid.group_cols + frame.cells[:, 1]
         unit = grid.merge**2
-        return self._tables[size][(group[:, None] * unit + torch.arange(unit)).flatten().to(self.device)]
+        return self._tables[size][to_device((group[:, None] * unit + torch.arange(unit)).flatten(), self.device)]
 
     @property
     def deepstack(self) -> int:

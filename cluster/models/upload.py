@@ -1,4 +1,4 @@
-"""The way of patches to the device, in a queue of their own beside the computation."""
+"""The way of host data to the device: none of it waits for what the device computes."""
 
 import functools
 from typing import Any
@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def upload(parts: list[Tensor], device: torch.device) -> Tensor:
-    """The tensors one after the other on the device; on a GPU from pinned memory, and neither the host nor what is
-    computed before waits for it."""
+    """The tensors one after the other on the device; on a GPU from pinned memory in a queue of their own, beside what is
+    computed before."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return torch.cat(parts).to(device)
     # Pinned memory is used again and again; a new copy's pages would have to be cleared first.
@@ -22,6 +22,15 @@ def upload(parts: list[Tensor], device: torch.device) -> Tensor:
     # Its memory is the other queue's, which must not use it again before this one has read it.
     uploaded.record_stream(current)
     return uploaded
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small host tensor, such as indices and positions, on the device, in order with what is computed there. From
+    pageable memory the host would wait for everything that it has launched."""
+    if device.type != "cuda" or tensor.device.type != "cpu" or not (len(tensor) and torch.cuda.is_available()):
+        return tensor.to(device)
+    # Of an expanded tensor nothing can be written to pinned memory.
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """Every model family, and cameras that prune nothing, much, and nearly everything."""
 
+import os
+
 import pytest
 import torch
 from window_driver import Driver, camera_of
@@ -18,7 +20,7 @@ PRUNINGS = {"whole": (1.0, 0.0), "pruned": (0.3, 0.0), "sparse": (0.2, 0.5)}
 @pytest.fixture(scope="session", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> VisionLanguageModel:
     torch.set_num_threads(1)
-    return load_model(request.param)
+    return load_model(request.param, device=os.environ["SIGHTLINE_DEVICE"])
 
 
 @pytest.fixture

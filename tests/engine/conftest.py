@@ -1,5 +1,6 @@
 """A tiny model, and synthetic cameras for it."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def model() -> VisionLanguageModel:
-    return load_model("tiny-qwen2_5_vl")
+    return load_model("tiny-qwen2_5_vl", device=os.environ["SIGHTLINE_DEVICE"])
 
 
 @pytest.fixture

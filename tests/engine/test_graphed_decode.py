@@ -155,10 +155,10 @@ def test_a_block_that_pads_computes_nothing() -> None:
     inputs = kernel.static_inputs(2, 16, torch.device("cpu"))
     kernel.fill(inputs, tables, [[Run(0, 1, 1, 2, 3)], [Run(1, 1, 2, 2, 2)]])
     assert inputs.table.tolist() == [3, 1, 4, 5, 9, *[0] * 11]
-    assert inputs.blocks.tolist() == [[0, 1, 0, 1, 2, 3], [1, 1, 3, 2, 0, 0]]
+    assert inputs.blocks.tolist() == [[0, 1, 0, 1, 1, 2, 3], [1, 1, 3, 2, 2, 0, 0]]
     assert inputs.rows.tolist() == [[1, 2, 3], [2, 0, 0]]
     addresses = [part.data_ptr() for part in (inputs.table, inputs.blocks, inputs.rows)]
     kernel.fill(inputs, tables[:1], [[Run(0, 1, 1, 2, 3), Run(1, 1, 1, 2, 3)]])
-    assert inputs.blocks.tolist() == [[0, 2, 0, 1, 2, 3], [0] * 6]
+    assert inputs.blocks.tolist() == [[0, 2, 0, 1, 1, 2, 3], [0] * 7]
     assert inputs.rows.tolist() == [[1, 2, 3]] * 2
     assert addresses == [part.data_ptr() for part in (inputs.table, inputs.blocks, inputs.rows)]

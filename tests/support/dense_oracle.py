@@ -80,8 +80,8 @@ class DenseOracle:
         hidden, *added = embeds.split(config.hidden_size, dim=1)
         no_norm = torch.nn.Identity()
         count = len(hidden)
-        causal = torch.full((count, count), float("-inf")).triu(1)
-        held = torch.zeros(2, len(model.layers), visual, kv_heads, size)
+        causal = torch.full((count, count), float("-inf"), device=model.device).triu(1)
+        held = torch.zeros(2, len(model.layers), visual, kv_heads, size, device=model.device)
         start = 0
         for sample, frame in zip(samples, frames, strict=True):
             if sample.index in self.kv:
@@ -90,8 +90,8 @@ class DenseOracle:
         old = held.clone()
         inner = slice(len(system), len(system) + visual)
         for index, layer in enumerate(model.layers):
-            active = torch.ones(count, dtype=torch.bool)
-            active[inner] = torch.from_numpy(computed)
+            active = torch.ones(count, dtype=torch.bool, device=model.device)
+            active[inner] = torch.from_numpy(computed).to(model.device)
             attention = layer.self_attn
             normed = layer.input_layernorm(hidden)
             k = getattr(attention, "k_norm", no_norm)(attention.k_proj(normed).view(count, kv_heads, size))
@@ -112,7 +112,7 @@ class DenseOracle:
                 after = after + added[index]
             # What is not computed has no hidden state: make sure that nobody reads one.
             after[stale] = float("nan")
-            hidden = torch.where(active[:, None], after, torch.zeros(()))
+            hidden = torch.where(active[:, None], after, torch.zeros((), device=model.device))
             if thin is not None:
                 computed[:overlap] = thin(index, computed[:overlap], held[:, index, :overlap], old[:, index, :overlap])
         return model.logits(hidden[-1:])[0], held

@@ -21,6 +21,7 @@ from cluster.engine.window.kv import KVPool
 from cluster.engine.window.planner import IntArray, Run
 from cluster.models.base import VisionLanguageModel
 from cluster.models.decoder_layer import layer_rotary
+from cluster.models.upload import to_device
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +114,10 @@ class GraphedDecode:
             self.replayed += 1
             return graph(padded)[:count]
         self.eager += 1
-        positions, slots = step.positions.to(self.pool.device), self.pool.index(step.slots)
+        positions, slots = to_device(step.positions, self.pool.device), self.pool.index(step.slots)
         like = torch.empty(0, dtype=self.model.dtype, device=self.pool.device)
         prepared = self.kernel.prepare(step.tables, step.runs, like)
-        return self.compute(step.ids.to(self.pool.device), positions, slots, prepared)
+        return self.compute(to_device(step.ids, self.pool.device), positions, slots, prepared)
 
     def compute(self, ids: Tensor, positions: Tensor, slots: Tensor, prepared: Any) -> Tensor:
         """The pass from token ids ``[n]`` to the tokens after them ``[n]``. Nothing in it waits for the device."""

@@ -32,6 +32,7 @@ from cluster.engine.window.stream import (
     token_counts,
 )
 from cluster.models.base import VisionLanguageModel
+from cluster.models.upload import to_device
 from cluster.types import Question, WindowRequest
 
 
@@ -220,7 +221,9 @@ def _rows(nothing: Tensor, wanted: Sequence[tuple[StreamFrame, BoolArray]], pool
     rows = [nothing]
     for frame, tokens in wanted:
         embeds = encoded_tokens(frame).embeds
-        rows.append(embeds if tokens.all() else embeds[torch.from_numpy(np.flatnonzero(tokens)).to(embeds.device)])
+        rows.append(
+            embeds if tokens.all() else embeds[to_device(torch.from_numpy(np.flatnonzero(tokens)), embeds.device)]
+        )
     here = [row for row in rows if row.device == pool.device]
     if len(here) == len(rows):
         return rows

@@ -19,6 +19,7 @@ from cluster.engine.window.host_copies import HostCopies, HostCopy
 from cluster.engine.window.planner import IntArray
 from cluster.errors import CapacityError, ConfigError
 from cluster.models.base import VisionLanguageModel
+from cluster.models.upload import to_device
 
 MOST_SLOTS = 1 << 20
 """Slots of a pool at most: about 700 windows of 1,500 tokens."""
@@ -117,7 +118,7 @@ class KVPool:
 
     def index(self, slots: IntArray) -> Tensor:
         """Slots as an index on the pool's device."""
-        return torch.from_numpy(slots).to(self.device)
+        return to_device(torch.from_numpy(slots), self.device)
 
 
 class StreamKV:

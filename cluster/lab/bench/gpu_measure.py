@@ -4,6 +4,7 @@ Production's engine over one model with random weights; cameras are copies of on
 it has caught up. A CPU runs the same code with a small preset, for tests.
 """
 
+import gc
 import math
 import statistics
 import tempfile
@@ -30,7 +31,7 @@ from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
 from cluster.lab.bench.harness import Goals, Part, print_progress
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models.base import VisionLanguageModel
-from cluster.models.loading import load_model, load_random_shape
+from cluster.models.loading import find_device, load_model, load_random_shape
 from cluster.models.presets import SHAPES
 from cluster.types import MICROSECONDS, FrameSample, StreamSpec
 
@@ -67,10 +68,9 @@ def usable_device(name: str) -> torch.device:
     Raises:
         ConfigError: it is a GPU, and there is none.
     """
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("there is no GPU here that torch can use; --dry-run needs none, and --device cpu has one")
-    return device
+    return find_device(name)
 
 
 class Rig:
@@ -108,6 +108,13 @@ class Rig:
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def engine(self, **options: Any) -> NativeEngine:
+        """An engine whose pool may take what those before it had."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return NativeEngine(self.model, **options)
 
     # -- parts -------------------------------------------------------------------------------------
     def ceilings(self) -> Part:
@@ -168,7 +175,7 @@ class Rig:
 
     def _window_bytes(self) -> int:
         """Of one camera's last window on the device."""
-        engine = NativeEngine(self.model)
+        engine = self.engine()
         engine.admit(replace(SPEC, patient=True))
         for sample in self.ours:
             for request in engine.push(replace(sample, stream=SPEC.stream)):
@@ -193,7 +200,7 @@ class Rig:
             refresh: policy of the cameras.
             options: of the native engine.
         """
-        engine = engine or NativeEngine(self.model, **options)
+        engine = engine or self.engine(**options)
         specs = [replace(SPEC, stream=f"camera-{number}", patient=True, refresh=refresh) for number in range(STEP)]
         found: list[Measured] = []
         for spec in specs:
@@ -233,7 +240,7 @@ class Rig:
 
     def _strides(self, count: int, rows: list[dict[str, Any]]) -> tuple[float, float]:
         """Seconds of the last two windows of so many cameras, in steps of ``STEP``."""
-        engine = NativeEngine(self.model)
+        engine = self.engine()
         specs = [replace(SPEC, stream=f"camera-{number}", patient=True) for number in range(count)]
         for spec in specs:
             engine.admit(spec)
@@ -265,7 +272,7 @@ class Rig:
         return Part(figures, [eager, graphed])
 
     def _decoding(self, *, graphs: bool) -> dict[str, Any]:
-        engine = NativeEngine(self.model, max_new_tokens=32)
+        engine = self.engine(max_new_tokens=32)
         decode, counted = engine.decode, [0, 0.0]
         if not graphs:
             decode.capture = None

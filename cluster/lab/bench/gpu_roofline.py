@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from cluster.engine.native import NativeEngine
-from cluster.engine.native.kernels.slots import ROWS as ATTENTION_ROWS
+from cluster.engine.native.kernels.slots import TILES
 from cluster.engine.native.passes import ahead_rows, pass_rows
 from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.kv import MEMORY_SHARE, MOST_SLOTS, gpu_pool_bytes
@@ -140,7 +140,7 @@ def _row(model: VisionLanguageModel, card: Card, load: WindowLoad, precision: st
     # A pass reads every weight, and is shared by the rows of many cameras.
     rows = ahead_rows(torch.device("cuda"))[1]
     prefill_bytes = (layers * width + table_bytes) * load.computed / rows
-    prefill_bytes += slot_bytes * (load.computed + load.attended / ATTENTION_ROWS)
+    prefill_bytes += slot_bytes * (load.computed + load.attended / TILES[-1])
     tower_bytes = tower * width * load.patches / (rows * model.geometry.merge**2) + load.patch_bytes
     prefill_s = max((linear / dense + attention / card.bf16) / PREFILL_MFU, prefill_bytes / card.bandwidth)
     # Attention of the tower, a fortieth of it at most, is counted with its linear layers.

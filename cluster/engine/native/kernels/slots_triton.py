@@ -17,9 +17,7 @@ def launch(
     blocks: Tensor,
     rows: Tensor,
     scale: float,
-    *,
-    rows_per_block: int,
-    keys_per_step: int,
+    tile: int,
 ) -> Tensor:
     """``query [H, n, d]``, ``key, value [slots, Hkv, d]`` -> ``[n, H, d]``; the rest as in ``SlotTables``."""
     heads, count, size = query.shape
@@ -42,8 +40,9 @@ def launch(
         GROUP=heads // key.shape[1],
         SIZE=size,
         WIDTH=max(16, triton.next_power_of_2(size)),
-        ROWS=rows_per_block,
-        KEYS=keys_per_step,
+        ROWS=tile,
+        # As many bytes a step in either precision: three steps of both have to fit shared memory.
+        KEYS=32 if query.dtype == torch.float32 else 64,
         # The interpreter multiplies the bits of bfloat16: wider operands of the same values.
         WIDE=triton.knobs.runtime.interpret,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
@@ -54,23 +53,33 @@ def launch(
 @triton.jit
 def _step(
     q, peak, mass, acc, first, stop, prefix, tail, last, table, key, value, scale, k_slot, v_slot, width,
-    SIZE: tl.constexpr, KEYS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax of a block's rows over the slots ``[first, stop)`` of their stream."""
+    """Online softmax of a block's rows over the slots ``[first, stop)`` of their stream; ``ALL``: every row sees every
+    slot, and they are whole steps."""
     for start in range(first, stop, KEYS):
         slot = start + tl.arange(0, KEYS)
-        there = slot < stop
-        place = tl.load(table + slot, mask=there, other=0).to(tl.int64)
-        held = there[:, None] & (width < SIZE)[None, :]
+        if ALL:
+            place = tl.load(table + slot).to(tl.int64)
+            held = (width < SIZE)[None, :]
+        else:
+            there = slot < stop
+            place = tl.load(table + slot, mask=there, other=0).to(tl.int64)
+            held = there[:, None] & (width < SIZE)[None, :]
         k = tl.load(key + place[:, None] * k_slot + width[None, :], mask=held, other=0.0)
         if WIDE:
             k = k.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        seen = (slot[None, :] < prefix[:, None]) | ((slot[None, :] >= tail[:, None]) & (slot[None, :] < last[:, None]))
-        seen = seen & there[None, :]
-        scores = tl.where(seen, scores, HIDDEN)
+        if not ALL:
+            seen = (slot[None, :] < prefix[:, None]) | (
+                (slot[None, :] >= tail[:, None]) & (slot[None, :] < last[:, None])
+            )
+            seen = seen & there[None, :]
+            scores = tl.where(seen, scores, HIDDEN)
         higher = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
+        weights = tl.exp2(scores - higher[:, None])
+        if not ALL:
+            weights = tl.where(seen, weights, 0.0)
         kept = tl.exp2(peak - higher)
         mass = mass * kept + tl.sum(weights, 1)
         v = tl.load(value + place[:, None] * v_slot + width[None, :], mask=held, other=0.0)
@@ -88,7 +97,8 @@ def _kernel(
     GROUP: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    block = blocks + tl.program_id(0) * 6
+    # The last blocks see most: begun last, they would run alone at the end.
+    block = blocks + (tl.num_programs(0) - 1 - tl.program_id(0)) * 7
     head = tl.program_id(1).to(tl.int64)
     row = tl.load(block) + tl.arange(0, ROWS).to(tl.int64)
     mine = tl.arange(0, ROWS) < tl.load(block + 1)
@@ -106,13 +116,18 @@ def _kernel(
     peak = tl.full((ROWS,), HIDDEN, tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    whole = tl.load(block + 3) // KEYS * KEYS
     peak, mass, acc = _step(
-        q, peak, mass, acc, 0, tl.load(block + 3), prefix, tail, last, table, key, value, scale, k_slot, v_slot, width,
-        SIZE, KEYS, WIDE, PRECISION,
+        q, peak, mass, acc, 0, whole, prefix, tail, last, table, key, value, scale, k_slot, v_slot, width,
+        SIZE, KEYS, WIDE, PRECISION, True,
     )  # fmt: skip
     peak, mass, acc = _step(
-        q, peak, mass, acc, tl.load(block + 4), tl.load(block + 5), prefix, tail, last, table, key, value, scale,
-        k_slot, v_slot, width, SIZE, KEYS, WIDE, PRECISION,
+        q, peak, mass, acc, whole, tl.load(block + 4), prefix, tail, last, table, key, value, scale, k_slot, v_slot,
+        width, SIZE, KEYS, WIDE, PRECISION, False,
+    )  # fmt: skip
+    peak, mass, acc = _step(
+        q, peak, mass, acc, tl.load(block + 5), tl.load(block + 6), prefix, tail, last, table, key, value, scale,
+        k_slot, v_slot, width, SIZE, KEYS, WIDE, PRECISION, False,
     )  # fmt: skip
     result = acc / tl.maximum(mass, 1.0e-30)[:, None]
     tl.store(out + row[:, None] * o_row + head * o_head + width[None, :], result.to(out.dtype.element_ty), mask=wanted)
