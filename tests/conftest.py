@@ -22,8 +22,8 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-# On a GPU machine SIGHTLINE_DEVICE=cuda runs tests/conformance and tests/engine there. Elsewhere kernels for a GPU run in
-# Triton's interpreter, which it reads when it is imported, by torch or by us.
+# On a GPU machine SIGHTLINE_DEVICE=cuda runs tests/conformance and tests/engine there. Elsewhere kernels for a GPU run
+# in Triton's interpreter, which it reads when it is imported, by torch or by us.
 os.environ.setdefault("SIGHTLINE_DEVICE", "cpu")
 if os.environ["SIGHTLINE_DEVICE"] == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"

@@ -88,7 +88,7 @@ class NvdecDecoder(Decoder):
 
     def _create(self, codec: str) -> CodecContext:
         # FFmpeg refuses torch's context, which the GPU has already, unless it is told to take what it finds.
-        found = {"primary_ctx": "0", "current_ctx": "1"}
+        found: dict[str, object] = {"primary_ctx": "0", "current_ctx": "1"}
         accelerator = HWAccel("cuda", allow_software_fallback=False, options=found, is_hw_owned=True)
         with primary_context():
             try:

@@ -8,6 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cluster.models.checkpoint import rms_norm
+from cluster.models.fused import gated, rotated
+
+ALIGNED = 16
+"""Multiple of a product's sides that tensor cores take at full speed, in any precision of ours."""
 
 Rotary = tuple[Tensor, Tensor]
 Attention = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
@@ -28,11 +32,10 @@ class DecoderLayer:
     """
 
     def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         self._before, self._after = layer.input_layernorm, layer.post_attention_layernorm
         self._project = joined_linear([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._expand = joined_linear([mlp.gate_proj, mlp.up_proj])
-        self._out, self._down, self._activation = attention.o_proj, mlp.down_proj, mlp.act_fn
+        self._out, self._mlp = attention.o_proj, GatedMLP(layer.mlp)
         self._size, self._scale = int(attention.head_dim), float(attention.scaling)
         self._heads = attention.q_proj.out_features // self._size
         self._kv_heads = attention.k_proj.out_features // self._size
@@ -51,16 +54,13 @@ class DecoderLayer:
         :func:`layer_rotary`; ``None``: queries and keys stay as they are."""
         turned, value = self._projections(hidden)
         if rotary is not None:
-            cos, sin = rotary
-            first, second = turned.chunk(2, -1)
-            turned = torch.addcmul(turned * cos, torch.cat((second, first), -1), sin)
+            turned = rotated(turned, *rotary)
         query, key = torch.split(turned, [self._heads, self._kv_heads], 1)
         attended = attend(index, query, key, value, self._scale)
-        hidden = _added(hidden, self._out, attended.flatten(1))
+        hidden = added(hidden, self._out, attended.flatten(1))
         if between is not None:
             between(hidden)
-        gate, up = self._expand(rms_norm(self._after, hidden)).chunk(2, 1)
-        return _added(hidden, self._down, self._activation(gate) * up)
+        return self._mlp(hidden, rms_norm(self._after, hidden))
 
     def raw_query(self, hidden: Tensor) -> Tensor:
         """Queries ``[n, H, d]`` before rotary of ``hidden [n, D]``."""
@@ -77,29 +77,57 @@ class DecoderLayer:
         return both, value
 
 
-def _added(hidden: Tensor, linear: Any, x: Tensor) -> Tensor:
+class GatedMLP:
+    """``down(act(gate(x)) * up(x))`` of a transformers MLP, with one product for gate and up.
+
+    On a GPU a width that is no multiple of ``ALIGNED`` is filled up with zeros, which change nothing: products of
+    Qwen2.5-VL's tower, 3,420 wide, take half the time.
+    """
+
+    def __init__(self, mlp: Any) -> None:
+        self._activation, self._down = mlp.act_fn, mlp.down_proj
+        plain = all(type(each) is nn.Linear for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        width = mlp.down_proj.in_features
+        fill = -width % ALIGNED if plain and mlp.down_proj.weight.device.type != "cpu" else 0
+        self._expand = joined_linear([mlp.gate_proj, mlp.up_proj], fill)
+        if fill:
+            with torch.inference_mode(False):
+                weight = F.pad(self._down.weight.detach(), (0, fill))
+                self._down.weight.data = weight[:, :width]
+            down = nn.Linear(1, 1, bias=False, device="meta")
+            down.weight, down.bias = nn.Parameter(weight, requires_grad=False), self._down.bias
+            self._down = down
+
+    def __call__(self, hidden: Tensor, x: Tensor) -> Tensor:
+        """``hidden [n, D]`` plus the result for ``x [n, D]``."""
+        return added(hidden, self._down, gated(self._expand(x), self._activation))
+
+
+def added(hidden: Tensor, linear: Any, x: Tensor) -> Tensor:
+    """``hidden`` plus a linear layer's output for ``x``."""
     plain = type(linear) is nn.Linear
     if plain and linear.bias is None:
         return torch.addmm(hidden, x, linear.weight.t())
-    added: Tensor = hidden + linear(x)
-    return added
+    result: Tensor = hidden + linear(x)
+    return result
 
 
-def joined_linear(linears: Sequence[Any]) -> Callable[[Tensor], Tensor]:
-    """Outputs of these layers side by side, of one product where they are not quantised."""
+def joined_linear(linears: Sequence[Any], fill: int = 0) -> Callable[[Tensor], Tensor]:
+    """Outputs of these layers side by side, ``fill`` zeros behind each, of one product where they are not quantised."""
     if any(type(each) is not nn.Linear for each in linears):
         return lambda x: torch.cat([each(x) for each in linears], -1)
-    weight = _shared([each.weight for each in linears])
+    weight = _shared([each.weight for each in linears], fill)
     biases = [each.bias for each in linears if each.bias is not None]
-    bias = _shared(biases) if biases else None
+    bias = _shared(biases, fill) if biases else None
     return lambda x: F.linear(x, weight, bias)
 
 
-def _shared(parts: Sequence[Tensor]) -> Tensor:
-    """One tensor of these, along their first axis; they become views of it."""
+def _shared(parts: Sequence[Tensor], fill: int) -> Tensor:
+    """One tensor of these, along their first axis, with ``fill`` zeros behind each; they become views of it."""
     # Whoever trains the model must not find inference tensors in it.
     with torch.inference_mode(False):
-        whole = torch.cat([part.detach() for part in parts])
-        for part, view in zip(parts, torch.split(whole, [len(part) for part in parts]), strict=True):
-            part.data = view
+        flat = (0, 0) * (parts[0].ndim - 1)
+        whole = torch.cat([F.pad(part.detach(), (*flat, 0, fill)) for part in parts])
+        for part, view in zip(parts, torch.split(whole, [len(part) + fill for part in parts]), strict=True):
+            part.data = view[: len(part)]
     return whole

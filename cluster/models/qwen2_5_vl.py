@@ -1,7 +1,7 @@
 """Qwen2.5-VL: native-resolution frames of two samples, windowed tower attention, three-axis rotary positions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -22,7 +22,9 @@ from cluster.models.checkpoint import (
     normalise,
     preset_tokenizer,
 )
+from cluster.models.decoder_layer import Rotary, layer_rotary
 from cluster.models.packed_attention import PACKED, SequencePacking, row_numbers
+from cluster.models.tower_block import TowerBlock
 from cluster.models.upload import to_device
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -114,15 +116,26 @@ class Qwen25VL(VisionLanguageModel):
         hidden = hidden.view(-1, unit, hidden.shape[-1])[rows].flatten(0, 1)
         places = to_device(self._patch_positions(cells[order]), self.device)
         rotary = self._visual.rotary_pos_emb(hidden, places)
-        for index, block in enumerate(self._visual.blocks):
-            packing = full if index in self._visual.fullatt_block_indexes else windowed
-            # Without ``max_seqlen``, each block would read it back from the device.
-            lengths = {"cu_seqlens": packing.cu_seqlens, "max_seqlen": packing.longest}
-            hidden = block(hidden, **lengths, position_embeddings=rotary, packing=packing)
+        packings = [
+            full if index in self._visual.fullatt_block_indexes else windowed
+            for index in range(len(self._visual.blocks))
+        ]
+        *_, hidden = self._run_tower(hidden, packings, rotary)
         merged = self._visual.merger(hidden)
         embeds = torch.empty_like(merged)
         embeds[rows] = merged
         return list(torch.split(embeds.to(self.dtype), counts))
+
+    def _run_tower(self, hidden: Tensor, packings: Sequence[SequencePacking], rotary: Rotary) -> Iterator[Tensor]:
+        """``hidden [n, D]`` after each block of the tower; ``rotary``: ``cos, sin [n, d]`` of the patches."""
+        turns = layer_rotary(*rotary)
+        for block, packing in zip(self._tower_blocks, packings, strict=True):
+            hidden = block(hidden, packing, turns)
+            yield hidden
+
+    @cached_property
+    def _tower_blocks(self) -> Sequence[TowerBlock]:
+        return [TowerBlock(block) for block in self._visual.blocks]
 
     def _pixel_values(self, patches: Tensor) -> Tensor:
         """``[n, T, C, p, p]`` uint8 -> ``[n, C*T*p*p]``, the layout of the checkpoint's patch embedding."""

@@ -39,12 +39,10 @@ class Qwen2VL(Qwen25VL):
         """Embedded patches at ``places`` (row, col), of frames with these group counts -> visual tokens ``[t, W]``."""
         packing = SequencePacking.of([n * self.geometry.merge**2 for n in counts], self.device, self.dtype)
         rotary = self._visual.rotary_pos_emb(hidden, to_device(places, self.device))
-        # Without ``max_seqlen``, each block would read it back from the device.
-        lengths = {"cu_seqlens": packing.cu_seqlens, "max_seqlen": packing.longest}
         merger, *deepstack = self._mergers
         added: list[Tensor] = []
-        for index, block in enumerate(self._visual.blocks):
-            hidden = block(hidden, **lengths, position_embeddings=rotary, packing=packing)
+        rows = self._run_tower(hidden, [packing] * len(self._visual.blocks), rotary)
+        for index, hidden in enumerate(rows):
             if index in self._deepstack_blocks:
                 added.append(deepstack[len(added)](hidden))
         return torch.cat([merger(hidden), *added], dim=1)

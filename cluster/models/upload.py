@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def upload(parts: list[Tensor], device: torch.device) -> Tensor:
-    """The tensors one after the other on the device; on a GPU from pinned memory in a queue of their own, beside what is
-    computed before."""
+    """The tensors one after the other on the device; on a GPU from pinned memory in a queue of their own, beside what
+    was launched before."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return torch.cat(parts).to(device)
     # Pinned memory is used again and again; a new copy's pages would have to be cleared first.

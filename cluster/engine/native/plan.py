@@ -221,9 +221,9 @@ def _rows(nothing: Tensor, wanted: Sequence[tuple[StreamFrame, BoolArray]], pool
     rows = [nothing]
     for frame, tokens in wanted:
         embeds = encoded_tokens(frame).embeds
-        rows.append(
-            embeds if tokens.all() else embeds[to_device(torch.from_numpy(np.flatnonzero(tokens)), embeds.device)]
-        )
+        if not tokens.all():
+            embeds = embeds[to_device(torch.from_numpy(np.flatnonzero(tokens)), embeds.device)]
+        rows.append(embeds)
     here = [row for row in rows if row.device == pool.device]
     if len(here) == len(rows):
         return rows

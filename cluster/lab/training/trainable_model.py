@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from cluster.lab.training.examples import Example
 from cluster.lab.training.sequence_layout import SequenceLayout
 from cluster.models.base import PatchBatch
 from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, preset_tokenizer
+from cluster.models.decoder_layer import Rotary
+from cluster.models.packed_attention import SequencePacking
 from cluster.models.presets import initialise
 from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL
 from cluster.types import PatchGrid
@@ -145,6 +147,14 @@ class TrainableModel(Qwen25VL):
         with self._precision():
             parts = self._parts([frame for frame in frames if len(frame.cells)])
             return torch.cat([tokens for part in parts for tokens in self._encode_kept(part)]).float()
+
+    def _run_tower(self, hidden: Tensor, packings: Sequence[SequencePacking], rotary: Rotary) -> Iterator[Tensor]:
+        """See the base; transformers' own blocks, whose weights get gradients."""
+        for block, packing in zip(self._visual.blocks, packings, strict=True):
+            # Without ``max_seqlen``, each block would read it back from the device.
+            lengths = {"cu_seqlens": packing.cu_seqlens, "max_seqlen": packing.longest}
+            hidden = block(hidden, **lengths, position_embeddings=rotary, packing=packing)
+            yield hidden
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32)

@@ -1,0 +1,77 @@
+"""The Triton kernels of :mod:`~cluster.models.fused`."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Columns of a program.
+COLUMNS = 1024
+# Rows of a program.
+ROWS = 16
+
+
+def launch_gated(x: Tensor) -> Tensor:
+    """See :func:`~cluster.models.fused.gated`."""
+    width = x.shape[1] // 2
+    out = x.new_empty(len(x), width)
+    if len(x):
+        _gated[(len(x), triton.cdiv(width, COLUMNS))](x, out, width, x.stride(0), COLUMNS=COLUMNS)
+    return out
+
+
+def launch_rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See :func:`~cluster.models.fused.rotated`."""
+    rows, heads, size = x.shape
+    out = x.new_empty(x.shape)
+    if rows:
+        _rotated[(triton.cdiv(rows, ROWS),)](
+            x,
+            cos,
+            sin,
+            out,
+            rows,
+            *x.stride()[:2],
+            cos.stride(0),
+            sin.stride(0),
+            HEADS=heads,
+            HALF=size // 2,
+            WIDTH=triton.next_power_of_2(size // 2),
+            ROWS=ROWS,
+        )
+    return out
+
+
+@triton.jit
+def _gated(x, out, width, x_row, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = column < width
+    gate = tl.load(x + row * x_row + column, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(x + row * x_row + width + column, mask=there, other=0.0).to(tl.float32)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _rotated(
+    x, cos, sin, out, rows, x_row, x_head, cos_row, sin_row,
+    HEADS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    there = (row < rows)[:, None] & (column < HALF)[None, :]
+    turn = cos + row[:, None] * cos_row + column[None, :]
+    cos_1 = tl.load(turn, mask=there, other=0.0).to(tl.float32)
+    cos_2 = tl.load(turn + HALF, mask=there, other=0.0).to(tl.float32)
+    turn = sin + row[:, None] * sin_row + column[None, :]
+    sin_1 = tl.load(turn, mask=there, other=0.0).to(tl.float32)
+    sin_2 = tl.load(turn + HALF, mask=there, other=0.0).to(tl.float32)
+    given = x + row[:, None] * x_row + column[None, :]
+    result = out + row[:, None] * (HEADS * 2 * HALF) + column[None, :]
+    for head in range(HEADS):
+        first = tl.load(given + head * x_head, mask=there, other=0.0).to(tl.float32)
+        second = tl.load(given + head * x_head + HALF, mask=there, other=0.0).to(tl.float32)
+        turned = first * cos_1 + second * sin_1
+        tl.store(result + head * 2 * HALF, turned.to(out.dtype.element_ty), mask=there)
+        turned = second * cos_2 + first * sin_2
+        tl.store(result + head * 2 * HALF + HALF, turned.to(out.dtype.element_ty), mask=there)
