@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 
 
 def gated(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """``x [n, 2 m]``, gates before values -> ``activation(gate) * value`` ``[n, m]``."""
-    if type(activation) is nn.SiLU and _fused(x):
+    # transformers has a class of its own.
+    if type(activation) in (nn.SiLU, SiLUActivation) and _fused(x):
         result: Tensor = _gated(x)
         return result
     gate, value = x.chunk(2, 1)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cluster.codec import FileSource
+from cluster.codec import nvdec as nvdec_module
 from cluster.codec.decoder import DecodeError
 from cluster.codec.nvdec import RETRY_S, Nvdec, NvdecDecoder, NvdecError, probe_machine
 from cluster.codec.processor import CodecOptions, CodecProcessor
@@ -53,6 +54,25 @@ def test_this_machine_has_no_driver():
     with pytest.raises(NvdecError, match=r"no NVIDIA driver \(libcuda.so.1\)") as caught:
         probe_machine()
     assert caught.value.absent
+
+
+@needs_no_gpu
+def test_ffmpeg_opens_the_gpu_in_torch_s_context(monkeypatch):
+    """The real adapter: FFmpeg finds no driver of its own here, and the thread's context is as it was."""
+    calls = []
+
+    class Contexts:
+        def __getattr__(self, name: str):
+            return lambda *_: calls.append(name) or 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Contexts())
+    nvdec_module._retained_context.cache_clear()
+    try:
+        with pytest.raises(NvdecError, match=r"FFmpeg cannot open the GPU \(Operation not permitted\)"):
+            Nvdec(lambda: None).open("h264", b"")
+    finally:
+        nvdec_module._retained_context.cache_clear()
+    assert calls == ["cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"]
 
 
 @needs_no_gpu

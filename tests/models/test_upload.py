@@ -1,4 +1,4 @@
-"""Patches go to the device beside the computation, which reads them only once they are there."""
+"""Patches go to the device beside the computation, which reads them only once they are there; and nothing waits."""
 
 from __future__ import annotations
 
@@ -48,3 +48,26 @@ def test_the_computation_waits_for_patches_and_keeps_their_memory(monkeypatch) -
     found = upload.upload(patches, torch.device("cuda"))
     assert log == ["copy in uploads, without waiting", "compute waits for uploads", "memory of compute"]
     assert found[:, 0, 0].tolist() == [1, 1, 2, 2]
+
+
+def test_small_tensors_do_not_make_the_host_wait(monkeypatch) -> None:
+    """They go through pinned memory, to which no expanded tensor can be written."""
+    sent: list[bool] = []
+    to = torch.Tensor.to
+
+    def pinned(tensor):
+        assert tensor.is_contiguous()
+        return tensor.clone()
+
+    def copied(tensor, device, *, non_blocking=False):
+        sent.append(non_blocking)
+        return to(tensor, "cpu", copy=True)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(torch.Tensor, "to", copied)
+    expanded = torch.arange(4).expand(3, -1)
+    assert torch.equal(upload.to_device(expanded, torch.device("cuda", 0)), expanded)
+    assert upload.to_device(expanded[:0], torch.device("cuda", 0)).shape == (0, 4)
+    assert torch.equal(upload.to_device(expanded, torch.device("cpu")), expanded)
+    assert sent == [True, False, False]

@@ -5,6 +5,7 @@ it has caught up. A CPU runs the same code with a small preset, for tests.
 """
 
 import gc
+import itertools
 import math
 import statistics
 import tempfile
@@ -265,8 +266,9 @@ class Rig:
             self.wait()
             began = time.perf_counter()
             requests = [each for spec in specs for each in engine.push(replace(sample, stream=spec.stream))]
-            for first in range(0, len(requests), STEP):
-                engine.step(requests[first : first + STEP])
+            steps = [requests[first : first + STEP] for first in range(0, len(requests), STEP)]
+            for step, following in itertools.zip_longest(steps, steps[1:], fillvalue=()):
+                engine.step(step, following)
             self.wait()
             if requests:
                 times.append(time.perf_counter() - began)
