@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,15 @@ TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Means per window: seconds, of tower and language model, and their operations."""
+    """Means per window: seconds, of tower and language model, and their operations; ``clock_mhz``: of the
+    multiprocessors behind a step, NaN where nobody tells."""
 
     seconds: float
     vision_s: float
     llm_s: float
     tower_flops: float
     llm_flops: float
+    clock_mhz: float
 
 
 def usable_device(name: str) -> torch.device:
@@ -110,6 +112,13 @@ class Rig:
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def _clock_mhz(self) -> float:
+        """It falls where power or heat is at a limit."""
+        try:
+            return float(torch.cuda.clock_rate(self.device)) if self.device.type == "cuda" else math.nan
+        except (ImportError, RuntimeError):
+            return math.nan
 
     def engine(self, **options: Any) -> NativeEngine:
         """An engine whose pool may take what those before it had."""
@@ -164,6 +173,7 @@ class Rig:
                 "llm_s": each.llm_s,
                 "tower_gflop": each.tower_flops / 1e9,
                 "llm_gflop": each.llm_flops / 1e9,
+                "clock_mhz": None if math.isnan(each.clock_mhz) else each.clock_mhz,
             }
             for name, each in (("full", full), ("ours", ours))
         ]
@@ -236,9 +246,9 @@ class Rig:
             if requests[0].end - samples[0].pts <= WINDOW_S * MICROSECONDS:
                 continue
             timing, stats = answers[0].timing, engine.stats
-            work = (timing.vision_s, timing.llm_s, stats.tower_flops, stats.llm_flops)
-            found.append(Measured(took / STEP, *(each / STEP for each in work)))
-        return Measured(*(statistics.fmean(column) for column in zip(*map(_numbers, found), strict=True)))
+            work = (took, timing.vision_s, timing.llm_s, stats.tower_flops, stats.llm_flops)
+            found.append(Measured(*[*(each / STEP for each in work), self._clock_mhz()]))
+        return Measured(*(statistics.fmean(column) for column in zip(*map(astuple, found), strict=True)))
 
     def streams_per_gpu(self) -> Part:
         """How many cameras two windows in a row of all fit their strides: all are due at once, step by step."""
@@ -418,10 +428,6 @@ def _again(engine: WindowedEngine, specs: Sequence[StreamSpec], samples: Sequenc
         ]
         requests += closed[-1:]
     return requests
-
-
-def _numbers(measured: Measured) -> tuple[float, ...]:
-    return (measured.seconds, measured.vision_s, measured.llm_s, measured.tower_flops, measured.llm_flops)
 
 
 def _load(name: str, device: torch.device) -> VisionLanguageModel:
