@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cluster.models.checkpoint import rms_norm
+from cluster.models.float8 import Float8Linear
 from cluster.models.fused import gated, rotated
 
 ALIGNED = 16
@@ -113,7 +114,10 @@ def added(hidden: Tensor, linear: Any, x: Tensor) -> Tensor:
 
 
 def joined_linear(linears: Sequence[Any], fill: int = 0) -> Callable[[Tensor], Tensor]:
-    """Outputs of these layers side by side, ``fill`` zeros behind each, of one product where they are not quantised."""
+    """Outputs of these layers side by side, ``fill`` zeros behind each; of one product but where some alone are
+    quantised."""
+    if all(isinstance(each, Float8Linear) for each in linears):
+        return Float8Linear.joined(linears)
     if any(type(each) is not nn.Linear for each in linears):
         return lambda x: torch.cat([each(x) for each in linears], -1)
     weight = _shared([each.weight for each in linears], fill)

@@ -5,13 +5,15 @@ dtype.
 ``torch._scaled_mm`` rounds and multiplies alike on a CPU, where it saves nothing, and on Ada and Hopper GPUs.
 """
 
+from collections.abc import Sequence
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
 from cluster.errors import ConfigError
+from cluster.models.fused import FLOAT8, to_float8
 
-FLOAT8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(FLOAT8).max
 # Sides of the products that GPUs take.
 MULTIPLE = 16
 CAPABILITY = (8, 9)
@@ -20,12 +22,29 @@ CAPABILITY = (8, 9)
 class Float8Linear(nn.Linear):
     """A linear layer whose products are float8; ``weight`` float8 ``[out, in]``, ``weight_scale`` ``[1, out]``."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        self.weight, self.weight_scale = (nn.Parameter(each, requires_grad=False) for each in (weight, scale))
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Self:
+        """The same layer in float8."""
         weight, scale = to_float8(linear.weight.detach())
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.weight_scale = nn.Parameter(scale.t().contiguous(), requires_grad=False)
-        self.bias = linear.bias
+        return cls(weight, scale.t().contiguous(), linear.bias)
+
+    @classmethod
+    def joined(cls, linears: Sequence[Self]) -> Self:
+        """Outputs of these layers side by side: rows are rounded once for all of them. Their weights become views."""
+        # Bytes, as not every device joins float8.
+        weight = torch.cat([each.weight.view(torch.uint8) for each in linears]).view(FLOAT8)
+        scale = torch.cat(tuple(each.weight_scale for each in linears), 1)
+        biases = tuple(each.bias for each in linears if each.bias is not None)
+        sizes = [each.out_features for each in linears]
+        parts = torch.split(weight, sizes), torch.split(scale, sizes, 1)
+        for each, rows, of_row in zip(linears, *parts, strict=True):
+            each.weight.data, each.weight_scale.data = rows, of_row
+        return cls(weight, scale, torch.cat(biases) if biases else None)
 
     def forward(self, input: Tensor) -> Tensor:
         rows, scale = to_float8(input.reshape(-1, self.in_features))
@@ -36,19 +55,12 @@ class Float8Linear(nn.Linear):
         return output if self.bias is None else output + self.bias
 
 
-def to_float8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """``rows [n, k]`` in float8, each divided by its ``scale [n, 1]`` float32: its largest value becomes the type's."""
-    wide = rows.float()
-    scale = wide.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * LARGEST) / LARGEST
-    return (wide / scale).clamp(-LARGEST, LARGEST).to(FLOAT8), scale
-
-
 def use_float8(module: nn.Module) -> None:
     """Replace the linear layers within ``module``; those whose sides are no multiple of 16 stay."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and not (child.in_features % MULTIPLE or child.out_features % MULTIPLE):
-                setattr(parent, name, Float8Linear(child))
+                setattr(parent, name, Float8Linear.of(child))
 
 
 def check_float8(device: torch.device) -> None:

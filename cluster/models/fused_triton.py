@@ -1,5 +1,6 @@
 """The Triton kernels of :mod:`~cluster.models.fused`."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -39,6 +40,32 @@ def launch_rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             ROWS=ROWS,
         )
     return out
+
+
+def launch_float8(x: Tensor, dtype: torch.dtype, smallest: float, largest: float) -> tuple[Tensor, Tensor]:
+    """``x [n, k]`` in ``dtype``, and the scale ``[n, 1]`` of each row: its largest value, at least ``smallest``, over
+    the type's ``largest``."""
+    rows, width = x.shape
+    out, scale = torch.empty(x.shape, dtype=dtype, device=x.device), x.new_empty(rows, 1, dtype=torch.float32)
+    if rows:
+        whole = triton.next_power_of_2(width)
+        # A row stays in registers between its two passes.
+        warps = 4 if whole <= 8192 else 16
+        _float8[(rows,)](x, out, scale, width, x.stride(0), smallest, largest, WIDTH=whole, num_warps=warps)
+    return out, scale
+
+
+@triton.jit
+def _float8(x, out, scale, width, x_row, smallest, largest, WIDTH: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    there = column < width
+    given = tl.load(x + row * x_row + column, mask=there, other=0.0).to(tl.float32)
+    divisor = tl.maximum(tl.max(tl.abs(given), 0), smallest) / largest
+    tl.store(scale + row, divisor)
+    # The quotient may be rounded past the largest.
+    scaled = tl.minimum(tl.maximum(given / divisor, -largest), largest)
+    tl.store(out + row * width + column, scaled.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit

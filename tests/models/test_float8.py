@@ -10,7 +10,9 @@ from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model
-from cluster.models.float8 import Float8Linear, check_float8, to_float8
+from cluster.models.float8 import Float8Linear, check_float8
+from cluster.models.fused import to_float8
+from cluster.models.fused_triton import launch_float8
 from cluster.types import Question, StreamSpec
 
 
@@ -39,12 +41,43 @@ def test_a_layer_multiplies_what_was_rounded() -> None:
     torch.manual_seed(1)
     linear = nn.Linear(64, 48)
     rows = torch.randn(2, 7, 64)
-    layer = Float8Linear(linear)
+    layer = Float8Linear.of(linear)
     (a, by), (b, of) = to_float8(rows.flatten(0, 1)), to_float8(linear.weight.detach())
     expected = (a.double() * by.double()) @ (b.double() * of.double()).T + linear.bias.double()
     got = layer(rows)
     assert got.shape == (2, 7, 48)
     torch.testing.assert_close(got.double().flatten(0, 1), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_joined_layers_are_the_same(bias: bool) -> None:
+    torch.manual_seed(2)
+    apart = [Float8Linear.of(nn.Linear(64, size, bias=bias)) for size in (48, 16, 16)]
+    rows = torch.randn(7, 64)
+    wanted = torch.cat([each(rows) for each in apart], 1)
+    joined = Float8Linear.joined(apart)
+    assert torch.equal(joined(rows), wanted)
+    # Held once.
+    assert torch.equal(torch.cat([each(rows) for each in apart], 1), wanted)
+    storages = {each.weight.untyped_storage().data_ptr() for each in (*apart, joined)}
+    assert len(storages) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [16, 1500])
+def test_the_gpu_s_kernel_rounds_as_torch_does(dtype: torch.dtype, width: int) -> None:
+    """Scales are equal. Triton's interpreter, which stands for a GPU, rounds ties up and forgets the carry to the next
+    power of two; all other values are equal."""
+    rows = torch.randn(5, width, generator=torch.Generator().manual_seed(width)).to(dtype) * 3
+    rows[2] = 0
+    limits = torch.finfo(torch.float32).tiny * 448, 448.0
+    (got, scale), (wanted, of_row) = launch_float8(rows, torch.float8_e4m3fn, *limits), to_float8(rows)
+    assert torch.equal(scale, of_row)
+    got, wanted, exact = got.float(), wanted.float(), rows.float() / scale
+    carried, tie = wanted.abs().log2().frac() == 0, (got - exact).abs() == (wanted - exact).abs()
+    assert torch.equal(got[~carried & ~tie], wanted[~carried & ~tie])
+    assert int((carried & (got != wanted)).sum()) < got.numel() / 8
+    assert torch.equal(got[2], torch.zeros(width))
 
 
 @pytest.mark.parametrize("name", ["demo-qwen2_5_vl", "tiny-internvl3", "tiny-qwen3_vl"])

@@ -1,10 +1,17 @@
 """Kernels of layers in Triton's interpreter, against the published formulas and torch's operations."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+import cluster
 from cluster.models import fused, load_model
 from cluster.models.base import PatchBatch
 from cluster.models.decoder_layer import ALIGNED, GatedMLP, layer_rotary
@@ -100,3 +107,26 @@ def test_an_odd_width_is_filled_up(bias: bool) -> None:
         torch.testing.assert_close(ours(hidden, x), wanted)
         torch.testing.assert_close(library(), wanted)
     assert mlp.down_proj.weight.shape == (8, 21)
+
+
+@pytest.mark.parametrize(("capability", "kernels"), [(90, ()), (80, ("slots",))])
+def test_kernels_compile_for_gpus_that_are_not_here(capability: int, kernels: tuple[str, ...]) -> None:
+    """Triton's compiler and NVIDIA's assembler need no GPU. An L4 has 99 KiB of shared memory for a block."""
+    script = Path(__file__).parents[1] / "support" / "compile_kernels.py"
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(cluster.__file__).parents[1])
+    run = subprocess.run(
+        [sys.executable, script, str(capability), *kernels],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    compiled = json.loads(run.stdout)
+    assert all(shared <= 99 * 1024 for shared, _ in compiled.values())
+    if capability == 90:
+        assert {"slots", "slots, decoding", "gated", "rotated", "float8"} == set(compiled)
+        # To the nearest, ties to even.
+        assert "cvt.rn.satfinite.e4m3x2.f32" in compiled["float8"][1]
+        assert "wgmma" in compiled["slots"][1]

@@ -1,0 +1,55 @@
+"""Compiles every Triton kernel for a GPU that need not be there, and prints what each takes of its shared memory.
+
+Run as a process of its own: where tests run, Triton interprets.
+"""
+
+import json
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from cluster.engine.native.kernels import slots_triton
+from cluster.models import fused_triton
+
+_TENSORS = {"table": "*i32", "blocks": "*i32", "rows": "*i32"}
+_SLOTS = {
+    **dict.fromkeys(("query", "key", "value", "out"), ""),
+    **_TENSORS,
+    "scale": "fp32",
+    **{f"{name}_{of}": "i32" for name in ("q", "k", "v", "o") for of in ("first", "second")},
+}
+_SIZES = {"GROUP": 7, "SIZE": 128, "WIDTH": 128, "WIDE": False}
+KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
+    "slots": (slots_triton._kernel, _SLOTS, {**_SIZES, "ROWS": 128, "KEYS": 64, "PRECISION": "tf32"}),
+    "slots, decoding": (slots_triton._kernel, _SLOTS, {**_SIZES, "ROWS": 16, "KEYS": 64, "PRECISION": "tf32"}),
+    "gated": (fused_triton._gated, {"x": "", "out": "", "width": "i32", "x_row": "i32"}, {"COLUMNS": 1024}),
+    "rotated": (
+        fused_triton._rotated,
+        {"x": "", "cos": "*fp32", "sin": "*fp32", "out": "", "rows": "i32"}
+        | dict.fromkeys(("x_row", "x_head", "cos_row", "sin_row"), "i32"),
+        {"HEADS": 32, "HALF": 40, "WIDTH": 64, "ROWS": 16},
+    ),
+    "float8": (
+        fused_triton._float8,
+        {"x": "", "out": "*fp8e4nv", "scale": "*fp32", "width": "i32", "x_row": "i32"}
+        | dict.fromkeys(("smallest", "largest"), "fp32"),
+        {"WIDTH": 4096},
+    ),
+}
+
+
+def compile_kernel(name: str, capability: int) -> Any:
+    """A kernel for activations in bfloat16; ``capability``: 80 for 8.0."""
+    kernel, given, constants = KERNELS[name]
+    names = kernel.arg_names
+    types = dict(zip(names, [kind or "*bf16" for kind in given.values()], strict=False))
+    signature = {**types, **dict.fromkeys(constants, "constexpr")}
+    return triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32))
+
+
+if __name__ == "__main__":
+    compiled = {name: compile_kernel(name, int(sys.argv[1])) for name in sys.argv[2:] or KERNELS}
+    print(json.dumps({name: [each.metadata.shared, each.asm["ptx"]] for name, each in compiled.items()}))
