@@ -109,7 +109,7 @@ def test_an_odd_width_is_filled_up(bias: bool) -> None:
     assert mlp.down_proj.weight.shape == (8, 21)
 
 
-@pytest.mark.parametrize(("capability", "kernels"), [(90, ()), (80, ("slots",))])
+@pytest.mark.parametrize(("capability", "kernels"), [(90, ()), (80, ("slots",)), (89, ("float8",))])
 def test_kernels_compile_for_gpus_that_are_not_here(capability: int, kernels: tuple[str, ...]) -> None:
     """Triton's compiler and NVIDIA's assembler need no GPU. An L4 has 99 KiB of shared memory for a block."""
     script = Path(__file__).parents[1] / "support" / "compile_kernels.py"
