@@ -79,7 +79,8 @@ def _gated(x, out, width, x_row, COLUMNS: tl.constexpr):
     tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+# Numbers of rows differ from pass to pass, and Triton would compile anew for multiples of 16.
+@triton.jit(do_not_specialize=["rows"])
 def _rotated(
     x, cos, sin, out, rows, x_row, x_head, cos_row, sin_row,
     HEADS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,

@@ -118,6 +118,31 @@ def test_the_gpu_s_kernel_at_a_model_s_width(dtype: torch.dtype) -> None:
             torch.testing.assert_close(got[run.row + i].double(), weights @ v[seen], rtol=tolerance, atol=tolerance)
 
 
+@given(windows=streams)
+def test_tables_are_aligned_whatever_their_sizes(windows: list) -> None:
+    """Triton compiles a kernel anew for addresses that are no multiples of 16 bytes."""
+    runs, sizes, rows = [], [], 0
+    for mask, system, questions in windows:
+        stream, slots = window(mask, system, questions, rows)
+        runs.append(stream)
+        sizes.append(slots)
+        rows += sum(run.count for run in stream)
+    prepared = SlotsKernel().prepare([np.arange(size) for size in sizes], runs, torch.empty(0))
+    for part in (prepared.table, prepared.blocks, prepared.rows):
+        assert part.data_ptr() % 16 == 0
+        assert part.is_contiguous()
+    assert prepared.table.tolist() == [slot for size in sizes for slot in range(size)]
+    assert len(prepared.rows) == rows
+
+
+def test_the_gpu_s_kernel_is_warmed_up_with_nothing() -> None:
+    """Of each tile a block without rows, in the interpreter: the pool stays as it is."""
+    layer = torch.randn(5, KV_HEADS, 16)
+    before = layer.clone()
+    SlotsKernel().warm_up(HEADS, layer)
+    assert torch.equal(layer, before)
+
+
 def test_long_runs_are_cut_to_bounded_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdpa_module, "ROWS", 7)
     runs = [[Run(0, 24, prefix=3, tail=3, stop=27)]]

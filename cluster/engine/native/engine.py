@@ -90,6 +90,7 @@ class NativeEngine(WindowedEngine):
         # A GPU holds the pool and the memories side by side.
         beside = 0 if memories is None else self._index_bytes
         self.pool = KVPool(model, kv_bytes, pass_rows=self.pass_rows, host_bytes=host_kv_bytes, beside=beside)
+        self.kernel.warm_up(model.text_config.num_attention_heads, self.pool.k[0])
         self.decode = GraphedDecode(model, self.pool, self.kernel)
         self.idle = IdleWindows(self.pool, self._streams, idle_kv_share)
         # Whether the host goes on while the device computes, and the windows of the step after the current one.

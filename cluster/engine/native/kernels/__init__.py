@@ -29,6 +29,10 @@ class Kernel(ABC, Generic[Prepared]):
     def attend(self, prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """``query [H, n, d]`` and one layer of the pool, ``key, value [slots, Hkv, d]``, rotated -> ``[n, H, d]``."""
 
+    def warm_up(self, heads: int, layer: Tensor) -> None:
+        """Do what would else delay the first windows. ``layer [slots, Hkv, d]``: keys of the pool; ``heads``: of
+        queries."""
+
     def static_inputs(self, rows: int, slots: int, device: torch.device) -> Prepared | None:  # noqa: ARG002
         """What :meth:`attend` reads of any ``rows`` rows over streams of ``slots`` slots at most, at fixed addresses,
         so that it can be captured in a CUDA graph; ``None``: what it launches depends on data."""

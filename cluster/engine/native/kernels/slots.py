@@ -47,6 +47,13 @@ class SlotsKernel(Kernel[SlotTables]):
         tile = min(fitting[0], TILES[-2] if like.dtype == torch.float32 else TILES[-1])
         return _tables(tables, streams, tile, like.device)
 
+    def warm_up(self, heads: int, layer: Tensor) -> None:
+        """Compile for each tile, which takes seconds, with a block that has no rows."""
+        query = layer.new_zeros(heads, 1, layer.shape[2])
+        for tile in TILES if layer.dtype != torch.float32 else TILES[:-1]:
+            inputs = self.static_inputs(1, 1, layer.device)
+            _attend(query, layer, layer, inputs.table, inputs.blocks, inputs.rows, tile, 1.0)
+
     def static_inputs(self, rows: int, slots: int, device: torch.device) -> SlotTables:
         shapes = (slots,), (rows, 7), (rows, 3)
         table, blocks, seen = (torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
@@ -72,10 +79,13 @@ def _tables(
     rows = visible_slots([run for runs in streams for run in runs])
     counts = [sum(run.count for run in runs) for runs in streams]
     arrays = np.concatenate(tables), _blocks(rows, counts, [len(table) for table in tables], tile), rows
-    # One copy to the device.
-    joined = torch.from_numpy(np.concatenate([array.astype(np.int32).ravel() for array in arrays]))
-    parts = torch.split(to_device(joined, device), [array.size for array in arrays])
-    table, blocks, seen = (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))
+    # One copy to the device. Each begins at a multiple of 16 bytes: Triton compiles anew for an address that does not.
+    sizes = [-(-array.size // 4) * 4 for array in arrays]
+    joined = np.zeros(sum(sizes), np.int32)
+    for part, array in zip(np.split(joined, np.cumsum(sizes)[:-1]), arrays, strict=True):
+        part[: array.size] = array.ravel()
+    parts = torch.split(to_device(torch.from_numpy(joined), device), sizes)
+    table, blocks, seen = (part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True))
     return SlotTables(table, blocks, seen, tile)
 
 
