@@ -116,13 +116,14 @@ def load_truncated(name: str, layers: int, device: torch.device) -> VisionLangua
     return _empty(shape, device)
 
 
-def load_random_shape(name: str, device: torch.device) -> VisionLanguageModel:
-    """A published model's shape with random weights that are made on the device, in bfloat16.
+def load_random_shape(name: str, device: torch.device, layers: int | None = None) -> VisionLanguageModel:
+    """A published model's shape with random weights that are made on the device, in bfloat16; ``layers``: see
+    :func:`load_truncated`.
 
     Raises:
         ModelError: there is no such shape.
     """
-    model = _empty(_published_shape(name), device)
+    model = _empty(_published_shape(name), device) if layers is None else load_truncated(name, layers, device)
     for kind, weight in model.model.named_parameters():
         if weight.ndim > 1:
             weight.normal_(0.0, 0.02)

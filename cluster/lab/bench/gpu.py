@@ -6,6 +6,7 @@ Every refresh policy, gate, explanations, memories, questions about the past and
 """
 
 import argparse
+import gc
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from cluster.engine.native import NativeEngine
@@ -25,12 +27,13 @@ from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.lab.bench.gpu_frontend import compare_clips, summary
 from cluster.lab.bench.gpu_host import QUESTION, STRIDE_S, WINDOW_S, camera_samples, host_cost
 from cluster.lab.bench.gpu_roofline import predict, predicted_streams
-from cluster.lab.bench.harness import BenchResult, print_progress, run_parts, table
+from cluster.lab.bench.harness import BenchResult, Goals, Part, print_progress, run_parts, table
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
-from cluster.models.loading import load_truncated
+from cluster.models.loading import find_device, load_model, load_random_shape, load_truncated
+from cluster.models.presets import SHAPES as PUBLISHED
 from cluster.registry import refresh_policies
 from cluster.types import (
     AskSpec,
@@ -39,8 +42,12 @@ from cluster.types import (
     WindowRequest,
 )
 
+log = logging.getLogger(__name__)
+
 SHAPES = ("qwen2_5_vl-7b", "internvl3-8b")
 PREDICTED = "qwen2_5_vl-7b"
+GOALS: Goals = {**gpu_measure.GOALS, "device_faults": ("<=", 0.0), "parts_failed": ("<=", 0.0)}
+_SCENARIOS = "scenarios"
 MANY = 64
 HOST_STREAMS = 16
 SYSTEM_COPIES = 7
@@ -104,16 +111,35 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 def _measured(args: argparse.Namespace) -> BenchResult:
     device = gpu_measure.usable_device(args.device)
-    if unknown := set(args.part or ()) - set(gpu_measure.PARTS):
-        raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(gpu_measure.PARTS)}")
+    known = (*gpu_measure.PARTS, _SCENARIOS)
+    if unknown := set(args.part or ()) - set(known):
+        raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
     rig = gpu_measure.Rig(args.model, device, args.clip and args.clip[0], streams=args.streams)
+    parts: dict[str, Callable[[], Part]] = {name: partial(part, rig) for name, part in gpu_measure.PARTS.items()}
+    parts[_SCENARIOS] = partial(_on_device, args.model, args.layers)
     # Shares are of a ceiling.
-    chosen = {
-        name: partial(part, rig)
-        for name, part in gpu_measure.PARTS.items()
-        if name == "ceilings" or name in (args.part or gpu_measure.PARTS)
-    }
-    return run_parts("gpu", chosen, gpu_measure.GOALS)
+    chosen = {name: part for name, part in parts.items() if name == "ceilings" or name in (args.part or known)}
+    return run_parts("gpu", {name: partial(_whatever_fails, name, part) for name, part in chosen.items()}, GOALS)
+
+
+def _whatever_fails(name: str, part: Callable[[], Part]) -> Part:
+    """A part, or why it failed: the others are measured all the same."""
+    try:
+        measured = part()
+    except Exception as error:
+        log.exception("%s", name)
+        return Part({"parts_failed": 1.0}, [{"failed": name, "why": f"{type(error).__name__}: {error}"}])
+    return replace(measured, figures={**measured.figures, "parts_failed": 0.0})
+
+
+def _on_device(model: str, layers: int) -> Part:
+    """The dry run's scenarios on the device that is there."""
+    rows = []
+    for name, scenario in SCENARIOS.items():
+        # Engines before it hold each other, and the memory.
+        gc.collect()
+        rows.append(_tried(model, layers, name, scenario))
+    return Part({"device_faults": float(sum(bool(row["fault"]) for row in rows))}, rows)
 
 
 # -- what runs -------------------------------------------------------------------------------------
@@ -126,7 +152,7 @@ class Rig:
 
     @classmethod
     def of(cls, shape: str, layers: int, *, memory: bool = False, **options: Any) -> Self:
-        model = load_truncated(shape, layers, DEVICE)
+        model = _load(shape, layers)
         # The lower one stands for a tier that other processes read, without which no window is handed over.
         bank = MemoryBank(TierStack([Arena(2**26), Arena(2**31, name="node", evicts=False)])) if memory else None
         return cls(NativeEngine(model, memories=bank, max_new_tokens=4, **options), model)
@@ -162,6 +188,15 @@ class Rig:
             self.engine.step([request])
 
 
+def _load(shape: str, layers: int) -> VisionLanguageModel:
+    """So many layers of a published shape: empty ones on the fake device, random ones on the GPU that is there; or a
+    whole preset."""
+    if FakeCuda.current is not None:
+        return load_truncated(shape, layers, DEVICE)
+    device = find_device("cuda" if torch.cuda.is_available() else "cpu")
+    return load_random_shape(shape, device, layers) if shape in PUBLISHED else load_model(shape, device=str(device))
+
+
 def _policy(name: str) -> Callable[[str, int], None]:
     budget = 0.3 if refresh_policies.get(name).budgeted else None
     return lambda shape, layers: Rig.of(shape, layers).drive(refresh=name, refresh_budget=budget)
@@ -176,14 +211,16 @@ def _explain(shape: str, layers: int) -> None:
 
 
 def _explain_captured(shape: str, layers: int) -> None:
-    """Three explanations at a time from graphs, in whose capture the host reads and gives nothing.
+    """Three explanations at a time from graphs, in whose capture the host reads and gives nothing. A CPU has none.
 
     Raises:
         RuntimeError: a step was not replayed.
     """
     rig = Rig.of(shape, layers)
-    assert FakeCuda.current is not None
-    rig.engine.decode.capture = FakeCuda.current.capture
+    if FakeCuda.current is not None:
+        rig.engine.decode.capture = FakeCuda.current.capture
+    if rig.engine.decode.capture is None:
+        return
     rig.drive(questions=(*(replace(QUESTION, id=f"why {i}", explain=True) for i in range(3)), QUESTION))
     replayed, eager = rig.engine.decode.replayed, rig.engine.decode.eager
     if eager or not replayed:

@@ -58,7 +58,22 @@ def test_everything_is_measured_on_a_cpu_too(capsys, tmp_path, clip) -> None:
     assert "pictures of 320 x 180, decoded on the CPU" in shown
     assert "vLLM, full" in shown, "or why there is none"
     assert "nvdec_1080p_fps" not in shown, "a CPU's figure is none of NVDEC's"
+    assert "device_faults = 0" in shown, "every scenario of the dry run ran on this device"
+    assert "parts_failed = 0" in shown
     assert '"figure": "window_speedup"' in file.read_text()
+
+
+def test_what_fails_in_one_part_costs_no_other(capsys, monkeypatch) -> None:
+    def fail(_rig) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setitem(PARTS, "windows", fail)
+    options = ["--device", "cpu", "--model", "tiny-qwen2_5_vl", "--part", "windows", "explanations"]
+    assert harness.main(["gpu", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "RuntimeError: no kernel image is available" in shown
+    assert "parts_failed = 1" in shown
+    assert "one by one" in shown, "the part after it"
 
 
 SMALL = DecodeLoad((320, 180), clip_s=6.0, run_s=0.3, most=2)
