@@ -208,7 +208,7 @@ def primary_context() -> Iterator[None]:
     """The context of the first GPU that torch works in is this thread's.
 
     Raises:
-        NvdecError: this machine has no GPU.
+        NvdecError: the driver, which was there before, gives none.
     """
     cuda, context = _retained_context()
     cuda.cuCtxPushCurrent_v2(context)
@@ -224,7 +224,7 @@ def _retained_context() -> tuple[Any, ctypes.c_void_p]:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        raise NvdecError("this machine has no NVIDIA driver (libcuda.so.1)", absent=True) from None
+        raise NvdecError("this machine has no NVIDIA driver (libcuda.so.1)") from None
     device, context = ctypes.c_int(), ctypes.c_void_p()
     status = cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
     if status:

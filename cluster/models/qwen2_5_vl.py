@@ -1,7 +1,7 @@
 """Qwen2.5-VL: native-resolution frames of two samples, windowed tower attention, three-axis rotary positions."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -22,9 +22,8 @@ from cluster.models.checkpoint import (
     normalise,
     preset_tokenizer,
 )
-from cluster.models.decoder_layer import Rotary, layer_rotary
-from cluster.models.packed_attention import PACKED, SequencePacking, row_numbers
-from cluster.models.tower_block import TowerBlock
+from cluster.models.packed_attention import SequencePacking, row_numbers
+from cluster.models.tower_block import Tower
 from cluster.models.upload import to_device
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -54,7 +53,6 @@ class Qwen25VL(VisionLanguageModel):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
         self._visual: Any = self.model.model.visual
-        self._visual.config._attn_implementation = PACKED
 
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
         vision = checkpoint.model.config.vision_config
@@ -103,9 +101,8 @@ class Qwen25VL(VisionLanguageModel):
         cells = torch.cat([frame.cells for frame in frames])
         frame_of = torch.repeat_interleave(torch.arange(len(frames)), torch.tensor(counts))
         side = self._visual.window_size // merge // self._visual.patch_size
-        windows = torch.cat([frame_of[:, None], cells // side], dim=1)
         # Stable and lexicographic: inside a window groups stay row-major.
-        window = row_numbers(windows)
+        window = row_numbers(torch.cat([frame_of[:, None], cells // side], dim=1))
         order = torch.argsort(window, stable=True)
         window_lengths = torch.unique_consecutive(window[order], return_counts=True)[1] * unit
         windowed = SequencePacking.of(window_lengths.tolist(), self.device, self.dtype)
@@ -114,28 +111,18 @@ class Qwen25VL(VisionLanguageModel):
         hidden = self._embed_patches(self._upload(frames))
         rows = to_device(order, self.device)
         hidden = hidden.view(-1, unit, hidden.shape[-1])[rows].flatten(0, 1)
-        places = to_device(self._patch_positions(cells[order]), self.device)
-        rotary = self._visual.rotary_pos_emb(hidden, places)
-        packings = [
-            full if index in self._visual.fullatt_block_indexes else windowed
-            for index in range(len(self._visual.blocks))
-        ]
-        *_, hidden = self._run_tower(hidden, packings, rotary)
+        rotary = self._visual.rotary_pos_emb(hidden, to_device(self._patch_positions(cells[order]), self.device))
+        count, whole = len(self._visual.blocks), self._visual.fullatt_block_indexes
+        packings = [full if index in whole else windowed for index in range(count)]
+        *_, hidden = self._tower.run(hidden, packings, rotary)
         merged = self._visual.merger(hidden)
         embeds = torch.empty_like(merged)
         embeds[rows] = merged
         return list(torch.split(embeds.to(self.dtype), counts))
 
-    def _run_tower(self, hidden: Tensor, packings: Sequence[SequencePacking], rotary: Rotary) -> Iterator[Tensor]:
-        """``hidden [n, D]`` after each block of the tower; ``rotary``: ``cos, sin [n, d]`` of the patches."""
-        turns = layer_rotary(*rotary)
-        for block, packing in zip(self._tower_blocks, packings, strict=True):
-            hidden = block(hidden, packing, turns)
-            yield hidden
-
     @cached_property
-    def _tower_blocks(self) -> Sequence[TowerBlock]:
-        return [TowerBlock(block) for block in self._visual.blocks]
+    def _tower(self) -> Tower:
+        return Tower(self._visual)
 
     def _pixel_values(self, patches: Tensor) -> Tensor:
         """``[n, T, C, p, p]`` uint8 -> ``[n, C*T*p*p]``, the layout of the checkpoint's patch embedding."""
@@ -191,10 +178,9 @@ class Qwen25VL(VisionLanguageModel):
             ValueError: a frame is pruned, or frames differ in grid.
         """
         grid = self._reference_grid(frames)
-        video = int(self.model.config.video_token_id)
         system, ask = self.system_ids(), self.question_ids(question)
         positions = self._reference_positions(frames, times_s, len(system), len(ask))
-        ids = [*system, *[video] * (grid.tokens * len(frames)), *ask]
+        ids = [*system, *[int(self.model.config.video_token_id)] * (grid.tokens * len(frames)), *ask]
         return self._library_logits(ids, frames, position_ids=positions)
 
     def _reference_grid(self, frames: Sequence[PatchBatch]) -> PatchGrid:
@@ -242,9 +228,8 @@ class Qwen25VL(VisionLanguageModel):
     @cached_property
     def _tower_weights(self) -> tuple[int, int]:
         """Weights that a patch passes, and those that a merged group does."""
-        visual = self._visual
-        blocks = sum(linear_weights(block) for block in visual.blocks)
-        return visual.patch_embed.proj.weight.numel() + blocks, sum(linear_weights(each) for each in self._mergers)
+        per_patch = [self._visual.patch_embed.proj.weight.numel(), *map(linear_weights, self._visual.blocks)]
+        return sum(per_patch), sum(map(linear_weights, self._mergers))
 
     @property
     def _mergers(self) -> list[Any]:

@@ -41,7 +41,7 @@ class Qwen2VL(Qwen25VL):
         rotary = self._visual.rotary_pos_emb(hidden, to_device(places, self.device))
         merger, *deepstack = self._mergers
         added: list[Tensor] = []
-        rows = self._run_tower(hidden, [packing] * len(self._visual.blocks), rotary)
+        rows = self._tower.run(hidden, [packing] * len(self._visual.blocks), rotary)
         for index, hidden in enumerate(rows):
             if index in self._deepstack_blocks:
                 added.append(deepstack[len(added)](hidden))

@@ -1,11 +1,12 @@
-"""A block of the Qwen families' towers as one short function over its checkpoint's weights."""
+"""The Qwen families' towers: each block is one short function over its checkpoint's weights."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cluster.models.decoder_layer import GatedMLP, Rotary, added
+from cluster.models.decoder_layer import GatedMLP, Rotary, added, layer_rotary
 from cluster.models.fused import rotated
 from cluster.models.packed_attention import SequencePacking, attend
 
@@ -33,3 +34,17 @@ class TowerBlock:
             return self._gated(hidden, self._after(hidden))
         plain: Tensor = hidden + self._mlp(self._after(hidden))
         return plain
+
+
+class Tower:
+    """The blocks of transformers' tower ``visual``."""
+
+    def __init__(self, visual: Any) -> None:
+        self._blocks = [TowerBlock(block) for block in visual.blocks]
+
+    def run(self, hidden: Tensor, packings: Sequence[SequencePacking], rotary: Rotary) -> Iterator[Tensor]:
+        """``hidden [n, D]`` after each block; ``packings``: of each, ``rotary``: ``cos, sin [n, d]`` of the patches."""
+        turns = layer_rotary(*rotary)
+        for block, packing in zip(self._blocks, packings, strict=True):
+            hidden = block(hidden, packing, turns)
+            yield hidden

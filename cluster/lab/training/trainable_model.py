@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from cluster.lab.training.sequence_layout import SequenceLayout
 from cluster.models.base import PatchBatch
 from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, preset_tokenizer
 from cluster.models.decoder_layer import Rotary
-from cluster.models.packed_attention import SequencePacking
+from cluster.models.packed_attention import PACKED, SequencePacking
 from cluster.models.presets import initialise
 from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL
+from cluster.models.tower_block import Tower
 from cluster.types import PatchGrid
 
 # Fixed parts of the prompt, one token each.
@@ -113,6 +115,21 @@ class SequenceOutput:
     probes: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
+class _LibraryTower(Tower):
+    """transformers' own blocks, whose weights get gradients."""
+
+    def __init__(self, visual: Any) -> None:
+        self._visual = visual
+        visual.config._attn_implementation = PACKED
+
+    def run(self, hidden: Tensor, packings: Sequence[SequencePacking], rotary: Rotary) -> Iterator[Tensor]:
+        for block, packing in zip(self._visual.blocks, packings, strict=True):
+            # Without ``max_seqlen``, each block would read it back from the device.
+            lengths = {"cu_seqlens": packing.cu_seqlens, "max_seqlen": packing.longest}
+            hidden = block(hidden, **lengths, position_embeddings=rotary, packing=packing)
+            yield hidden
+
+
 class TrainableModel(Qwen25VL):
     """Qwen2.5-VL with gradients. Weights are ``float32``; ``compute``: type of activations and products."""
 
@@ -148,13 +165,9 @@ class TrainableModel(Qwen25VL):
             parts = self._parts([frame for frame in frames if len(frame.cells)])
             return torch.cat([tokens for part in parts for tokens in self._encode_kept(part)]).float()
 
-    def _run_tower(self, hidden: Tensor, packings: Sequence[SequencePacking], rotary: Rotary) -> Iterator[Tensor]:
-        """See the base; transformers' own blocks, whose weights get gradients."""
-        for block, packing in zip(self._visual.blocks, packings, strict=True):
-            # Without ``max_seqlen``, each block would read it back from the device.
-            lengths = {"cu_seqlens": packing.cu_seqlens, "max_seqlen": packing.longest}
-            hidden = block(hidden, **lengths, position_embeddings=rotary, packing=packing)
-            yield hidden
+    @cached_property
+    def _tower(self) -> Tower:
+        return _LibraryTower(self._visual)
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32)
