@@ -14,7 +14,7 @@ class ConfigError(SightlineError):
 
 
 class ModelError(ConfigError):
-    """The model cannot be loaded: missing path, wrong family, unusable shape."""
+    """The model cannot be loaded: missing path, wrong family, unusable shape; or it computes no numbers."""
 
 
 class SourceError(SightlineError):

@@ -130,6 +130,11 @@ def load_random_shape(name: str, device: torch.device, layers: int | None = None
         else:
             # Norms, and biases.
             weight.fill_(float(kind.endswith("weight")))
+    for module in model.model.modules():
+        if hasattr(module, "inv_freq"):
+            # Its frequencies are no parameters, and had nothing in them either.
+            for name, frequency in type(module)(module.config).named_buffers():
+                setattr(module, name, frequency.to(device))
     return model
 
 

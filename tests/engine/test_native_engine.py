@@ -12,7 +12,7 @@ from cluster.engine.base import Engine, WindowRequest
 from cluster.engine.native import NativeEngine, passes
 from cluster.engine.native import engine as engine_module
 from cluster.engine.window.score import YesNoScore
-from cluster.errors import ConfigError, DeviceError
+from cluster.errors import ConfigError, DeviceError, ModelError
 from cluster.models import load_model
 from cluster.models.checkpoint import PATCHES_PER_PASS
 from cluster.types import Question
@@ -498,6 +498,23 @@ def test_bfloat16_stays_close_to_float32(model, make_camera, make_spec, run) -> 
         each.admit(make_spec(refresh="anchors"))
         scores.append([a.score for a in run(each, [camera.sample(i) for i in range(16)])])
     np.testing.assert_allclose(scores[0], scores[1], atol=0.08)
+
+
+def test_a_score_that_is_no_number_is_an_error(engine, make_camera, make_spec, run, monkeypatch) -> None:
+    """As in float16, whose activations may overflow: it would else be *no* for ever. The window can be computed again."""
+    camera, other = make_camera(), NativeEngine(engine.model)
+    for each in (engine, other):
+        each.admit(make_spec())
+        run(each, [camera.sample(0)])
+    (request,) = engine.push(camera.sample(1))
+    logits = engine.model.logits
+    monkeypatch.setattr(engine.model, "logits", lambda hidden: logits(hidden).fill_(float("nan")))
+    with pytest.raises(ModelError, match=r"no numbers \(NaN\) in float32: .* set model.dtype to bfloat16"):
+        engine.step([request])
+    monkeypatch.undo()
+    (again,) = engine.step([request])
+    (wanted,) = run(other, [camera.sample(1)])
+    assert again.score == pytest.approx(wanted.score, abs=1e-6)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "cpu_flash"])

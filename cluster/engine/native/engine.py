@@ -24,7 +24,7 @@ from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
 from cluster.engine.native.stopwatch import Stopwatch
 from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, free_bytes
-from cluster.engine.window.score import end_token_ids, make_score
+from cluster.engine.window.score import check_scores, end_token_ids, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
 from cluster.errors import CapacityError, DeviceError, NotReadyError
@@ -333,6 +333,7 @@ class NativeEngine(WindowedEngine):
         logits = self.model.logits(torch.cat(rows))
         # All that the host wants to know of the device in a step, in one read.
         flat_scores, flat_firsts = torch.stack((self._score(logits).double(), logits.argmax(dim=1).double())).tolist()
+        check_scores(flat_scores, self.model.dtype)
         scores, firsts = [], []
         for plan in plans:
             count = len(plan.prompts)

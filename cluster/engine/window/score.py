@@ -1,10 +1,12 @@
 """Calibrated yes/no score from logits, and end-of-answer tokens."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from cluster.errors import ModelError
 from cluster.models.base import VisionLanguageModel
 
 
@@ -30,6 +32,20 @@ class YesNoScore:
         logits = logits.float()
         margin = logits[:, self.yes].logsumexp(dim=1) - logits[:, self.no].logsumexp(dim=1)
         return torch.sigmoid(margin / self.temperature + self.bias)
+
+
+def check_scores(scores: Sequence[float], dtype: torch.dtype) -> None:
+    """Check that all scores are numbers: one that is none would count as *no* for ever.
+
+    Raises:
+        ModelError: one is not.
+    """
+    if any(map(math.isnan, scores)):
+        kind = str(dtype).removeprefix("torch.")
+        raise ModelError(
+            f"the model computes no numbers (NaN) in {kind}: its activations exceed the type, or its weights are "
+            "damaged; set model.dtype to bfloat16 or float32, and try sightline models check"
+        )
 
 
 def make_score(

@@ -121,3 +121,15 @@ def test_a_shape_is_made_on_the_device_with_weights() -> None:
         assert {weight.device for weight in weights} == {DEVICE}
         assert {weight.dtype for weight in weights} == {torch.bfloat16}
         assert len(model.layers) == 28
+
+
+def test_a_random_model_turns_by_the_published_frequencies() -> None:
+    """``theta^(-2 i / d)``: 1e6 and 128 of Qwen2.5-VL's language model, 1e4 and half of 80 of its tower."""
+    model = load_random_shape("qwen2_5_vl-7b", torch.device("cpu"), 1)
+    assert len(model.layers) == 1
+    found = dict(model.model.named_buffers())
+    for name, theta, size in (("language_model.rotary_emb", 1e6, 128), ("visual.rotary_pos_emb", 1e4, 40)):
+        wanted = torch.tensor([theta ** (-2 * i / size) for i in range(size // 2)])
+        torch.testing.assert_close(found[f"model.{name}.inv_freq"], wanted)
+        torch.testing.assert_close(found[f"model.{name}.original_inv_freq"], wanted)
+    assert all(bool(each.isfinite().all()) for each in found.values())
