@@ -10,7 +10,7 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.ask_run import NativeAskRun, merge_moments
-from cluster.errors import NotReadyError
+from cluster.errors import ModelError, NotReadyError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.retrieve.rekv import ReKV
@@ -251,6 +251,16 @@ def test_forgetting_makes_the_question_a_new_one() -> None:
     assert sum(bank.memory_status("cam").tier_bytes.values()) == 0
     with pytest.raises(NotReadyError, match="has no memory yet"):
         engine.ask(AskSpec("cam", TEXT))
+
+
+def test_an_answer_of_no_numbers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, spec = remembering(load_model("tiny-qwen2_5_vl"))
+    watch(engine, spec, 20)
+    run = engine.ask(AskSpec("cam", TEXT))
+    logits = engine.model.logits
+    monkeypatch.setattr(engine.model, "logits", lambda hidden: logits(hidden).fill_(float("nan")))
+    with pytest.raises(ModelError, match=r"no numbers \(NaN\)"):
+        run.step()
 
 
 def test_a_camera_without_memory_says_so() -> None:

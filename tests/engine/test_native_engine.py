@@ -501,7 +501,7 @@ def test_bfloat16_stays_close_to_float32(model, make_camera, make_spec, run) -> 
 
 
 def test_a_score_that_is_no_number_is_an_error(engine, make_camera, make_spec, run, monkeypatch) -> None:
-    """As in float16, whose activations may overflow: it would else be *no* for ever. The window can be computed again."""
+    """As where activations overflow in float16: it would else be *no* for ever. The window can be computed again."""
     camera, other = make_camera(), NativeEngine(engine.model)
     for each in (engine, other):
         each.admit(make_spec())

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from cluster.engine.native.memory_attention import MemoryAttention, ask_context
 from cluster.engine.native.plan import SystemPrompt
 from cluster.engine.window.kv import StreamKV
-from cluster.engine.window.score import YesNoScore
+from cluster.engine.window.score import YesNoScore, check_scores
 from cluster.engine.window.stream import StreamFrame, encoded_tokens
 from cluster.errors import NotReadyError
 from cluster.memory.manifest import FrameLog
@@ -145,6 +145,7 @@ class NativeAskRun:
         self._logits = logits
         if self._score is not None:
             self._yes = float(self._score(logits[None])[0])
+            check_scores([self._yes], logits.dtype)
         self._first_token_s = time.perf_counter() - self._began
         return int(logits.argmax())
 

@@ -18,7 +18,7 @@ from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.vllm.window_checkpoint import WindowCheckpoints
 from cluster.engine.window.checks import NOMINAL_FPS
-from cluster.engine.window.score import end_token_ids, make_score
+from cluster.engine.window.score import check_scores, end_token_ids, make_score
 from cluster.engine.window.stream import frame_spans
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import ConfigError
@@ -171,6 +171,7 @@ class VllmEngine(WindowedEngine):
                 encoded=each.encoded,
             )
             scores = self._score(torch.tensor([reply.scores for reply in given])).tolist()
+            check_scores(scores, self.model.dtype)
             texts = [
                 self._text(reply.tokens) if question.explain else None
                 for question, reply in zip(window.questions, given, strict=True)
