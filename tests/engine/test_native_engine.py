@@ -517,6 +517,35 @@ def test_a_score_that_is_no_number_is_an_error(engine, make_camera, make_spec, r
     assert again.score == pytest.approx(wanted.score, abs=1e-6)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("kernel", ["sdpa", "cpu_flash"])
+def test_numbers_that_are_none_stay_with_their_camera(
+    model, make_camera, make_spec, run, monkeypatch, kernel, ahead
+) -> None:
+    """Another camera takes the slots that they were written to, some of which it keeps for an explanation's tokens."""
+    questions = (Question("why", "Is it?", explain=True), Question("q", "Is anyone there?"))
+    encode, scores = model._encode_kept, []
+    for spoiled in (False, True):
+        engine = NativeEngine(model, kernel=kernel, kv_bytes=200 * NativeEngine(model).pool.slot_bytes)
+        if spoiled:
+            engine.ahead_rows = 1, 100
+            engine.admit(make_spec("other", window_s=16.0, stride_s=16.0))
+            other = make_camera(stream="other", kept=1.0)
+            *before, last = (other.sample(i) for i in range(16))
+            monkeypatch.setattr(model, "_encode_kept", lambda frames: [each * float("nan") for each in encode(frames)])
+            assert not run(engine, before)
+            while ahead and engine.prefill_ahead():
+                pass
+            with pytest.raises(ModelError, match="no numbers"):
+                run(engine, [last])
+            monkeypatch.undo()
+            engine.evict("other")
+        engine.admit(make_spec(questions=questions))
+        camera = make_camera()
+        scores.append([a.score for a in run(engine, [camera.sample(i) for i in range(8)])])
+    np.testing.assert_allclose(scores[1], scores[0], atol=1e-5)
+
+
 @pytest.mark.parametrize("kernel", ["sdpa", "cpu_flash"])
 def test_kernels_give_one_answer(model, make_camera, make_spec, run, kernel) -> None:
     chosen, default = NativeEngine(model, kernel=kernel), NativeEngine(model)
