@@ -14,7 +14,7 @@ class ConfigError(SightlineError):
 
 
 class ModelError(ConfigError):
-    """The model cannot be loaded: missing path, wrong family, unusable shape; or it computes no numbers."""
+    """The model cannot be loaded: missing path, wrong family, unusable shape."""
 
 
 class SourceError(SightlineError):
@@ -51,6 +51,10 @@ class NotReadyError(SightlineError):
 
 class UnavailableError(SightlineError):
     """The other side is not there right now; the same call may succeed later."""
+
+
+class NotFiniteError(SightlineError):
+    """The model computes no numbers (NaN)."""
 
 
 class DeviceError(SightlineError):

@@ -1,6 +1,6 @@
 """Elementwise steps of layers, bound by a GPU's memory: there one kernel each (Triton), on a CPU torch's operations.
 
-On an H200 they and misaligned products were a third of a full window's time.
+On an H200 they and misaligned products were half of a full window's time.
 """
 
 from collections.abc import Callable

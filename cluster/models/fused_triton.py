@@ -63,8 +63,9 @@ def _float8(x, out, scale, width, x_row, smallest, largest, WIDTH: tl.constexpr)
     given = tl.load(x + row * x_row + column, mask=there, other=0.0).to(tl.float32)
     divisor = tl.maximum(tl.max(tl.abs(given), 0), smallest) / largest
     tl.store(scale + row, divisor)
-    # The quotient may be rounded past the largest.
-    scaled = tl.minimum(tl.maximum(given / divisor, -largest), largest)
+    # The quotient may be rounded past the largest. What is no number stays none.
+    scaled = tl.maximum(given / divisor, -largest, propagate_nan=tl.PropagateNan.ALL)
+    scaled = tl.minimum(scaled, largest, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + row * width + column, scaled.to(out.dtype.element_ty), mask=there)
 
 

@@ -135,6 +135,8 @@ def load_random_shape(name: str, device: torch.device, layers: int | None = None
             # Its frequencies are no parameters, and had nothing in them either.
             for name, frequency in type(module)(module.config).named_buffers():
                 setattr(module, name, frequency.to(device))
+        if hasattr(module, "position_ids"):
+            module.position_ids.copy_(torch.arange(module.position_ids.shape[1]))
     return model
 
 

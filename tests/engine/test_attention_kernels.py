@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.kernels import sdpa as sdpa_module
+from cluster.engine.native.kernels import slots as slots_module
 from cluster.engine.native.kernels.blocks import make_blocks
 from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
 from cluster.engine.native.kernels.sdpa import SDPAKernel
@@ -135,12 +136,22 @@ def test_tables_are_aligned_whatever_their_sizes(windows: list) -> None:
     assert len(prepared.rows) == rows
 
 
-def test_the_gpu_s_kernel_is_warmed_up_with_nothing() -> None:
-    """Of each tile a block without rows, in the interpreter: the pool stays as it is."""
-    layer = torch.randn(5, KV_HEADS, 16)
-    before = layer.clone()
-    SlotsKernel().warm_up(HEADS, layer)
-    assert torch.equal(layer, before)
+@pytest.mark.parametrize(("dtype", "tiles"), [(torch.float32, [16, 64]), (torch.bfloat16, [16, 64, 128])])
+def test_the_gpu_s_kernel_is_warmed_up_for_each_tile(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tiles: list[int]
+) -> None:
+    """With blocks that have no rows."""
+    ran: list[int] = []
+    attend = slots_module._attend
+
+    def recorded(*given: object) -> Tensor:
+        ran.append(given[6])
+        assert not given[4].any()
+        return attend(*given)
+
+    monkeypatch.setattr(slots_module, "_attend", recorded)
+    SlotsKernel().warm_up(HEADS, torch.randn(5, KV_HEADS, 16).to(dtype))
+    assert ran == tiles
 
 
 def test_long_runs_are_cut_to_bounded_masks(monkeypatch: pytest.MonkeyPatch) -> None:

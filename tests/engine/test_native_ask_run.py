@@ -10,7 +10,7 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.ask_run import NativeAskRun, merge_moments
-from cluster.errors import ModelError, NotReadyError
+from cluster.errors import NotFiniteError, NotReadyError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.retrieve.rekv import ReKV
@@ -259,7 +259,7 @@ def test_an_answer_of_no_numbers_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     run = engine.ask(AskSpec("cam", TEXT))
     logits = engine.model.logits
     monkeypatch.setattr(engine.model, "logits", lambda hidden: logits(hidden).fill_(float("nan")))
-    with pytest.raises(ModelError, match=r"no numbers \(NaN\)"):
+    with pytest.raises(NotFiniteError, match=r"no numbers \(NaN\)"):
         run.step()
 
 

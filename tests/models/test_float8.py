@@ -80,6 +80,15 @@ def test_the_gpu_s_kernel_rounds_as_torch_does(dtype: torch.dtype, width: int) -
     assert torch.equal(got[2], torch.zeros(width))
 
 
+def test_what_is_no_number_stays_none() -> None:
+    """On a GPU by its instruction (see test_fused.py): the interpreter has no such number in float8."""
+    rows = torch.ones(2, 16)
+    rows[0, 3] = float("nan")
+    got, scale = to_float8(rows)
+    assert bool((got.float() * scale)[0, 3].isnan())
+    assert bool((got.float() * scale)[1].isfinite().all())
+
+
 @pytest.mark.parametrize("name", ["demo-qwen2_5_vl", "tiny-internvl3", "tiny-qwen3_vl"])
 def test_towers_and_decoder_layers_alone_change(name: str) -> None:
     wide, model = load_model(name), load_model(name, dtype="float8")

@@ -24,6 +24,7 @@ _SLOTS = {
 _SIZES = {"GROUP": 7, "SIZE": 128, "WIDTH": 128, "WIDE": False}
 KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "slots": (slots_triton._kernel, _SLOTS, {**_SIZES, "ROWS": 128, "KEYS": 64, "PRECISION": "tf32"}),
+    "slots, short": (slots_triton._kernel, _SLOTS, {**_SIZES, "ROWS": 64, "KEYS": 64, "PRECISION": "tf32"}),
     "slots, decoding": (slots_triton._kernel, _SLOTS, {**_SIZES, "ROWS": 16, "KEYS": 64, "PRECISION": "tf32"}),
     "gated": (fused_triton._gated, {"x": "", "out": "", "width": "i32", "x_row": "i32"}, {"COLUMNS": 1024}),
     "rotated": (
@@ -47,7 +48,10 @@ def compile_kernel(name: str, capability: int) -> Any:
     names = kernel.arg_names
     types = dict(zip(names, [kind or "*bf16" for kind in given.values()], strict=False))
     signature = {**types, **dict.fromkeys(constants, "constexpr")}
-    return triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32))
+    # As in production, where addresses and strides are multiples of 16.
+    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if types.get(name, "fp32") != "fp32"}
+    source = ASTSource(kernel, signature, constants, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32))
 
 
 if __name__ == "__main__":

@@ -251,7 +251,6 @@ class NativeEngine(WindowedEngine):
         except BaseException:
             for planned in plans if len(plans) == len(work) else ():
                 planned.stream.invalidate_tokens(planned.frames, planned.computed)
-                planned.stream.kv.suspect = True
             raise
         finally:
             self._work = ()

@@ -157,6 +157,9 @@ def plan_window(
 
     stream.kv.resize(visual)
     scratch = stream.kv.take_scratch(slots - visual)
+    reserved = np.concatenate([_NONE, *(np.arange(tail.start + tail.tokens, tail.stop) for tail in tails)])
+    if len(reserved):
+        pool.clear(scratch[reserved - visual])
     around = window_places(model, len(system), frames)
     asked = [around.next + i for tail in tails for i in range(tail.tokens)]
     place_frames(model, frames)

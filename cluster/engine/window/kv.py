@@ -117,7 +117,8 @@ class KVPool:
         self.copies.mark_freed()
 
     def clear(self, slots: IntArray) -> None:
-        """Write zeros: kernels multiply what they hide by nothing, which makes nothing only of numbers."""
+        """Write zeros to slots that are visited before they are written: kernels multiply what they hide by nothing,
+        which makes nothing of numbers alone, and another camera may have left none."""
         index = self.index(slots)
         for part in (self.k, self.v):
             part.index_fill_(1, index, 0.0)
@@ -131,14 +132,12 @@ class StreamKV:
     """The slots of one stream in ``pool``; without one (other engines), only their number is known.
 
     ``slots``: of the tokens of its frames, oldest first, -1 while their KV is in host memory alone; ``scratch``: of the
-    system prompt and questions, during a step. ``suspect``: a computation failed that may have written what are no
-    numbers; its slots are cleared before others get them.
+    system prompt and questions, during a step.
     """
 
     def __init__(self, pool: KVPool | None) -> None:
         self.pool = pool
         self.slots = self.scratch = np.zeros(0, np.int64)
-        self.suspect = False
         # K, V [L, n, Hkv, d] in host memory; tokens at its front that were dropped since. Until they are released, the
         # slots hold the same.
         self._host: HostCopy | None = None
@@ -288,8 +287,6 @@ class StreamKV:
 
     def _give_back(self, slots: IntArray) -> None:
         if self.pool is not None and len(slots):
-            if self.suspect:
-                self.pool.clear(slots)
             self.pool.give_back(slots)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cluster.errors import ModelError
+from cluster.errors import NotFiniteError
 from cluster.models.base import VisionLanguageModel
 
 
@@ -38,14 +38,12 @@ def check_scores(scores: Sequence[float], dtype: torch.dtype) -> None:
     """Check that all scores are numbers: one that is none would count as *no* for ever.
 
     Raises:
-        ModelError: one is not.
+        NotFiniteError: one is not.
     """
     if any(map(math.isnan, scores)):
-        kind = str(dtype).removeprefix("torch.")
-        raise ModelError(
-            f"the model computes no numbers (NaN) in {kind}: its activations exceed the type, or its weights are "
-            "damaged; set model.dtype to bfloat16 or float32, and try sightline models check"
-        )
+        narrow = dtype == torch.float16
+        cure = "set model.dtype to bfloat16" if narrow else "its weights may be damaged: sightline models check MODEL"
+        raise NotFiniteError(f"the model computes no numbers (NaN) in {str(dtype).removeprefix('torch.')}; {cure}")
 
 
 def make_score(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -32,8 +32,7 @@ from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
-from cluster.models.loading import find_device, load_model, load_random_shape, load_truncated
-from cluster.models.presets import SHAPES as PUBLISHED
+from cluster.models.loading import load_truncated
 from cluster.registry import refresh_policies
 from cluster.types import (
     AskSpec,
@@ -116,7 +115,7 @@ def _measured(args: argparse.Namespace) -> BenchResult:
         raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
     rig = gpu_measure.Rig(args.model, device, args.clip and args.clip[0], streams=args.streams)
     parts: dict[str, Callable[[], Part]] = {name: partial(part, rig) for name, part in gpu_measure.PARTS.items()}
-    parts[_SCENARIOS] = partial(_on_device, args.model, args.layers)
+    parts[_SCENARIOS] = partial(_on_device, args.model, args.layers, device)
     # Shares are of a ceiling.
     chosen = {name: part for name, part in parts.items() if name == "ceilings" or name in (args.part or known)}
     return run_parts("gpu", {name: partial(_whatever_fails, name, part) for name, part in chosen.items()}, GOALS)
@@ -132,13 +131,19 @@ def _whatever_fails(name: str, part: Callable[[], Part]) -> Part:
     return replace(measured, figures={**measured.figures, "parts_failed": 0.0})
 
 
-def _on_device(model: str, layers: int) -> Part:
-    """The dry run's scenarios on the device that is there."""
+def _on_device(model: str, layers: int, device: torch.device) -> Part:
+    """The dry run's scenarios on a device that is there."""
     rows = []
-    for name, scenario in SCENARIOS.items():
-        # Engines before it hold each other, and the memory.
-        gc.collect()
-        rows.append(_tried(model, layers, name, scenario))
+    Rig.device = device
+    try:
+        for name, scenario in SCENARIOS.items():
+            # Engines before it hold each other, and the memory.
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            rows.append(_tried(model, layers, name, scenario))
+    finally:
+        Rig.device = None
     return Part({"device_faults": float(sum(bool(row["fault"]) for row in rows))}, rows)
 
 
@@ -149,10 +154,15 @@ class Rig:
 
     engine: NativeEngine
     model: VisionLanguageModel
+    # That is measured; None: the fake one.
+    device: ClassVar[torch.device | None] = None
 
     @classmethod
     def of(cls, shape: str, layers: int, *, memory: bool = False, **options: Any) -> Self:
-        model = _load(shape, layers)
+        if cls.device is None:
+            model = load_truncated(shape, layers, DEVICE)
+        else:
+            model = gpu_measure.load_measured(shape, cls.device, layers)
         # The lower one stands for a tier that other processes read, without which no window is handed over.
         bank = MemoryBank(TierStack([Arena(2**26), Arena(2**31, name="node", evicts=False)])) if memory else None
         return cls(NativeEngine(model, memories=bank, max_new_tokens=4, **options), model)
@@ -186,15 +196,6 @@ class Rig:
         self.admit(name, **spec)
         for request in self.requests(name, still=still):
             self.engine.step([request])
-
-
-def _load(shape: str, layers: int) -> VisionLanguageModel:
-    """So many layers of a published shape: empty ones on the fake device, random ones on the GPU that is there; or a
-    whole preset."""
-    if FakeCuda.current is not None:
-        return load_truncated(shape, layers, DEVICE)
-    device = find_device("cuda" if torch.cuda.is_available() else "cpu")
-    return load_random_shape(shape, device, layers) if shape in PUBLISHED else load_model(shape, device=str(device))
 
 
 def _policy(name: str) -> Callable[[str, int], None]:

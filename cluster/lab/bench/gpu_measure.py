@@ -87,7 +87,7 @@ class Rig:
             SourceError: the clip cannot be read.
         """
         self.device = device
-        self.model = _load(model, device)
+        self.model = load_measured(model, device)
         self.streams = streams
         seconds = WINDOW_S + WINDOWS * STRIDE_S
         with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +117,8 @@ class Rig:
         """It falls where power or heat is at a limit."""
         try:
             return float(torch.cuda.clock_rate(self.device)) if self.device.type == "cuda" else math.nan
-        except (ImportError, RuntimeError):
+        except Exception:
+            # NVML's errors are of its own, and may not be installed.
             return math.nan
 
     def engine(self, **options: Any) -> NativeEngine:
@@ -177,11 +178,10 @@ class Rig:
             }
             for name, each in (("full", full), ("ours", ours))
         ]
-        figures = {
-            "window_speedup": full.seconds / ours.seconds,
-            "prefill_mfu": full.llm_flops / full.llm_s / self.gemm,
-            "tower_mfu": full.tower_flops / full.vision_s / self.gemm,
-        }
+        figures = {"window_speedup": full.seconds / ours.seconds}
+        if self.gemm:
+            figures["prefill_mfu"] = full.llm_flops / full.llm_s / self.gemm
+            figures["tower_mfu"] = full.tower_flops / full.vision_s / self.gemm
         return Part(
             figures, rows, [f"{STEP} cameras a step; shares of {self.gemm / 1e12:.4g} TFLOP/s, in full windows"]
         )
@@ -430,7 +430,8 @@ def _again(engine: WindowedEngine, specs: Sequence[StreamSpec], samples: Sequenc
     return requests
 
 
-def _load(name: str, device: torch.device) -> VisionLanguageModel:
+def load_measured(name: str, device: torch.device, layers: int | None = None) -> VisionLanguageModel:
+    """A published shape with random weights, of so many layers; or a whole preset or checkpoint."""
     if name in SHAPES:
-        return load_random_shape(name, device)
+        return load_random_shape(name, device, layers)
     return load_model(name, device=str(device), dtype="bfloat16" if device.type == "cuda" else "float32")

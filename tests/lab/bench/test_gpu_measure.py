@@ -67,13 +67,15 @@ def test_what_fails_in_one_part_costs_no_other(capsys, monkeypatch) -> None:
     def fail(_rig) -> None:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setitem(PARTS, "windows", fail)
+    monkeypatch.setitem(PARTS, "ceilings", fail)
     options = ["--device", "cpu", "--model", "tiny-qwen2_5_vl", "--part", "windows", "explanations"]
     assert harness.main(["gpu", *options]) == 0
     shown = capsys.readouterr().out
     assert "RuntimeError: no kernel image is available" in shown
     assert "parts_failed = 1" in shown
-    assert "one by one" in shown, "the part after it"
+    assert "one by one" in shown, "the last part after it"
+    assert "window_speedup = " in shown
+    assert "prefill_mfu" not in shown, "there is no ceiling that it would be a share of"
 
 
 SMALL = DecodeLoad((320, 180), clip_s=6.0, run_s=0.3, most=2)
@@ -132,4 +134,9 @@ def test_a_random_model_turns_by_the_published_frequencies() -> None:
         wanted = torch.tensor([theta ** (-2 * i / size) for i in range(size // 2)])
         torch.testing.assert_close(found[f"model.{name}.inv_freq"], wanted)
         torch.testing.assert_close(found[f"model.{name}.original_inv_freq"], wanted)
-    assert all(bool(each.isfinite().all()) for each in found.values())
+
+
+def test_a_random_llava_has_its_places() -> None:
+    model = load_random_shape("llava_onevision-7b", torch.device("cpu"), 1)
+    places = dict(model.model.named_buffers())["model.vision_tower.embeddings.position_ids"]
+    assert places.tolist() == [list(range(27**2))]
