@@ -8,11 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cluster.models.checkpoint import rms_norm
-from cluster.models.float8 import Float8Linear
+from cluster.models.float8 import ALIGNED, Float8Linear
 from cluster.models.fused import gated, rotated
-
-ALIGNED = 16
-"""Multiple of a product's sides that tensor cores take at full speed, in any precision of ours."""
 
 Rotary = tuple[Tensor, Tensor]
 Attention = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]

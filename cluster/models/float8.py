@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from cluster.errors import ConfigError
 from cluster.models.fused import FLOAT8, to_float8
 
-# Sides of the products that GPUs take.
-MULTIPLE = 16
+ALIGNED = 16
+"""Multiple of a product's sides that tensor cores take at full speed, and in float8 at all."""
 CAPABILITY = (8, 9)
 
 
@@ -59,7 +59,7 @@ def use_float8(module: nn.Module) -> None:
     """Replace the linear layers within ``module``; those whose sides are no multiple of 16 stay."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and not (child.in_features % MULTIPLE or child.out_features % MULTIPLE):
+            if type(child) is nn.Linear and not (child.in_features % ALIGNED or child.out_features % ALIGNED):
                 setattr(parent, name, Float8Linear.of(child))
 
 

@@ -47,6 +47,17 @@ def window(mask: np.ndarray, system: int, questions: list[tuple[int, int]], row:
     return runs, tails[-1].stop
 
 
+def laid_out(windows: list) -> tuple[list[list[Run]], list[int], int]:
+    """Runs and slots of each stream, and all rows."""
+    runs, sizes, rows = [], [], 0
+    for mask, system, questions in windows:
+        stream, slots = window(mask, system, questions, rows)
+        runs.append(stream)
+        sizes.append(slots)
+        rows += sum(run.count for run in stream)
+    return runs, sizes, rows
+
+
 KERNELS = {
     "cpu_flash": lambda: CPUFlashKernel(),
     "cpu_flash, no joining": lambda: CPUFlashKernel(call_cost=0),
@@ -72,12 +83,7 @@ streams = st.lists(
 @given(windows=streams, seed=st.integers(0, 9))
 def test_kernels_equal_attention_by_hand(name: str, windows: list, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    runs, sizes, rows = [], [], 0
-    for mask, system, questions in windows:
-        stream, slots = window(mask, system, questions, rows)
-        runs.append(stream)
-        sizes.append(slots)
-        rows += sum(run.count for run in stream)
+    runs, sizes, rows = laid_out(windows)
     query = torch.randn(HEADS, rows, SIZE, generator=generator)
     key, value, tables = pool_of(sizes, generator)
     kernel = KERNELS[name]()
@@ -122,12 +128,7 @@ def test_the_gpu_s_kernel_at_a_model_s_width(dtype: torch.dtype) -> None:
 @given(windows=streams)
 def test_tables_are_aligned_whatever_their_sizes(windows: list) -> None:
     """Triton compiles a kernel anew for addresses that are no multiples of 16 bytes."""
-    runs, sizes, rows = [], [], 0
-    for mask, system, questions in windows:
-        stream, slots = window(mask, system, questions, rows)
-        runs.append(stream)
-        sizes.append(slots)
-        rows += sum(run.count for run in stream)
+    runs, sizes, rows = laid_out(windows)
     prepared = SlotsKernel().prepare([np.arange(size) for size in sizes], runs, torch.empty(0))
     for part in (prepared.table, prepared.blocks, prepared.rows):
         assert part.data_ptr() % 16 == 0

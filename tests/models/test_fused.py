@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import cluster
 from cluster.models import fused, load_model
 from cluster.models.base import PatchBatch
-from cluster.models.decoder_layer import ALIGNED, GatedMLP, layer_rotary
+from cluster.models.decoder_layer import GatedMLP, layer_rotary
+from cluster.models.float8 import ALIGNED
 from cluster.models.fused_triton import launch_gated, launch_rotated
 from cluster.models.presets import PRESETS
 

@@ -14,10 +14,9 @@ from triton.compiler import ASTSource
 from cluster.engine.native.kernels import slots_triton
 from cluster.models import fused_triton
 
-_TENSORS = {"table": "*i32", "blocks": "*i32", "rows": "*i32"}
 _SLOTS = {
     **dict.fromkeys(("query", "key", "value", "out"), ""),
-    **_TENSORS,
+    **dict.fromkeys(("table", "blocks", "rows"), "*i32"),
     "scale": "fp32",
     **{f"{name}_{of}": "i32" for name in ("q", "k", "v", "o") for of in ("first", "second")},
 }

@@ -33,7 +33,6 @@ from cluster.memory.frame_retrieval import make_frame_retrieval
 from cluster.memory.head_memory import KVSink
 from cluster.memory.tiered_heads import MemoryShape
 from cluster.models.base import VisionLanguageModel
-from cluster.models.upload import to_device
 from cluster.types import (
     Answer,
     AskSpec,
@@ -329,7 +328,7 @@ class NativeEngine(WindowedEngine):
         rows: list[Tensor] = []
         for plan, result in zip(plans, results, strict=True):
             ends = np.cumsum([len(prompt) for prompt in plan.prompts]) - 1
-            rows.append(result.hidden[to_device(torch.from_numpy(ends), result.hidden.device)])
+            rows.append(result.hidden[self.pool.index(ends)])
         logits = self.model.logits(torch.cat(rows))
         # All that the host wants to know of the device in a step, in one read.
         flat_scores, flat_firsts = torch.stack((self._score(logits).double(), logits.argmax(dim=1).double())).tolist()

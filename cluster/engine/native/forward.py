@@ -17,7 +17,6 @@ from cluster.engine.window.refresh.base import KVChange, Narrowing
 from cluster.memory.frame_retrieval import FrameReads
 from cluster.models.base import VisionLanguageModel
 from cluster.models.decoder_layer import layer_rotary
-from cluster.models.upload import to_device
 
 
 class Past(Protocol):
@@ -174,7 +173,7 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
                 _keep(r, index, before[i], after[i]) if i in before else np.ones(len(r), dtype=bool)
                 for i, r in enumerate(rows)
             ]
-            kept = to_device(torch.from_numpy(np.flatnonzero(np.concatenate(stays))), hidden.device)
+            kept = ragged.pool.index(np.flatnonzero(np.concatenate(stays)))
             hidden, embeds = hidden.index_select(0, kept), embeds.index_select(0, kept)
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
             if len(kept):

@@ -156,7 +156,7 @@ class FramePast:
                 spans[-1] = first, end, reach
             else:
                 spans.append((end - count, end, reach))
-        last, number = (torch.from_numpy(part).to(pool.device) for part in (slots, frames))
+        last, number = (pool.index(part) for part in (slots, frames))
         pieces = [
             _FrameRows(
                 slice(row + first, row + end),

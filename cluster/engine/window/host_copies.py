@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cluster.models.upload import to_device
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostCopy:
@@ -92,6 +94,4 @@ class HostCopies:
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """Begin a host tensor's copy to the device, in the current queue."""
-        if self._out is not None:
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
+        return to_device(tensor, self._device)

@@ -124,7 +124,7 @@ class KVPool:
             part.index_fill_(1, index, 0.0)
 
     def index(self, slots: IntArray) -> Tensor:
-        """Slots as an index on the pool's device."""
+        """Slots, or rows of a pass, as an index on the pool's device."""
         return to_device(torch.from_numpy(slots), self.device)
 
 

@@ -6,7 +6,6 @@ Every refresh policy, gate, explanations, memories, questions about the past and
 """
 
 import argparse
-import gc
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -137,10 +136,7 @@ def _on_device(model: str, layers: int, device: torch.device) -> Part:
     Rig.device = device
     try:
         for name, scenario in SCENARIOS.items():
-            # Engines before it hold each other, and the memory.
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            gpu_measure.release_memory(device)
             rows.append(_tried(model, layers, name, scenario))
     finally:
         Rig.device = None

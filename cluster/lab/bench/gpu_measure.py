@@ -77,6 +77,13 @@ def usable_device(name: str) -> torch.device:
     return find_device(name)
 
 
+def release_memory(device: torch.device) -> None:
+    """Of engines that are not in use any more: they hold each other, and the allocator what they held."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 class Rig:
     """A model on a device, and a clip as cameras send it in full and pruned."""
 
@@ -123,9 +130,7 @@ class Rig:
 
     def engine(self, **options: Any) -> NativeEngine:
         """An engine whose pool may take what those before it had."""
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_memory(self.device)
         return NativeEngine(self.model, **options)
 
     # -- parts -------------------------------------------------------------------------------------

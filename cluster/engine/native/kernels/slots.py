@@ -6,7 +6,7 @@ so that scattered rows cost no more than neighbours.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -43,16 +43,14 @@ class SlotsKernel(Kernel[SlotTables]):
 
     def prepare(self, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], like: Tensor) -> SlotTables:
         most = max((sum(run.count for run in runs) for runs in streams), default=0)
-        fitting = [tile for tile in TILES if tile >= most] or [TILES[-1]]
-        tile = min(fitting[0], TILES[-2] if like.dtype == torch.float32 else TILES[-1])
-        return _tables(tables, streams, tile, like.device)
+        tiles = _tiles(like.dtype)
+        return _tables(tables, streams, next((tile for tile in tiles if tile >= most), tiles[-1]), like.device)
 
     def warm_up(self, heads: int, layer: Tensor) -> None:
         """Compile for each tile, which takes seconds, with a block that has no rows."""
-        query = layer.new_zeros(heads, 1, layer.shape[2])
-        for tile in TILES if layer.dtype != torch.float32 else TILES[:-1]:
-            inputs = self.static_inputs(1, 1, layer.device)
-            _attend(query, layer, layer, inputs.table, inputs.blocks, inputs.rows, tile, 1.0)
+        query, nothing = layer.new_zeros(heads, 1, layer.shape[2]), self.static_inputs(1, 1, layer.device)
+        for tile in _tiles(layer.dtype):
+            self.attend(replace(nothing, tile=tile), query, layer, layer, 1.0)
 
     def static_inputs(self, rows: int, slots: int, device: torch.device) -> SlotTables:
         shapes = (slots,), (rows, 7), (rows, 3)
@@ -71,6 +69,10 @@ class SlotsKernel(Kernel[SlotTables]):
         given = (prepared.table, prepared.blocks, prepared.rows, prepared.tile)
         attended: Tensor = _attend(query, key, value, *given, scale)
         return attended
+
+
+def _tiles(dtype: torch.dtype) -> Sequence[int]:
+    return TILES[:-1] if dtype == torch.float32 else TILES
 
 
 def _tables(
