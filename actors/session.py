@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import ray
+from ray._private import utils as ray_utils
 
 from actors.remote import NAMESPACE
 from cluster.errors import ConfigError, SightlineError
@@ -130,10 +131,17 @@ class RaySession:
 
 def _init(options: dict[str, Any]) -> None:
     handler = signal.getsignal(signal.SIGTERM)
-    with _environment(ONE_THREAD):
-        ray.init(**options)
-    if callable(handler) and threading.current_thread() is threading.main_thread():
-        # Ray's own aborts the process.
+    keeps = callable(handler) and threading.current_thread() is threading.main_thread()
+    set_handler = ray_utils.set_sigterm_handler
+    if keeps:
+        ray_utils.set_sigterm_handler = lambda _: None
+    try:
+        with _environment(ONE_THREAD):
+            ray.init(**options)
+    finally:
+        ray_utils.set_sigterm_handler = set_handler
+    if keeps:
+        # That of Ray's library aborts the process.
         signal.signal(signal.SIGTERM, handler)
 
 

@@ -64,13 +64,26 @@ def serve(
     screen = console(stderr=json == "-")
     stop = threading.Event()
     failure: str | None = None
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+
+    def terminate(number: int, _: object) -> None:
+        stop.set()
+        sys.exit(number)
+
+    signal.signal(signal.SIGTERM, terminate)
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
         from cluster.decoder.footage.camera import clip_shortages
         from cluster.replica.simulated import WARNING
 
-        cluster = Cluster(loaded, on_phase=status.update if screen.is_terminal else screen.print)
+        show = status.update if screen.is_terminal else screen.print
+
+        def on_phase(phase: str) -> None:
+            if stop.is_set():
+                # Python drops an exception that is raised while a process is forked, and Ray forks many.
+                raise SystemExit
+            show(phase)
+
+        cluster = Cluster(loaded, on_phase=on_phase)
         try:
             cluster.start()
         except SystemExit:
