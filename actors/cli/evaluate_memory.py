@@ -11,6 +11,7 @@ import typer
 from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, JsonFile, Model, OutFolder, Stride, Window
 from actors.cli.output import Progress
 from cluster.errors import ConfigError
+from cluster.models.settings import FILE
 
 if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets import SkippedVideo
@@ -49,6 +50,14 @@ def memory(
     device: Device = "cpu",
     dtype: Dtype = "float32",
     jobs: Jobs = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Only fit the model's yes and no about events of the past, and write it into its folder; use other "
+            "seeds than those it is judged on.",
+        ),
+    ] = False,
     json_file: JsonFile = None,
     out: OutFolder = Path("out/memory"),
 ) -> None:
@@ -61,6 +70,8 @@ def memory(
 
     $ sightline eval memory --scenes 4 --seconds 3600 --settings standard --json out/memory.json
 
+    $ sightline eval memory --scenes 14 --seconds 300 --seed 600 --model out/train/model --calibrate
+
     $ sightline eval memory --dataset MLVU --layout mlvu --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
     from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _shape, _window_text, _write
@@ -72,12 +83,14 @@ def memory(
     for name, number in (("scenes", scenes), ("processes", jobs), ("questions of a kind", per_kind)):
         if number is not None and number < 1:
             raise ConfigError(f"the number of {name} must be at least 1, not {number}")
+    if calibrate and not Path(model, FILE).is_file():
+        raise ConfigError(f"--calibrate writes into a model's folder, and there is no {Path(model, FILE)}")
     _check_run(model, out, json_file)
     from cluster.lab.evaluation.memory.report import make_page, make_report
-    from cluster.lab.evaluation.memory.settings import memory_grid
+    from cluster.lab.evaluation.memory.settings import FULL, memory_grid
     from cluster.lab.evaluation.worker_pool import ModelSpec
 
-    compared = memory_grid(settings)
+    compared = [FULL] if calibrate else memory_grid(settings)
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
     shape = _shape(loaded.settings, "scenes", window, stride, fps, anchor_interval)
@@ -92,6 +105,9 @@ def memory(
         footage, skipped = _of_dataset(dataset, layout)
         origin = f"{len(footage)} of layout {layout}"
     found = _evaluated(footage, spec, loaded, compared, shape, out, workers)
+    if calibrate:
+        _calibrate(found, Path(model), loaded)
+        return
     facts = {
         "model": model,
         "footage": f"{origin}, {sum(len(clip.questions) for clip in found.footage)} questions",
@@ -150,6 +166,16 @@ def _evaluated(
             jobs=jobs,
             on_progress=lambda at: bar.count(at.done, at.total, at.now),
         )
+
+
+def _calibrate(found: MemoryResults, model: Path, loaded: VisionLanguageModel) -> None:
+    from actors.cli.output import console
+    from cluster.lab.evaluation.calibration import fit_answers
+    from cluster.models.settings import write_settings
+
+    temperature, bias = fit_answers(found, loaded.settings)
+    write_settings(model, {"answer_temperature": round(temperature, 5), "answer_bias": round(bias, 5)})
+    console().print(f"answers: temperature {temperature:.3f}, bias {bias:.3f}; written to {model}", markup=False)
 
 
 def _print(report: MemoryReport, page: Path) -> None:

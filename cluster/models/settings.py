@@ -13,7 +13,16 @@ from typing import Any, Self
 from cluster.errors import ModelError
 
 FILE = "sightline.json"
-_POSITIVE = ("window_s", "memory_s", "stride_s", "fps", "anchor_interval_s", "max_pixels", "score_temperature")
+_POSITIVE = (
+    "window_s",
+    "memory_s",
+    "stride_s",
+    "fps",
+    "anchor_interval_s",
+    "max_pixels",
+    "score_temperature",
+    "answer_temperature",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,7 @@ class ModelSettings:
     * ``memory_s``: longest past before the window, in seconds at the window's pace, whose positions it knows
     * ``max_pixels``: largest frame, for families of native resolution
     * ``score_temperature``, ``score_bias``: calibration of its yes/no score
+    * ``answer_temperature``, ``answer_bias``: the same, of answers to free questions
     * ``threshold``: score at or above which an answer is positive; ``thresholds``: by kind of event, where it differs
     * ``questions``: kind of event -> the standing question it was trained on
     * ``open_instruction``: what is written after a free question
@@ -39,6 +49,8 @@ class ModelSettings:
     max_pixels: int | None = None
     score_temperature: float | None = None
     score_bias: float | None = None
+    answer_temperature: float | None = None
+    answer_bias: float | None = None
     threshold: float | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
     questions: Mapping[str, str] = field(default_factory=dict)

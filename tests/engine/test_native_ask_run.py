@@ -10,6 +10,7 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.ask_run import NativeAskRun, merge_moments
+from cluster.engine.window.score import YesNoScore
 from cluster.errors import NotFiniteError, NotReadyError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
@@ -261,6 +262,51 @@ def test_an_answer_of_no_numbers_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(engine.model, "logits", lambda hidden: logits(hidden).fill_(float("nan")))
     with pytest.raises(NotFiniteError, match=r"no numbers \(NaN\)"):
         run.step()
+
+
+def test_a_score_decides_between_yes_and_no_and_nothing_else() -> None:
+    score = YesNoScore([3, 4], [5], temperature=2.0, bias=1.0, device=torch.device("cpu"))
+    logits = torch.full((10,), -9.0)
+    logits[[3, 4, 5]] = torch.tensor([0.5, -2.0, 1.0])
+    yes = float(score(logits[None])[0])
+    # By hand: ln(e^0.5 + e^-2) - 1 = -0.421; 1 / (1 + e^-(-0.421 / 2 + 1)).
+    assert yes == pytest.approx(0.688, abs=1e-3)
+    assert score.decide(logits, yes) == 3
+    assert score.decide(logits, 0.49) == 5
+    logits[9] = 5.0
+    assert score.decide(logits, yes) == 9
+
+
+@pytest.mark.parametrize(("bias", "said"), [(20.0, 0), (-20.0, 1)])
+def test_free_questions_have_a_calibration_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, bias: float, said: int
+) -> None:
+    model = load_model("tiny-qwen2_5_vl")
+    model.settings = dataclasses.replace(model.settings, answer_temperature=2.0, answer_bias=bias)
+    engine, _, spec = remembering(model)
+    watch(engine, spec, 20)
+    logits = model.logits
+    ids = [each for part in model.yes_no_ids() for each in part]
+
+    def raised(hidden: torch.Tensor) -> torch.Tensor:
+        found = logits(hidden)
+        found[:, ids] += 100
+        return found
+
+    monkeypatch.setattr(model, "logits", raised)
+    free = engine.ask(AskSpec("cam", TEXT, max_new_tokens=1))
+    while free.step() is not None:
+        pass
+    assert (free.result.yes < 0.5) == said
+    texts = [
+        {model.tokenizer.decode([each], skip_special_tokens=True).strip() for each in part}
+        for part in model.yes_no_ids()
+    ]
+    assert free.result.text in texts[said]
+    standing = engine.ask(AskSpec("cam", TEXT, standing=True))
+    assert standing.step() is None
+    # The model has no calibration of windows: near 1/2, as its weights are random.
+    assert 0.05 < standing.result.yes < 0.95
 
 
 def test_a_camera_without_memory_says_so() -> None:

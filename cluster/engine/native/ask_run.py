@@ -44,7 +44,7 @@ class NativeAskRun:
         ask: the question.
         ends: tokens that end an answer.
         prefetch: see :class:`RetrievalSession`.
-        score: of the answer's first token; without, ``yes`` is 0.
+        score: of the answer's first token, which it decides between yes and no; without, ``yes`` is 0.
     """
 
     def __init__(
@@ -143,11 +143,14 @@ class NativeAskRun:
             newest, oldest = self._newest(), self._memory.oldest
             self._span = newest if oldest is None else oldest, newest
         self._logits = logits
-        if self._score is not None:
+        if self._score is None:
+            token = int(logits.argmax())
+        else:
             self._yes = float(self._score(logits[None])[0])
             check_scores([self._yes], logits.dtype)
+            token = self._score.decide(logits, self._yes)
         self._first_token_s = time.perf_counter() - self._began
-        return int(logits.argmax())
+        return token
 
     def _reading(self, since: int, until: int) -> AbstractContextManager[RetrievalSession | None]:
         if self._retriever is None:

@@ -24,7 +24,7 @@ from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
 from cluster.engine.native.stopwatch import Stopwatch
 from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, free_bytes
-from cluster.engine.window.score import check_scores, end_token_ids, make_score
+from cluster.engine.window.score import check_scores, end_token_ids, make_answer_score, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
 from cluster.errors import CapacityError, DeviceError, NotReadyError
@@ -106,6 +106,7 @@ class NativeEngine(WindowedEngine):
             memories.shape = MemoryShape(layers, heads, size, model.dtype)
         yes, no = model.yes_no_ids()
         self._score = make_score(model, yes, no, model.device, score_temperature, score_bias)
+        self._answer_score = make_answer_score(model, yes, no, model.device)
         self._ends = end_token_ids(model)
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._system = system_prompt(model, self.pool, self.kernel)
@@ -426,7 +427,7 @@ class NativeEngine(WindowedEngine):
             ask,
             self._ends,
             prefetch=prefetch,
-            score=self._score,
+            score=self._score if ask.standing else self._answer_score,
         )
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:

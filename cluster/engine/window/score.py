@@ -22,6 +22,7 @@ class YesNoScore:
     ) -> None:
         if temperature <= 0:
             raise ValueError(f"the score's temperature must be positive, not {temperature}")
+        self.ids = frozenset((*yes, *no))
         self.yes = torch.tensor(list(yes), device=device)
         self.no = torch.tensor(list(no), device=device)
         self.temperature = temperature
@@ -32,6 +33,15 @@ class YesNoScore:
         logits = logits.float()
         margin = logits[:, self.yes].logsumexp(dim=1) - logits[:, self.no].logsumexp(dim=1)
         return torch.sigmoid(margin / self.temperature + self.bias)
+
+    def decide(self, logits: Tensor, yes: float) -> int:
+        """First token of an answer from its logits ``[vocab]``: the likeliest; where that is a *yes* or a *no*, the
+        likeliest of those that the score ``yes`` says."""
+        token = int(logits.argmax())
+        if token not in self.ids:
+            return token
+        ids = self.yes if yes >= 0.5 else self.no
+        return int(ids[logits[ids].argmax()])
 
 
 def check_scores(scores: Sequence[float], dtype: torch.dtype) -> None:
@@ -61,6 +71,14 @@ def make_score(
     if bias is None:
         bias = 0.0 if own.score_bias is None else own.score_bias
     return YesNoScore(yes, no, temperature=temperature, bias=bias, device=device)
+
+
+def make_answer_score(
+    model: VisionLanguageModel, yes: Sequence[int], no: Sequence[int], device: torch.device
+) -> YesNoScore:
+    """Create the score of answers to free questions, with the model's calibration, else 1 and 0."""
+    own = model.settings
+    return YesNoScore(yes, no, temperature=own.answer_temperature or 1.0, bias=own.answer_bias or 0.0, device=device)
 
 
 def end_token_ids(model: VisionLanguageModel) -> frozenset[int]:

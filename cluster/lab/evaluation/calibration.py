@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cluster.errors import ConfigError
+from cluster.lab.evaluation.memory.run import MemoryResults
 from cluster.lab.evaluation.metrics import Bools, Counts, Floats, mean_over_kinds
 from cluster.lab.evaluation.results import Results
 from cluster.models.settings import ModelSettings, write_settings
@@ -47,13 +48,42 @@ def fit_calibration(results: Results, settings: ModelSettings) -> CalibrationFit
     old_temperature, old_bias = settings.score_temperature or 1.0, settings.score_bias or 0.0
     margins = (logit(scores) - old_bias) * old_temperature
     slope, bias = platt(margins, truth)
-    if not _TEMPERATURES[0] <= 1 / max(slope, 1e-9) <= _TEMPERATURES[1]:
-        raise ConfigError(f"the model's scores do not rise with the truth (slope {slope:.3g}); train it first")
+    _check_slope(slope)
     videos = results.scores(results.full)
     known = np.isfinite(videos)
     videos[known] = sigmoid((logit(videos[known]) - old_bias) * old_temperature * slope + bias)
     threshold, f1, kinds = fit_thresholds(results, videos)
     return CalibrationFit(1 / slope, bias, threshold, f1, kinds)
+
+
+def fit_answers(found: MemoryResults, settings: ModelSettings) -> tuple[float, float]:
+    """Temperature and bias of answers to free questions, by Platt scaling on those about events of the past.
+
+    Args:
+        found: answers from a memory of everything.
+        settings: those the answers were computed with; their scaling is undone first.
+
+    Raises:
+        ConfigError: not both answers occur, or scores that do not rise with the truth.
+    """
+    asked = [question for clip in found.footage for question in clip.questions]
+    answered = [
+        (each.yes[0], question.answers[0] == "yes")
+        for each, question in zip(found.results[0].answered, asked, strict=True)
+        if question.kind == "event" and each.yes
+    ]
+    truth = np.array([yes for _, yes in answered], dtype=np.bool_)
+    if truth.all() or not truth.any():
+        raise ConfigError("no question about an event, or one answer to all of them; use more scenes")
+    old_temperature, old_bias = settings.answer_temperature or 1.0, settings.answer_bias or 0.0
+    slope, bias = platt((logit(np.array([yes for yes, _ in answered])) - old_bias) * old_temperature, truth)
+    _check_slope(slope)
+    return 1 / slope, bias
+
+
+def _check_slope(slope: float) -> None:
+    if not _TEMPERATURES[0] <= 1 / max(slope, 1e-9) <= _TEMPERATURES[1]:
+        raise ConfigError(f"the model's scores do not rise with the truth (slope {slope:.3g}); train it first")
 
 
 def fit_thresholds(results: Results, scores: Floats) -> tuple[float, float, dict[str, float]]:

@@ -122,6 +122,7 @@ def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
     return digest(
         engine.fingerprint,
         f"{model.settings.score_temperature} {model.settings.score_bias}",
+        f"{model.settings.answer_temperature} {model.settings.answer_bias}",
         str(model.geometry),
         str(model.system_ids()),
         *(f"{kind}:{model.question_ids(text)}" for kind, text in sorted(questions.items())),

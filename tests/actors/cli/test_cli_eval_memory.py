@@ -8,6 +8,8 @@ import pytest
 from actors.cli import main
 from cluster.lab.evaluation.memory.settings import FULL, ours
 from cluster.lab.scenes.street_clips import make_clip
+from cluster.models.catalog import BUNDLED
+from cluster.models.settings import ModelSettings
 
 SMALL = ("--window", "6", "--stride", "3", "--jobs", "1", "--model", "tiny-qwen2_5_vl")
 # A heavy process beside others on two cores: minutes, where seconds are the rule.
@@ -68,6 +70,18 @@ def test_scenes_are_made_and_asked_about(cli, monkeypatch, small_cameras):
     assert [path.name for path in (cli.folder / "out/memory/footage").glob("*.mp4")] == ["past-test-000000.mp4"]
 
 
+def test_a_fit_is_written_into_the_model_and_used_from_then_on(cli, monkeypatch, small_cameras):
+    shutil.copytree(BUNDLED["demo"], cli.folder / "model")
+    monkeypatch.setattr("cluster.lab.evaluation.calibration.fit_answers", lambda *_: (1.5, 2.25))
+    scenes = ("--scenes", "1", "--seconds", "60", "--per-kind", "2", "--window", "6", "--stride", "3", "--jobs", "1")
+    done = cli("eval", "memory", *scenes, "--model", "model", "--calibrate")
+    assert done.returncode == 0, done.stderr
+    assert "temperature 1.500, bias 2.250" in done.stdout
+    settings = ModelSettings.load(cli.folder / "model")
+    assert (settings.answer_temperature, settings.answer_bias) == (1.5, 2.25)
+    assert settings.score_bias == ModelSettings.load(BUNDLED["demo"]).score_bias
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -82,6 +96,7 @@ def test_scenes_are_made_and_asked_about(cli, monkeypatch, small_cameras):
         (("--model", "tiny-qwen2_5_vl", "--dataset", "nowhere"), "does not exist"),
         (("--model", "tiny-qwen2_5_vl", "--dataset", ".", "--layout", "films"), "layout of questions about the past"),
         (("--json", "/proc/none/x.json"), "cannot write"),
+        (("--model", "tiny-qwen2_5_vl", "--calibrate"), "there is no tiny-qwen2_5_vl/sightline.json"),
     ],
 )
 def test_wrong_command_lines_say_what_is_wrong(arguments, reason, tmp_path, monkeypatch, capsys):

@@ -3,8 +3,12 @@ import json
 import numpy as np
 import pytest
 
-from cluster.errors import ModelError
-from cluster.lab.evaluation.calibration import CalibrationFit, mean_in_logits, platt, write_calibration
+from cluster.errors import ConfigError, ModelError
+from cluster.lab.evaluation.calibration import CalibrationFit, fit_answers, mean_in_logits, platt, write_calibration
+from cluster.lab.evaluation.memory.questions import OpenQuestion
+from cluster.lab.evaluation.memory.results import SettingResult, grade_answer
+from cluster.lab.evaluation.memory.run import Footage, MemoryResults
+from cluster.lab.evaluation.memory.settings import FULL
 from cluster.models.settings import ModelSettings
 
 
@@ -32,6 +36,33 @@ def test_separable_scores_keep_finite_parameters():
     slope, bias = platt(np.array([-2.0, -1.0, 1.0, 2.0]), np.array([False, False, True, True]))
     assert np.isfinite([slope, bias]).all()
     assert slope > 0
+
+
+def test_answers_about_events_are_fitted_from_what_was_said_and_nothing_else():
+    rng = np.random.default_rng(2)
+    margins = rng.normal(0, 3, 5000)
+    truth = rng.random(5000) < 1 / (1 + np.exp(-(0.8 * margins + 2.0)))
+    # The model was calibrated before: 1 / 4 of the margin, less 1.
+    scores = 1 / (1 + np.exp(-(margins / 4 - 1)))
+    asked = [OpenQuestion("event", ("Did someone fall?",), ("yes" if yes else "no",), 9.0) for yes in truth] + [
+        OpenQuestion("needle", ("Was there a red vehicle?",), ("yes",), 9.0)
+    ] * 50
+    answered = [
+        grade_answer(
+            "v", number, question, ["no"], ttft_s=0, retrieved=0, held=0, bytes_moved=0, bytes_held=0, yes=[score]
+        )
+        for number, (question, score) in enumerate(zip(asked, [*scores, *[0.0] * 50], strict=True))
+    ]
+    before = ModelSettings(answer_temperature=4.0, answer_bias=-1.0)
+
+    def fitted(count):
+        result = SettingResult(FULL, tuple(answered[:count]))
+        return fit_answers(MemoryResults((result,), (Footage("v", "v.mp4", tuple(asked[:count])),), (), 0), before)
+
+    temperature, bias = fitted(len(asked))
+    assert (1 / temperature, bias) == pytest.approx((0.8, 2.0), abs=0.15)
+    with pytest.raises(ConfigError, match="one answer to all"):
+        fitted(1)
 
 
 def test_a_fit_changes_its_own_entries_only(tmp_path):

@@ -62,7 +62,8 @@ class SceneAnswers:
             said = tuple(each["said"])
             judged = GradedAnswer(video, number, question.kind, credit(question, said))
             recall = None if each["recall"] is None else EvidenceRecall(**each["recall"])
-            found.append(AnswerRecord(**{**each, "said": said, "judged": judged, "recall": recall}))
+            yes = tuple(each["yes"])
+            found.append(AnswerRecord(**{**each, "said": said, "judged": judged, "recall": recall, "yes": yes}))
         coverage = {
             space: Coverage(each["area"], each["furthest"], tuple(each["percentiles"]))
             for space in SPACES
@@ -178,6 +179,7 @@ def _ask(
         bytes_moved=sum(each.bytes_read for each in results),
         bytes_held=bytes_held,
         retrieved_at=times,
+        yes=[each.yes for each in results],
     ), not (
         any(each.degraded for each in results) or memory.counts.lost or (memory.counts.frames and not memory.tokens)
     )

@@ -45,6 +45,7 @@ class AnswerRecord:
     * ``retrieved``, ``held``: tokens per layer and head, mean over layers, heads and turns
     * ``bytes_moved``: KV loaded, over all turns; ``bytes_held``: KV held when asked
     * ``recall``: None without evidence
+    * ``yes``: P(yes) of each turn
     """
 
     judged: GradedAnswer
@@ -56,6 +57,7 @@ class AnswerRecord:
     bytes_moved: int
     bytes_held: int
     recall: EvidenceRecall | None
+    yes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ def grade_answer(
     bytes_moved: int,
     bytes_held: int,
     retrieved_at: Sequence[float] | None = None,
+    yes: Sequence[float] = (),
 ) -> AnswerRecord:
     """Grade one conversation: ``said`` has one answer per turn, numbers are as in ``AnswerRecord``.
 
@@ -154,7 +157,8 @@ def grade_answer(
     judged = GradedAnswer(video, number, question.kind, credit(question, said))
     known = retrieved_at is not None and bool(question.evidence)
     recall = evidence_recall(retrieved_at or (), question.evidence) if known else None
-    return AnswerRecord(judged, tuple(said), ttft_s, question.at_s, retrieved, held, bytes_moved, bytes_held, recall)
+    at_s = question.at_s
+    return AnswerRecord(judged, tuple(said), ttft_s, at_s, retrieved, held, bytes_moved, bytes_held, recall, tuple(yes))
 
 
 def evidence_recall(retrieved_at: Sequence[float], evidence: Sequence[Span]) -> EvidenceRecall:
