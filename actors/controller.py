@@ -25,9 +25,8 @@ from cluster.config import CameraEntry, SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, DeletionTracker, Route
 from cluster.control.cameras.managed import ManagedCamera
-from cluster.control.cameras.store import CameraStore, FileTable
-from cluster.control.cameras.table import CameraTable
-from cluster.control.decoder_count import DecoderCount
+from cluster.control.cameras.table import CameraStore, CameraTable, FileTable
+from cluster.control.decoders import DecoderCount
 from cluster.control.directory import Directory
 from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError

@@ -27,7 +27,7 @@ from cluster.config import SightlineConfig
 from cluster.config.alerts import AlertsConfig
 from cluster.config.cluster import ClusterConfig, PlacementConfig
 from cluster.config.sources import decoder_roots
-from cluster.control.decoder_count import decoder_names
+from cluster.control.decoders import decoder_names
 from cluster.redaction import REVEAL
 
 

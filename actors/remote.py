@@ -106,7 +106,7 @@ def controller() -> Any:
 
 class RayTable:
     """A namespace of Ray's key-value store, which outlives actors and ends with Ray
-    (:class:`cluster.control.cameras.store.Table`)."""
+    (:class:`cluster.control.cameras.table.Table`)."""
 
     durable = False
 

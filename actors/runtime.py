@@ -22,8 +22,8 @@ from actors.processes import Process, processes, tiers, wanted_decoders
 from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, gateway_names
 from actors.session import RaySession
 from cluster.config import SightlineConfig
-from cluster.control.cameras.store import lock_state
-from cluster.control.decoder_count import decoder_names
+from cluster.control.cameras.table import lock_state
+from cluster.control.decoders import decoder_names
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.security.private_files import FolderLock
 from cluster.types import CameraStatus

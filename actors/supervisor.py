@@ -15,7 +15,7 @@ from actors.processes import Process, processes, tiers, wanted_decoders
 from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, gateway_names
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
-from cluster.control.decoder_count import decoder_names
+from cluster.control.decoders import decoder_names
 from cluster.errors import SightlineError, UnavailableError
 
 log = logging.getLogger(__name__)

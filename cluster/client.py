@@ -32,11 +32,11 @@ from cluster.errors import SightlineError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.redaction import SourceAddress
 from cluster.types import Answer, CameraStatus, MemoryStatus, Question
+from cluster.types.cameras import Discovery
 from cluster.types.reports import DecoderNumbers, ReplicaStatus
-from cluster.types.sources import Discovery
 from cluster.wire.channel import channel_options, split_address
-from cluster.wire.convert import answer_from_proto, question_to_proto, replica_from_proto, status_from_proto
-from cluster.wire.mapping import from_message
+from cluster.wire.convert import answer_from_proto, status_from_proto
+from cluster.wire.mapping import from_message, to_message
 from cluster.wire.memory_wire import (
     AskAllProgress,
     CameraTold,
@@ -46,7 +46,6 @@ from cluster.wire.memory_wire import (
     check_camera,
     check_name,
     check_question,
-    forgotten_from_proto,
     told_from_proto,
 )
 from cluster.wire.memory_wire import (
@@ -137,7 +136,7 @@ class GatewayClient:
         request = cameras_pb2.AddCameraRequest(
             name=name,
             source=SourceAddress(source).reveal(),
-            questions=[question_to_proto(question) for question in questions],
+            questions=[to_message(cameras_pb2.Question, question) for question in questions],
             settings_json=json.dumps(settings) if settings else "",
             force=force,
             manager=manager,
@@ -183,12 +182,12 @@ class GatewayClient:
         """Every replica, and how many decoders run and are wanted; ``None`` where their number is fixed."""
         reply = self._call(self._replicas.List, replicas_pb2.ListReplicasRequest())
         decoders = from_message(DecoderNumbers, reply.decoders) if reply.HasField("decoders") else None
-        return [replica_from_proto(status) for status in reply.replicas], decoders
+        return [from_message(ReplicaStatus, status) for status in reply.replicas], decoders
 
     def replica_drain(self, name: str, *, undo: bool = False) -> ReplicaStatus:
         """Take the cameras off a replica, or with ``undo`` let it have some again."""
         request = replicas_pb2.DrainReplicaRequest(name=name, undo=undo)
-        return replica_from_proto(self._call(self._replicas.Drain, request))
+        return from_message(ReplicaStatus, self._call(self._replicas.Drain, request))
 
     def watch(self, cameras: Collection[str] = ()) -> Iterator[tuple[Answer, int]]:
         """Answers as they come, each with how many were missed before it; ends when the gateway stops.
@@ -276,7 +275,7 @@ class GatewayClient:
         """Forget what was seen more than ``before_s`` seconds before the newest frame, and what was kept of incidents
         more than so many seconds ago; 0 forgets everything."""
         request = memory_pb2.ForgetRequest(camera=check_camera(camera), before_s=before_s)
-        return forgotten_from_proto(self._call(self._memory.Forget, request, self._slow_s))
+        return from_message(ForgottenCamera, self._call(self._memory.Forget, request, self._slow_s))
 
     def memory(self, camera: str) -> MemoryStatus:
         """What the camera remembers."""

@@ -6,13 +6,19 @@ matrix find it by its name. A policy's options are the fields of its dataclass, 
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from cluster.errors import ConfigError
 
 T = TypeVar("T")
 E = TypeVar("E")
+
+
+def near(name: object, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` when one of ``known`` is close, else nothing."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class Registry(Generic[T]):
@@ -56,10 +62,7 @@ class Registry(Generic[T]):
         return entry
 
     def unknown(self, name: str) -> str:
-        """Error message for an unknown ``name``."""
-        near = difflib.get_close_matches(name, self._entries, n=1)
-        hint = f" did you mean {near[0]!r}?" if near else ""
-        return f"unknown {self.kind} {name!r};{hint} there are: {', '.join(self.names())}"
+        return f"unknown {self.kind} {name!r}{near(name, self._entries) or ';'} there are: {', '.join(self.names())}"
 
     def names(self) -> list[str]:
         return sorted(self._entries)

@@ -15,7 +15,7 @@ from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
     from cluster.config import CameraEntry
-    from cluster.control.cameras.changes import Change
+    from cluster.control.cameras.managed import Change
 
 Takeover = Annotated[bool, typer.Option("--takeover", help="Take over cameras that belong to another manager.")]
 
@@ -52,8 +52,7 @@ def apply(
     """
     from rich.markup import escape
 
-    from cluster.control.cameras.changes import plan
-    from cluster.control.cameras.managed import CLUSTER, manager_from_outside
+    from cluster.control.cameras.managed import CLUSTER, manager_from_outside, plan
     from cluster.kubernetes.resource import read_cameras
 
     if manager_from_outside(manager) == CLUSTER:

@@ -12,7 +12,7 @@ from actors.cli.options import DEFAULT_GATEWAY, Gateway, connect
 from actors.cli.output import save
 
 if TYPE_CHECKING:
-    from cluster.types.sources import DiscoveredCamera
+    from cluster.types.cameras import DiscoveredCamera
 
 PASSWORD, ESCAPED = "CAMERA_PASSWORD", "CAMERA_PASSWORD_ESCAPED"
 

@@ -41,7 +41,7 @@ from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.security.roles import EVERY
 from cluster.types import Answer
-from cluster.wire.fan_out import FanOut, Subscription
+from cluster.wire.answers import FanOut, Subscription
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, field_validator, model_validator
 
-from cluster.config.problems import Duration, Problem, Section, Size
+from cluster.config.problems import ConflictError, Duration, Problem, Section, Size
 from cluster.registry import sinks
 
 
@@ -149,8 +149,6 @@ class SinkConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        from cluster.config.problems import ConflictError
-
         found = self._problems()
         if found:
             raise ConflictError(found)

@@ -1,13 +1,15 @@
 """``cameras:``, ``source:``, ``questions:`` — cameras, their connections and standing questions."""
 
+import re
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, TypeAlias
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, field_validator
 
 from cluster.config.memory import MemoryConfig
 from cluster.config.polygon import MAX_MASKS, MAX_ZONES, PicturePolygon
 from cluster.config.problems import Duration, OneOf, Section
-from cluster.config.schedule import ScheduleConfig
 from cluster.config.sources import check_address
 from cluster.redaction import SourceAddress
 from cluster.registry import pruners, refresh_policies
@@ -85,6 +87,70 @@ class SourceConfig(Section):
     Default 192 MiB: 4K with 8 references; 8K with 4 takes 430 MiB."""
 
 
+Day: TypeAlias = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|(24):(00))")
+
+
+def _minutes(text: str) -> tuple[int, int]:
+    """Minutes since midnight of ``HH:MM-HH:MM``, begin and end.
+
+    Raises:
+        ValueError: it is none, or both are the same.
+    """
+    found = _HOURS.fullmatch(text)
+    if found is None:
+        raise ValueError(f"hours are written like 08:00-18:30 or 22:00-06:00, not {text[:40]!r}")
+    hour, minute, *end = [int(each) for each in found.groups() if each is not None]
+    begin, until = 60 * hour + minute, 60 * end[0] + end[1]
+    if begin == until:
+        raise ValueError(f"hours {text} begin and end at the same time; leave them away to ask all day")
+    return begin, until
+
+
+def _check_hours(text: str) -> str:
+    _minutes(text)
+    return text
+
+
+def _check_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (OSError, ValueError, KeyError):
+        raise ValueError(f"there is no time zone {name[:80]!r}; name one like UTC or Europe/Berlin") from None
+    return name
+
+
+Hours: TypeAlias = Annotated[str, AfterValidator(_check_hours)]
+
+
+class ScheduleConfig(Section):
+    """Local days and hours; hours that cross midnight belong to the day on which they begin."""
+
+    days: list[Day] = Field(default_factory=lambda: list(DAYS), min_length=1)
+    """Days of the week."""
+    hours: list[Hours] = Field(default_factory=list, max_length=16)
+    """Hours of these days, each like 08:00-18:30 or, over midnight, 22:00-06:00; empty: all day."""
+    timezone: Annotated[str, AfterValidator(_check_zone)] = Field(default="UTC", max_length=64)
+    """Time zone of days and hours, like Europe/Berlin."""
+
+    def holds(self, at_s: float) -> bool:
+        """Whether ``at_s``, seconds since 1970, is within it."""
+        now = datetime.fromtimestamp(at_s, ZoneInfo(self.timezone))
+        minute = 60 * now.hour + now.minute
+        today, yesterday = DAYS[now.weekday()], DAYS[(now.date() - timedelta(days=1)).weekday()]
+        if not self.hours:
+            return today in self.days
+        for begin, end in map(_minutes, self.hours):
+            crosses = end < begin
+            if today in self.days and minute >= begin and (crosses or minute < end):
+                return True
+            if crosses and yesterday in self.days and minute < end:
+                return True
+        return False
+
+
 class QuestionConfig(Section):
     """One standing yes/no question."""
 
@@ -131,7 +197,6 @@ class QuestionConfig(Section):
         return self.when is None or self.when.holds(at_s)
 
     def question(self) -> Question:
-        """Convert to the engine's type."""
         return Question(self.id, self.text, self.threshold, self.explain)
 
 
@@ -174,34 +239,22 @@ class CameraEntry(Section):
 
 
 class CameraConfig(Section):
-    """A camera with every setting resolved (global sections, then its own keys)."""
+    """A camera with every setting resolved (global sections, then its own keys), as :class:`CameraEntry` describes
+    them."""
 
     name: str
-    """Unique name of the camera."""
     source: SourceAddress
-    """Address or path; empty for a camera that pushes."""
     paused: bool = False
-    """Neither connected nor decoded nor asked."""
     priority: PriorityName = "normal"
-    """critical, normal or background."""
     sampling: SamplingConfig
-    """Resolved sampling section."""
     pruning: PruningConfig
-    """Resolved pruning section."""
     window: WindowConfig
-    """Resolved window section."""
     memory: MemoryConfig
-    """Resolved memory section."""
     source_options: SourceConfig
-    """Resolved source section."""
     decode: DecodeName = "auto"
-    """auto, cuda or cpu."""
     questions: list[QuestionConfig]
-    """Resolved questions."""
     privacy_masks: list[PicturePolygon] = Field(default_factory=list)
-    """Parts of the picture that are blacked out."""
     zones: list[PicturePolygon] = Field(default_factory=list)
-    """Parts that are outlined for the model."""
 
     def asks_at(self, at_s: float) -> bool:
         """Whether any question is asked at ``at_s``, seconds since 1970."""
@@ -215,11 +268,7 @@ class CameraConfig(Section):
             stream=self.name,
             questions=tuple(question.question() for question in asked),
             window_s=self.window.length_s,
-            stride_s=self.window.stride_s,
-            refresh=self.window.refresh,
-            refresh_budget=self.window.refresh_budget,
-            static_gate=self.window.static_gate,
-            max_idle_s=self.window.max_idle_s,
+            **self.window.model_dump(exclude={"length_s"}),
             patient=self.is_patient,
             memory=self.memory.spec(),
             priority=self.priority,
@@ -227,7 +276,6 @@ class CameraConfig(Section):
 
     @property
     def is_file(self) -> bool:
-        """Whether the source is a video file."""
         return bool(self.source) and self.source.scheme in ("", "file", "demo")
 
     @property

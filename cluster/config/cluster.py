@@ -108,7 +108,6 @@ class PlacementConfig(Section):
     """Resource of nodes for replicas and their tiers, besides GPUs; null is any."""
 
     def of(self, role: Literal["control", "gateway", "decoder", "replica"]) -> str | None:
-        """Resource of nodes for processes of a kind."""
         if role == "gateway":
             return self.gateway or self.control
         own: str | None = getattr(self, role)

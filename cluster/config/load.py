@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 @dataclass(slots=True)
 class Document:
-    """``data``: the parsed mapping, empty for an empty file. ``lines``: path -> line, counted from 1."""
+    """``data``: the parsed mapping, empty for an empty file. ``where``: its name in messages. ``lines``: path -> line,
+    counted from 1."""
 
     data: dict[str, Any]
+    where: str
     lines: dict[KeyPath, int] = field(default_factory=dict)
 
     def line(self, path: KeyPath) -> int | None:
@@ -34,6 +36,10 @@ class Document:
         while path not in self.lines and path:
             path = path[:-1]
         return self.lines.get(path)
+
+    def refusal(self, problems: Iterable[Problem]) -> InvalidConfigError:
+        """The error that names the problems with their lines."""
+        return InvalidConfigError([replace(each, line=self.line(each.path)) for each in problems], where=self.where)
 
 
 def read_yaml(text: str, where: str) -> Document:
@@ -57,10 +63,10 @@ def read_yaml(text: str, where: str) -> Document:
     try:
         root = loader.get_single_node()
         if root is None:
-            return Document({})
+            return Document({}, where)
         if not isinstance(root, yaml.MappingNode):
             raise refuse("must be a mapping of sections such as `window:` and `cameras:`", _line(root))
-        document = Document({}, {(): _line(root)})
+        document = Document({}, where, {(): _line(root)})
         document.data = _Reader(loader, document.lines, where).mapping(root, (), frozenset())
         return document
     except yaml.MarkedYAMLError as error:
@@ -182,15 +188,11 @@ def expand(tree: Any, environment: Mapping[str, str] | None = None) -> tuple[Any
     return walk(tree, ()), touched, problems
 
 
-def schema() -> dict[str, Any]:
-    """JSON schema (2020-12) of a configuration file."""
-    body = SightlineConfig.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body, "title": "Sightline configuration"}
-
-
 def schema_text() -> str:
-    """The schema as stored in ``configs/schema.json``."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    """JSON schema (2020-12) of a configuration file, as stored in ``configs/schema.json``."""
+    dialect, body = "https://json-schema.org/draft/2020-12/schema", SightlineConfig.model_json_schema()
+    schema = {"$schema": dialect, **body, "title": "Sightline configuration"}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> SightlineConfig:
@@ -200,7 +202,8 @@ def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | N
         ConfigError: the file cannot be read, or something in it is wrong; the message names file, line, key and remedy.
     """
     where = str(path) if path is not None else "configuration"
-    return _checked(Document({}) if path is None else read_yaml(_read(Path(path)), where), where, overrides or {})
+    document = Document({}, where) if path is None else read_yaml(read_file(Path(path)), where)
+    return _checked(document, overrides or {})
 
 
 def load_tree(tree: Mapping[str, Any], where: str = "configuration") -> SightlineConfig:
@@ -209,18 +212,18 @@ def load_tree(tree: Mapping[str, Any], where: str = "configuration") -> Sightlin
     Raises:
         ConfigError: something in it is wrong; the message names key and remedy.
     """
-    return _checked(Document(dict(tree)), where, {})
+    return _checked(Document(dict(tree), where), {})
 
 
-def _checked(document: Document, where: str, overrides: Mapping[str, Any]) -> SightlineConfig:
+def _checked(document: Document, overrides: Mapping[str, Any]) -> SightlineConfig:
     tree, secret, unset = expand(document.data)
     if unset:
-        raise InvalidConfigError([replace(problem, line=document.line(problem.path)) for problem in unset], where=where)
+        raise document.refusal(unset)
     try:
         return SightlineConfig.model_validate(deep_merge(tree, overrides))
     except ValidationError as error:
         problems = from_validation(error, SightlineConfig, secret)
-        raise InvalidConfigError([_place(p, document, overrides) for p in problems], where=where) from None
+        raise InvalidConfigError([_place(p, document, overrides) for p in problems], where=document.where) from None
 
 
 def parse_camera(
@@ -253,14 +256,19 @@ def _place(problem: Problem, document: Document, overrides: Mapping[str, Any]) -
     return problem
 
 
-def _read(path: Path) -> str:
+def read_file(path: Path, file: str = "configuration file", what: str = "a configuration is") -> str:
+    """Text of a YAML file; ``file`` and ``what`` name it in messages.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such configuration file") from None
+        raise ConfigError(f"{path}: there is no such {file}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; name the YAML file in it") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not a text file in UTF-8; a configuration is YAML") from None
+        raise ConfigError(f"{path}: is not a text file in UTF-8; {what} YAML") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

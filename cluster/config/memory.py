@@ -124,18 +124,5 @@ class MemoryConfig(Section):
         """Memory specification for the engine; None where memory is disabled."""
         if not self.enabled:
             return None
-        return MemorySpec(
-            compressor=self.compressor,
-            organiser=self.organiser,
-            retriever=self.retriever,
-            cap_bytes=self.cap,
-            target=self.target,
-            keep=self.keep,
-            retention_s=self.retention,
-            block_frames=self.block_frames,
-            compressor_options=self.compressor_options,
-            organiser_options=self.organiser_options,
-            retriever_options=self.retriever_options,
-            frame_retrieval=self.frame_retrieval,
-            frame_retrieval_options=self.frame_retrieval_options,
-        )
+        same = self.model_dump(exclude={"enabled", "cap", "retention"})
+        return MemorySpec(cap_bytes=self.cap, retention_s=self.retention, **same)

@@ -12,10 +12,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from cluster.config.camera import PruningConfig
 from cluster.config.memory import MemoryConfig
-from cluster.config.problems import Problem, near
+from cluster.config.problems import Problem
 from cluster.errors import ConfigError
 from cluster.memory.frame_retrieval import make_frame_retrieval
-from cluster.registry import compressors, frame_retrievals, organisers, pruners, retrievers
+from cluster.registry import compressors, frame_retrievals, near, organisers, pruners, retrievers
 
 MEMORY_POLICIES = {
     "compressor": compressors,

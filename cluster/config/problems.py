@@ -1,7 +1,6 @@
 """Configuration problems: location (file, line, key), error and remedy; base class and types of sections."""
 
 import ast
-import difflib
 import functools
 import inspect
 import re
@@ -26,7 +25,7 @@ from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from cluster.errors import ConfigError
 from cluster.redaction import redact
-from cluster.registry import Registry
+from cluster.registry import Registry, near
 
 
 def _describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
@@ -185,14 +184,7 @@ class InvalidConfigError(ConfigError):
         return functools.partial(InvalidConfigError, where=self.where), (self.problems,)
 
     def sentences(self) -> list[str]:
-        """One line per problem."""
         return [problem.sentence(self.where) for problem in self.problems]
-
-
-def near(name: object, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` when one of ``known`` is close, else nothing."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def from_validation(error: ValidationError, root: type[BaseModel], secret: Iterable[KeyPath] = ()) -> list[Problem]:
@@ -220,7 +212,7 @@ def _message(details: ErrorDetails, path: KeyPath, root: type[BaseModel], *, sho
     if kind == "extra_forbidden":
         fields = list(model.model_fields) if model else []
         return f"unknown key{near(path[-1], fields) or ';'} keys here: {', '.join(fields)}"
-    meaning = _description(model, path[-1]) if path else ""
+    meaning = descriptions(model).get(str(path[-1]), "").split(";")[0] if model and path else ""
     if kind == "missing":
         return f"is missing; it means: {meaning}" if meaning else "is missing"
     if kind == "value_error":
@@ -234,10 +226,6 @@ def _message(details: ErrorDetails, path: KeyPath, root: type[BaseModel], *, sho
     choices = str(details.get("ctx", {}).get("expected", "")).replace("'", "").replace(" or ", ", ").split(", ")
     hint = near(details["input"], choices) if kind == "literal_error" and shown else ""
     return f"{message}{got}{hint}" + (f" ({meaning.rstrip('.')})" if meaning and not hint else "")
-
-
-def _description(model: type[BaseModel] | None, key: str | int) -> str:
-    return descriptions(model).get(str(key), "").split(";")[0] if model is not None else ""
 
 
 def _clean(loc: Sequence[str | int], root: type[BaseModel]) -> KeyPath:
@@ -258,18 +246,16 @@ def _model_at(root: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
             continue
         if current is None or part not in current.model_fields:
             return None
-        current = _section(current.model_fields[part].annotation)
+        current = section_of(current.model_fields[part].annotation)
     return current
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """Section model of a field, also in a list or optional; ``None`` for plain values."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
-        for inner in typing.get_args(annotation):
-            section = _section(inner)
-            if section is not None:
-                return section
+        return next(filter(None, map(section_of, typing.get_args(annotation))), None)
     return None
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,7 +22,7 @@ from cluster.config.cluster import ClusterConfig, GatewayConfig, KubernetesConfi
 from cluster.config.memory import AskingConfig, MemoryConfig, TiersConfig
 from cluster.config.model import ModelConfig, SimulatedConfig, VllmConfig
 from cluster.config.policies import MEMORY_POLICIES, memory_problems, pruning_problems
-from cluster.config.problems import KeyPath, Problem, Section, size_text
+from cluster.config.problems import ConflictError, InvalidConfigError, KeyPath, Problem, Section, size_text
 from cluster.config.security import SecurityConfig
 from cluster.errors import ConfigError
 from cluster.hosts import is_loopback
@@ -43,67 +42,66 @@ def conflicts(config: SightlineConfig) -> list[Problem]:
         blamed = {problem.path for problem in found}
         own = camera_conflicts(resolve(config, entry), path, entry, config.tiers)
         found += [each for each in own if each.path not in blamed]
-    if config.cluster.heartbeat_timeout_s <= config.cluster.heartbeat_s:
-        message = (
-            f"must be above heartbeat_s = {config.cluster.heartbeat_s:g}, not {config.cluster.heartbeat_timeout_s:g}"
-        )
-        found.append(Problem(("cluster", "heartbeat_timeout_s"), message))
-    most = config.cluster.max_decoders
-    if most is not None and most < config.cluster.decoders:
-        message = f"must be decoders = {config.cluster.decoders} or more, not {most}"
-        found.append(Problem(("cluster", "max_decoders"), message))
-    stall_s, batch_s = config.cluster.stall_timeout_s, config.vllm.timeout_s
-    if config.engine == "vllm" and batch_s >= stall_s:
-        message = (
-            f"must be below cluster.stall_timeout_s = {stall_s:g}, not {batch_s:g}: the replica would be replaced "
-            "before its engine core is given up"
-        )
-        found.append(Problem(("vllm", "timeout_s"), message))
-    if config.engine == "vllm" and config.model.dtype == "float8":
-        message = "float8 is of the native engine; take bfloat16, and quantization: fp8 under vllm.arguments"
-        found.append(Problem(("model", "dtype"), message))
-    if config.engine == "vllm" and config.memory.frame_retrieval is not None:
-        message = "vllm keeps no memory that frames could read; take the native engine, or set null"
-        found.append(Problem(("memory", "frame_retrieval"), message))
-    gateway = config.gateway
+    return [*found, *_process_conflicts(config), *_access_conflicts(config)]
+
+
+def _process_conflicts(config: SightlineConfig) -> Iterator[Problem]:
+    cluster, gateway = config.cluster, config.gateway
+    beat_s, most = cluster.heartbeat_s, cluster.max_decoders
+    if cluster.heartbeat_timeout_s <= beat_s:
+        message = f"must be above heartbeat_s = {beat_s:g}, not {cluster.heartbeat_timeout_s:g}"
+        yield Problem(("cluster", "heartbeat_timeout_s"), message)
+    if most is not None and most < cluster.decoders:
+        yield Problem(("cluster", "max_decoders"), f"must be decoders = {cluster.decoders} or more, not {most}")
+    if config.engine == "vllm":
+        stall_s, batch_s = cluster.stall_timeout_s, config.vllm.timeout_s
+        if batch_s >= stall_s:
+            message = (
+                f"must be below cluster.stall_timeout_s = {stall_s:g}, not {batch_s:g}: the replica would be replaced "
+                "before its engine core is given up"
+            )
+            yield Problem(("vllm", "timeout_s"), message)
+        if config.model.dtype == "float8":
+            message = "float8 is of the native engine; take bfloat16, and quantization: fp8 under vllm.arguments"
+            yield Problem(("model", "dtype"), message)
+        if config.memory.frame_retrieval is not None:
+            message = "vllm keeps no memory that frames could read; take the native engine, or set null"
+            yield Problem(("memory", "frame_retrieval"), message)
     if gateway.port and gateway.port == gateway.metrics_port:
-        found.append(Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}"))
-    if (
-        config.cluster.gateways > 1
-        and config.cluster.placement.gateway is None
-        and (gateway.port or gateway.metrics_port)
-    ):
+        yield Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}")
+    if cluster.gateways > 1 and cluster.placement.gateway is None and (gateway.port or gateway.metrics_port):
         message = (
-            f"{config.cluster.gateways} gateways on the same ports need a node each; name in cluster.placement.gateway "
+            f"{cluster.gateways} gateways on the same ports need a node each; name in cluster.placement.gateway "
             "a Ray resource of which each such node offers 1, or set gateway.port and gateway.metrics_port to 0"
         )
-        found.append(Problem(("cluster", "gateways"), message))
-    open_door = not config.security.guarded and not config.security.allow_unauthenticated
-    if open_door and not is_loopback(gateway.host):
+        yield Problem(("cluster", "gateways"), message)
+    if gateway.max_packet_bytes > cluster.packet_queue_bytes:
+        message = f"must be at least gateway.max_packet_bytes = {gateway.max_packet_bytes}, or such a packet never fits"
+        yield Problem(("cluster", "packet_queue_bytes"), message)
+
+
+def _access_conflicts(config: SightlineConfig) -> Iterator[Problem]:
+    security, host, redis = config.security, config.gateway.host, config.tiers.redis_url
+    if not security.guarded and not security.allow_unauthenticated and not is_loopback(host):
         message = (
-            f"{gateway.host} lets other machines in, and nobody is asked for a token; name security.tokens_file "
+            f"{host} lets other machines in, and nobody is asked for a token; name security.tokens_file "
             "(`sightline tokens create` makes one), or give security.oidc, or set security.allow_unauthenticated: true"
         )
-        found.append(Problem(("gateway", "host"), message))
-    security = config.security
+        yield Problem(("gateway", "host"), message)
     plaintext = security.internal_tls.certificate is None and not security.allow_plain_inside
     if plaintext and config.cluster.ray_address is not None:
         message = (
             "processes of a Ray cluster reach each other over the network, and without TLS so does whoever is on it; "
             "give certificate, key and ca, or set security.allow_plain_inside: true"
         )
-        found.append(Problem(("security", "internal_tls"), message))
-    redis = config.tiers.redis_url
-    if redis is not None and security.memory_key_file is None and not _on_this_machine(redis):
+        yield Problem(("security", "internal_tls"), message)
+    here = redis is None or redis.startswith("unix://") or is_loopback(urlsplit(redis).hostname or "")
+    if not here and security.memory_key_file is None:
         message = (
             "whoever can write to a Redis on another machine could forge what cameras remember; name a file with a "
             "secret that is the same for all processes (`openssl rand -hex 32 > FILE` makes one)"
         )
-        found.append(Problem(("security", "memory_key_file"), message))
-    if gateway.max_packet_bytes > config.cluster.packet_queue_bytes:
-        message = f"must be at least gateway.max_packet_bytes = {gateway.max_packet_bytes}, or such a packet never fits"
-        found.append(Problem(("cluster", "packet_queue_bytes"), message))
-    return found
+        yield Problem(("security", "memory_key_file"), message)
 
 
 def camera_conflicts(camera: CameraConfig, path: KeyPath, entry: CameraEntry, tiers: TiersConfig) -> list[Problem]:
@@ -114,12 +112,12 @@ def camera_conflicts(camera: CameraConfig, path: KeyPath, entry: CameraEntry, ti
         found.append(Problem((*path, "questions"), message))
     if entry.questions:
         found += _repeated_questions(entry.questions, (*path, "questions"))
-    return found + _section_conflicts(camera, path, entry, tiers)
+    return [*found, *_section_conflicts(camera, path, entry, tiers)]
 
 
 def _section_conflicts(
     camera: CameraConfig, path: KeyPath, entry: CameraEntry | None, tiers: TiersConfig
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Contradictions inside the merged sections, located at the camera's key if set, else at the global one."""
 
     def at(section: str, key: str) -> KeyPath:
@@ -128,61 +126,44 @@ def _section_conflicts(
             return (*path, section, key)
         return ({"source_options": "source"}.get(section, section), key)
 
-    found: list[Problem] = []
-    window, sampling = camera.window, camera.sampling
+    window, sampling, backoff = camera.window, camera.sampling, camera.source_options.backoff
     if window.stride_s > window.length_s:
         message = f"must not exceed the window's length_s = {window.length_s:g}, not {window.stride_s:g}"
-        found.append(Problem(at("window", "stride_s"), message))
+        yield Problem(at("window", "stride_s"), message)
     if sampling.anchor_interval_s > window.length_s:
         message = f"must not exceed window.length_s = {window.length_s:g}, not {sampling.anchor_interval_s:g}"
-        found.append(Problem(at("sampling", "anchor_interval_s"), message))
+        yield Problem(at("sampling", "anchor_interval_s"), message)
     if window.length_s * sampling.fps < 1:
         message = f"at {sampling.fps:g} frames per second a window of {window.length_s:g} s would hold no frame"
-        found.append(Problem(at("sampling", "fps"), message))
+        yield Problem(at("sampling", "fps"), message)
     policies = {"pruning": pruning_problems(camera.pruning), "memory": memory_problems(camera.memory)}
     for section, problems in policies.items():
         for problem in problems:
             key = at(section, str(problem.path[0]))
-            found.append(Problem((*key, *problem.path[1:]), problem.message))
-    if camera.memory.enabled:
-        found += _no_room(camera.memory.cap, tiers, at("memory", "cap"))
-    return found + _backoff(camera.source_options, at("source_options", "backoff"))
-
-
-def _no_room(cap: int, tiers: TiersConfig, path: KeyPath) -> list[Problem]:
-    """Problem of a camera's cap that exceeds the capacity of a whole tier."""
+            yield Problem((*key, *problem.path[1:]), problem.message)
     rooms = {
         "host_bytes": tiers.host_bytes,
         "node_bytes": tiers.node_bytes if tiers.node else None,
         "camera_bytes": tiers.camera_bytes,
     }
-    for key, room in rooms.items():
-        if room is not None and cap > room:
-            message = f"must not exceed tiers.{key} = {size_text(room)}, not {size_text(cap)}; lower it or raise that"
-            return [Problem(path, message)]
-    return []
-
-
-def _on_this_machine(redis_url: str) -> bool:
-    return redis_url.startswith("unix://") or is_loopback(urlsplit(redis_url).hostname or "")
-
-
-def _backoff(source: SourceConfig, path: KeyPath) -> list[Problem]:
-    backoff = source.backoff
+    cap = camera.memory.cap
+    too_small = [(name, room) for name, room in rooms.items() if room is not None and cap > room]
+    if camera.memory.enabled and too_small:
+        name, room = too_small[0]
+        message = f"must not exceed tiers.{name} = {size_text(room)}, not {size_text(cap)}; lower it or raise that"
+        yield Problem(at("memory", "cap"), message)
     if backoff.max_s < backoff.initial_s:
         message = f"must not be below initial_s = {backoff.initial_s:g}, not {backoff.max_s:g}"
-        return [Problem((*path, "max_s"), message)]
-    return []
+        yield Problem((*at("source_options", "backoff"), "max_s"), message)
 
 
 def _repeated_questions(questions: list[QuestionConfig], path: KeyPath) -> list[Problem]:
-    counts = Counter(question.id for question in questions)
-    found = []
-    for index, question in enumerate(questions):
-        first = next(i for i, other in enumerate(questions) if other.id == question.id)
-        if counts[question.id] > 1 and index != first:
-            found.append(Problem((*path, index, "id"), f"two questions are called {question.id!r}; ids must be unique"))
-    return found
+    ids = [question.id for question in questions]
+    return [
+        Problem((*path, index, "id"), f"two questions are called {id_!r}; ids must be unique")
+        for index, id_ in enumerate(ids)
+        if id_ in ids[:index]
+    ]
 
 
 S = TypeVar("S", bound=Section)
@@ -241,8 +222,6 @@ def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> Camer
     Raises:
         ConfigError: no camera of that name, or settings that contradict each other.
     """
-    from cluster.config.problems import InvalidConfigError
-
     if isinstance(camera, str):
         entries = [entry for entry in config.cameras if entry.name == camera]
         if not entries:
@@ -305,8 +284,6 @@ class SightlineConfig(Section):
 
     @model_validator(mode="after")
     def _no_conflicts(self) -> SightlineConfig:
-        from cluster.config.problems import ConflictError
-
         found = conflicts(self)
         if found:
             raise ConflictError(found)

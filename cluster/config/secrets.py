@@ -19,9 +19,9 @@ def tls_files(security: SecurityConfig) -> TlsFiles | None:
     tls = security.tls
     if tls.certificate is None or tls.key is None:
         return None
-    return TlsFiles(
-        Path(tls.certificate), Path(tls.key), None if tls.client_ca is None else Path(tls.client_ca)
-    ).check()
+    files = TlsFiles(Path(tls.certificate), Path(tls.key), None if tls.client_ca is None else Path(tls.client_ca))
+    files.context()
+    return files
 
 
 def memory_secret(security: SecurityConfig) -> bytes:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from cluster.config.problems import InvalidConfigError, Problem, near
+from cluster.config.problems import InvalidConfigError, Problem
 from cluster.hosts import is_below
 from cluster.redaction import SourceAddress
+from cluster.registry import near
 
 if TYPE_CHECKING:
     from cluster.config.camera import CameraEntry

@@ -52,7 +52,6 @@ class AccountedVideo:
         self._since_s = now_s
 
     def add_decoder(self, report: CameraReport, now_s: float) -> None:
-        """Record a decoder's report, which came at ``now_s``."""
         if report.idle:
             self.reset(now_s)
         if report.accounted is None:
@@ -63,12 +62,12 @@ class AccountedVideo:
         if self._gap is None and self._until is not None and span.begin.at_s > self._until.at_s + LEAST_S:
             self._gap = _Gap(self._until, span.begin.at_s)
         if self._gap is None:
-            self._extend(span.end)
+            self._until = _later(self._until, span.end)
         elif span.begin.at_s > self._gap.begin.at_s:
             counts = report.counts
             self._gap.counted[report.run] = counts.get("windows_dropped", 0) + counts.get("windows_lost", 0)
         else:
-            self._shorten(self._gap, span.end)
+            self._gap.begin = _later(self._gap.begin, span.end)
 
     def add_replica(self, report: StreamReport, now_s: float, stride_s: float) -> int:
         """Record a replica's report, which came at ``now_s``; returns how many windows of ``stride_s`` are found to be
@@ -79,7 +78,7 @@ class AccountedVideo:
     def _add_span(self, span: AccountedSpan, now_s: float, stride_s: float) -> int:
         gap, lost = self._gap, 0
         if gap is not None and span.begin.at_s <= gap.begin.at_s:
-            self._shorten(gap, span.end)
+            gap.begin = _later(gap.begin, span.end)
             if span.end.at_s < gap.decoded_s:
                 return 0
         elif gap is not None:
@@ -88,17 +87,12 @@ class AccountedVideo:
             missing = math.floor(_between_s(gap.begin, span.begin) / stride_s + ROUNDING)
             lost = max(0, missing - sum(gap.counted.values()))
         self._gap = None
-        self._extend(span.end)
+        self._until = _later(self._until, span.end)
         return lost
 
-    @staticmethod
-    def _shorten(gap: _Gap, end: CameraMoment) -> None:
-        if end.at_s > gap.begin.at_s:
-            gap.begin = end
 
-    def _extend(self, end: CameraMoment) -> None:
-        if self._until is None or end.at_s > self._until.at_s:
-            self._until = end
+def _later(first: CameraMoment | None, last: CameraMoment) -> CameraMoment:
+    return last if first is None or last.at_s > first.at_s else first
 
 
 def _between_s(first: CameraMoment, last: CameraMoment) -> float:

@@ -22,23 +22,13 @@ Verdict = Literal["accepted", "reduced", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The answer to ``cameras add``.
-
-    * ``owner``: the replica that answers it, ``None`` while there is none
-    * ``windows_per_s``: expected at ``rung``, gated ones included
-    * ``lag_s``: mean seconds from a window's last frame to its answer
-    * ``missing_streams``, ``missing_replicas``: capacity missing for a refused camera with everyone at the lowest
-      permitted rung, in cameras like this one and in replicas
-    """
+    """The answer to ``cameras add``. ``missing_streams``, ``missing_replicas``: capacity missing for a refused camera
+    with everyone at the lowest permitted rung, in cameras like this one and in replicas."""
 
     verdict: Verdict
-    owner: str | None
-    windows_per_s: float
-    lag_s: float
-    rung: str
+    reason: str
     missing_streams: float = 0.0
     missing_replicas: float = 0.0
-    reason: str = ""
 
 
 class Holding(NamedTuple):
@@ -136,7 +126,7 @@ class Commitments:
             )
         else:
             return None
-        return Admission("refused", None, 0.0, math.inf, self._ladder.rungs[floor].name, streams, replicas, reason)
+        return Admission("refused", reason, streams, replicas)
 
     def fitting(self, loads: Sequence[float], pool: PoolCapacity) -> int:
         """The first rung at which everyone and one more camera fit; the lowest that still answers if none does."""
@@ -165,8 +155,6 @@ def expected_lag_s(*, load: float, windows_per_s: float, busy: float, costs: Cos
         load: busy seconds per second of the replica.
         windows_per_s: computed windows per second.
         busy: share of windows that the static gate passes.
-        costs: of the replica.
-        max_batch: most windows of a step.
     """
     if windows_per_s <= 0:
         return 0.0

@@ -1,6 +1,5 @@
 """Records of the controller's table: cameras, members, assignments, moves and deletions."""
 
-import difflib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from cluster.control.admission import Holding
 from cluster.control.cameras.managed import CLUSTER
 from cluster.control.demand import DemandEstimate, Measured
 from cluster.control.ladder import CameraOnLadder, Rung, Step
-from cluster.errors import UnknownCameraError
 from cluster.types import CameraStatus, PatchGeometry
 from cluster.types.reports import (
     CameraReport,
@@ -54,7 +52,6 @@ class FleetCamera:
         self.why = "as asked for"
 
     def set_loads(self, loads: Loads) -> None:
-        """Set its loads at each rung."""
         self.loads = loads
         self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
         due = 0.0 if self.idle else self.estimate.rate / self.estimate.declared.stride_s
@@ -70,17 +67,14 @@ class CameraMove:
     source: str | None
     to: str | None
     warm: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class FleetChanges:
-    """Decisions of one tick; ``short_s``: seconds per second missing although everyone is at the lowest permitted
-    rung."""
+    """Decisions of one tick."""
 
     steps: list[Step]
     moves: list[CameraMove]
-    short_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +160,11 @@ class CountedWindows:
     counts: Mapping[str, int]
 
 
+_OF_DECODER = ("state", "reason", "retry_in_s", "codec", "width", "height", "cue", "decode", "last_frame_age_s")
+_OF_REPLICA = ("latency_s", "last_answers", "memory_bytes", "memory_frames", "memory_oldest_s", "memory_state")
+"""Fields of a camera's status that the reports of its decoder and its replica have as well."""
+
+
 @dataclass(slots=True)
 class CameraRecord:
     """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`."""
@@ -214,10 +213,8 @@ class CameraRecord:
             self.totals.add({"windows_lost": lost})
         return lost
 
-    def status(
-        self, route: Route, *, rung: str, rung_reason: str, windows_per_s: float, expected_lag_s: float
-    ) -> CameraStatus:
-        """Status of the camera; arguments come from the scheduler."""
+    def status(self, route: Route, **scheduled: Any) -> CameraStatus:
+        """Status of the camera; ``scheduled``: fields that the scheduler knows."""
         name = self.settings.name
         report, stream = self.report, self.stream or StreamReport(name)
         if self.settings.paused:
@@ -225,42 +222,19 @@ class CameraRecord:
         elif report is None:
             reason = "no decoder is ready for it yet" if route.decoder is None else f"{route.decoder} is starting it"
             report = CameraReport(name, "waiting", reason)
+        found: dict[str, Any] = {key: getattr(report, key) for key in _OF_DECODER}
+        found |= {key: getattr(stream, key) for key in _OF_REPLICA}
+        found |= self.totals.counts() | scheduled
         return CameraStatus(
             name=name,
             source=str(self.settings.source),
-            state=report.state,
-            reason=report.reason,
-            retry_in_s=report.retry_in_s,
-            codec=report.codec,
-            width=report.width,
-            height=report.height,
-            cue=report.cue,
-            decode=report.decode,
-            last_frame_age_s=report.last_frame_age_s,
             decoder=route.decoder or "",
             replica=route.replica or "",
             priority=self.settings.priority,
-            rung=rung,
-            rung_reason=rung_reason,
-            windows_per_s=windows_per_s,
-            expected_lag_s=expected_lag_s,
-            latency_s=stream.latency_s,
-            memory_bytes=stream.memory_bytes,
-            memory_frames=stream.memory_frames,
-            memory_oldest_s=stream.memory_oldest_s,
-            memory_state=stream.memory_state,
-            last_answers=stream.last_answers,
             manager=self.manager,
             life=self.life,
-            **self.totals.counts(),
+            **found,
         )
-
-
-def unknown_camera(name: str, known: Iterable[str]) -> UnknownCameraError:
-    """Names the nearest known one."""
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return UnknownCameraError(f"there is no camera {name!r}{hint}")
 
 
 ORDERS = 256

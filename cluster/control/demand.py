@@ -1,6 +1,7 @@
-"""Demand estimation: a camera's load from its codec before it runs, corrected by counts and measured times."""
+"""Demand estimation: a camera's load as declared, corrected by its pictures, by counts and by measured times."""
 
 import math
+import operator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,15 +13,14 @@ from cluster.types.cameras import Priority
 STEP_WINDOWS = 8
 """Windows assumed to share a step, and with it the step's own seconds, when loads are predicted."""
 
+MEMORY_S = 60.0
+"""Seconds over which counts are averaged."""
+
 MOST = 16.0
 """Cap of measured over declared rate or cost: one outlier must not empty a replica."""
 
-BITS = 0.2
-"""Coded bits per pixel at which a camera is assumed to keep 63 % of its tokens between anchors. The median of twelve
-test scenes and two real clips, where it was 0.04 to 0.8: bits say little more than whether a picture is still."""
-
 DILATION = 1.2
-"""Kept tokens over changed groups: 1.10 to 1.28 in the same clips."""
+"""Kept tokens over changed groups: 1.10 to 1.28 in twelve test scenes and two real clips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,6 @@ def work(demand: Demand, rung: Rung, *, gated: float | None = None, missed: floa
     it keeps, of a gated one its anchors, since a window in which any other patch is kept is not gated.
 
     Args:
-        demand: of the camera.
-        rung: at which it runs.
         gated: gated strides since the last computed window; None: as expected.
         missed: dropped strides since then.
     """
@@ -136,13 +134,9 @@ def holding(demand: Demand, rung: Rung) -> Holding:
 def _share(demand: Demand, rung: Rung) -> float:
     """Share of the tokens kept: anchors are complete whatever the pruner does, and at a lower rate a larger share of
     the frames."""
-    return min(1.0, max(whole_share(demand, demand.fps * rung.fps), _kept_share(demand) * rung.kept))
-
-
-def _kept_share(demand: Demand) -> float:
-    """Mean share of tokens that a frame keeps at full quality, anchors included."""
     whole = whole_share(demand, demand.fps)
-    return whole + (1 - whole) * demand.kept
+    mean = whole + (1 - whole) * demand.kept
+    return min(1.0, max(whole_share(demand, demand.fps * rung.fps), mean * rung.kept))
 
 
 def windows_per_s(demand: Demand, rung: Rung) -> float:
@@ -150,43 +144,37 @@ def windows_per_s(demand: Demand, rung: Rung) -> float:
     return 0.0 if rung.shed else demand.rate / (demand.stride_s * rung.stride)
 
 
-def load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
-    """Replica seconds per second, gate included, when ``batch`` windows share a step."""
-    if rung.shed:
-        return 0.0
-    return windows_per_s(demand, rung) * demand.busy * demand.cost * _seconds(demand, rung, costs, batch)
+def load(demand: Demand, rung: Rung, costs: CostModel) -> float:
+    """Replica seconds per second, gate included."""
+    return demand.rate * demand.busy * demand.cost * declared_load(demand, rung, costs)
 
 
 def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
-    """The same for windows at the declared rate, all computed, at the cost model's seconds."""
+    """The same for windows at the declared rate, all computed, at the cost model's seconds, when ``batch`` windows
+    share a step."""
     if rung.shed:
         return 0.0
-    return 1.0 / (demand.stride_s * rung.stride) * _seconds(demand, rung, costs, batch)
-
-
-def _seconds(demand: Demand, rung: Rung, costs: CostModel, batch: int) -> float:
-    return costs.window_seconds(work(demand, rung)) + costs.step_s / batch
+    seconds = costs.window_seconds(work(demand, rung)) + costs.step_s / batch
+    return 1.0 / (demand.stride_s * rung.stride) * seconds
 
 
 class DemandEstimate:
-    """One camera's demand: first as declared, then from its codec, then from counts.
+    """One camera's demand: first as declared, then from its pictures, then from counts.
 
-    Counts cover periods of at least a stride and are averaged exponentially over about ``memory_s``. ``declared`` stays
-    as given.
+    Counts cover periods of at least a stride and are averaged exponentially over about :data:`MEMORY_S`. ``declared``
+    stays as given.
     """
 
-    __slots__ = ("_counted", "_memory_s", "_waiting", "busy", "cost", "declared", "kept", "rate")
+    __slots__ = ("_counted", "_waiting", "busy", "cost", "declared", "kept", "rate")
 
-    def __init__(self, declared: Demand, *, memory_s: float = 60.0) -> None:
+    def __init__(self, declared: Demand) -> None:
         self.declared = declared
-        self._memory_s = memory_s
         self._counted = False
         self._waiting: Measured | None = None
         self.rate, self.busy, self.kept, self.cost = declared.rate, declared.busy, declared.kept, declared.cost
 
     @property
     def demand(self) -> Demand:
-        """Current estimate."""
         return replace(self.declared, rate=self.rate, busy=self.busy, kept=self.kept, cost=self.cost)
 
     @property
@@ -194,33 +182,31 @@ class DemandEstimate:
         """Factor on a load computed for windows at the declared rate, all computed."""
         return self.rate * self.busy * self.cost
 
-    def observe_codec(self, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None) -> bool:
-        """Update from the codec, before any counts: bitrate, picture size and pictures per second of the stream, and
-        the mean share of token groups that changed. Returns whether the demand changed."""
-        if self._counted or not (pixels > 0 and fps > 0 and kbit_s >= 0):
-            return False
-        self.kept = kept_by_bits(1000 * kbit_s / (pixels * fps)) if activity is None else kept_by_activity(activity)
-        return True
+    def observe_activity(self, changed: float) -> bool:
+        """Update from the share of token groups that changed, before any counts: those and, by dilation, their
+        neighbours are kept. Returns whether the demand changed."""
+        if not self._counted:
+            self.kept = min(1.0, DILATION * max(0.0, changed))
+        return not self._counted
 
     def observe_counts(self, counts: Measured, rung: Rung, predicted_s: float = 0.0) -> bool:
         """Update from counts at ``rung``; returns whether the demand changed.
 
         Args:
             counts: since the last call.
-            rung: at which they were taken.
             predicted_s: engine seconds that the cost model gives one computed window of the demand at that rung.
         """
         if rung.shed or not counts.period_s > 0:
             return False
         if self._waiting is not None:
-            counts = _weighted_mean(self._waiting, counts)
+            counts = Measured(*map(operator.add, self._waiting, counts))
         stride_s = self.declared.stride_s * rung.stride
         # Heartbeats are irregular: nine tenths of a stride count as a stride.
         if counts.period_s < 0.9 * stride_s:
             self._waiting = counts
             return False
         self._waiting = None
-        pace = 1 - math.exp(-counts.period_s / self._memory_s)
+        pace = 1 - math.exp(-counts.period_s / MEMORY_S)
         found = (counts.windows + counts.dropped) * stride_s / counts.period_s
         self.rate += pace * (min(found, MOST) - self.rate)
         if counts.windows <= 0:
@@ -236,25 +222,3 @@ class DemandEstimate:
         if computed > 0 and counts.seconds > 0 and predicted_s > 0:
             self.cost += pace * (min(counts.seconds / computed / predicted_s, MOST) - self.cost)
         return True
-
-
-def _weighted_mean(first: Measured, then: Measured) -> Measured:
-    return Measured(
-        first.period_s + then.period_s,
-        first.windows + then.windows,
-        first.gated + then.gated,
-        first.tokens_full + then.tokens_full,
-        first.tokens_kept + then.tokens_kept,
-        first.seconds + then.seconds,
-        first.dropped + then.dropped,
-    )
-
-
-def kept_by_bits(bits_per_pixel: float) -> float:
-    """Estimated share of tokens kept between anchors, from coded bits per pixel: 0 for a still picture, at most 1."""
-    return 1 - math.exp(-bits_per_pixel / BITS)
-
-
-def kept_by_activity(activity: float) -> float:
-    """Estimated share from the share of changed groups and, by dilation, their neighbours."""
-    return min(1.0, DILATION * max(0.0, activity))

@@ -6,7 +6,7 @@ the actor, in the simulator and in tests.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cluster.config import CameraConfig
@@ -18,14 +18,14 @@ from cluster.control.camera_record import (
     CountedWindows,
     Member,
     Route,
-    unknown_camera,
 )
 from cluster.control.cameras.managed import CLUSTER, check_manager
-from cluster.control.decoder_table import DecoderTable
+from cluster.control.decoders import DecoderTable
 from cluster.control.demand import windows_per_s
 from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of, observe_pictures
 from cluster.control.ladder import Step
-from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError
+from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
+from cluster.registry import near
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 from cluster.types.reports import (
     CameraReport,
@@ -45,15 +45,16 @@ GIVEN_UP = 1000
 
 
 class Directory:
-    """See the module. ``version`` grows with every change that concerns decoders, and is greater than ``after``, the
-    last version of earlier controllers; ``steps``: the newest steps on the quality ladder, oldest first;
-    ``windows_lost``: windows that died with a camera's decoder and replica, of which only this table knows."""
+    """See the module. Methods raise ``UnknownCameraError`` for the name of no camera.
+
+    ``version`` grows with every change that concerns decoders, and is greater than ``after``, the last version of
+    earlier controllers; ``steps``: the newest steps on the quality ladder, oldest first; ``windows_lost``: windows that
+    died with a camera's decoder and replica, of which only this table knows."""
 
     def __init__(
         self,
         *,
         heartbeat_timeout_s: float = 10.0,
-        slack: float = 0.25,
         quality: FleetSettings = ALL_EQUAL,
         after: int = 0,
     ) -> None:
@@ -68,7 +69,7 @@ class Directory:
         self._timeout_s = heartbeat_timeout_s
         self._looked_s = math.inf
         self._cameras: dict[str, CameraRecord] = {}
-        self.decoder_table = DecoderTable(slack)
+        self.decoder_table = DecoderTable()
         self._replicas: dict[str, Member[ReplicaInfo]] = {}
         # Instances whose cameras others have, the newest last.
         self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
@@ -88,8 +89,6 @@ class Directory:
         """Add a camera; members that reported it when they joined keep it.
 
         Args:
-            settings: resolved.
-            now_s: monotonic seconds.
             force: skip admission control.
             manager: who alone may change it (``cluster.control.cameras.managed``).
             life: distinguishes it from an earlier camera of its name, which processes may still report.
@@ -131,7 +130,6 @@ class Directory:
         capacity than there is, the ladder lowers others.
 
         Raises:
-            UnknownCameraError: no such camera.
             ManagedElsewhereError: it belongs to another manager, unless it is to be taken over.
         """
         camera = self.check_manager(settings.name, manager, takeover=takeover)
@@ -152,7 +150,6 @@ class Directory:
         """Remove a camera; its decoder stops it at its next request.
 
         Raises:
-            UnknownCameraError: no such camera.
             ManagedElsewhereError: it belongs to another manager than ``manager`` (``None``: not checked), and is not
                 taken over.
         """
@@ -278,11 +275,8 @@ class Directory:
         return changes.steps
 
     def rungs(self) -> dict[str, int]:
-        """Number of cameras on each rung."""
-        found = dict.fromkeys(self._rungs, 0)
-        for name in self._cameras:
-            found[self._fleet.plan(name).rung] += 1
-        return found
+        counts = Counter(self._fleet.plan(name).rung for name in self._cameras)
+        return {rung: counts[rung] for rung in self._rungs}
 
     def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
         """Move every camera off a replica that is to be stopped, and give it none until it is restarted; ``undo``
@@ -305,7 +299,6 @@ class Directory:
         return next(status for status in self.replica_statuses() if status.name == replica)
 
     def replica_statuses(self) -> list[ReplicaStatus]:
-        """Status of every replica, by name."""
         plans = [self._fleet.plan(name) for name in self._cameras]
         full = self._fleet.ladder.rungs[0].name
         return [
@@ -365,11 +358,7 @@ class Directory:
 
     # -- queries --------------------------------------------------------------------------------
     def route(self, name: str) -> Route:
-        """Processes that run a camera.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+        """Processes that run a camera."""
         self._require(name)
         decoder, replica = self.decoder_table.owner(name), self._fleet.plan(name).owner
         return Route(
@@ -393,11 +382,7 @@ class Directory:
         return Assignment(self.version, tuple(cameras), alive, self.geometry)
 
     def status(self, name: str) -> CameraStatus:
-        """Full status of one camera.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+        """Full status of one camera."""
         camera, route, plan = self._require(name), self.route(name), self._fleet.plan(name)
         return camera.status(
             route,
@@ -414,26 +399,16 @@ class Directory:
         return lag_s if math.isfinite(lag_s) else 0.0
 
     def settings(self, name: str) -> CameraConfig:
-        """Resolved settings of a camera.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
         return self._require(name).settings
 
     def picture_health(self, name: str) -> PictureHealth | None:
-        """Picture statistics last reported by its decoder; None before the first.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+        """Picture statistics last reported by its decoder; None before the first."""
         return report.picture if (report := self._require(name).report) is not None else None
 
     def check_manager(self, name: str, manager: str | None, *, takeover: bool = False) -> CameraRecord:
         """The camera, if ``manager`` (``None``: not checked) may change it.
 
         Raises:
-            UnknownCameraError: no such camera.
             ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
         """
         camera = self._require(name)
@@ -442,7 +417,6 @@ class Directory:
         return camera
 
     def _require(self, name: str) -> CameraRecord:
-        try:
-            return self._cameras[name]
-        except KeyError:
-            raise unknown_camera(name, self._cameras) from None
+        if name not in self._cameras:
+            raise UnknownCameraError(f"there is no camera {name!r}{near(name, self._cameras)}")
+        return self._cameras[name]

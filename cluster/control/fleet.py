@@ -26,17 +26,13 @@ UNEVEN = 1.15
 
 
 class Fleet:
-    """See the module.
+    """See the module. Methods raise ``UnknownCameraError`` for the name of a camera that is not in the fleet.
 
     Args:
         costs: of the model and the replicas' device; a replica of another speed joins with its ``capacity``.
-        ladder: of the model.
-        policy: chooses steps on the ladder.
         slack: of the placement (:class:`Placement`).
         horizon_s: seconds within which a backlog is to be worked off.
         settle_s: seconds after a step down before the next one on that replica, so that the first takes effect.
-        rebalance_s: interval of rebalancing.
-        max_batch: most windows of a step.
         timed: whether ``costs`` are the replicas' own; otherwise nobody is refused for lack of time.
     """
 
@@ -63,7 +59,6 @@ class Fleet:
         self._cameras: dict[str, FleetCamera] = {}
         self._replicas: dict[str, ReplicaLoad] = {}
         self._dirty: set[str] = set()
-        self._short: set[str] = set()
         self._pool = PoolCapacity(0.0, Holding(), None)
         self._now_s = -math.inf
         self._rebalanced_s = -math.inf
@@ -84,8 +79,6 @@ class Fleet:
         demand and keeps its place.
 
         Args:
-            demand: of the camera.
-            now_s: monotonic seconds.
             force: never refuse, as for cameras of a configuration.
             prefer: the replica that has it already, as a restarted controller learns from its replicas.
             idle: it sends nothing yet, and is no load until :meth:`set_connected`. Capacity is reserved all the same:
@@ -115,57 +108,35 @@ class Fleet:
         return self.admission_of(demand.camera)
 
     def remove(self, name: str) -> list[CameraMove]:
-        """Remove a camera; others may move as the mean load falls.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+        """Remove a camera; others may move as the mean load falls."""
         camera = self._known(name)
         self._disown(name)
         self._committed.add(camera.on.priority, camera.loads, -1.0)
         self._committed.hold(camera.held, -1.0)
         del self._cameras[name]
-        return self._moved(self._placement.remove(name), "cameras were removed", warm=True)
+        return self._moved(self._placement.remove(name), warm=True)
 
     def set_demand(self, name: str, demand: Demand) -> None:
-        """Replace a camera's demand after its settings changed, dropping what was measured of the old one.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+        """Replace a camera's demand after its settings changed, dropping what was measured of the old one."""
         camera = self._known(name)
         camera.estimate = DemandEstimate(demand)
         self._reload(name, camera, always=True)
 
     def set_connected(self, name: str) -> None:
-        """Count a camera as load from its first video on.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+        """Count a camera as load from its first video on."""
         camera = self._known(name)
         if camera.idle:
             camera.idle = False
             self._reload(name, camera, always=True)
 
-    def observe_codec(
-        self, name: str, *, kbit_s: float, pixels: int, fps: float, activity: float | None = None
-    ) -> None:
-        """Update a camera's demand from its codec (:meth:`DemandEstimate.observe_codec`).
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+    def observe_activity(self, name: str, changed: float) -> None:
+        """Update a camera's demand from its pictures (:meth:`DemandEstimate.observe_activity`)."""
         camera = self._known(name)
-        if camera.estimate.observe_codec(kbit_s=kbit_s, pixels=pixels, fps=fps, activity=activity):
+        if camera.estimate.observe_activity(changed):
             self._reload(name, camera)
 
     def observe_counts(self, name: str, counts: Measured) -> None:
-        """Update a camera's demand from counts since the last call; once per window or heartbeat.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+        """Update a camera's demand from counts since the last call; once per window or heartbeat."""
         camera = self._known(name)
         rung = self.ladder.rungs[camera.on.rung]
         predicted_s = camera.unit[camera.on.rung] * camera.estimate.declared.stride_s * rung.stride
@@ -173,27 +144,14 @@ class Fleet:
             self._reload(name, camera)
 
     def demand_of(self, name: str) -> Demand:
-        """Current estimate of a camera's demand.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+        """Current estimate of a camera's demand."""
         return self._known(name).estimate.demand
 
     def declared_demand(self, name: str) -> Demand:
-        """Declared demand of a camera.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
         return self._known(name).estimate.declared
 
     def plan(self, name: str) -> CameraPlan:
-        """How a camera is to run now, and why.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+        """How a camera is to run now, and why."""
         camera = self._known(name)
         phase = 0.0 if camera.owner is None else self._replicas[camera.owner].phases.phase_of(name)
         return CameraPlan(name, camera.owner, self.ladder.rungs[camera.on.rung].name, phase, camera.why)
@@ -207,19 +165,18 @@ class Fleet:
         limit = Holding(window_tokens, index_bytes)
         self._replicas.setdefault(replica, ReplicaLoad(capacity, limit)).draining = False
         self._count_capacity()
-        return self._moved(self._placement.join(replica, capacity=capacity), f"{replica} joined", warm=True)
+        return self._moved(self._placement.join(replica, capacity=capacity), warm=True)
 
     def leave(self, replica: str) -> list[CameraMove]:
         """Remove a replica; its cameras' state is lost unless it was drained before."""
         if replica not in self._replicas:
             return []
-        moves = self._moved(self._placement.leave(replica), f"{replica} is gone", warm=False)
+        moves = self._moved(self._placement.leave(replica), warm=False)
         del self._replicas[replica]
         for name, other in self._replicas.items():
             other.draining = self._placement.is_draining(name)
         self._count_capacity()
         self._dirty.discard(replica)
-        self._short.discard(replica)
         return moves
 
     def drain(self, replica: str) -> list[CameraMove]:
@@ -229,15 +186,14 @@ class Fleet:
             return []
         self._replicas[replica].draining = self._placement.can_drain(replica)
         self._count_capacity()
-        return self._moved(self._placement.drain(replica), f"{replica} is drained", warm=True)
+        return self._moved(self._placement.drain(replica), warm=True)
 
     def draining(self, replica: str) -> bool:
-        """Whether it is drained."""
         return self._replicas[replica].draining
 
     def rebalance(self, *, at_most: int | None = None) -> list[CameraMove]:
         """Move cameras off replicas above the bound."""
-        return self._moved(self._placement.rebalance(at_most=at_most), "its replica was overloaded", warm=True)
+        return self._moved(self._placement.rebalance(at_most=at_most), warm=True)
 
     def replica_report(
         self,
@@ -252,10 +208,8 @@ class Fleet:
         """Record a replica's report; unknown ones are ignored.
 
         Args:
-            replica: its name.
             busy_share: of the time since its last report, 0 to 1.
             backlog_s: seconds of waiting work.
-            now_s: monotonic seconds.
             steps: of its engine since its last report, in which ``windows`` were computed.
         """
         self._clock(now_s)
@@ -266,7 +220,7 @@ class Fleet:
             self._dirty.add(replica)
 
     def utilisation(self, replica: str) -> float:
-        """Load over capacity, backlog included; 1 is full."""
+        """Load over capacity, with the backlog; 1 is full."""
         return self._replicas[replica].utilisation(self._horizon_s)
 
     def lag_s(self, replica: str) -> float:
@@ -291,9 +245,8 @@ class Fleet:
             self._rebalanced_s = self._now_s
             if self._placement.max_over_mean > UNEVEN:
                 moves = self.rebalance(at_most=max(1, len(self._cameras) // 100))
-        return FleetChanges(steps, moves, sum(self._replicas[name].short_s for name in self._short))
+        return FleetChanges(steps, moves)
 
-    # -- inside ----------------------------------------------------------------------------------
     def _count_capacity(self) -> None:
         ready = [each for each in self._replicas.values() if not each.draining]
         pool_s = self.policy.high * sum(each.capacity for each in ready)
@@ -321,8 +274,6 @@ class Fleet:
                 replica.settled_s = self._now_s + self._settle_s
             for step in steps:
                 self._step(step, replica)
-        replica.short_s = max(0.0, replica.predicted - 1.0) * replica.capacity
-        (self._short.add if replica.short_s else self._short.discard)(name)
         if not (settling or steps or (replica.lowered and utilisation < self.policy.low)):
             self._dirty.discard(name)
         return steps
@@ -390,7 +341,7 @@ class Fleet:
         camera.owner = None
         return replica.phases.remove(name)
 
-    def _moved(self, moved: Iterable[str], reason: str, *, warm: bool) -> list[CameraMove]:
+    def _moved(self, moved: Iterable[str], *, warm: bool) -> list[CameraMove]:
         moves = []
         for name in moved:
             source = self._cameras[name].owner
@@ -398,28 +349,20 @@ class Fleet:
             owner = self._placement.owner(name)
             # A camera that restarts elsewhere can take a free phase.
             self._own(name, owner, phase=phase if warm else None)
-            moves.append(CameraMove(name, source, owner, warm and source is not None, reason))
+            moves.append(CameraMove(name, source, owner, warm and source is not None))
         return moves
 
     def admission_of(self, name: str) -> Admission:
-        """The admission a known camera would get if it were added now.
-
-        Raises:
-            UnknownCameraError: no such camera.
-        """
+        """The admission a known camera would get if it were added now."""
         camera = self._known(name)
-        rung = self.ladder.rungs[camera.on.rung]
-        rate = camera.estimate.rate / (camera.estimate.declared.stride_s * rung.stride)
         if camera.owner is None:
-            return Admission("accepted", None, rate, math.inf, rung.name, reason="it waits for a replica")
+            return Admission("accepted", "it waits for a replica")
         utilisation = self.utilisation(camera.owner)
         reason = f"{camera.owner} is at {utilisation:.0%} of its capacity with it"
         reduced = camera.on.rung > 0 or utilisation > self.policy.high
         if reduced:
             reason += "; cameras there run at reduced quality"
-        return Admission(
-            "reduced" if reduced else "accepted", camera.owner, rate, self.lag_s(camera.owner), rung.name, reason=reason
-        )
+        return Admission("reduced" if reduced else "accepted", reason)
 
     def _known(self, name: str) -> FleetCamera:
         try:

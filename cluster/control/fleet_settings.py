@@ -29,7 +29,6 @@ UNMEASURED = CostModel(
 )
 """Spreads cameras evenly by their rate, without filling any replica."""
 
-
 SLACK = 0.25
 """Load over the mean that a replica may have before a camera moves, which costs it a window."""
 
@@ -53,7 +52,6 @@ class FleetSettings:
     timed: bool = True
 
     def fleet(self) -> Fleet:
-        """Create a fleet."""
         return Fleet(
             self.costs or UNMEASURED,
             self.ladder,
@@ -98,14 +96,11 @@ def observe_pictures(
     fleet: Fleet, settings: CameraConfig, report: CameraReport, geometry: PatchGeometry | None
 ) -> None:
     """Update the fleet's demand of a camera by its pictures' size and activity."""
-    size = (report.width, report.height)
-    demand = demand_of(settings, geometry, size)
+    demand = demand_of(settings, geometry, (report.width, report.height))
     if demand != fleet.declared_demand(settings.name):
         fleet.set_demand(settings.name, demand)
     if report.picture is not None:
-        fleet.observe_codec(
-            settings.name, kbit_s=0.0, pixels=size[0] * size[1], fps=demand.fps, activity=report.picture.changed
-        )
+        fleet.observe_activity(settings.name, report.picture.changed)
 
 
 def fleet_settings(config: SightlineConfig) -> FleetSettings:
@@ -137,18 +132,11 @@ def _costs(config: SightlineConfig) -> CostModel | None:
         return costs
     if config.engine != "native":
         return None
-    device = config.model.device.partition(":")[0]
-    found = [each for each in map(load, names()) if _same(each, config.model.name, device)]
-    return found[0] if found else None
-
-
-def _same(costs: CostModel, model: str, device: str) -> bool:
-    try:
-        costs.check(model)
-    except ConfigError:
-        return False
-    # The replicas' GPU is not known here.
-    return device == "cpu" and "cpu" in costs.device.lower()
+    if config.model.device.partition(":")[0] != "cpu":
+        # The replicas' GPU is not known here.
+        return None
+    shipped = map(load, names())
+    return next((each for each in shipped if each.model == config.model.name and "cpu" in each.device.lower()), None)
 
 
 def _ladder(config: SightlineConfig) -> Ladder:

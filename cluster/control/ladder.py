@@ -94,23 +94,18 @@ class LadderPolicy:
     def decide(
         self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, *, scale: float = 1.0
     ) -> list[Step]:
-        """The steps to take now; ``cameras`` is not changed.
-
-        Args:
-            cameras: of one replica, by name.
-            utilisation: load over capacity of that replica.
-            now_s: monotonic seconds.
-            scale: utilisation per unit of their loads.
-        """
+        """The steps to take now of one replica's ``cameras``, which are not changed; ``utilisation``: its load over
+        capacity, ``scale``: utilisation per unit of the cameras' loads."""
+        reason = f"the replica is at {utilisation:.0%} of its capacity"
+        reached: dict[str, int] = {}
         if utilisation > self.high:
-            return self._down(cameras, utilisation, now_s, scale)
-        if utilisation < self.low:
-            return self._up(cameras, utilisation, now_s, scale)
-        return []
+            reached = self._down(cameras, utilisation, scale)
+        elif utilisation < self.low:
+            reached = self._up(cameras, utilisation, now_s, scale)
+            reason += ": capacity is free again"
+        return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
 
-    def _down(
-        self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float
-    ) -> list[Step]:
+    def _down(self, cameras: Mapping[str, CameraOnLadder], utilisation: float, scale: float) -> dict[str, int]:
         heap = self._candidates(cameras.items(), down=True)
         reached: dict[str, int] = {}
         left = utilisation
@@ -123,10 +118,11 @@ class LadderPolicy:
             below = self.lower(turn.camera, camera, turn.rung)
             if below is not None:
                 heappush(heap, below)
-        reason = f"the replica is at {utilisation:.0%} of its capacity"
-        return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
+        return reached
 
-    def _up(self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float) -> list[Step]:
+    def _up(
+        self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, scale: float
+    ) -> dict[str, int]:
         lowered = [
             (name, camera)
             for name, camera in cameras.items()
@@ -150,8 +146,7 @@ class LadderPolicy:
             above = self.upper(turn.camera, camera, turn.rung)
             if above is not None:
                 heappush(heap, above)
-        reason = f"the replica is at {utilisation:.0%} of its capacity: capacity is free again"
-        return [Step(name, cameras[name].rung, rung, reason, now_s) for name, rung in reached.items()]
+        return reached
 
     def _candidates(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Candidate]:
         """The best step of each camera, as a heap. Most cameras do not change between decisions, and their cached step
@@ -298,7 +293,6 @@ class Ladder:
         raise ConfigError(f"there is no rung {name!r}; there are: {', '.join(rung.name for rung in self.rungs)}")
 
     def to_json(self) -> str:
-        """JSON content of the file."""
         return json.dumps({"source": self.source, "rungs": [asdict(rung) for rung in self.rungs]}, indent=2)
 
     @classmethod

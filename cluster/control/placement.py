@@ -49,16 +49,6 @@ class Placement:
         return sorted(self._members)
 
     @property
-    def bound(self) -> float:
-        """Load up to which a member of capacity 1 takes keys of almost no weight; 0 without members."""
-        return (1 + self.slack) * self._mean()
-
-    @property
-    def total(self) -> float:
-        """Sum of the weights of all keys."""
-        return self._total
-
-    @property
     def max_over_mean(self) -> float:
         """The largest load over the mean of members of equal capacity; 0 without any load."""
         mean = self._mean()
@@ -253,10 +243,11 @@ class Placement:
         load, leaving = self.load(member), []
         if load <= limit:
             return []
-        own = int(self._member_hashes[row])
-        for key in sorted(keys, key=lambda key: (_mix_one(self._hashes[key] ^ own), key)):
-            leaving.append(key)
-            load -= self._weights[key]
+        ordered = sorted(keys)
+        liking = _mix(np.array([self._hashes[key] for key in ordered], dtype=np.uint64) ^ self._member_hashes[row])
+        for place in np.argsort(liking, kind="stable"):
+            leaving.append(ordered[place])
+            load -= self._weights[ordered[place]]
             if load <= limit:
                 break
         return leaving
@@ -273,18 +264,9 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 
-_ALL = 0xFFFFFFFFFFFFFFFF
-
-
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Rendezvous weights: the finaliser of splitmix64, over ``key ^ member``."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: npt.NDArray[np.uint64] = values ^ (values >> np.uint64(31))
     return mixed
-
-
-def _mix_one(value: int) -> int:
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _ALL
-    return value ^ (value >> 31)

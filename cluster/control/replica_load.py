@@ -45,7 +45,6 @@ class WindowPhases:
         return phase
 
     def remove(self, camera: str) -> float | None:
-        """Remove a camera; its phase if it was known."""
         known = self._placed.pop(camera, None)
         if known is None:
             return None
@@ -54,7 +53,6 @@ class WindowPhases:
         return phase
 
     def phase_of(self, camera: str) -> float:
-        """A known camera's phase."""
         return self._placed[camera][3]
 
 
@@ -79,9 +77,7 @@ class ReplicaLoad:
     * ``limit``: what it can hold
     * ``lowered``: cameras below full quality
     * ``ratio``: measured over predicted busy seconds
-    * ``offered``: work that arrived over work that could be done, in the last ``AVERAGE_S``
     * ``settled_s``: until then its last steps down have no full effect yet
-    * ``short_s``: seconds per second missing although everyone is at the lowest permitted rung
     """
 
     capacity: float
@@ -93,11 +89,9 @@ class ReplicaLoad:
     due: float = 0.0
     lowered: int = 0
     ratio: float = 1.0
-    offered: float | None = None
     reported_s: float = -math.inf
     backlog_s: float = 0.0
     settled_s: float = -math.inf
-    short_s: float = 0.0
     draining: bool = False
     _before: float = 0.0
     _grew_s: float = -math.inf
@@ -105,7 +99,6 @@ class ReplicaLoad:
     _recent_reports: deque[tuple[float, float, float]] = field(default_factory=deque)
 
     def add_camera(self, name: str, camera: CameraOnLadder, windows: float, due: float) -> None:
-        """Add a camera's load."""
         self.cameras[name] = camera
         self.load += camera.load
         self.windows += windows
@@ -113,7 +106,6 @@ class ReplicaLoad:
         self.lowered += camera.rung > 0
 
     def remove_camera(self, name: str, windows: float, due: float) -> None:
-        """Subtract a camera's load."""
         camera = self.cameras.pop(name)
         self.lowered -= camera.rung > 0
         # Sums of added and subtracted floats drift; an empty replica's are reset to 0.
@@ -135,7 +127,6 @@ class ReplicaLoad:
         Args:
             busy_share: of the time since the last report.
             backlog_s: seconds of waiting work.
-            now_s: monotonic seconds.
             unshared_s: seconds that its steps took since the last report because they were not full: an underloaded
                 replica makes small steps, and is busier than it is loaded.
             settle_s: seconds after which changes of many cameras have taken effect.
@@ -144,7 +135,6 @@ class ReplicaLoad:
         self.reported_s, self.backlog_s = now_s, max(0.0, backlog_s)
         self._ignore_reports_until(now_s + settle_s)
         if self.load <= 0 or not 0 < period_s < math.inf:
-            self.offered = None
             self._recent_reports.clear()
             return
         came_s = max(0.0, min(1.0, busy_share)) * period_s + grown_s - unshared_s
@@ -152,12 +142,13 @@ class ReplicaLoad:
         while sum(each[0] for each in self._recent_reports) - self._recent_reports[0][0] >= AVERAGE_S:
             self._recent_reports.popleft()
         heard_s, came_s, expected_s = map(sum, zip(*self._recent_reports, strict=True))
-        self.offered = max(0.0, came_s / heard_s)
-        found = min(max(self.offered * heard_s * self.capacity / expected_s, 0.25), 4.0)
+        # Work that arrived over work that could be done, in the last ``AVERAGE_S``.
+        offered = max(0.0, came_s / heard_s)
+        found = min(max(offered * heard_s * self.capacity / expected_s, 0.25), 4.0)
         if now_s < (self._fell_s if found > self.ratio else self._grew_s):
             self._recent_reports.clear()
             return
-        weight = URGENT if self.offered > 1.0 and found > self.ratio else SMOOTH
+        weight = URGENT if offered > 1.0 and found > self.ratio else SMOOTH
         self.ratio += (1 - (1 - weight) ** period_s) * (found - self.ratio)
 
     def _ignore_reports_until(self, felt_s: float) -> None:

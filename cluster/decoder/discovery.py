@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from cluster.errors import CapacityError, ConfigError, NotReadyError
-from cluster.types.sources import DiscoveredCamera, DiscoveredStream, Discovery
+from cluster.types.cameras import DiscoveredCamera, DiscoveredStream, Discovery
 
 MOST_ADDRESSES = 1024
 PROBES_PER_S = 200

@@ -15,7 +15,7 @@ from cluster.decoder.footage.pictures import LatestPicture
 from cluster.decoder.pipeline import CameraPipeline, make_source, pipeline_settings
 from cluster.errors import CapacityError, ConfigError, NotReadyError
 from cluster.types import MICROSECONDS, BoolGrid, EncodedPacket, FrameSample, PatchGeometry, ShownPicture
-from cluster.types.sources import SourceTest
+from cluster.types.cameras import SourceTest
 
 LONGEST_S = 8.0
 """Seconds of watching, beyond the time to connect: two GOPs of most cameras."""

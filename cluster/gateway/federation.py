@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from cluster.metrics.process_label import merge_families
+from cluster.wire.metrics_server import merge_families
 
 if TYPE_CHECKING:
     from cluster.wire.tls import PeerTls

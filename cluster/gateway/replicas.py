@@ -10,7 +10,6 @@ from cluster.errors import ConfigError, ForbiddenError
 from cluster.gateway.forwarding import in_time
 from cluster.security.roles import current_principal
 from cluster.types.reports import DecoderNumbers, ReplicaStatus
-from cluster.wire.convert import replica_to_proto
 from cluster.wire.mapping import to_message
 from cluster.wire.status import explained
 
@@ -45,7 +44,7 @@ class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
             found = await in_time(self._directory.list_replicas(), self._deadline_s)
             decoders = await in_time(self._directory.decoder_numbers(), self._deadline_s)
             return replicas_pb2.ListReplicasResponse(
-                replicas=[replica_to_proto(status) for status in found],
+                replicas=[to_message(replicas_pb2.ReplicaStatus, status) for status in found],
                 decoders=None if decoders is None else to_message(replicas_pb2.DecoderNumbers, decoders),
             )
 
@@ -59,4 +58,5 @@ class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
             if not current_principal().sees_all:
                 who = current_principal().name
                 raise ForbiddenError(f"draining moves everybody's cameras: it needs a token for all; {who!r} has some")
-            return replica_to_proto(await in_time(self._directory.drain(request.name, request.undo), self._deadline_s))
+            drained = await in_time(self._directory.drain(request.name, request.undo), self._deadline_s)
+            return to_message(replicas_pb2.ReplicaStatus, drained)

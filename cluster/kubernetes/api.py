@@ -139,7 +139,8 @@ class KubernetesApi:
             UnknownCameraError: there is none.
             UnavailableError: as :meth:`list`.
         """
-        return _resource(self._call(self._objects.get_namespaced_custom_object, missing=name, **self._where, name=name))
+        read = self._objects.get_namespaced_custom_object
+        return _resource(self._call(read, self._refused(name), **self._where, name=name))
 
     def write_status(self, resource: CameraResource, status: Mapping[str, Any]) -> CameraResource:
         """Write a resource's status; returns the new resource.
@@ -151,7 +152,8 @@ class KubernetesApi:
         """
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **resource.body, "status": dict(status)}
         write = self._objects.replace_namespaced_custom_object_status
-        return _resource(self._call(write, missing=resource.name, **self._where, name=resource.name, body=body))
+        refused = self._refused(resource.name)
+        return _resource(self._call(write, refused, **self._where, name=resource.name, body=body))
 
     def secret(self, name: str) -> dict[str, str]:
         """The values of a Secret of the namespace, by key; those that are not text are left out.
@@ -160,21 +162,15 @@ class KubernetesApi:
             ConfigError: there is none, or access is denied.
             UnavailableError: as :meth:`list`.
         """
-        from kubernetes.client.exceptions import ApiException
 
         def read(**options: Any) -> Any:
-            try:
-                return json.loads(self._core.read_namespaced_secret(name, self.namespace, **options).data)
-            except ApiException as error:
-                if error.status == 404:
-                    raise ConfigError(f"there is no Secret {name!r} in namespace {self.namespace!r}") from None
-                if error.status == 403:
-                    raise ConfigError(
-                        f"the service account may not read the Secret {name!r}; see docs/cameras.md"
-                    ) from None
-                raise
+            return json.loads(self._core.read_namespaced_secret(name, self.namespace, **options).data)
 
-        answer = self._call(read, _preload_content=False)
+        refused = {
+            404: ConfigError(f"there is no Secret {name!r} in namespace {self.namespace!r}"),
+            403: ConfigError(f"the service account may not read the Secret {name!r}; see docs/cameras.md"),
+        }
+        answer = self._call(read, refused, _preload_content=False)
         data = answer.get("data") if isinstance(answer, Mapping) else None
         found = {}
         for key, value in (data or {}).items():
@@ -187,9 +183,8 @@ class KubernetesApi:
     def ray_clusters(self, service: str) -> Sequence[str]:
         """Names of the RayClusters that KubeRay has made for a RayService. Raises ``UnavailableError``, as
         :meth:`list`."""
-        where = {**self._where, "group": "ray.io", "version": "v1", "plural": "rayclusters"}
-        made = f"ray.io/originated-from-cr-name={service}"
-        found = self._call(self._objects.list_namespaced_custom_object, what=RAY_CLUSTERS, **where, label_selector=made)
+        where = self._ray("rayclusters", label_selector=f"ray.io/originated-from-cr-name={service}")
+        found = self._call(self._objects.list_namespaced_custom_object, what=RAY_CLUSTERS, **where)
         return [str(each["metadata"]["name"]) for each in found["items"]]
 
     def delete_ray_service(self, service: str) -> None:
@@ -198,7 +193,7 @@ class KubernetesApi:
 
         def delete(**options: Any) -> None:
             try:
-                self._objects.delete_namespaced_custom_object(**self._ray("rayservices", service), **options)
+                self._objects.delete_namespaced_custom_object(**self._ray("rayservices", name=service), **options)
             except ApiException as error:
                 if error.status != 404:
                     raise
@@ -213,9 +208,9 @@ class KubernetesApi:
             ChangedError: its groups have changed since they were read.
             UnavailableError: as :meth:`list`, or there is no such RayCluster or RayService.
         """
-        where = self._ray("rayclusters", cluster)
+        where = self._ray("rayclusters", name=cluster)
         read = self._objects.get_namespaced_custom_object
-        wanted = self._call(read, what="rayservices.ray.io", verbs="get", **self._ray("rayservices", service))
+        wanted = self._call(read, what="rayservices.ray.io", verbs="get", **self._ray("rayservices", name=service))
         wanted = wanted["spec"]["rayClusterConfig"]
         found = self._call(read, what=RAY_CLUSTERS, **where)["spec"]
         groups = {str(each["groupName"]): each for each in wanted.get("workerGroupSpecs", [])}
@@ -244,8 +239,15 @@ class KubernetesApi:
             self._call(patch, what=RAY_CLUSTERS, **where, body=changes, _content_type=kind)
         return names
 
-    def _ray(self, plural: str, name: str) -> dict[str, Any]:
-        return {**self._where, "group": "ray.io", "version": "v1", "plural": plural, "name": name}
+    def _ray(self, plural: str, **which: str) -> dict[str, Any]:
+        return {**self._where, "group": "ray.io", "version": "v1", "plural": plural, **which}
+
+    def _refused(self, camera: str) -> dict[int, SightlineError]:
+        """What statuses mean of one resource."""
+        return {
+            404: UnknownCameraError(f"there is no Camera resource {camera!r} in namespace {self.namespace!r}"),
+            409: ChangedError(f"camera {camera!r} has changed meanwhile"),
+        }
 
     def _lines(self, response: Any) -> Iterator[bytes]:
         """Complete lines; an unterminated last line was cut off."""
@@ -268,43 +270,43 @@ class KubernetesApi:
     def _call(
         self,
         method: Callable[..., T],
+        refused: Mapping[int, SightlineError] | None = None,
         *,
-        missing: str = "",
         what: str = "",
         verbs: str = "list, get and patch",
         **arguments: Any,
     ) -> T:
+        """``refused``: errors by HTTP status; ``what``: other objects than ``Camera`` resources, and what is done."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
         try:
             return method(**{"_request_timeout": self._timeouts, **arguments})
         except ApiException as error:
-            if what:
-                raise _refusal(error, what, verbs) from None
-            raise self._meaning(error, missing) from None
+            raise (refused or {}).get(error.status) or self._refusal(error, what, verbs) from None
         except RecursionError:
             raise UnavailableError("the Kubernetes API server has an object that is nested too deeply") from None
         except (HTTPError, OSError, ValueError) as error:
             raise UnavailableError(f"the Kubernetes API server does not answer: {_short(error)}") from None
 
-    def _meaning(self, error: Any, missing: str) -> SightlineError:
-        if error.status == 410:
+    def _refusal(self, error: Any, what: str, verbs: str) -> SightlineError:
+        definition = f"{PLURAL}.{GROUP}"
+        if what and error.status in (409, 422):
+            return ChangedError(f"the {what} changed meanwhile")
+        if not what and error.status == 410:
             return ExpiredError("that version is too old for the Kubernetes API server")
-        if error.status == 409:
-            return ChangedError(f"camera {missing!r} has changed meanwhile")
-        if error.status == 404 and missing:
-            return UnknownCameraError(f"there is no Camera resource {missing!r} in namespace {self.namespace!r}")
-        if error.status == 404:
+        if not what and error.status == 404:
             return UnavailableError(
-                f"the Kubernetes cluster does not know {PLURAL}.{GROUP}; install its definition (docs/cameras.md)"
+                f"the Kubernetes cluster does not know {definition}; install its definition (docs/cameras.md)"
             )
         if error.status in (401, 403):
+            ours = f"get, list and watch {definition} in namespace {self.namespace!r}, and to update their status"
             return UnavailableError(
-                f"the Kubernetes API server refuses this service account ({error.status}); it must be allowed to get, "
-                f"list and watch {PLURAL}.{GROUP} in namespace {self.namespace!r}, and to update their status"
+                f"the Kubernetes API server refuses this service account ({error.status}); it must be allowed to "
+                f"{f'{verbs} {what}' if what else ours}"
             )
-        return UnavailableError(f"the Kubernetes API server answers {error.status} {error.reason}")
+        about = f" about {what}" if what else ""
+        return UnavailableError(f"the Kubernetes API server answers {error.status} {error.reason}{about}")
 
 
 def _configure(config: KubernetesConfig, settings: Any) -> str:
@@ -327,18 +329,6 @@ def _configure(config: KubernetesConfig, settings: Any) -> str:
     wanted = config.context or current["name"]
     chosen: Mapping[str, Any] = next((each["context"] for each in contexts if each["name"] == wanted), {})
     return str(chosen.get("namespace", "default"))
-
-
-def _refusal(error: Any, what: str, verbs: str) -> SightlineError:
-    """Of calls about objects that are not ours."""
-    if error.status in (409, 422):
-        return ChangedError(f"the {what} changed meanwhile")
-    if error.status in (401, 403):
-        return UnavailableError(
-            f"the Kubernetes API server refuses this service account ({error.status}); it must be allowed to "
-            f"{verbs} {what}"
-        )
-    return UnavailableError(f"the Kubernetes API server answers {error.status} {error.reason} about {what}")
 
 
 def _event(line: bytes) -> tuple[str, CameraResource | str]:

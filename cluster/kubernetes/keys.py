@@ -2,15 +2,14 @@
 
 import functools
 import re
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from cluster.config.camera import CameraEntry
-from cluster.config.problems import InvalidConfigError, KeyPath, Problem, near
+from cluster.config.problems import InvalidConfigError, KeyPath, Problem, section_of
+from cluster.registry import near
 
 _SNAKE = re.compile(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 
@@ -20,15 +19,6 @@ def camel(key: str) -> str:
     spelled = re.sub(r"_s$", "_seconds", key)
     first, *rest = spelled.split("_")
     return first + "".join(part.capitalize() for part in rest)
-
-
-def section_of(annotation: Any) -> type[BaseModel] | None:
-    """Section model of a field, also in a list or optional; ``None`` for plain values."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
-        return next(filter(None, map(section_of, typing.get_args(annotation))), None)
-    return None
 
 
 def to_snake(body: Mapping[str, Any], model: type[BaseModel], path: KeyPath, found: list[Problem]) -> dict[str, Any]:

@@ -13,9 +13,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from cluster import metrics
 from cluster.config.cluster import KubernetesConfig
@@ -37,6 +36,8 @@ from cluster.types import CameraStatus
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Secret = Callable[[str], Awaitable[Mapping[str, str]]]
+"""Values of a Secret by its name; raises as :meth:`KubernetesApi.secret`."""
 
 AT_ONCE = 16
 """Concurrent camera changes: a removal may take several heartbeats."""
@@ -64,13 +65,10 @@ class CameraCluster(Protocol):
     async def add(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
     async def update(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
 
-    async def remove(self, name: str) -> None:
-        """Remove a camera of this manager."""
-        ...
+    async def remove(self, name: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
+class _Done(NamedTuple):
     """Outcome of the last spec applied, ``asked``."""
 
     asked: tuple[str, int, bool]
@@ -78,15 +76,8 @@ class _Done:
 
 
 class Reconciler:
-    """See the module. Runs on one event loop; other threads call ``changed`` through the loop.
-
-    Args:
-        config: of the cluster.
-        cluster: the controller.
-        resources: the watched resources.
-        api: of the server.
-        clock: monotonic seconds.
-    """
+    """See the module. Runs on one event loop; other threads call ``changed`` through the loop. ``clock``: monotonic
+    seconds."""
 
     def __init__(
         self,
@@ -117,7 +108,6 @@ class Reconciler:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self) -> None:
-        """Run until cancelled."""
         while True:
             try:
                 await self.run_once()
@@ -170,15 +160,21 @@ class Reconciler:
         gone = [name for name, camera in cameras.items() if camera.manager == KUBERNETES and name not in resources]
         self._done = {name: done for name, done in self._done.items() if name in resources}
         self._written_s = {name: told for name, told in self._written_s.items() if name in resources}
-        secrets = _Secrets(self._api, self._in_thread)
+        read: dict[str, asyncio.Future[Mapping[str, str]]] = {}
         limit = asyncio.Semaphore(AT_ONCE)
+
+        async def secret(name: str) -> Mapping[str, str]:
+            # Each is read once, however many cameras refer to it.
+            if name not in read:
+                read[name] = asyncio.ensure_future(self._in_thread(self._api.secret, name))
+            return await read[name]
 
         async def bounded(work: Awaitable[None]) -> None:
             async with limit:
                 await work
 
         jobs = [self._remove(name) for name in gone]
-        jobs += [self._reconcile_camera(resource, cameras.get(name), secrets) for name, resource in resources.items()]
+        jobs += [self._reconcile_camera(resource, cameras.get(name), secret) for name, resource in resources.items()]
         results = await asyncio.gather(*map(bounded, jobs), return_exceptions=True)
         errors = [error for error in results if isinstance(error, BaseException)]
         for error in errors:
@@ -209,11 +205,9 @@ class Reconciler:
             # Somebody else was faster.
             return
 
-    async def _reconcile_camera(
-        self, resource: CameraResource, camera: ManagedCamera | None, secrets: _Secrets
-    ) -> None:
+    async def _reconcile_camera(self, resource: CameraResource, camera: ManagedCamera | None, secret: Secret) -> None:
         try:
-            outcome = await self._apply(resource, camera, secrets)
+            outcome = await self._apply(resource, camera, secret)
         except ManagedElsewhereError as error:
             outcome = Outcome("False", "Conflict", str(error), conflict=str(error))
         except CapacityError as error:
@@ -225,9 +219,9 @@ class Reconciler:
             log.warning("camera resource %s was rejected: %s", resource.name, outcome.message)
         self._done[resource.name] = _Done(resource.asked, outcome)
 
-    async def _apply(self, resource: CameraResource, camera: ManagedCamera | None, secrets: _Secrets) -> Outcome:
+    async def _apply(self, resource: CameraResource, camera: ManagedCamera | None, secret: Secret) -> Outcome:
         credentials = resource.credentials
-        entry = resource.entry(None if credentials is None else await secrets.get(credentials.secret_name))
+        entry = resource.entry(None if credentials is None else await secret(credentials.secret_name))
         wanted = ManagedCamera(entry=entry, manager=KUBERNETES, uid=resource.uid)
         if camera is not None:
             check_manager(resource.name, camera.manager, KUBERNETES, takeover=resource.takeover)
@@ -254,14 +248,15 @@ class Reconciler:
             return
         cameras = {status.name: status for status in await self._cluster.statuses()}
         due: list[tuple[float, CameraResource]] = []
+        wait_s = {"nothing": math.inf, "later": self._config.status_refresh_s, "soon": self._config.status_s}
         for name, resource in resources.items():
             done = self._done.get(name)
             if done is None or done.asked != resource.asked:
                 continue
-            wait_s = self._wait_s(resource, self._status(resource, cameras.get(name)))
+            kind = worth_writing(resource.status, self._status(resource, cameras.get(name)))
             uid, written_s = self._written_s.get(name, ("", -math.inf))
             told_s = written_s if uid == resource.uid else -math.inf
-            if self._clock() - told_s >= wait_s:
+            if self._clock() - told_s >= wait_s[kind]:
                 due.append((told_s, resource))
         due.sort(key=lambda each: each[0])
         most = max(1, math.ceil(self._config.status_per_s * self._config.status_s))
@@ -274,10 +269,6 @@ class Reconciler:
                     return
 
         await asyncio.gather(*(write() for _ in range(CALLS)))
-
-    def _wait_s(self, resource: CameraResource, status: Mapping[str, Any]) -> float:
-        kind = worth_writing(resource.status, status)
-        return {"nothing": math.inf, "later": self._config.status_refresh_s, "soon": self._config.status_s}[kind]
 
     def _status(self, resource: CameraResource, camera: CameraStatus | None) -> dict[str, Any]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -315,18 +306,3 @@ class Reconciler:
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
-
-
-class _Secrets:
-    """Secrets of one pass: each is read once, however many cameras refer to it."""
-
-    def __init__(self, api: KubernetesApi, in_thread: Callable[..., Awaitable[Any]]) -> None:
-        self._api = api
-        self._in_thread = in_thread
-        self._read: dict[str, asyncio.Future[Mapping[str, str]]] = {}
-
-    async def get(self, name: str) -> Mapping[str, str]:
-        """Raises as :meth:`KubernetesApi.secret`."""
-        if name not in self._read:
-            self._read[name] = asyncio.ensure_future(self._in_thread(self._api.secret, name))
-        return await self._read[name]

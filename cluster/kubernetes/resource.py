@@ -11,7 +11,7 @@ from urllib.parse import quote
 from pydantic import Field, ValidationError
 
 from cluster.config.camera import CameraEntry
-from cluster.config.load import Document, expand, read_yaml
+from cluster.config.load import Document, expand, read_file, read_yaml
 from cluster.config.problems import InvalidConfigError, Problem, Section, from_validation
 from cluster.control.cameras.managed import KUBERNETES
 from cluster.errors import ConfigError
@@ -194,15 +194,8 @@ ACCEPTED = Outcome("True", "Accepted")
 def status_of(
     resource: CameraResource, outcome: Outcome, camera: CameraStatus | None, now: str, before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Build the whole status.
-
-    Args:
-        resource: whose status it is.
-        outcome: of its spec.
-        camera: the cluster's status; ``None`` where it has none of that name.
-        now: RFC 3339, for conditions that changed.
-        before: the previous status.
-    """
+    """Build the whole status. ``camera``: the cluster's, ``None`` where it has none of that name; ``now``: RFC 3339,
+    for conditions that changed since the status ``before``."""
     # Another manager's camera of this name does not concern this resource.
     own = camera if camera is not None and camera.manager == KUBERNETES else None
     running: tuple[Truth, str, str]
@@ -307,7 +300,10 @@ def read_cameras(path: str | Path, text: str | None = None) -> list[CameraEntry]
     Raises:
         ConfigError: a file cannot be read, or something in it is wrong; the message names file, line, key and remedy.
     """
-    sources = {str(path): text} if text is not None else {str(file): _read(file) for file in _files(Path(path))}
+    if text is None:
+        sources = {str(file): read_file(file, "file", "cameras are") for file in _files(Path(path))}
+    else:
+        sources = {str(path): text}
     found: dict[str, tuple[CameraEntry, str]] = {}
     for where, content in sources.items():
         for entry in parse_cameras(content, where):
@@ -324,45 +320,37 @@ def parse_cameras(text: str, where: str, environment: Mapping[str, str] | None =
     Raises:
         ConfigError: see :func:`read_cameras`.
     """
-    return [entry for each in _documents(text) for entry in _of_document(read_yaml(each, where), where, environment)]
+    return [entry for each in _documents(text) for entry in _of_document(read_yaml(each, where), environment)]
 
 
-def _of_document(document: Document, where: str, environment: Mapping[str, str] | None) -> list[CameraEntry]:
+def _of_document(document: Document, environment: Mapping[str, str] | None) -> list[CameraEntry]:
     tree, secret, unset = expand(document.data, environment)
     if unset:
-        raise InvalidConfigError([replace(each, line=document.line(each.path)) for each in unset], where=where)
+        raise document.refusal(unset)
     if not tree:
         return []
     if "kind" in tree:
-        return [_of_resource(tree, document, where)]
+        return [_of_resource(tree, document)]
     try:
         return CamerasFile.model_validate(tree).cameras
     except ValidationError as error:
-        found = from_validation(error, CamerasFile, secret)
-        raise InvalidConfigError(
-            [replace(each, line=document.line(each.path)) for each in found], where=where
-        ) from None
+        raise document.refusal(from_validation(error, CamerasFile, secret)) from None
 
 
-def _of_resource(tree: Mapping[str, object], document: Document, where: str) -> CameraEntry:
-    def refuse(path: tuple[str, ...], message: str) -> InvalidConfigError:
-        return InvalidConfigError([Problem(path, message, document.line(path))], where=where)
-
+def _of_resource(tree: Mapping[str, object], document: Document) -> CameraEntry:
     if tree["kind"] != KIND:
-        raise refuse(("kind",), f"must be {KIND}, not {tree['kind']!r}")
+        raise document.refusal([Problem(("kind",), f"must be {KIND}, not {tree['kind']!r}")])
     metadata, spec = tree.get("metadata"), tree.get("spec")
     if not isinstance(metadata, Mapping) or not isinstance(spec, Mapping) or "name" not in metadata:
-        raise refuse((), "a Camera resource needs metadata.name and spec")
+        raise document.refusal([Problem((), "a Camera resource needs metadata.name and spec")])
     if "credentials" in spec:
-        raise refuse(
-            ("spec", "credentials"), "only Kubernetes has Secrets; write source: rtsp://USER:${PASSWORD}@HOST/PATH here"
-        )
+        message = "only Kubernetes has Secrets; write source: rtsp://USER:${PASSWORD}@HOST/PATH here"
+        raise document.refusal([Problem(("spec", "credentials"), message)])
     resource = CameraResource.of({**tree, "metadata": {**metadata, "resourceVersion": "0"}})
     try:
         return resource.entry(allow_password=True)
     except InvalidConfigError as error:
-        placed = [replace(each, line=document.line(each.path)) for each in error.problems]
-        raise InvalidConfigError(placed, where=where) from None
+        raise document.refusal(error.problems) from None
 
 
 def _documents(text: str) -> Iterator[str]:
@@ -384,17 +372,6 @@ def _files(path: Path) -> list[Path]:
     if not found:
         raise ConfigError(f"{path}: there is no YAML file in this folder")
     return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not a text file in UTF-8; cameras are YAML") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def as_yaml(entries: list[dict[str, object]], comments: list[str]) -> str:

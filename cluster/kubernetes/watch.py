@@ -23,7 +23,6 @@ class CameraWatch:
     """Survives broken connections, from the last version seen; lists again when that has expired.
 
     Args:
-        source: the API server.
         on_change: called on the thread when a resource was added, deleted, or its spec changed.
         wait_s: first and longest delay between two attempts; each is doubled, and half of it is random.
     """
@@ -92,12 +91,9 @@ class CameraWatch:
             hasty = not told and time.monotonic() - began_s < HASTY_S
             self._failures = self._failures + 1 if hasty else 0
             if hasty:
-                self._stopped.wait(self._pause_s())
-
-    def _pause_s(self) -> float:
-        first, longest = self._wait_s
-        wait_s = min(longest, first * 2.0 ** min(self._failures - 1, 16))
-        return wait_s * random.uniform(0.5, 1.0)
+                first, longest = self._wait_s
+                wait_s = min(longest, first * 2.0 ** min(self._failures - 1, 16))
+                self._stopped.wait(wait_s * random.uniform(0.5, 1.0))
 
     def _once(self) -> bool:
         """List if needed, and watch until the watch ends; returns whether there were events."""

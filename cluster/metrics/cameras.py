@@ -7,38 +7,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-from cluster.metrics.families import (
-    answers_total,
-    ask_read_bytes,
-    ask_seconds,
-    asks,
-    camera_answered,
-    camera_asked,
-    camera_expected,
-    camera_lag,
-    camera_last_frame_age,
-    camera_memory,
-    camera_quality,
-    camera_resources,
-    camera_score,
-    camera_state,
-    decode_errors,
-    fleet_cameras,
-    fleet_lowered,
-    fleet_members,
-    fleet_utilisation,
-    fleet_wanted,
-    lag_strides,
-    lazy_events,
-    reconciler_age,
-    reconciler_watch_restarts,
-    stage_seconds,
-    stream_gaps,
-    tokens,
-    windows,
-)
+from cluster.metrics import families
 from cluster.types import Answer, AskResult, StreamSpec
 
 if TYPE_CHECKING:
@@ -59,12 +30,12 @@ class CameraMetrics:
         self._clock = clock
         self._last_frame: float | None = None
         self._lazy_events: set[str] = set()
-        self.decode_errors = decode_errors.labels(camera)
-        self.gaps = stream_gaps.labels(camera)
-        self.quality = camera_quality.labels(camera)
+        self.decode_errors = families.decode_errors.labels(camera)
+        self.gaps = families.stream_gaps.labels(camera)
+        self.quality = families.camera_quality.labels(camera)
         self.quality.set(1.0)
-        self.asked = camera_asked.labels(camera)
-        camera_last_frame_age.labels(camera).set_function(self.age_s)
+        self.asked = families.camera_asked.labels(camera)
+        families.camera_last_frame_age.labels(camera).set_function(self.age_s)
         self.set_state("waiting")
 
     def set_state(self, state: str) -> None:
@@ -76,30 +47,29 @@ class CameraMetrics:
         if state not in STATES:
             raise ValueError(f"unknown camera state {state!r}; there are: {', '.join(STATES)}")
         for name in STATES:
-            camera_state.labels(self.camera, name).set(name == state)
+            families.camera_state.labels(self.camera, name).set(name == state)
 
     def frame_decoded(self, arrived_s: float | None = None) -> None:
-        """Record a decoded frame, now or at ``arrived_s`` of the clock."""
         self._last_frame = self._clock() if arrived_s is None else arrived_s
 
     def count_lazy_events(self, times: Mapping[str, int]) -> None:
         """Count events of lazy decoding; 0 creates the series of one."""
         self._lazy_events.update(times)
         for event, count in times.items():
-            lazy_events.labels(self.camera, event).inc(count)
+            families.lazy_events.labels(self.camera, event).inc(count)
 
     def age_s(self) -> float:
-        """Seconds since the last frame."""
         return float("inf") if self._last_frame is None else max(0.0, self._clock() - self._last_frame)
 
     def remove(self) -> None:
-        """Remove the camera's series."""
         for name in STATES:
-            camera_state.remove(self.camera, name)
-        for family in (camera_asked, camera_last_frame_age, camera_quality, decode_errors, stream_gaps):
+            families.camera_state.remove(self.camera, name)
+        for family in (families.camera_asked, families.camera_last_frame_age, families.camera_quality):
             family.remove(self.camera)
+        for counter in (families.decode_errors, families.stream_gaps):
+            counter.remove(self.camera)
         for event in self._lazy_events:
-            lazy_events.remove(self.camera, event)
+            families.lazy_events.remove(self.camera, event)
 
 
 class AnsweredCameras:
@@ -117,12 +87,11 @@ class AnsweredCameras:
         self._questions: set[str] = set()
 
     def open_camera(self, spec: StreamSpec) -> None:
-        """Add or update an opened camera."""
         with self._lock:
             self._strides[spec.stream] = spec.stride_s
             shown = self._scores.setdefault(spec.stream, set())
             for question in shown - {question.id for question in spec.questions}:
-                camera_score.remove(spec.stream, question)
+                families.camera_score.remove(spec.stream, question)
                 shown.remove(question)
 
     def record_window(self, answers: Sequence[Answer]) -> None:
@@ -131,133 +100,115 @@ class AnsweredCameras:
         with self._lock:
             if camera not in self._strides:
                 return
-            lag_strides.observe(lag_s / self._strides[camera])
-            camera_lag.labels(camera).set(lag_s)
-            camera_answered.labels(camera).set(self._clock())
+            families.lag_strides.observe(lag_s / self._strides[camera])
+            families.camera_lag.labels(camera).set(lag_s)
+            families.camera_answered.labels(camera).set(self._clock())
             shown = self._scores[camera]
             for answer in answers:
                 if len(self._questions) < MOST_QUESTIONS:
                     self._questions.add(answer.question)
                 question = answer.question if answer.question in self._questions else "other"
-                answers_total.labels(question, "yes" if answer.positive else "no").inc()
+                families.answers_total.labels(question, "yes" if answer.positive else "no").inc()
                 if answer.question in shown or len(shown) < MAX_QUESTIONS:
                     shown.add(answer.question)
-                    camera_score.labels(camera, answer.question).set(answer.score)
+                    families.camera_score.labels(camera, answer.question).set(answer.score)
 
     def set_memory_bytes(self, held: Mapping[str, int]) -> None:
-        """Set the memory size of each open camera."""
         with self._lock:
             for camera in self._strides.keys() & held.keys():
-                camera_memory.labels(camera).set(held[camera])
+                families.camera_memory.labels(camera).set(held[camera])
 
     def retain_cameras(self, cameras: Iterable[str]) -> None:
-        """Remove the series of all other cameras."""
         with self._lock:
             for camera in self._strides.keys() - set(cameras):
-                for family in (camera_lag, camera_answered, camera_memory):
+                for family in (families.camera_lag, families.camera_answered, families.camera_memory):
                     family.remove(camera)
                 for question in self._scores.pop(camera):
-                    camera_score.remove(camera, question)
+                    families.camera_score.remove(camera, question)
                 del self._strides[camera]
 
 
 class FleetMetrics:
-    """Series of members and replicas; those of a replica that left are removed.
-
-    Args:
-        wanted: configured processes by role.
-    """
+    """Series of members and replicas; those of a replica that left are removed. ``wanted``: configured processes by
+    role."""
 
     def __init__(self, wanted: Mapping[str, int]) -> None:
         self._shown: set[str] = set()
         self._expected: set[str] = set()
         for role, count in wanted.items():
-            fleet_wanted.labels(role).set(count)
-            fleet_members.labels(role).set(0)
+            families.fleet_wanted.labels(role).set(count)
+            families.fleet_members.labels(role).set(0)
 
     def set_members(self, there: Mapping[str, int]) -> None:
-        """Set the number of members by role."""
         for role, count in there.items():
-            fleet_members.labels(role).set(count)
+            families.fleet_members.labels(role).set(count)
 
     def set_expected_cameras(self, cameras: Collection[str]) -> None:
         """Set the cameras that exist, which alerts on missing series need."""
         for camera in self._expected - set(cameras):
-            camera_expected.remove(camera)
+            families.camera_expected.remove(camera)
         for camera in set(cameras) - self._expected:
-            camera_expected.labels(camera).set(1)
+            families.camera_expected.labels(camera).set(1)
         self._expected = set(cameras)
 
     def set_replicas(self, statuses: Sequence[ReplicaStatus]) -> None:
-        """Set the load of each replica."""
         for status in statuses:
-            fleet_utilisation.labels(status.name).set(status.utilisation)
-            fleet_cameras.labels(status.name).set(status.cameras)
-            fleet_lowered.labels(status.name).set(status.lowered)
+            families.fleet_utilisation.labels(status.name).set(status.utilisation)
+            families.fleet_cameras.labels(status.name).set(status.cameras)
+            families.fleet_lowered.labels(status.name).set(status.lowered)
         for gone in self._shown - {status.name for status in statuses}:
-            for family in (fleet_utilisation, fleet_cameras, fleet_lowered):
+            for family in (families.fleet_utilisation, families.fleet_cameras, families.fleet_lowered):
                 family.remove(gone)
         self._shown = {status.name for status in statuses}
 
 
-WindowResult = Literal["done", "gated", "late", "dropped", "lost"]
-Stage = Literal["queue", "vision", "plan", "llm", "total"]
-
-
 def record_window(answer: Answer, *, late: bool = False) -> None:
     """Count one answered window: its result, tokens and stage latencies. Call once per window, not per question."""
-    windows.labels("gated" if answer.gated else "done", "").inc()
+    families.windows.labels("gated" if answer.gated else "done", "").inc()
     if late:
-        windows.labels("late", "").inc()
+        families.windows.labels("late", "").inc()
     for kind in ("full", "kept", "refreshed", "reused", "new", "query", "encoded"):
-        tokens.labels(kind).inc(getattr(answer.tokens, kind))
+        families.tokens.labels(kind).inc(getattr(answer.tokens, kind))
     timing = answer.timing
     if not answer.gated:
         for stage in ("queue", "vision", "plan", "llm"):
-            stage_seconds.labels(stage).observe(getattr(timing, f"{stage}_s"))
-    stage_seconds.labels("total").observe(timing.latency_s)
+            families.stage_seconds.labels(stage).observe(getattr(timing, f"{stage}_s"))
+    families.stage_seconds.labels("total").observe(timing.latency_s)
 
 
 def drop_window(reason: str, count: int = 1) -> None:
     """Count windows that were dropped on purpose."""
-    windows.labels("dropped", reason).inc(count)
+    families.windows.labels("dropped", reason).inc(count)
 
 
 def lose_window(count: int = 1) -> None:
     """Count windows that were lost with a process."""
-    windows.labels("lost", "").inc(count)
+    families.windows.labels("lost", "").inc(count)
 
 
 def record_ask(result: AskResult) -> None:
     """Count one answered free question."""
-    asks.labels("answered").inc()
-    ask_seconds.labels("first_token").observe(result.first_token_s)
-    ask_seconds.labels("total").observe(result.total_s)
-    ask_read_bytes.inc(result.bytes_read)
+    families.asks.labels("answered").inc()
+    families.ask_seconds.labels("first_token").observe(result.first_token_s)
+    families.ask_seconds.labels("total").observe(result.total_s)
+    families.ask_read_bytes.inc(result.bytes_read)
 
 
 ResourceState = Literal["accepted", "conflict", "invalid", "no_room", "waiting"]
-RESOURCE_STATES: tuple[ResourceState, ...] = ("accepted", "conflict", "invalid", "no_room", "waiting")
-
 WatchEnd = Literal["ended", "broken", "expired", "failed"]
-WATCH_ENDS: tuple[WatchEnd, ...] = ("ended", "broken", "expired", "failed")
+WATCH_ENDS: tuple[WatchEnd, ...] = get_args(WatchEnd)
 
 
 class WatchMetrics:
-    """State of the watch on ``Camera`` resources; thread-safe.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """State of the watch on ``Camera`` resources; thread-safe. ``clock``: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._listed_s = self._heard_s = -math.inf
-        reconciler_age.labels("list").set_function(lambda: self._clock() - self._listed_s)
-        reconciler_age.labels("word").set_function(lambda: self._clock() - self._heard_s)
+        families.reconciler_age.labels("list").set_function(lambda: self._clock() - self._listed_s)
+        families.reconciler_age.labels("word").set_function(lambda: self._clock() - self._heard_s)
 
     def listed(self) -> None:
-        """All resources were listed."""
         self._listed_s = self._heard_s = self._clock()
 
     def server_responded(self) -> None:
@@ -265,12 +216,11 @@ class WatchMetrics:
         self._heard_s = self._clock()
 
     def restarted(self, why: WatchEnd) -> None:
-        """Count the end of a watch, by reason."""
-        reconciler_watch_restarts.labels(why).inc()
+        families.reconciler_watch_restarts.labels(why).inc()
 
 
 def show_resources(states: Iterable[ResourceState]) -> None:
     """Set the number of resources in each state; ``states`` has one for each resource."""
     found = Counter(states)
-    for state in RESOURCE_STATES:
-        camera_resources.labels(state).set(found[state])
+    for state in get_args(ResourceState):
+        families.camera_resources.labels(state).set(found[state])

@@ -23,7 +23,6 @@ class GpuCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
         busy = GaugeMetricFamily("sightline_gpu_busy_ratio", "Share of time in which a kernel ran.", labels=["gpu"])
         decoder = GaugeMetricFamily(
             "sightline_gpu_decoder_busy_ratio", "Share of the video decoder's capacity in use.", labels=["gpu"]

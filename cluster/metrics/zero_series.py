@@ -1,109 +1,70 @@
 """Creates series at zero before the first scrape: ``rate()`` sees a first event only after a zero."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, Literal
 
+from cluster.metrics import families
 from cluster.metrics.cameras import WATCH_ENDS, show_resources
-from cluster.metrics.families import (
-    alert_deliveries,
-    ask_seconds,
-    asks,
-    clips,
-    frames_dropped,
-    http_dropped,
-    http_replies,
-    incident_events,
-    incidents_open,
-    ingest_dropped,
-    ladder_steps,
-    log_records,
-    node_tier_blocks,
-    node_tier_moved_bytes,
-    node_tier_requests,
-    node_tier_seconds,
-    queue_depth,
-    reconciler_changes,
-    reconciler_pass_seconds,
-    reconciler_status_writes,
-    reconciler_watch_restarts,
-    restarts,
-    spans,
-    stage_seconds,
-    tokens,
-    windows,
-)
 
 Role = Literal["controller", "decoder", "replica", "gateway", "alerting", "tier", "reconciler"]
+Series = tuple[Any, *tuple[Sequence[str], ...]]
+"""A family and the values of each of its labels."""
 
-DECODER_DROPS = ("shed", "decoder_slow", "replica_slow", "no_replica")
+_DECODER_DROPS = ("shed", "decoder_slow", "replica_slow", "no_replica")
+_TIER_CALLS = ("lookup", "store", "load", "drop", "list", "put_manifest", "get_manifest", "usage")
+_LOST: Series = (families.windows, ("lost",), ("",))
+_SPANS: Series = (families.spans, ("exported", "dropped"))
+
+_SERIES: Mapping[Role, Sequence[Series]] = {
+    "controller": [_LOST, (families.restarts, ("decoder", "replica")), (families.ladder_steps, ("up", "down"))],
+    "decoder": [
+        _LOST,
+        _SPANS,
+        (families.windows, ("dropped",), _DECODER_DROPS),
+        (families.frames_dropped, (*_DECODER_DROPS, "not_asked")),
+        (families.ingest_dropped, ("queue_full",)),
+    ],
+    "replica": [
+        _LOST,
+        _SPANS,
+        (families.windows, ("dropped",), ("replaced", "late", "failed")),
+        (families.windows, ("done", "gated", "late"), ("",)),
+        (families.tokens, ("full", "kept", "refreshed", "reused", "new", "query", "encoded")),
+        (families.stage_seconds, ("queue", "vision", "plan", "llm", "total")),
+        (families.asks, ("answered", "refused", "failed")),
+        (families.ask_seconds, ("first_token", "total")),
+        (families.queue_depth, ("windows", "frames", "questions")),
+    ],
+    "gateway": [(families.http_replies, ("2xx", "4xx", "5xx")), (families.http_dropped, ("refused", "cut"))],
+    "alerting": [
+        _SPANS,
+        (families.incidents_open, ("question", "health")),
+        (families.incident_events, ("question", "health"), ("new", "update", "end")),
+        (families.clips, ("whole", "part", "none")),
+    ],
+    "tier": [
+        (families.node_tier_requests, _TIER_CALLS, ("ok", "refused", "invalid", "late", "left", "failed")),
+        (families.node_tier_seconds, _TIER_CALLS),
+        (families.node_tier_blocks, ("lookup", "store", "load"), ("hit", "miss", "pending", "retry")),
+        (families.node_tier_moved_bytes, ("in", "out")),
+    ],
+    "reconciler": [
+        (families.reconciler_changes, ("added", "changed", "removed")),
+        (families.reconciler_pass_seconds, ("done", "unavailable", "failed")),
+        (families.reconciler_status_writes, ("written", "conflict", "gone", "failed")),
+        (families.reconciler_watch_restarts, WATCH_ENDS),
+    ],
+}
 
 
 def create_zero_series(role: Role, sinks: Sequence[str] = ()) -> None:
     """Create the series with known labels that a process of this role counts; ``sinks`` of alerts by name."""
-    for level in ("info", "warning", "error"):
-        log_records.labels(level)
-    if role in ("decoder", "replica", "alerting"):
-        for result in ("exported", "dropped"):
-            spans.labels(result)
-    if role in ("decoder", "replica"):
-        for reason in DECODER_DROPS if role == "decoder" else ("replaced", "late", "failed"):
-            windows.labels("dropped", reason)
-    if role in ("controller", "decoder", "replica"):
-        windows.labels("lost", "")
-    if role == "decoder":
-        for reason in (*DECODER_DROPS, "not_asked"):
-            frames_dropped.labels(reason)
-        ingest_dropped.labels("queue_full")
-    elif role == "replica":
-        for result in ("done", "gated", "late"):
-            windows.labels(result, "")
-        for kind in ("full", "kept", "refreshed", "reused", "new", "query", "encoded"):
-            tokens.labels(kind)
-        for stage in ("queue", "vision", "plan", "llm", "total"):
-            stage_seconds.labels(stage)
-        for result in ("answered", "refused", "failed"):
-            asks.labels(result)
-        for until in ("first_token", "total"):
-            ask_seconds.labels(until)
-        for queue in ("windows", "frames", "questions"):
-            queue_depth.labels(queue)
-    elif role == "gateway":
-        for status in ("2xx", "4xx", "5xx"):
-            http_replies.labels(status)
-        for reason in ("refused", "cut"):
-            http_dropped.labels(reason)
-    elif role == "controller":
-        for member in ("decoder", "replica"):
-            restarts.labels(member)
-        for direction in ("up", "down"):
-            ladder_steps.labels(direction)
-    elif role == "alerting":
-        for kind in ("question", "health"):
-            incidents_open.labels(kind)
-            for event in ("new", "update", "end"):
-                incident_events.labels(kind, event)
-        for made in ("whole", "part", "none"):
-            clips.labels(made)
-        for sink in sinks:
-            for outcome in ("delivered", "failed", "dead"):
-                alert_deliveries.labels(sink, outcome)
-    elif role == "tier":
-        for method in ("lookup", "store", "load", "drop", "list", "put_manifest", "get_manifest", "usage"):
-            node_tier_seconds.labels(method)
-            for result in ("ok", "refused", "invalid", "late", "left", "failed"):
-                node_tier_requests.labels(method, result)
-        for method in ("lookup", "store", "load"):
-            for outcome in ("hit", "miss", "pending", "retry"):
-                node_tier_blocks.labels(method, outcome)
-        for direction in ("in", "out"):
-            node_tier_moved_bytes.labels(direction)
+    series = [(families.log_records, ("info", "warning", "error")), *_SERIES[role]]
+    if role == "alerting":
+        series.append((families.alert_deliveries, sinks, ("delivered", "failed", "dead")))
     elif role == "reconciler":
         show_resources(())
-        for change in ("added", "changed", "removed"):
-            reconciler_changes.labels(change)
-        for result in ("done", "unavailable", "failed"):
-            reconciler_pass_seconds.labels(result)
-        for result in ("written", "conflict", "gone", "failed"):
-            reconciler_status_writes.labels(result)
-        for why in WATCH_ENDS:
-            reconciler_watch_restarts.labels(why)
+    for family, *labels in series:
+        for values in product(*labels):
+            family.labels(*values)

@@ -2,11 +2,9 @@
 
 import logging
 import threading
-import time
 from collections import deque
 
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from cluster import metrics
@@ -35,9 +33,6 @@ class BoundedProcessor(SpanProcessor):
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing to do."""
-
     def on_end(self, span: ReadableSpan) -> None:
         """Queue a span; never waits."""
         with self._wake:
@@ -50,17 +45,6 @@ class BoundedProcessor(SpanProcessor):
                 metrics.spans.labels("dropped").inc()
             if len(self._waiting) >= min(BATCH, self._limit):
                 self._wake.notify()
-
-    def shutdown(self) -> None:
-        """See the library."""
-        self.close(1.0)
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Export all; false on timeout."""
-        deadline = time.monotonic() + timeout_millis / 1000
-        while self._waiting and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return not self._waiting
 
     def close(self, timeout_s: float) -> None:
         """Export for at most ``timeout_s``; the rest is dropped and counted. Idempotent."""

@@ -25,12 +25,7 @@ ANSWERS = 4096
 
 
 class AlertTraces:
-    """Alerting's part of traces. Runs on one event loop.
-
-    Args:
-        spans: of the process.
-        clock: Unix seconds.
-    """
+    """Alerting's part of traces. Runs on one event loop. ``clock``: Unix seconds."""
 
     def __init__(self, spans: Spans, clock: Callable[[], float] = time.time) -> None:
         self._spans, self._clock = spans, clock
@@ -70,11 +65,7 @@ class CameraTrace:
     Strides are counted from the camera's last fresh frame, as the engine counts its windows, so that the frames of one
     trace are the new ones of one window.
 
-    Args:
-        spans: of the process.
-        camera: name.
-        ratio: share of traced strides, chosen deterministically by camera and stride.
-        clock: Unix seconds.
+    ``ratio``: share of traced strides, chosen deterministically by camera and stride; ``clock``: Unix seconds.
     """
 
     def __init__(self, spans: Spans, camera: str, ratio: float, clock: Callable[[], float] = time.time) -> None:
@@ -116,27 +107,17 @@ CAMERAS = 4096
 STAGES = ("queue", "vision", "plan", "llm")
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    pts: int
-    parent: str
-
-
 class ReplicaTraces:
     """A replica's part of traces. Thread-safe: frames come on the event loop, answers on the engine's thread.
-
-    Args:
-        spans: of the process.
-        clock: Unix seconds.
-    """
+    ``clock``: Unix seconds."""
 
     def __init__(self, spans: Spans, clock: Callable[[], float] = time.time) -> None:
         self._spans, self._clock = spans, clock
         self._lock = threading.Lock()
-        self._frames: dict[str, deque[_Frame]] = {}
+        # (pts, parent) of each frame.
+        self._frames: dict[str, deque[tuple[int, str]]] = {}
 
     def frame_received(self, sample: FrameSample) -> None:
-        """Record a received frame."""
         if sample.trace is None:
             return
         self._spans.span("send", sample.trace.sent_s, self._clock(), sample.trace.parent, {"camera": sample.stream})
@@ -144,7 +125,7 @@ class ReplicaTraces:
             frames = self._frames.pop(sample.stream, None) or deque(maxlen=FRAMES)
             if sample.fresh:
                 frames.clear()
-            frames.append(_Frame(sample.pts, sample.trace.parent))
+            frames.append((sample.pts, sample.trace.parent))
             self._frames[sample.stream] = frames
             while len(self._frames) > CAMERAS:
                 del self._frames[next(iter(self._frames))]
@@ -178,10 +159,9 @@ class ReplicaTraces:
         """Trace id of the newest traced frame that waits for an answer, for logs; empty if none."""
         with self._lock:
             frames = self._frames.get(camera)
-            return trace_id(frames[-1].parent) if frames else ""
+            return trace_id(frames[-1][1]) if frames else ""
 
     def remove_camera(self, camera: str) -> None:
-        """Drop the state of a closed camera."""
         with self._lock:
             self._frames.pop(camera, None)
 
@@ -190,8 +170,8 @@ class ReplicaTraces:
         with self._lock:
             frames = self._frames.get(camera)
             found = ""
-            while frames and frames[0].pts < end:
-                found = frames.popleft().parent
+            while frames and frames[0][0] < end:
+                _, found = frames.popleft()
             if frames is not None and not frames:
                 del self._frames[camera]
             return found
@@ -206,10 +186,8 @@ Value = str | bool | int | float
 class Spans:
     """Creates the spans of one process. Never blocks; thread-safe.
 
-    Args:
-        process: name of the process, an attribute of each span.
-        exporter: sends spans to a collector.
-        queue: most spans waiting for it.
+    ``process``: its name, an attribute of each span; ``exporter``: sends spans to a collector, for which ``queue`` may
+    wait at most.
     """
 
     def __init__(self, process: str, exporter: SpanExporter, *, queue: int = 2048) -> None:

@@ -5,7 +5,17 @@ that a decoder process stays small. Shapes are named in the docstrings; times ar
 microseconds of the camera's own clock (``pts``) unless a name ends in ``_s`` (seconds, float).
 """
 
-from cluster.types.answers import Answer, Timing, TokenCount, WindowRequest
+from cluster.types.answers import (
+    Answer,
+    AskResult,
+    AskSpec,
+    DeletedMemory,
+    MemoryStatus,
+    Moment,
+    Timing,
+    TokenCount,
+    WindowRequest,
+)
 from cluster.types.cameras import (
     CameraStateName,
     CameraStatus,
@@ -15,7 +25,6 @@ from cluster.types.cameras import (
     Question,
     StreamSpec,
 )
-from cluster.types.memories import AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
 from cluster.types.pictures import (
     MICROSECONDS,
     THUMBNAIL_STRIDE,

@@ -1,5 +1,6 @@
-"""Windows and their answers."""
+"""Windows, free questions about the past and their answers; memory status."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -67,3 +68,91 @@ class Answer:
     timing: Timing = field(default_factory=Timing)
     trace: str = ""
     incarnation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AskSpec:
+    """A free question about what a camera has seen.
+
+    * ``turns``: (question, answer) pairs of the conversation so far
+    * ``since_s``: seconds before the newest frame; older ones are left out; ``None`` asks about everything
+    * ``max_new_tokens``: longest answer
+    * ``span``: only frames with ``start <= pts < end`` on the camera's clock, and all of them
+    * ``standing``: asked as the standing yes/no questions are; the result has ``yes`` and no text
+    """
+
+    stream: str
+    text: str
+    turns: tuple[tuple[str, str], ...] = ()
+    since_s: float | None = None
+    max_new_tokens: int = 48
+    span: tuple[int, int] | None = None
+    standing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time span that an answer is based on: ``[start, end)`` in the camera's microseconds, and its share of the
+    answer's attention to pictures."""
+
+    start: int
+    end: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class AskResult:
+    """An answer with its statistics; ``text`` is the whole answer.
+
+    * ``moments``: heaviest first; ``newest``: the newest frame the answer may know of, ``oldest`` the oldest
+    * ``tokens_held``, ``tokens_read``: of the memory, all layers and heads; ``bytes_read`` from the tiers
+    * ``first_token_s``: from the start of the computation; ``degraded``: part of the memory was out of reach
+    * ``prompt_tokens``, ``answer_tokens``: of the text asked, what was said before included, and of the answer
+    * ``yes``: P(yes) at the answer's first token
+    """
+
+    stream: str
+    text: str
+    moments: tuple[Moment, ...]
+    oldest: int
+    newest: int
+    tokens_held: int
+    tokens_read: int
+    bytes_read: int
+    first_token_s: float
+    total_s: float
+    degraded: bool = False
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    yes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedMemory:
+    """Frames and bytes deleted from a camera's memory."""
+
+    frames: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatus:
+    """Contents and health of one camera's memory.
+
+    * ``oldest``, ``newest``: camera's microseconds of the stored frames; 0 while there are none
+    * ``tokens``: over all layers and heads; ``tier_bytes``: of KV, by tier, ``recent`` for frames in no tier yet
+    * ``counts``: counters so far; ``tier_states``: by tier, empty while it works, else why not
+    """
+
+    camera: str
+    frames: int
+    tokens: int
+    oldest: int
+    newest: int
+    cap_bytes: int
+    tier_bytes: Mapping[str, int]
+    compressor: str
+    organiser: str
+    retriever: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+    tier_states: Mapping[str, str] = field(default_factory=dict)

@@ -56,7 +56,6 @@ class FrameSample:
 
     @property
     def tokens(self) -> int:
-        """Visual tokens of this frame."""
         return len(self.patches) // (self.grid.merge**2)
 
     @property
@@ -121,12 +120,10 @@ class PatchGrid:
 
     @property
     def height(self) -> int:
-        """Pixels, ``rows * patch``."""
         return self.rows * self.patch
 
     @property
     def width(self) -> int:
-        """Pixels, ``cols * patch``."""
         return self.cols * self.patch
 
     @property

@@ -1,14 +1,184 @@
-"""``Results``: answers fan out to whoever watches, through bounded queues where the newest answers win."""
+"""Answers and events to whoever watches cameras, through bounded queues where the newest win (``FanOut``);
+``Results``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from typing import Generic, TypeVar
 
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
-from cluster.errors import SightlineError
+from cluster.errors import CapacityError, SightlineError
 from cluster.security.roles import current_principal
 from cluster.types import Answer
 from cluster.wire.convert import answer_to_proto
-from cluster.wire.fan_out import FanOut
 from cluster.wire.status import abort
+
+T = TypeVar("T")
+
+RECENT_S = 60.0
+"""What is no older than this is sent first to watchers who ask for it."""
+
+
+class Subscription(Generic[T]):
+    """One watcher's queue: an async iterator of ``(item, missed)``, ``missed`` counting items lost before it."""
+
+    def __init__(self, hub: FanOut[T], cameras: frozenset[str], limit: int, seen: Callable[[str], bool]) -> None:
+        self._hub = hub
+        self._cameras = cameras
+        self._seen = seen
+        self._limit = limit
+        self._queue: deque[tuple[T, int]] = deque()
+        self._closed = False
+        self._ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> Subscription[T]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hub.unsubscribe(self)
+
+    def __aiter__(self) -> Subscription[T]:
+        return self
+
+    async def __anext__(self) -> tuple[T, int]:
+        while True:
+            with self._hub.lock:
+                if self._queue:
+                    return self._queue.popleft()
+                if self._closed:
+                    raise StopAsyncIteration
+                self._ready.clear()
+            await self._ready.wait()
+
+    def put(self, camera: str, item: T, missed: int) -> int:
+        """Called by the hub under its lock; returns how many items this one pushed out."""
+        if (self._cameras and camera not in self._cameras) or not self._seen(camera):
+            return 0
+        lost = 0
+        if len(self._queue) >= self._limit:
+            _, before = self._queue.popleft()
+            lost = 1
+            # What was lost is told with the next answer the watcher does get.
+            missed_now = before + 1
+            if self._queue:
+                head, head_missed = self._queue[0]
+                self._queue[0] = (head, head_missed + missed_now)
+            else:
+                missed += missed_now
+        self._queue.append((item, missed))
+        self.wake()
+        return lost
+
+    def close(self) -> None:
+        """Called by the hub under its lock: the iterator ends after what is queued."""
+        self._closed = True
+        self.wake()
+
+    def wake(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ready.set)
+
+
+class FanOut(Generic[T]):
+    """Publish from any thread, subscribe on an event loop. Memory: ``limit`` items per subscriber.
+
+    Args:
+        camera_of: the camera that an item is of.
+        verb: what subscribers do, for the error of one too many.
+        recent: most items of the last ``RECENT_S`` held for watchers who ask for them.
+    """
+
+    def __init__(
+        self,
+        camera_of: Callable[[T], str],
+        verb: str,
+        *,
+        limit: int = 256,
+        max_subscribers: int = 1024,
+        recent: int = 0,
+    ) -> None:
+        self._camera_of, self._verb = camera_of, verb
+        self.lock = threading.Lock()
+        self._recent: deque[tuple[float, T]] = deque(maxlen=recent)
+        self._limit = limit
+        self._max_subscribers = max_subscribers
+        self._subscriptions: set[Subscription[T]] = set()
+        self._closed = False
+        self.published = 0
+        self.missed = 0
+
+    @property
+    def subscribers(self) -> int:
+        return len(self._subscriptions)
+
+    def publish(self, items: Iterable[T], missed: int = 0) -> None:
+        """Hand items to every subscriber; never blocks. ``missed``: items lost on the way here, before these."""
+        with self.lock:
+            self.missed += missed
+            now_s = time.monotonic()
+            while self._recent and self._recent[0][0] < now_s - RECENT_S:
+                self._recent.popleft()
+            for item in items:
+                camera = self._camera_of(item)
+                self.published += 1
+                self._recent.append((now_s, item))
+                for subscription in self._subscriptions:
+                    self.missed += subscription.put(camera, item, missed)
+                missed = 0
+
+    def forget(self, camera: str) -> None:
+        """The camera was removed: nobody gets what is recent of it any more."""
+        with self.lock:
+            kept = [(at_s, item) for at_s, item in self._recent if self._camera_of(item) != camera]
+            self._recent = deque(kept, maxlen=self._recent.maxlen)
+
+    def subscribe(
+        self,
+        cameras: Collection[str] = (),
+        *,
+        limit: int | None = None,
+        seen: Callable[[str], bool] = lambda _: True,
+        recent: bool = False,
+    ) -> Subscription[T]:
+        """Items from now on, of ``cameras`` or (empty) of all, as far as they are ``seen``; a context manager.
+
+        ``recent``: those of the last ``RECENT_S`` first.
+
+        Raises:
+            CapacityError: too many subscribers.
+        """
+        with self.lock:
+            if len(self._subscriptions) >= self._max_subscribers:
+                raise CapacityError(f"{self._max_subscribers} clients {self._verb} already; close one of them")
+            since_s = time.monotonic() - RECENT_S
+            before = [item for at_s, item in self._recent if at_s >= since_s] if recent else []
+            subscription = Subscription(self, frozenset(cameras), (limit or self._limit) + len(before), seen)
+            for item in before:
+                subscription.put(self._camera_of(item), item, 0)
+            self._subscriptions.add(subscription)
+            if self._closed:
+                subscription.close()
+            return subscription
+
+    def unsubscribe(self, subscription: Subscription[T]) -> None:
+        with self.lock:
+            self._subscriptions.discard(subscription)
+            subscription.close()
+
+    def close(self) -> None:
+        """End every subscription after what it has queued."""
+        with self.lock:
+            self._closed = True
+            for subscription in self._subscriptions:
+                subscription.close()
+
 
 SERVICE = "sightline.v1.Results"
 

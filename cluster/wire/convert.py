@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, replicas_pb2, results_pb2
+from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, results_pb2
 
 from cluster.errors import ConfigError
 from cluster.types import (
@@ -24,7 +24,6 @@ from cluster.types import (
     Question,
     StreamSpec,
 )
-from cluster.types.reports import ReplicaStatus
 from cluster.wire.mapping import from_message, to_message
 
 CHANNELS = 3
@@ -170,11 +169,6 @@ def spec_from_json(text: str) -> StreamSpec:
         raise ValueError(f"a stream's specification: {where}{': ' * bool(where)}{first['msg']}") from None
 
 
-def question_to_proto(question: Question) -> cameras_pb2.Question:
-    """One standing question as a message."""
-    return to_message(cameras_pb2.Question, question)
-
-
 def question_from_proto(message: cameras_pb2.Question) -> Question:
     """A threshold of 0 on the wire means the default, 0.5.
 
@@ -196,16 +190,6 @@ def status_from_proto(message: cameras_pb2.CameraStatus) -> CameraStatus:
     known = message.state in cameras_pb2.CameraState.values() and message.state
     state = cameras_pb2.CameraState.Name(message.state).removeprefix(_STATE_PREFIX).lower() if known else "waiting"
     return from_message(CameraStatus, message, state=state)
-
-
-def replica_to_proto(status: ReplicaStatus) -> replicas_pb2.ReplicaStatus:
-    """A replica's status as a message."""
-    return to_message(replicas_pb2.ReplicaStatus, status)
-
-
-def replica_from_proto(message: replicas_pb2.ReplicaStatus) -> ReplicaStatus:
-    """The inverse of :func:`replica_to_proto`."""
-    return from_message(ReplicaStatus, message)
 
 
 def settings_from_json(text: str) -> dict[str, Any]:

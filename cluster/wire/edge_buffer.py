@@ -3,14 +3,13 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.codec.source import StreamHeader
 from cluster.types import EncodedPacket
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     epoch: int
     packet: EncodedPacket
 
@@ -33,7 +32,7 @@ class EdgeBuffer:
         self._unacked: deque[_Entry] = deque()
         self._headers: list[StreamHeader] = []
         self._until_keyframe = False
-        self._finished = False
+        self.finished = False
         self._closed = False
         self.bytes = 0
         self.dropped = 0
@@ -65,7 +64,7 @@ class EdgeBuffer:
     def finish(self) -> None:
         """The source has ended: no packet follows."""
         with self._changed:
-            self._finished = True
+            self.finished = True
         self._wake()
 
     # -- the event loop -------------------------------------------------------------------------
@@ -84,17 +83,12 @@ class EdgeBuffer:
             return max(0, len(self._headers) - 1)
 
     @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
     def in_flight(self) -> int:
         """Packets sent and not acknowledged."""
         return len(self._unacked)
 
     @property
     def waiting(self) -> int:
-        """Packets not sent."""
         return len(self._unsent)
 
     def take(self, epoch: int, max_packets: int, max_bytes: int) -> list[EncodedPacket]:
@@ -116,7 +110,7 @@ class EdgeBuffer:
         with self._changed:
             if self._unsent:
                 return self._unsent[0].epoch > epoch
-            return self._finished or len(self._headers) - 1 > epoch
+            return self.finished or len(self._headers) - 1 > epoch
 
     def acknowledge(self, next_sequence: int) -> tuple[int, int]:
         """Forget every packet below ``next_sequence``; returns how many packets and bytes that were."""
@@ -164,10 +158,8 @@ class EdgeBuffer:
         return True
 
     def _drop_oldest_gop(self) -> None:
-        self._drop_first()
-        while self._unsent and not self._unsent[0].packet.keyframe:
-            self._drop_first()
-
-    def _drop_first(self) -> None:
-        self.bytes -= len(self._unsent.popleft().packet.data)
-        self.dropped += 1
+        while True:
+            self.bytes -= len(self._unsent.popleft().packet.data)
+            self.dropped += 1
+            if not self._unsent or self._unsent[0].packet.keyframe:
+                return

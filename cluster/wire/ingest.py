@@ -57,8 +57,13 @@ class Ledger:
         repeats = 0
         for packet in batch.packets:
             sequence, size = packet.sequence, len(packet.data)
-            if not 0 < size <= self._max_packet_bytes:
-                raise ValueError(self._bad_size(sequence, size))
+            if not size:
+                raise ValueError(f"packet {sequence} of camera {self._camera!r} is empty")
+            if size > self._max_packet_bytes:
+                raise ValueError(
+                    f"packet {sequence} of camera {self._camera!r} has {size} bytes, more than the limit of "
+                    f"{self._max_packet_bytes} (gateway.max_packet_bytes)"
+                )
             if sequence >= self._expected:
                 self._catching_up = False
                 self._expected = sequence + 1
@@ -98,14 +103,6 @@ class Ledger:
         """Whether the pusher should be told soon what was taken over: half of its credit is used, so that it may come
         to wait for more, or it holds ``UNTOLD_BYTES`` until then."""
         return self._limit - self._received <= max(self._most // 2, SHORT_CREDIT) or self._untold >= UNTOLD_BYTES
-
-    def _bad_size(self, sequence: int, size: int) -> str:
-        if not size:
-            return f"packet {sequence} of camera {self._camera!r} is empty"
-        return (
-            f"packet {sequence} of camera {self._camera!r} has {size} bytes, more than the limit of "
-            f"{self._max_packet_bytes} (gateway.max_packet_bytes)"
-        )
 
 
 SERVICE = "sightline.v1.Ingest"
@@ -205,7 +202,6 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
         return sorted(self._connections)
 
     async def Push(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
-        """See protos/sightline/v1/ingest.proto."""
         replies = _Replies(context, self._reply_s)
         try:
             await self._serve(context, replies)
@@ -233,8 +229,17 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
             raise TimeoutError(f"no `open` came within {self._open_s:g} s of connecting") from None
         if first is grpc.aio.EOF or first.WhichOneof("message") != "open":
             raise ValueError("the first message of a push must be `open`")
-        check_open(first.open)
         opened = first.open
+        if not opened.camera or len(opened.camera) > MAX_NAME:
+            raise ValueError(f"`open` needs the camera's name, at most {MAX_NAME} characters")
+        if not opened.session or len(opened.session) > MAX_NAME:
+            raise ValueError(f"`open` needs a session id, at most {MAX_NAME} characters")
+        if opened.codec not in CODECS:
+            raise ValueError(f"unknown codec {opened.codec!r}; there are: {', '.join(sorted(CODECS))}")
+        if max(opened.width, opened.height) > MAX_SIDE:
+            raise ValueError(f"a picture of {opened.width}x{opened.height} is larger than {MAX_SIDE}x{MAX_SIDE}")
+        if len(opened.extradata) > MAX_EXTRADATA_BYTES:
+            raise ValueError(f"extradata of {len(opened.extradata)} bytes is larger than {MAX_EXTRADATA_BYTES}")
         header = StreamHeader(opened.codec, opened.width, opened.height, opened.extradata)
         return opened.camera, opened.session, header
 
@@ -341,7 +346,6 @@ class _Replies:
 
     @property
     def under_way(self) -> bool:
-        """A reply is being written."""
         return self._pending is not None and not self._pending.done()
 
     async def drained(self) -> None:
@@ -353,21 +357,3 @@ class _Replies:
         # A write that fails has lost its connection, which ends the handler from the other side.
         with contextlib.suppress(Exception):
             await self._context.write(reply)
-
-
-def check_open(opened: ingest_pb2.Open) -> None:
-    """Whether an ``Open`` makes sense on its own.
-
-    Raises:
-        ValueError: one sentence.
-    """
-    if not opened.camera or len(opened.camera) > MAX_NAME:
-        raise ValueError(f"`open` needs the camera's name, at most {MAX_NAME} characters")
-    if not opened.session or len(opened.session) > MAX_NAME:
-        raise ValueError(f"`open` needs a session id, at most {MAX_NAME} characters")
-    if opened.codec not in CODECS:
-        raise ValueError(f"unknown codec {opened.codec!r}; there are: {', '.join(sorted(CODECS))}")
-    if max(opened.width, opened.height) > MAX_SIDE:
-        raise ValueError(f"a picture of {opened.width}x{opened.height} is larger than {MAX_SIDE}x{MAX_SIDE}")
-    if len(opened.extradata) > MAX_EXTRADATA_BYTES:
-        raise ValueError(f"extradata of {len(opened.extradata)} bytes is larger than {MAX_EXTRADATA_BYTES}")

@@ -130,12 +130,11 @@ def check_question(text: str) -> str:
         raise ConfigError("the question is empty; ask something, as in: what happened at the gate?")
     if len(text) > MAX_QUESTION:
         raise ConfigError(f"the question has {len(text):,} characters; at most {MAX_QUESTION:,} are taken")
-    for at, letter in enumerate(text):
-        if unicodedata.category(letter) in _NOT_TEXT and letter not in _LAYOUT:
-            raise ConfigError(
-                f"the question is not text: character {at + 1} is U+{ord(letter):04X}; send UTF-8 without control "
-                "characters"
-            )
+    if strange := _not_text(text):
+        raise ConfigError(
+            f"the question is not text: character {text.index(strange) + 1} is U+{ord(strange):04X}; send UTF-8 "
+            "without control characters"
+        )
     return text
 
 
@@ -151,13 +150,14 @@ def turns_from_proto(request: memory_pb2.AskRequest) -> list[tuple[str, str]] | 
         raise ConfigError("a question has a conversation or a history, not both; leave one of them away")
     turns = [(check_question(turn.question), turn.answer.strip()) for turn in request.history.turns[-MAX_TURNS:]]
     for _, answer in turns:
-        if len(answer) > MAX_ANSWER or not _is_text(answer):
+        if len(answer) > MAX_ANSWER or _not_text(answer):
             raise ConfigError(f"an answer of the history is longer than {MAX_ANSWER:,} characters, or not text")
     return turns
 
 
-def _is_text(text: str) -> bool:
-    return not any(unicodedata.category(letter) in _NOT_TEXT and letter not in _LAYOUT for letter in text)
+def _not_text(text: str) -> str:
+    """The first control character or half of a character, but for layout; empty without one."""
+    return next((each for each in text if unicodedata.category(each) in _NOT_TEXT and each not in _LAYOUT), "")
 
 
 def check_seconds(value: float, what: str) -> float | None:
@@ -226,11 +226,6 @@ class ForgottenCamera:
     file_bytes: int = 0
     incidents: int = 0
     alerts: int = 0
-
-
-def forgotten_from_proto(message: memory_pb2.ForgetResponse) -> ForgottenCamera:
-    """Off the wire."""
-    return from_message(ForgottenCamera, message)
 
 
 def forgotten_to_proto(forgotten: DeletedMemory) -> memory_pb2.ForgetResponse:

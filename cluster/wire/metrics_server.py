@@ -1,25 +1,54 @@
-"""``/metrics`` of one process, over HTTP."""
+"""``/metrics`` of one process over HTTP, each sample with the process that it is of."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from cluster.errors import SightlineError
 from cluster.metrics.families import REGISTRY
-from cluster.metrics.process_label import LabelledCollector
 
 if TYPE_CHECKING:
     from cluster.wire.tls import PeerTls
 
 STALL_S = 10.0
 """A client may take so long for a request, its TLS handshake included."""
+
+
+def merge_families(merged: dict[str, Metric], process: str, families: Iterable[Metric]) -> None:
+    """Add a process's families to those of others, by name, with a label ``process``."""
+    for family in families:
+        target = merged.get(family.name)
+        if target is None:
+            target = merged[family.name] = Metric(family.name, family.documentation, family.type)
+        target.samples += [
+            Sample(sample.name, {**sample.labels, "process": process}, sample.value) for sample in family.samples
+        ]
+
+
+class _LabelledCollector(Collector):
+    """The process's metrics with a label ``process``, as the gateway shows them."""
+
+    def __init__(self, process: Callable[[], str]) -> None:
+        self._process = process
+
+    def describe(self) -> list[Metric]:
+        """Keeps registration from collecting."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        merged: dict[str, Metric] = {}
+        merge_families(merged, self._process(), REGISTRY.collect())
+        yield from merged.values()
 
 
 class MetricsServer:
@@ -53,7 +82,6 @@ class MetricsServer:
         self.address = f"{host}:{self._server.server_port}"
 
     def close(self) -> None:
-        """Stop serving and free the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=5)
@@ -68,7 +96,7 @@ def serve_metrics(
         SightlineError: no port is free, or it may not be opened.
     """
     page = CollectorRegistry(auto_describe=False)
-    page.register(LabelledCollector(REGISTRY, process))
+    page.register(_LabelledCollector(process))
     return MetricsServer(host, ports, page, tls=tls)
 
 

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Any, NoReturn, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -34,7 +34,13 @@ log = logging.getLogger(__name__)
 MARK = "sightline-error"
 Code = grpc.StatusCode
 
+
+class TakenOverError(SightlineError):
+    """A newer connection of the same session replaced this one."""
+
+
 _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
+    (TakenOverError, Code.ABORTED),
     (UnknownCameraError, Code.NOT_FOUND),
     (UnknownIncidentError, Code.NOT_FOUND),
     (CameraExistsError, Code.ALREADY_EXISTS),
@@ -48,22 +54,11 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (ValueError, Code.INVALID_ARGUMENT),
     (TimeoutError, Code.DEADLINE_EXCEEDED),
 )
+# The first error of each code, and of what a client cannot tell from an absent server.
 _ERRORS: dict[grpc.StatusCode, type[SightlineError]] = {
-    Code.NOT_FOUND: UnknownCameraError,
-    Code.ALREADY_EXISTS: CameraExistsError,
-    Code.FAILED_PRECONDITION: NotReadyError,
-    Code.INVALID_ARGUMENT: ConfigError,
-    Code.RESOURCE_EXHAUSTED: CapacityError,
-    Code.UNAUTHENTICATED: UnauthenticatedError,
-    Code.PERMISSION_DENIED: ForbiddenError,
-    Code.UNAVAILABLE: UnavailableError,
-    Code.DEADLINE_EXCEEDED: UnavailableError,
-    Code.ABORTED: UnavailableError,
+    code: kind for kind, code in reversed(_CODES) if issubclass(kind, SightlineError)
 }
-
-
-class TakenOverError(SightlineError):
-    """A newer connection of the same session replaced this one."""
+_ERRORS |= dict.fromkeys((Code.DEADLINE_EXCEEDED, Code.ABORTED), UnavailableError)
 
 
 class RefusedError(SightlineError):
@@ -72,14 +67,6 @@ class RefusedError(SightlineError):
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-class CallStatus(Protocol):
-    """What ``grpc.RpcError`` of the sync API and ``grpc.aio.AioRpcError`` have in common."""
-
-    def code(self) -> grpc.StatusCode: ...
-    def details(self) -> str | None: ...
-    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 
 def as_refused(error: SightlineError) -> RefusedError:
@@ -91,12 +78,7 @@ def code_of(error: BaseException) -> grpc.StatusCode:
     """The status code of an error; ``INTERNAL`` for anything not raised on purpose."""
     if isinstance(error, RefusedError):
         return error.code
-    if isinstance(error, TakenOverError):
-        return Code.ABORTED
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            return code
-    return Code.INTERNAL
+    return next((code for kind, code in _CODES if isinstance(error, kind)), Code.INTERNAL)
 
 
 async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoReturn:
@@ -125,12 +107,12 @@ async def explained(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         await abort(context, error)
 
 
-def is_ours(error: CallStatus) -> bool:
+def is_ours(error: grpc.RpcError) -> bool:
     """Whether the far server ended the call on purpose, with a sentence of its own."""
     return any(key == MARK for key, _ in error.trailing_metadata() or ())
 
 
-def to_error(error: CallStatus) -> SightlineError:
+def to_error(error: grpc.RpcError) -> SightlineError:
     """The error a caller of the far server should see; gRPC's own failures come as :class:`UnavailableError`."""
     sentence = error.details() or f"the call ended with {error.code().name}"
     if is_ours(error):
@@ -165,7 +147,6 @@ class Malformed(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
-        """See ``grpc.aio.ServerInterceptor``."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler

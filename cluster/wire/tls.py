@@ -25,9 +25,6 @@ def expiry_s(certificate: Path) -> float:
     return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp()
 
 
-Stamp = tuple[tuple[int, int], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """PEM files of a server.
@@ -40,17 +37,12 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
 
-    def check(self) -> Self:
-        """Itself, if certificate and key can be read and belong together.
+    def context(self) -> ssl.SSLContext:
+        """For a server of Python's own.
 
         Raises:
-            ConfigError: they cannot, or do not.
+            ConfigError: certificate and key cannot be read, or do not belong together.
         """
-        self.context()
-        return self
-
-    def context(self) -> ssl.SSLContext:
-        """For a server of Python's own. Raises ``ConfigError``."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.load(context)
@@ -71,7 +63,7 @@ class TlsFiles:
                 f"{f' and client authority {self.client_ca}' if self.client_ca else ''}: {reason}"
             ) from None
 
-    def stamp(self) -> Stamp:
+    def stamp(self) -> tuple[tuple[int, int], ...]:
         """Changes when a file does."""
         files = [self.certificate, self.key, *([self.client_ca] if self.client_ca else [])]
         return tuple((status.st_mtime_ns, status.st_ino) for status in (file.stat() for file in files))
@@ -81,7 +73,7 @@ class Reloading:
     """Looks whether files have changed, and keeps what was there when the new ones are of no use."""
 
     def __init__(self, files: TlsFiles) -> None:
-        self.files = files.check()
+        self.files = files
         self.context = files.context()
         self._stamp = files.stamp()
         self._lock = threading.Lock()
@@ -94,7 +86,7 @@ class Reloading:
                 if stamp == self._stamp:
                     return False
                 # A renewal writes one file after the other: a pair that does not fit is looked at again.
-                self.files.check()
+                self.files.context()
                 self.files.load(self.context)
             except (ConfigError, OSError) as error:
                 log.warning("the certificate was not renewed: %s", error)

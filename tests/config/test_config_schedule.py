@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from cluster.config import load_config
-from cluster.config.schedule import ScheduleConfig
+from cluster.config.camera import ScheduleConfig
 from cluster.errors import ConfigError
 
 

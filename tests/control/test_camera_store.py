@@ -4,7 +4,7 @@ import pytest
 
 from cluster.config import CameraEntry
 from cluster.control.cameras.managed import ManagedCamera
-from cluster.control.cameras.store import CameraStore, FileTable, lock_state
+from cluster.control.cameras.table import CameraStore, FileTable, lock_state
 from cluster.errors import ConfigError, UnavailableError
 
 GATE = ManagedCamera(entry=CameraEntry(name="gate", source="rtsp://user:secret@10.0.0.11/stream1"))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from cluster.config import CameraEntry, QuestionConfig, SightlineConfig, camera_settings
-from cluster.control.decoder_count import DecoderCount
+from cluster.control.decoders import DecoderCount
 from cluster.control.directory import Directory
 from cluster.types.reports import CameraReport, DecoderInfo, DecoderNumbers
 

@@ -132,17 +132,14 @@ def test_what_makes_no_sense_changes_nothing() -> None:
     assert not estimate.observe_counts(Measured(0.0, 5), FULL)
     assert not estimate.observe_counts(Measured(-3.0, 5), FULL), "a clock was set back"
     assert not estimate.observe_counts(Measured(8.0, 0), SHED), "one that is shed sends nothing"
-    assert not estimate.observe_codec(kbit_s=100.0, pixels=0, fps=25.0)
     assert estimate.demand == before
 
 
-def test_the_codec_speaks_first_and_counts_have_the_last_word() -> None:
+def test_pictures_speak_first_and_counts_have_the_last_word() -> None:
     estimate = DemandEstimate(demand())
-    estimate.observe_codec(kbit_s=50.0, pixels=1920 * 1080, fps=25.0)
-    quiet = estimate.demand.kept
-    estimate.observe_codec(kbit_s=8000.0, pixels=1920 * 1080, fps=25.0)
-    assert 0 < quiet < estimate.demand.kept < 1
-    estimate.observe_codec(kbit_s=8000.0, pixels=1920 * 1080, fps=25.0, activity=0.1)
+    assert estimate.observe_activity(2.0)
+    assert estimate.demand.kept == 1.0
+    assert estimate.observe_activity(0.1)
     assert estimate.demand.kept == pytest.approx(0.12)
     counted(estimate, 1, windows=1)
-    assert not estimate.observe_codec(kbit_s=9.0, pixels=100, fps=1.0)
+    assert not estimate.observe_activity(0.9)

@@ -74,7 +74,8 @@ def test_a_camera_that_must_be_taken_is_taken() -> None:
     made = directory()
     for number in range(FITTING):
         made.add(camera(f"cam-{number}"), 0.0)
-    assert made.add(camera("late"), 1.0, force=True).owner == "replica-0"
+    made.add(camera("late"), 1.0, force=True)
+    assert made.status("late").replica == "replica-0"
     assert "late" in rungs(made)
 
 
@@ -115,7 +116,8 @@ def test_a_camera_that_is_added_again_keeps_what_was_measured_of_it() -> None:
         report(made, second, busy_s=0.05 * second, streams=[done])
     measured = made.status("gate")
     version = made.version
-    assert made.add(camera("gate"), 120.0, force=False).owner == "replica-0"
+    made.add(camera("gate"), 120.0, force=False)
+    assert made.status("gate").replica == "replica-0"
     assert made.version == version
     assert made.status("gate") == measured
 

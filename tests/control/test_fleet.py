@@ -10,7 +10,7 @@ import pytest
 from scheduling_parts import LADDER, costs, demand, fleet
 
 from cluster.control.admission import expected_lag_s
-from cluster.control.demand import Measured, load
+from cluster.control.demand import Measured, load, windows_per_s
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import LadderPolicy
 from cluster.errors import UnknownCameraError
@@ -33,10 +33,12 @@ def settled(made: Fleet, until_s: float) -> list:
 
 # -- admission ----------------------------------------------------------------------------------
 def test_a_camera_is_accepted_with_what_it_may_expect() -> None:
-    told = fleet().admit(demand(), 0.0)
-    assert (told.verdict, told.owner, told.rung) == ("accepted", "r0", "full")
-    assert told.windows_per_s == 1.0
-    assert told.lag_s == pytest.approx(0.1, abs=0.01)
+    made = fleet()
+    told = made.admit(demand(), 0.0)
+    plan = made.plan("camera")
+    assert (told.verdict, plan.owner, plan.rung) == ("accepted", "r0", "full")
+    assert windows_per_s(made.demand_of("camera"), LADDER.rungs[0]) == 1.0
+    assert made.lag_s("r0") == pytest.approx(0.1, abs=0.01)
     assert "10%" in told.reason
 
 
@@ -46,15 +48,16 @@ def test_a_full_fleet_takes_cameras_at_reduced_quality_and_then_refuses_with_wha
     # A replica does 0.95 of a second a second; at half the stride a camera takes 0.05.
     assert [told.verdict for told in verdicts].count("accepted") == 9
     assert [told.verdict for told in verdicts[:19]] == ["accepted"] * 9 + ["reduced"] * 10
-    assert verdicts[18].rung == "stride"
-    assert verdicts[18].windows_per_s == 0.5
+    assert made.plan("c18").rung == "stride"
+    assert windows_per_s(made.demand_of("c18"), LADDER.rungs[LADDER.index_of("stride")]) == 0.5
     refused = verdicts[19]
-    assert (refused.verdict, refused.owner, refused.lag_s) == ("refused", None, math.inf)
+    assert refused.verdict == "refused"
     assert refused.missing_streams == pytest.approx(1.0)
     assert refused.missing_replicas == pytest.approx(0.05 / 0.95)
     assert "replicas too few" in refused.reason
     assert len(made.cameras) == 19, "a camera that was refused is not there"
-    assert made.tick(1.0).short_s == pytest.approx(0), "what was accepted fits"
+    made.tick(1.0)
+    assert made.utilisation("r0") <= 1 + 1e-9, "what was accepted fits"
 
 
 def test_a_replica_that_is_drained_makes_no_other_smaller() -> None:
@@ -89,7 +92,7 @@ def test_a_camera_whose_window_does_not_fit_the_memory_is_refused_with_the_numbe
         made.remove(gone)
     assert made.admit(demand("again"), 0.0).verdict == "accepted"
     # One that is found to keep 96 % between anchors has 1280 * (0.125 + 0.875 * 0.96) = 1235 tokens.
-    made.observe_codec("c1", kbit_s=0.0, pixels=100, fps=1.0, activity=0.8)
+    made.observe_activity("c1", 0.8)
     made.remove("again")
     assert "with the 384 of this camera 787 are too many" in made.admit(demand("again"), 0.0).reason
 
@@ -143,8 +146,8 @@ def test_without_replicas_cameras_are_refused_or_wait_if_they_must_be_taken() ->
     assert told.verdict == "refused"
     assert "no replica is ready" in told.reason
     told = made.admit(demand(), 0.0, force=True)
-    assert (told.verdict, told.owner, told.rung) == ("accepted", None, "full")
-    assert made.plan("camera").owner is None
+    plan = made.plan("camera")
+    assert (told.verdict, plan.owner, plan.rung) == ("accepted", None, "full")
     [move] = made.join("r0")
     assert (move.camera, move.source, move.to, move.warm) == ("camera", None, "r0", False)
 
@@ -159,13 +162,13 @@ def test_ten_thousand_cameras_in_a_burst_are_all_told_and_fit() -> None:
     for second in range(20):
         made.tick(float(second))
     assert max(made.utilisation(name) for name in made.replicas) <= 1.0
-    assert made.tick(21.0).short_s == pytest.approx(0)
 
 
 def test_a_restarted_controller_leaves_cameras_where_they_are() -> None:
     made = fleet(4)
     for number in range(8):
-        assert made.admit(demand(f"c{number}"), 0.0, prefer="r3", force=True).owner == "r3"
+        made.admit(demand(f"c{number}"), 0.0, prefer="r3", force=True)
+        assert made.plan(f"c{number}").owner == "r3"
 
 
 @pytest.mark.parametrize("busy", [1.0, 0.3])
@@ -287,7 +290,7 @@ def test_nothing_changes_while_nothing_changed() -> None:
     made.tick(0.0)
     for second in range(1, 100):
         changes = made.tick(float(second))
-        assert (changes.steps, changes.moves, changes.short_s) == ([], [], 0.0)
+        assert (changes.steps, changes.moves) == ([], [])
 
 
 def test_quiet_cameras_make_room_within_a_stride() -> None:
@@ -354,7 +357,8 @@ def test_what_is_missing_is_told_when_nobody_can_step_further() -> None:
         made.admit(demand(f"c{number}", priority=Priority.CRITICAL), 0.0, force=True)
     made.tick(0.0)
     # 40 cameras at half the rate ask for two replicas.
-    assert made.tick(1.0).short_s == pytest.approx(1.0)
+    made.tick(1.0)
+    assert made.utilisation("r0") == pytest.approx(2.0)
     assert {made.plan(name).rung for name in made.cameras} == {"stride"}
 
 
@@ -363,7 +367,8 @@ def test_a_new_demand_counts_at_once() -> None:
     made.admit(demand("c"), 0.0)
     made.set_demand("c", demand("c", stride_s=0.5, priority=Priority.CRITICAL))
     assert made.utilisation("r0") == pytest.approx(0.2)
-    assert made.admit(demand("c", stride_s=2.0), 0.0).owner == "r0"
+    made.admit(demand("c", stride_s=2.0), 0.0)
+    assert made.plan("c").owner == "r0"
     assert made.utilisation("r0") == pytest.approx(0.05)
     assert made.remove("c") == []
     assert made.utilisation("r0") == 0

@@ -9,7 +9,7 @@ from onvif_camera import OnvifCamera
 from cluster.decoder import discovery
 from cluster.decoder.discovery import NetworkSearch, named_network
 from cluster.errors import CapacityError, ConfigError, NotReadyError
-from cluster.types.sources import DiscoveredStream
+from cluster.types.cameras import DiscoveredStream
 
 ALLOWED = [IPv4Network("127.0.0.0/24")]
 

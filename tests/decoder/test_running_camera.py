@@ -9,7 +9,7 @@ from camera_parts import WAIT_S, Keeper, camera_bench
 from waiting import until
 
 from cluster import metrics
-from cluster.config.schedule import ScheduleConfig
+from cluster.config.camera import ScheduleConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.pipeline import stream_spec_at
 from cluster.errors import CapacityError

@@ -47,7 +47,7 @@ def test_certificates_are_for_their_hosts_and_signed_by_their_authority(tmp_path
     made = secret(name)
     for key, content in made.items():
         (tmp_path / key).write_bytes(content)
-    TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt").check()
+    TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt").context()
     certificate = x509.load_pem_x509_certificate(made["tls.crt"])
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert hosts <= set(names.get_values_for_type(x509.DNSName))

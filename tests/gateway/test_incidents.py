@@ -207,7 +207,7 @@ async def test_what_was_missed_is_told_with_the_next_event_that_may_be_seen():
 
 async def test_a_follower_that_does_not_read_is_told_what_it_missed(make):
     from cluster.alerts.incident import AlertEvent, Incident
-    from cluster.wire.fan_out import FanOut
+    from cluster.wire.answers import FanOut
 
     incident = Incident("i", "gate", "question", "person", "info", 0, 1, 0.5, 1, 0.0, 0.0)
     feed = FanOut(lambda event: event.incident.camera, "follow incidents", limit=3, max_subscribers=1)

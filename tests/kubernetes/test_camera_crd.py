@@ -12,9 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cluster.config import CameraEntry
+from cluster.config.problems import section_of
 from cluster.errors import ConfigError
 from cluster.kubernetes.crd import definition, definition_text
-from cluster.kubernetes.keys import camel, section_of
+from cluster.kubernetes.keys import camel
 from cluster.kubernetes.resource import ACCEPTED, CameraResource, Outcome, status_of, worth_writing
 from cluster.types import CameraStatus, LastAnswer
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import CameraEntry
-from cluster.control.cameras.changes import merge_configuration, plan
 from cluster.control.cameras.managed import (
     CLUSTER,
     CONFIGURATION,
@@ -16,6 +15,8 @@ from cluster.control.cameras.managed import (
     entry_from_json,
     entry_to_json,
     manager_from_outside,
+    merge_configuration,
+    plan,
     settings_of,
     with_variables,
     written_keys,

@@ -3,15 +3,15 @@
 import pytest
 
 from cluster.config.cluster import KubernetesConfig
-from cluster.kubernetes import uninstall
+from cluster.kubernetes import hooks
 
 
 @pytest.fixture
 def remove(kube, monkeypatch):
-    monkeypatch.setattr(uninstall, "PAUSE_S", 0.01)
+    monkeypatch.setattr(hooks, "PAUSE_S", 0.01)
     kube.ray_services = {"sightline": {}, "another": {}}
     kube.ray_clusters["sightline-abcde"] = {}
-    return lambda *names: uninstall.main(names, KubernetesConfig(kubeconfig=str(kube.kubeconfig)))
+    return lambda *names: hooks.main(["uninstall", *names], KubernetesConfig(kubeconfig=str(kube.kubeconfig)))
 
 
 def test_it_waits_until_nothing_is_left(kube, remove):
@@ -23,7 +23,7 @@ def test_it_waits_until_nothing_is_left(kube, remove):
 
 
 def test_an_operator_that_is_away_is_said(kube, remove, monkeypatch, capsys):
-    monkeypatch.setattr(uninstall, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(hooks, "PATIENCE_S", 0.1)
     kube.kuberay_s = 30.0
     assert remove("sightline") == 1
     assert "sightline-abcde is still there after 0.1 s; does KubeRay's operator run?" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.config.cluster import KubernetesConfig
 from cluster.errors import UnavailableError
-from cluster.kubernetes import update
+from cluster.kubernetes import hooks
 from cluster.kubernetes.api import ChangedError, KubernetesApi
 
 
@@ -87,33 +87,34 @@ def test_a_refusal_says_what_is_missing(kube, api):
 def test_the_hook_changes_its_own_cluster_alone(kube, api, capsys):
     upgrade(kube, spec(3))
     config = KubernetesConfig(kubeconfig=str(kube.kubeconfig))
-    assert update.main(["sightline"], config) == 0
+    assert hooks.main(["update", "sightline"], config) == 0
     assert capsys.readouterr().out == "sightline-abcde: decoders has the pods of sightline from now on\n"
     assert kube.ray_clusters["sightline-abcde"]["spec"]["workerGroupSpecs"][1] == group("decoders", 3)
     assert kube.ray_clusters["another-abcde"]["spec"] == spec(2)
-    assert update.main(["sightline"], config) == 0
+    assert hooks.main(["update", "sightline"], config) == 0
     assert capsys.readouterr().out == ""
 
 
-def test_groups_that_change_meanwhile_are_read_again(kube, api, monkeypatch):
-    monkeypatch.setattr(update, "PAUSE_S", 0.01)
+def test_groups_that_change_meanwhile_are_read_again(kube, api, monkeypatch, capsys):
+    monkeypatch.setattr(hooks, "PAUSE_S", 0.01)
     upgrade(kube, spec(3))
     kube.conflicts = 2
-    assert update.update(api, "sightline") == ["sightline-abcde: decoders has the pods of sightline from now on"]
+    hooks.update(api, "sightline")
+    assert capsys.readouterr().out == "sightline-abcde: decoders has the pods of sightline from now on\n"
     found = kube.ray_clusters["sightline-abcde"]["spec"]["workerGroupSpecs"]
     assert [each["groupName"] for each in found] == ["new-0", "new-1", "control", "decoders", "replicas"]
     assert found[3]["replicas"] == 3
     upgrade(kube, spec(4))
     kube.conflicts = 99
     with pytest.raises(ChangedError):
-        update.update(api, "sightline")
+        hooks.update(api, "sightline")
 
 
 def test_what_is_wrong_is_said_in_a_line(kube, api, capsys):
     config = KubernetesConfig(kubeconfig=str(kube.kubeconfig))
-    assert update.main([], config) == 1
+    assert hooks.main(["update"], config) == 1
     kube.refuse["list"] = [403]
-    assert update.main(["sightline"], config) == 1
+    assert hooks.main(["update", "sightline"], config) == 1
     said = capsys.readouterr().err.splitlines()
     assert "name the RayService" in said[0]
     assert "list, get and patch rayclusters.ray.io" in said[1]

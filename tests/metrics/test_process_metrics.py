@@ -83,7 +83,7 @@ def test_positives_are_counted_by_question_of_which_there_are_so_many():
 
 def test_when_a_certificate_ends_is_told(tmp_path):
     certificate, key = Authority().issue(tmp_path, "gateway", valid_s=7200.0)
-    TlsFiles(certificate, key).check()
+    TlsFiles(certificate, key).context()
     told = samples(file=str(certificate))[("sightline_certificate_expiry_timestamp_seconds",)]
     assert abs(told - time.time() - 7200) < 60
 

@@ -24,6 +24,7 @@ from cluster.types import (
     mask_digest,
 )
 from cluster.wire import convert
+from cluster.wire.mapping import to_message
 
 prop = settings(deadline=None, max_examples=50)
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -218,7 +219,7 @@ def test_not_a_number_is_not_sent(make):
 @prop
 @given(questions)
 def test_question(question):
-    wire = cameras_pb2.Question.FromString(convert.question_to_proto(question).SerializeToString())
+    wire = cameras_pb2.Question.FromString(to_message(cameras_pb2.Question, question).SerializeToString())
     assert convert.question_from_proto(wire) == question
 
 

@@ -114,9 +114,9 @@ def test_files_that_do_not_belong_together(tmp_path, authority):
     certificate, _ = authority.issue(tmp_path, "one")
     _, key = authority.issue(tmp_path, "two")
     with pytest.raises(ConfigError, match="TLS cannot be had from certificate"):
-        TlsFiles(certificate, key).check()
+        TlsFiles(certificate, key).context()
     with pytest.raises(ConfigError, match="No such file"):
-        TlsFiles(tmp_path / "none.crt", key).check()
+        TlsFiles(tmp_path / "none.crt", key).context()
 
 
 def test_what_the_environment_says(tmp_path):

@@ -28,7 +28,7 @@ from cluster.gateway.http.replies import Reply, Stream, jsonable
 from cluster.gateway.http.routes import Body, Flag, Gateway, Number, Routes, Text
 from cluster.security.roles import HISTORY, IMPORT, current_principal
 from cluster.types import CameraStatus
-from cluster.types.sources import Discovery, SourceTest
+from cluster.types.cameras import Discovery, SourceTest
 from cluster.wire.convert import status_from_proto
 from cluster.wire.mapping import from_message
 

@@ -20,7 +20,7 @@ from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
 from cluster.security.roles import EVENTS, FLEET, Role, current_principal
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
-from cluster.wire.convert import replica_from_proto
+from cluster.wire.mapping import from_message
 
 SERVICE = "/sightline.v1.Replicas/"
 SSE = "text/event-stream"
@@ -41,14 +41,14 @@ class Drain(Body):
 async def list_replicas(gateway: Gateway) -> Reply:
     """The replicas."""
     found = await gateway.calls.unary(f"{SERVICE}List", replicas_pb2.ListReplicasRequest())
-    return Reply({"replicas": [replica_from_proto(each) for each in found.replicas]})
+    return Reply({"replicas": [from_message(ReplicaStatus, each) for each in found.replicas]})
 
 
 @router.on("POST /v1/replicas/{name}/drain", f"{SERVICE}Drain", ReplicaStatus, errors=(409,))
 async def drain(name: str, body: Drain, gateway: Gateway) -> Reply:
     """Take the cameras off a replica, or let it have some again."""
     asked = replicas_pb2.DrainReplicaRequest(name=name, undo=body.undo)
-    return Reply(replica_from_proto(await gateway.calls.unary(f"{SERVICE}Drain", asked)))
+    return Reply(from_message(ReplicaStatus, await gateway.calls.unary(f"{SERVICE}Drain", asked)))
 
 
 @router.on("GET /v1/fleet", FLEET, Fleet)

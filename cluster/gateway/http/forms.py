@@ -6,8 +6,8 @@ from typing_extensions import TypedDict
 
 from cluster.alerts.incident import Delivery, Incident, Mute
 from cluster.types import CameraStatus
+from cluster.types.cameras import Discovery
 from cluster.types.reports import ReplicaStatus
-from cluster.types.sources import Discovery
 from cluster.wire.memory_wire import AskAllProgress
 
 

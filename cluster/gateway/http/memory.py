@@ -17,6 +17,7 @@ from cluster.gateway.http.replies import Reply, Stream, jsonable
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes, Text
 from cluster.types import MemoryStatus
 from cluster.types.cameras import remark_on
+from cluster.wire.mapping import from_message
 from cluster.wire.memory_wire import (
     AskAllProgress,
     CameraTold,
@@ -25,7 +26,6 @@ from cluster.wire.memory_wire import (
     check_camera,
     check_name,
     check_question,
-    forgotten_from_proto,
     status_from_proto,
 )
 
@@ -106,7 +106,7 @@ def all_line(event: CameraTold | AskAllProgress) -> bytes:
 async def forget(body: Forget, gateway: Gateway) -> Reply:
     """Make a camera forget: its memory, its footage and what was recorded of its incidents."""
     asked = memory_pb2.ForgetRequest(camera=check_camera(body.camera), before_s=body.before_s)
-    return Reply(forgotten_from_proto(await gateway.calls.unary(f"{SERVICE}Forget", asked)))
+    return Reply(from_message(ForgottenCamera, await gateway.calls.unary(f"{SERVICE}Forget", asked)))
 
 
 @router.on("GET /v1/memory/{name}", f"{SERVICE}Describe", MemoryStatus, errors=(404, 409))

@@ -1,5 +1,5 @@
 {{/*
-A job of the module cluster.kubernetes.NAME that Helm runs, with rights that nothing has otherwise and that end with it:
+A job of a hook of cluster.kubernetes.hooks that Helm runs, with rights that nothing has otherwise and that end with it:
 (dict "root" $ "name" NAME "when" "post-upgrade" "deadline" 290 "rules" (list ...)).
 */}}
 {{- define "sightline.hook" -}}
@@ -54,8 +54,8 @@ spec:
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
           securityContext:
             {{- include "sightline.containerSecurity" $root | nindent 12 }}
-          command: [python, -m, cluster.kubernetes.{{ $job.name }}]
-          args: [{{ include "sightline.fullname" $root }}]
+          command: [python, -m, cluster.kubernetes.hooks]
+          args: [{{ $job.name }}, {{ include "sightline.fullname" $root }}]
           env: [{name: HOME, value: /tmp}]
           resources:
             requests: {cpu: 100m, memory: 256Mi}
