@@ -3,22 +3,24 @@
 import asyncio
 import logging
 import math
-import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+import time
 from pathlib import Path
 
-from actors.decoder import footage_collector, start_footage
 from actors.remote import ALERTING, ask_controller, own_host
-from actors.startup import configure_logging, describe_process
-from cluster.alerts.clips.footage_collector import FootageCollector
+from actors.startup import ActorProcess, Addresses, configure_logging, describe_process
+from cluster.alerts.clips.footage_collector import ClipOutcome, FootageCollector
+from cluster.alerts.clips.footage_store import FootageStore
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
+from cluster.control.camera_record import Route
+from cluster.decoder.footage.camera import clip_shortages
+from cluster.decoder.footage.service import DecoderRecorder
 from cluster.errors import UnavailableError
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.merger import ResultsMerger
@@ -36,16 +38,14 @@ POLL_S = 1.0
 ANSWERS = 50_000
 """Answers that may wait for alerting: it processes thousands a second, and a lost one may be an alert."""
 
-
-@dataclass(frozen=True, slots=True)
-class AlertingAddresses:
-    """Addresses of ``Incidents`` and ``/metrics``, ``host:port`` each."""
-
-    rpc: str
-    metrics: str
+FOLDER, KNOWN = "clips", "clips-cameras.json"
+AGAIN_S = 600.0
+"""Age up to which unfinished clips of incidents are recorded again after a restart, from what is still available."""
+REACH_S = 30.0
+"""Extra lookback of a clip beyond its length: answers are late, and a clip begins with a keyframe."""
 
 
-class Alerting:
+class Alerting(ActorProcess):
     """Ray actor. After a restart it continues from its file, with the answers of the last minute from the replicas."""
 
     def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
@@ -60,7 +60,6 @@ class Alerting:
         self._hub = AnswerHub(limit=ANSWERS)
         self._tls = peer_tls(config.security)
         self._merger = ResultsMerger(self._hub, recent=True, tls=self._tls)
-        self._clips = config.clips.enabled
         self._config, self._run_id = config, run_id
         self._footage: FootageCollector | None = None
         self._locks: list[FolderLock] = []
@@ -69,13 +68,9 @@ class Alerting:
         self._cameras_known = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def ready(self) -> AlertingAddresses:
+    async def ready(self) -> Addresses:
         """Addresses, once it listens. Raises ``ConfigError`` while another cluster uses the folder."""
         return await asyncio.shield(self._started)
-
-    async def process_id(self) -> int:
-        """Process id, for operators and tests."""
-        return os.getpid()
 
     async def stop(self) -> None:
         """Stop; pending alerts stay in the folder, unless that ends with the cluster."""
@@ -92,20 +87,20 @@ class Alerting:
         if self._private:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _start(self) -> AlertingAddresses:
+    async def _start(self) -> Addresses:
         # Before anything is opened: another cluster's clips in the making are not to be touched.
         await asyncio.to_thread(self._lock_folders)
-        pool = ChannelPool(tls=self._tls)
-        self._footage = footage_collector(self._config, self._folder, self._run_id, pool, self._service)
+        self._footage = self._footage_collector()
         if self._footage is None:
             self._service.disable_clips()
-        if self._footage is not None:
+        else:
             self._service.routes.use_pictures(self._footage.snapshot)
         await self._service.start()
+        # Where nothing is recorded, pending clips become missing ones.
+        records = self._footage is not None and self._config.clips.enabled
+        pending = await self._service.pending_clips(time.time() - AGAIN_S if records else math.inf)
         if self._footage is not None:
-            await start_footage(self._footage, self._service, self._clips)
-        else:
-            await self._service.pending_clips(math.inf)
+            self._footage.start(pending)
         self._server.add(IncidentsServicer(self._service))
         self._server.add(pictures.FootageServicer(self._footage, self._about, self._service.erase_camera))
         port = self._server.bind(self._host, 0)
@@ -113,7 +108,37 @@ class Alerting:
         follow = (self._take_answers, self._watch_cameras, self._follow_replicas)
         self._tasks = [asyncio.create_task(work()) for work in follow]
         page = serve_metrics(self._host, self._config.cluster.metrics_ports, lambda: ALERTING, tls=self._tls)
-        return AlertingAddresses(f"{self._host}:{port}", page.address)
+        return Addresses(f"{self._host}:{port}", page.address)
+
+    def _footage_collector(self) -> FootageCollector | None:
+        """``None`` where the folder cannot be used: alerts go on without clips, and the log says why."""
+        clips = self._config.clips
+        for sentence in clip_shortages(self._config):
+            log.warning("%s", sentence)
+        try:
+            store = FootageStore(
+                Path(clips.folder) if clips.folder is not None else self._folder / FOLDER,
+                max_bytes=clips.max_bytes,
+                retention_s=clips.retention,
+                keep_free=clips.keep_free,
+                clip_lookback_s=clips.longest_s + REACH_S,
+            )
+        except OSError as error:
+            log.error("snapshots and clips are disabled: %s", error)
+            return None
+
+        async def tell(news: ClipOutcome) -> None:
+            await self._service.set_clip_state(news.incident, news.clip, news.note)
+
+        return FootageCollector(
+            clips,
+            store,
+            DecoderRecorder(_decoder_of, ChannelPool(tls=self._tls)),
+            tell,
+            known=self._folder / KNOWN,
+            run=self._run_id,
+            erase=self._service.erase_removed_camera,
+        )
 
     def _lock_folders(self) -> None:
         clips = self._config.clips.folder
@@ -130,7 +155,7 @@ class Alerting:
         if self._traces is not None:
             trace = self._traces.event_queued(incident.camera, incident.subject, event.kind)
         log.info("camera %s: incident %s, %s", incident.camera, incident.subject, event.kind, extra={"trace": trace})
-        if self._footage is not None and self._clips:
+        if self._footage is not None and self._config.clips.enabled:
             self._footage.handle_event(event)
 
     async def _about(self, incident_id: str) -> tuple[str, str]:
@@ -168,6 +193,13 @@ class Alerting:
                 self._merger.follow(sorted(known.values()))
             except UnavailableError:
                 await asyncio.sleep(POLL_S)
+
+
+async def _decoder_of(camera: str) -> str:
+    route: Route = await ask_controller("where", camera)
+    if route.decoder_address is None:
+        raise UnavailableError(f"no decoder is ready for camera {camera!r} yet")
+    return route.decoder_address
 
 
 def private_folder(run_id: str) -> Path:

@@ -8,7 +8,6 @@ their heartbeat.
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actors.remote import CONTROLLER, RayTable, own_host
-from actors.sessions import SessionKeeper
-from actors.startup import configure_logging, describe_process
+from actors.startup import ActorProcess, configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import CameraStates
 from cluster.config import CameraEntry, SightlineConfig
@@ -30,6 +28,8 @@ from cluster.control.decoders import DecoderCount
 from cluster.control.directory import Directory
 from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
+from cluster.security.roles import Principal
+from cluster.security.sessions import Sessions
 from cluster.types import CameraStatus
 from cluster.types.reports import (
     CameraReport,
@@ -62,11 +62,10 @@ class Readiness:
     failure: SightlineError | None
 
 
-class Controller(SessionKeeper):
+class Controller(ActorProcess):
     """Ray actor, named ``controller``. ``run_id`` separates this cluster's keys from those of earlier ones."""
 
     def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
-        super().__init__()
         configure_logging("controller", config.cluster)
         self._config = config
         self._tls = peer_tls(config.security)
@@ -90,20 +89,14 @@ class Controller(SessionKeeper):
         self._decoders = DecoderCount.configured(config.cluster, self._kv.decoders() if self._restarted else 0)
         self._deletions = DeletionTracker(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
+        # In memory alone: they hold tokens, which nothing writes to a disk.
+        self._sessions = Sessions()
         self._changed = asyncio.Condition()
         self._settled = asyncio.Event()
         self._shown = self._kept = -1
         self._probing: set[str] = set()
         self._seen_replicas: set[str] = set()
         self._background = {asyncio.create_task(self._settle()), asyncio.create_task(self._watch_heartbeats())}
-
-    async def ready(self) -> bool:
-        """True once the process takes calls."""
-        return True
-
-    async def process_id(self) -> int:
-        """Process id, for operators and tests."""
-        return os.getpid()
 
     async def stop(self) -> None:
         """Delete the state kept for a restart of this process."""
@@ -165,9 +158,8 @@ class Controller(SessionKeeper):
             self._delete_removed(lost)
         await self._notify()
         # The name is free once no replica holds the old camera's memory; those that are down are not waited for.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FORGET_HEARTBEATS * self._config.cluster.heartbeat_s), self._changed:
-                await self._changed.wait_for(lambda: name not in self._deletions.pending_cameras)
+        timeout_s = FORGET_HEARTBEATS * self._config.cluster.heartbeat_s
+        await self._wait_for(lambda: name not in self._deletions.pending_cameras, timeout_s)
 
     async def list_cameras(self) -> list[CameraStatus]:
         """Status of all cameras, sorted by name."""
@@ -203,7 +195,6 @@ class Controller(SessionKeeper):
         return self._directory.replica_statuses()
 
     async def decoder_numbers(self) -> DecoderNumbers | None:
-        """See :meth:`DecoderCount.numbers`."""
         return self._decoders.numbers(len(self._directory.decoders))
 
     async def drain_replica(self, name: str, undo: bool = False) -> ReplicaStatus:
@@ -293,20 +284,12 @@ class Controller(SessionKeeper):
     async def assignment(self, decoder: str, version: int, timeout_s: float) -> Assignment:
         """What ``decoder`` must run, once that differs from ``version``, or after ``timeout_s``."""
         await self._until_settled()
-        try:
-            async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self._directory.version != version)
-        except TimeoutError:
-            pass
+        await self._wait_for(lambda: self._directory.version != version, timeout_s)
         return self._directory.assignment(decoder)
 
     async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
         """Name -> address of all replicas, once they differ from ``known``; the same after ``timeout_s``."""
-        try:
-            async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self._replica_addresses() != known)
-        except TimeoutError:
-            pass
+        await self._wait_for(lambda: self._replica_addresses() != known, timeout_s)
         return self._replica_addresses()
 
     async def report_failure(self, error: SightlineError) -> None:
@@ -320,11 +303,18 @@ class Controller(SessionKeeper):
 
     async def metrics_addresses(self) -> dict[str, str]:
         """Process name -> ``host:port`` of its ``/metrics``."""
-        infos: list[tuple[str, DecoderInfo | ReplicaInfo]] = [
-            *self._directory.decoders.items(),
-            *self._directory.replicas.items(),
-        ]
-        return {"controller": self._metrics.address} | {name: info.metrics_address for name, info in infos}
+        members: dict[str, DecoderInfo | ReplicaInfo] = {**self._directory.decoders, **self._directory.replicas}
+        return {"controller": self._metrics.address} | {name: info.metrics_address for name, info in members.items()}
+
+    # -- browsers' sessions, of all gateways -------------------------------------------------------
+    async def begin_session(self, principal: str, credential: str | Principal, browser: str, lifetime_s: float) -> str:
+        return self._sessions.begin(principal, credential, browser, lifetime_s)
+
+    async def credential_of_session(self, session: str, browser: str) -> str | Principal | None:
+        return self._sessions.credential_of(session, browser)
+
+    async def end_session(self, session: str) -> None:
+        self._sessions.end(session)
 
     # -- inside ---------------------------------------------------------------------------------
     def _delete_removed(self, camera: str) -> None:
@@ -340,6 +330,14 @@ class Controller(SessionKeeper):
             await asyncio.wait_for(self._settled.wait(), self._config.cluster.heartbeat_timeout_s + 1)
         except TimeoutError:
             raise UnavailableError("the controller has just restarted; try again in a moment") from None
+
+    async def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether ``condition`` comes true, after whatever notifies, within ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                return await self._changed.wait_for(condition)
+        except TimeoutError:
+            return False
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -371,12 +369,10 @@ class Controller(SessionKeeper):
 
     async def _wait_for_members(self, replicas: int) -> None:
         decoders, timeout_s = self._decoders.count, self._config.cluster.heartbeat_timeout_s
-
         here = self._directory
-        try:
-            async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: len(here.decoders) >= decoders and len(here.replicas) >= replicas)
-        except TimeoutError:
+        if not await self._wait_for(
+            lambda: len(here.decoders) >= decoders and len(here.replicas) >= replicas, timeout_s
+        ):
             log.warning("not every decoder and replica came back within %g s", timeout_s)
 
     async def _watch_heartbeats(self) -> None:

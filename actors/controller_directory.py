@@ -2,7 +2,6 @@
 metrics are; the other gateways."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,18 +15,21 @@ from actors.remote import (
     NAMESPACE,
     RECONCILER,
     TIER,
-    alerting,
     ask_controller,
     await_reply,
+    controller,
+    find_actor,
+    get_actor,
     is_gateway,
     short_tier,
 )
-from actors.sessions import ControllerSessions
 from cluster.config import CameraEntry, parse_camera
+from cluster.control.camera_record import Route
 from cluster.control.cameras.managed import ManagedCamera, manager_from_outside
 from cluster.errors import UnavailableError
 from cluster.redaction import SourceAddress
-from cluster.security.sessions import CachedSessions, SessionStore
+from cluster.security.roles import Principal
+from cluster.security.sessions import LIFETIME_S, CachedSessions, SessionStore
 from cluster.types import CameraStatus, Question
 from cluster.types.reports import DecoderNumbers, ReplicaStatus
 
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 """Timeout of asking one process for its metrics address."""
+SESSION_S = 2.0
+"""Deadline of looking a session up: a request with a cookie waits for it."""
 
 
 def named(wanted: Callable[[str], bool]) -> dict[str, Any]:
@@ -42,12 +46,8 @@ def named(wanted: Callable[[str], bool]) -> dict[str, Any]:
     ``RayError``."""
     listed: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     names = [str(each["name"]) for each in listed if each["namespace"] == NAMESPACE]
-    found = {}
-    for name in filter(wanted, names):
-        # It may have ended since.
-        with contextlib.suppress(ValueError):
-            found[name] = ray.get_actor(name, namespace=NAMESPACE)
-    return found
+    # One may have ended since.
+    return {name: found for name in filter(wanted, names) if (found := find_actor(name)) is not None}
 
 
 def asked_directly() -> dict[str, Any]:
@@ -58,22 +58,14 @@ def asked_directly() -> dict[str, Any]:
 class MetricsPages:
     """Metrics addresses of all processes: the controller knows decoders and replicas; alerting, the reconciler and the
     nodes' tiers are asked directly, while Ray knows their names. One that does not answer keeps its last address, so
-    that scraping it shows that it is down.
-
-    Args:
-        look: :func:`asked_directly`.
-    """
+    that scraping it shows that it is down."""
 
     def __init__(self, look: Callable[[], Mapping[str, Any]] = asked_directly) -> None:
         self._look = look
         self._known: dict[str, str] = {}
 
     async def addresses(self) -> dict[str, str]:
-        """Process name -> ``host:port``.
-
-        Raises:
-            UnavailableError: the controller does not answer.
-        """
+        """Process name -> ``host:port``. Raises ``UnavailableError``: the controller does not answer."""
         members: dict[str, str] = await ask_controller("metrics_addresses")
         try:
             handles = await asyncio.to_thread(self._look)
@@ -99,8 +91,42 @@ async def _page(name: str, handle: Any) -> str | None:
         return None
 
 
+class ControllerSessions:
+    """The controller's sessions as a :class:`~cluster.security.sessions.SessionStore`."""
+
+    def __init__(self) -> None:
+        self._controller: Any = None
+
+    async def begin(
+        self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
+    ) -> str:
+        return str(await self._ask("begin_session", principal, credential, browser, lifetime_s))
+
+    async def credential_of(self, session: str, browser: str) -> str | Principal | None:
+        found: str | Principal | None = await self._ask("credential_of_session", session, browser)
+        return found
+
+    async def end(self, session: str) -> None:
+        await self._ask("end_session", session)
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            async with asyncio.timeout(SESSION_S):
+                if self._controller is None:
+                    # Asks Ray's head, which may be away.
+                    self._controller = await asyncio.to_thread(controller)
+                return await await_reply(getattr(self._controller, method).remote(*arguments), timeout_s=SESSION_S)
+        except (UnavailableError, RayError, TimeoutError) as error:
+            # Its successor may be another actor.
+            self._controller = None
+            raise UnavailableError(
+                "the controller, which has the sessions, does not answer; try again in a moment"
+            ) from error
+
+
 class ControllerDirectory:
-    """The controller as ``Cameras`` and ``Replicas`` directory (:class:`cluster.gateway.cameras.CameraDirectory`)."""
+    """The controller as :class:`cluster.gateway.cameras.CameraDirectory` and
+    :class:`cluster.gateway.replicas.ReplicaDirectory`."""
 
     def __init__(self) -> None:
         self._pages = MetricsPages()
@@ -153,38 +179,30 @@ class ControllerDirectory:
         return await ask_controller("get_camera", name)
 
     async def tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
-        """See the controller."""
-        found: tuple[str, CameraEntry] = await ask_controller("tested_source", entry)
-        return found
+        return await ask_controller("tested_source", entry)
 
     async def any_decoder(self) -> str:
-        """See the controller."""
         return str(await ask_controller("any_decoder"))
 
-    async def where(self, name: str) -> Any:
-        """A :class:`~cluster.control.directory.Route`."""
+    async def where(self, name: str) -> Route:
         return await ask_controller("where", name)
 
     async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
-        """See the controller."""
         return await ask_controller("replicas", known, timeout_s, reply_s=timeout_s + 10.0)
 
     async def list_replicas(self) -> Sequence[ReplicaStatus]:
-        """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
         return await ask_controller("list_replicas")
 
     async def decoder_numbers(self) -> DecoderNumbers | None:
-        """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
         return await ask_controller("decoder_numbers")
 
     async def drain(self, name: str, undo: bool) -> ReplicaStatus:
-        """See :class:`cluster.gateway.replicas.ReplicaDirectory`."""
         return await ask_controller("drain_replica", name, undo)
 
     async def metrics_addresses(self) -> dict[str, str]:
-        """See :class:`MetricsPages`."""
         return await self._pages.addresses()
 
     async def alerting(self) -> str:
         """Address of ``Incidents`` behind the gateway, ``host:port``."""
-        return str((await await_reply(alerting().ready.remote())).rpc)
+        found = get_actor(ALERTING, "this cluster makes no incidents; alerts.enabled is off")
+        return str((await await_reply(found.ready.remote())).rpc)

@@ -2,19 +2,14 @@
 
 import asyncio
 import logging
-import math
 import os
 import time
 import uuid
 from functools import partial
-from pathlib import Path
 
-from actors.remote import ask_controller, await_reply, controller, own_host
-from actors.startup import configure_logging, describe_process
+from actors.remote import ask_controller, own_host
+from actors.startup import ActorProcess, configure_logging, describe_process
 from cluster import metrics
-from cluster.alerts.clips.footage_collector import ClipOutcome, FootageCollector
-from cluster.alerts.clips.footage_store import FootageStore
-from cluster.alerts.service import AlertService
 from cluster.codec.nvdec import shared_nvdec
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
@@ -23,9 +18,9 @@ from cluster.decoder.decode_gate import make_decode_gate
 from cluster.decoder.decode_pressure import DecodePressure
 from cluster.decoder.discovery import NetworkSearch
 from cluster.decoder.footage import service as recorder
-from cluster.decoder.footage.camera import CameraFootage, clip_shortages
+from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import RingBudget
-from cluster.decoder.footage.service import DecoderRecorder, Recorder
+from cluster.decoder.footage.service import Recorder
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.packet_sink import PushedCameraSink
@@ -37,72 +32,8 @@ from cluster.redaction import redact
 from cluster.tracing import make_spans
 from cluster.types.reports import CameraReport, DecoderInfo
 from cluster.wire import ingest
-from cluster.wire.channel import ChannelPool
 from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer, push_message_bytes
-
-FOLDER, KNOWN = "clips", "clips-cameras.json"
-AGAIN_S = 600.0
-"""Age up to which unfinished clips of incidents are recorded again after a restart, from what is still available."""
-REACH_S = 30.0
-"""Extra lookback of a clip beyond its length: answers are late, and a clip begins with a keyframe."""
-
-
-def footage_collector(
-    config: SightlineConfig, folder: Path, run_id: str, channels: ChannelPool, service: AlertService
-) -> FootageCollector | None:
-    """Create the footage collector; None where the folder cannot be used: alerts go on without clips, and the log says
-    why.
-
-    Args:
-        config: of the cluster.
-        folder: of the alerts.
-        run_id: of this cluster.
-        channels: to the decoders.
-        service: owns the incidents.
-    """
-    clips = config.clips
-    for sentence in clip_shortages(config):
-        log.warning("%s", sentence)
-    try:
-        store = FootageStore(
-            Path(clips.folder) if clips.folder is not None else folder / FOLDER,
-            max_bytes=clips.max_bytes,
-            retention_s=clips.retention,
-            keep_free=clips.keep_free,
-            clip_lookback_s=clips.longest_s + REACH_S,
-        )
-    except OSError as error:
-        log.error("snapshots and clips are disabled: %s", error)
-        return None
-
-    async def tell(news: ClipOutcome) -> None:
-        await service.set_clip_state(news.incident, news.clip, news.note)
-
-    return FootageCollector(
-        clips,
-        store,
-        DecoderRecorder(_decoder_of, channels),
-        tell,
-        known=folder / KNOWN,
-        run=run_id,
-        erase=service.erase_removed_camera,
-    )
-
-
-async def start_footage(collector: FootageCollector, service: AlertService, enabled: bool) -> None:
-    """Start the collector once the service has loaded its incidents. Not ``enabled``: pending clips are recorded as
-    missing."""
-    waiting = await service.pending_clips(time.time() - AGAIN_S if enabled else math.inf)
-    collector.start(waiting)
-
-
-async def _decoder_of(camera: str) -> str:
-    route: Route = await ask_controller("where", camera)
-    if route.decoder_address is None:
-        raise UnavailableError(f"no decoder is ready for camera {camera!r} yet")
-    return str(route.decoder_address)
-
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +42,7 @@ KEPT_REPORTS = 1024
 """Last reports of stopped cameras, kept until the controller has them."""
 
 
-class Decoder:
+class Decoder(ActorProcess):
     """Ray actor, named ``decoder-N``. After a restart it gets its cameras back from the controller."""
 
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
@@ -134,9 +65,9 @@ class Decoder:
         metrics.decode_behind.set_function(lambda: self._pressure.behind)
         metrics.decode_keyframes_only.set_function(lambda: len(self._pressure.down))
         for device in ("cuda", "cpu"):
-            metrics.decode_cameras.labels(device).set_function(partial(self._decoded_on, device))
+            metrics.decode_cameras.labels(device).set_function(partial(self._count, "decode", device))
         for state in ("learning", "on", "suspended"):
-            metrics.lazy_cameras.labels(state).set_function(partial(self._lazy_cameras, state))
+            metrics.lazy_cameras.labels(state).set_function(partial(self._count, "lazy", state))
         metrics.nvdec_sessions.set_function(lambda: shared_nvdec().sessions)
         self._rings = RingBudget(config.clips.ring_bytes)
         metrics.ring_bytes.set_function(lambda: self._rings.held)
@@ -146,16 +77,7 @@ class Decoder:
         self._background: set[asyncio.Task[None]] = set()
         self._main = asyncio.create_task(self._run())
 
-    async def ready(self) -> bool:
-        """True once the process takes calls."""
-        return True
-
-    async def process_id(self) -> int:
-        """Process id, for operators and tests."""
-        return os.getpid()
-
     async def stop(self) -> None:
-        """Stop all cameras."""
         self._main.cancel()
         cameras = list(self._cameras.values())
         stop_s = self._config.cluster.stop_timeout_s / 2
@@ -210,8 +132,9 @@ class Decoder:
             last_words = self._last_words
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
-                beat = controller().heartbeat_decoder.remote(self._name, self._instance, [*last_words, *reports], busy)
-                if await await_reply(beat):
+                every = [*last_words, *reports]
+                known: bool = await ask_controller("heartbeat_decoder", self._name, self._instance, every, busy)
+                if known:
                     self._last_words = [each for each in self._last_words if each not in last_words]
                 else:
                     await self._register()
@@ -240,8 +163,9 @@ class Decoder:
         version = -1
         while True:
             try:
-                asked = controller().assignment.remote(self._name, version, POLL_S)
-                assignment: Assignment = await await_reply(asked, timeout_s=2 * POLL_S)
+                assignment: Assignment = await ask_controller(
+                    "assignment", self._name, version, POLL_S, reply_s=2 * POLL_S
+                )
                 await self._apply(assignment)
                 version = assignment.version
             except UnavailableError as error:
@@ -314,11 +238,9 @@ class Decoder:
             )
         return PushedCameraSink(camera)
 
-    def _decoded_on(self, device: str) -> int:
-        return sum(camera.pipeline_status.decode == device for camera in list(self._cameras.values()))
-
-    def _lazy_cameras(self, state: str) -> int:
-        return sum(camera.pipeline_status.lazy == state for camera in list(self._cameras.values()))
+    def _count(self, field: str, value: str) -> int:
+        """Cameras whose pipelines say so."""
+        return sum(getattr(camera.pipeline_status, field) == value for camera in list(self._cameras.values()))
 
     def _footage(self, name: str) -> CameraFootage:
         camera = self._cameras.get(name)

@@ -2,23 +2,18 @@
 
 import asyncio
 import logging
-import os
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from sightline.v1 import (
-    ingest_pb2,
-    pictures_pb2,
-)
+from sightline.v1 import ingest_pb2, pictures_pb2
 
 from actors.controller_directory import ANSWER_S, ControllerDirectory
 from actors.remote import GATEWAY, await_reply
-from actors.startup import configure_logging, describe_process
+from actors.startup import ActorProcess, Addresses, configure_logging, describe_process
 from cluster import metrics
 from cluster.alerts.health import default_rule
-from cluster.config import CameraEntry, SightlineConfig
+from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls, tls_files
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.gateway import cameras, replicas
@@ -49,15 +44,7 @@ IDLE_REPLY_S = 2.0
 """Seconds between replies to a pushing agent that does not need them."""
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayAddresses:
-    """Listening addresses of the gateway, ``host:port`` each."""
-
-    rpc: str
-    metrics: str
-
-
-class Gateway:
+class Gateway(ActorProcess):
     """Ray actor. Starts by itself, so that a restarted one is back on the same ports.
 
     The first one, which is named ``gateway``, shows the metrics of all processes, and of other gateways whether they
@@ -79,8 +66,8 @@ class Gateway:
             self._decoder_of,
             self._alerting if config.alerts.enabled else None,
             self._channels,
-            tested=self._tested_source,
-            any_decoder=self._any_decoder,
+            tested=self._controller.tested_source,
+            any_decoder=self._controller.any_decoder,
         )
         self._missed = 0
         self._guard = make_guard(config.security, audit_suffix="" if name == GATEWAY else f"-{name}")
@@ -98,13 +85,9 @@ class Gateway:
         self._started = asyncio.create_task(self._start())
         self._tasks = [asyncio.create_task(self._follow_replicas()), asyncio.create_task(self._follow_metrics())]
 
-    async def ready(self) -> GatewayAddresses:
+    async def ready(self) -> Addresses:
         """Addresses, once everything listens; raises ``ConfigError`` when a port is taken."""
         return await asyncio.shield(self._started)
-
-    async def process_id(self) -> int:
-        """Process id, for operators and tests."""
-        return os.getpid()
 
     async def stop(self) -> None:
         """Stop listening; running calls get a second."""
@@ -120,7 +103,7 @@ class Gateway:
             await self._http.stop()
         await self._server.stop(grace_s=1.0)
 
-    async def _start(self) -> GatewayAddresses:
+    async def _start(self) -> Addresses:
         host, port = self._config.gateway.host, self._config.gateway.port
         registry = CollectorRegistry()
         scraped = FederatedCollector(
@@ -159,7 +142,7 @@ class Gateway:
         await self._server.start()
         if self._guard is not None and self._guard.provider is not None:
             self._guard.provider.refresh()
-        return GatewayAddresses(f"{host}:{bound}", pages)
+        return Addresses(f"{host}:{bound}", pages)
 
     async def _sink(self, camera: str) -> ProxySink:
         if self._guard is not None:
@@ -171,19 +154,13 @@ class Gateway:
         route = await self._controller.where(camera)
         if route.decoder_address is None:
             raise UnavailableError(f"no decoder is ready for camera {camera!r} yet")
-        return str(route.decoder_address)
-
-    async def _tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
-        return await self._controller.tested_source(entry)
-
-    async def _any_decoder(self) -> str:
-        return await self._controller.any_decoder()
+        return route.decoder_address
 
     async def _replica_of(self, camera: str) -> str:
         route = await self._controller.where(camera)
         if route.replica_address is None:
             raise UnavailableError(f"no replica is ready for camera {camera!r} yet")
-        return str(route.replica_address)
+        return route.replica_address
 
     async def forget_scores(self, camera: str, before_s: float) -> None:
         """Delete the scores of a camera's windows that ended before this Unix time, as another gateway was told to."""

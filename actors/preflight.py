@@ -19,11 +19,8 @@ from cluster.tracing import check_tracing
 
 def preflight(config: SightlineConfig) -> SightlineConfig:
     """Check model and ports; returns the configuration with ports of 0 replaced by free ones, so that a restarted
-    gateway keeps its address; of several each takes its own when it starts.
-
-    Raises:
-        ConfigError: one sentence that names what to change.
-    """
+    gateway keeps its address; of several each takes its own when it starts. Raises ``ConfigError``: one sentence that
+    names what to change."""
     check_settings(config)
     if config.cluster.ray_address is not None:
         check_ray(config.cluster.ray_address)
@@ -48,11 +45,8 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
 
 
 def check_settings(config: SightlineConfig) -> None:
-    """Check everything but addresses: model, costs, tokens, certificates and secrets.
-
-    Raises:
-        ConfigError: one sentence that names what to change.
-    """
+    """Check everything but addresses: model, costs, tokens, certificates and secrets. Raises ``ConfigError``: one
+    sentence that names what to change."""
     if config.engine == "simulated":
         configured_costs(config)
     else:
@@ -71,11 +65,8 @@ def check_settings(config: SightlineConfig) -> None:
 
 
 def check_folders(config: SightlineConfig) -> None:
-    """Check that the folders of this machine that the configuration names can be made and written.
-
-    Raises:
-        ConfigError: one cannot.
-    """
+    """Check that the folders of this machine that the configuration names can be made and written. Raises
+    ``ConfigError``: one cannot."""
     folders = {
         "alerts.folder": config.alerts.folder,
         "clips.folder": config.clips.folder,
@@ -106,11 +97,7 @@ _UNGIVEN = range(20_000, 32_768)
 
 def free_port(host: str, port: int, key: str) -> int:
     """``port``, or for 0 a free one outside the range of ephemeral ports, hundreds of which are used while a cluster
-    starts.
-
-    Raises:
-        ConfigError: it is in use, needs more rights, or the host is not this machine's.
-    """
+    starts. Raises ``ConfigError``: it is in use, needs more rights, or the host is not this machine's."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except socket.gaierror:
@@ -130,11 +117,8 @@ def free_port(host: str, port: int, key: str) -> int:
 
 
 def check_ray(address: str) -> None:
-    """Check that something listens at a Ray cluster's address: Ray itself would retry for minutes.
-
-    Raises:
-        ConfigError: nothing does.
-    """
+    """Check that something listens at a Ray cluster's address: Ray itself would retry for minutes. Raises
+    ``ConfigError``: nothing does."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         return  # "auto" and the like: Ray knows where to look.

@@ -78,11 +78,8 @@ class Process:
         return hashlib.sha256(f"{self.name}\n{config.model_dump_json(context=dict(REVEAL))}".encode()).hexdigest()
 
     def start(self, placement: PlacementConfig, *, detached: bool = False) -> Any:
-        """Start the actor and return its handle; ``detached``: it outlives the process that started it.
-
-        Raises:
-            ValueError: there is an actor of that name.
-        """
+        """Start the actor and return its handle; ``detached``: it outlives the process that started it. Raises
+        ``ValueError``: there is an actor of that name."""
         where = None if self.node is None else NodeAffinitySchedulingStrategy(self.node, soft=False)
         resource = placement.of(self.role) if self.node is None else None
         remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(self.kind)

@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 
 from actors.remote import RECONCILER, ask_controller, own_host
-from actors.startup import configure_logging, describe_process
+from actors.startup import ActorProcess, configure_logging, describe_process
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.cameras.managed import KUBERNETES, ManagedCamera
@@ -25,7 +24,7 @@ STOP_S = 2.0
 """Seconds that a running call gets when stopping."""
 
 
-class ReconcilerActor:
+class ReconcilerActor(ActorProcess):
     """Ray actor, named ``reconciler``. Stateless: after a restart it compares everything anew."""
 
     def __init__(self, config: SightlineConfig, host: str | None) -> None:
@@ -49,10 +48,6 @@ class ReconcilerActor:
     async def metrics_address(self) -> str:
         """``host:port`` of ``/metrics``, available before it has started watching."""
         return self._page.address
-
-    async def process_id(self) -> int:
-        """Process id, for operators and tests."""
-        return os.getpid()
 
     async def stop(self) -> None:
         """Stop watching; the cameras stay as they are."""

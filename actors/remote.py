@@ -46,11 +46,8 @@ def own_host(host: str | None) -> str:
 
 
 async def await_reply(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:
-    """Await the reply to ``handle.method.remote(...)``; raises what the method raised.
-
-    Raises:
-        UnavailableError: the actor is restarting or gone, or has not answered in time.
-    """
+    """Await the reply to ``handle.method.remote(...)``; raises what the method raised. Raises ``UnavailableError``: the
+    actor is restarting or gone, or has not answered in time."""
     try:
         return await asyncio.wait_for(reply, timeout_s)
     except (RayTaskError, RayActorError, TimeoutError) as error:
@@ -80,28 +77,24 @@ def _translated_error(error: Exception, timeout_s: float) -> Exception:
     return UnavailableError(f"a process of the cluster did not answer within {timeout_s:g} s")
 
 
-def alerting() -> Any:
-    """Handle of the alerting actor, valid across its restarts.
-
-    Raises:
-        UnavailableError: there is none.
-    """
+def find_actor(name: str) -> Any:
+    """Handle of an actor, valid across its restarts; ``None`` where there is none."""
     try:
-        return ray.get_actor(ALERTING, namespace=NAMESPACE)
+        return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
-        raise UnavailableError("this cluster makes no incidents; alerts.enabled is off") from None
+        return None
+
+
+def get_actor(name: str, absent: str) -> Any:
+    """:func:`find_actor`, which raises ``UnavailableError`` with the sentence ``absent`` where there is none."""
+    if (found := find_actor(name)) is None:
+        raise UnavailableError(absent)
+    return found
 
 
 def controller() -> Any:
-    """Handle of the controller, valid across its restarts.
-
-    Raises:
-        UnavailableError: there is no controller.
-    """
-    try:
-        return ray.get_actor(CONTROLLER, namespace=NAMESPACE)
-    except ValueError:
-        raise UnavailableError("the cluster has no controller") from None
+    """Handle of the controller. Raises ``UnavailableError`` without one."""
+    return get_actor(CONTROLLER, "the cluster has no controller")
 
 
 class RayTable:
@@ -119,15 +112,9 @@ class RayTable:
 
     def write(self, put: Mapping[str, bytes], delete: Sequence[str] = ()) -> None:
         for key, value in put.items():
-            self.put(key, value)
+            internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=self._namespace)
         for key in delete:
-            self.delete(key)
-
-    def put(self, key: str, value: bytes) -> None:
-        internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=self._namespace)
-
-    def delete(self, key: str) -> None:
-        internal_kv._internal_kv_del(key.encode(), namespace=self._namespace)
+            internal_kv._internal_kv_del(key.encode(), namespace=self._namespace)
 
     def keys(self, prefix: str) -> list[str]:
         found = internal_kv._internal_kv_list(prefix.encode(), namespace=self._namespace)

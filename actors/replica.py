@@ -15,7 +15,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from actors.remote import ask_controller, await_reply, await_reply_blocking, controller, own_host
+from actors.remote import ask_controller, await_reply, await_reply_blocking, own_host
 from actors.startup import configure_logging, describe_process
 from actors.tier import tier_of_this_node
 from cluster import metrics
@@ -81,9 +81,8 @@ class Replica:
         address = await self._open_tier(fingerprint) if config.tiers.node else None
 
         def find_node() -> str:
-            return str(
-                await_reply_blocking(tier_of_this_node().find.remote(fingerprint), timeout_s=config.tiers.deadline_s)
-            )
+            asked = tier_of_this_node().open.remote(fingerprint, replace=False)
+            return str(await_reply_blocking(asked, timeout_s=config.tiers.deadline_s))
 
         return tier_stack(config, fingerprint, address, find_node=find_node, tls=self._tls)
 
@@ -208,8 +207,9 @@ class Replica:
         self._update_metrics(load)
         try:
             forgotten = sorted(self._deletions.done)
-            beat = controller().heartbeat_replica.remote(self._instance, self._reports(), forgotten, load)
-            orders = await await_reply(beat)
+            orders: list[str] | None = await ask_controller(
+                "heartbeat_replica", self._instance, self._reports(), forgotten, load
+            )
             if orders is None:
                 await self._register()
             else:
@@ -232,7 +232,6 @@ class Replica:
             self._worker.confirm_ownership()
 
     def _update_metrics(self, load: ReplicaReport) -> None:
-        """Update gauges on ``/metrics``."""
         for queue, depth in self._worker.depths().items():
             metrics.queue_depth.labels(queue).set(depth)
         metrics.replica_busy_seconds.inc(max(0.0, load.busy_s - self._busy_s))
@@ -255,7 +254,6 @@ class Replica:
                 log.exception("maintenance of the memory failed")
 
     def _reports(self) -> list[StreamReport]:
-        """Reports of every camera with its memory status."""
         held = self._bank.memory_reports()
         return [_with_memory(report, held.get(report.camera)) for report in self._worker.reports()]
 

@@ -16,11 +16,11 @@ from ray.exceptions import RayError
 
 from actors.alerting import private_folder
 from actors.controller import Readiness
-from actors.gateway import GatewayAddresses
 from actors.preflight import preflight
 from actors.processes import Process, processes, tiers, wanted_decoders
 from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, gateway_names
 from actors.session import RaySession
+from actors.startup import Addresses
 from cluster.config import SightlineConfig
 from cluster.control.cameras.table import lock_state
 from cluster.control.decoders import decoder_names
@@ -37,12 +37,8 @@ FOLLOW_S = 1.0
 
 
 class Cluster:
-    """Starts every process, waits until all are ready, and stops them all on any exit.
-
-    Args:
-        config: what to start; its cameras are added.
-        on_phase: called with the step in progress while starting.
-    """
+    """Starts every process, waits until all are ready, and stops them all on any exit. ``on_phase`` is called with the
+    step in progress while starting."""
 
     def __init__(self, config: SightlineConfig, *, on_phase: Callable[[str], None] = log.info) -> None:
         self._config = config
@@ -50,7 +46,7 @@ class Cluster:
         self._session = RaySession(config.cluster.ray_address)
         self._run_id = uuid.uuid4().hex[:12]
         self._actors: dict[str, Any] = {}
-        self._addresses: list[GatewayAddresses] = []
+        self._addresses: list[Addresses] = []
         self._state: FolderLock | None = None
         self._serving = False
         self._stopped = False
@@ -69,7 +65,7 @@ class Cluster:
         return self.gateways[0].metrics
 
     @property
-    def gateways(self) -> list[GatewayAddresses]:
+    def gateways(self) -> list[Addresses]:
         """Addresses of all gateways, as they were at the start. On nodes of their own they are the same."""
         if not self._addresses:
             raise SightlineError("the cluster is not running; call start() first")
@@ -255,13 +251,9 @@ class Cluster:
                 from ray import serve
 
                 serve.delete(APPLICATION)
-        for actor in self._every_actor():
+        for actor in reversed(self._actors.values()):
             with contextlib.suppress(Exception):
                 ray.kill(actor)
-
-    def _every_actor(self) -> list[Any]:
-        """Existing actors, last started first."""
-        return list(reversed(self._actors.values()))
 
 
 def _left(deadline: float) -> float:

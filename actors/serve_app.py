@@ -30,11 +30,8 @@ NOT_THE_REPLICAS = (
 
 
 def processes(args: dict[str, Any]) -> Application:
-    """Controller, gateway, decoders, alerting and tiers, run by a :class:`Supervisor`.
-
-    Raises:
-        ConfigError: something in the configuration is wrong.
-    """
+    """Controller, gateway, decoders, alerting and tiers, run by a :class:`Supervisor`. Raises ``ConfigError``:
+    something in the configuration is wrong."""
     config = _load(_configuration(args))
     place = config.cluster.placement.control
     deployment = serve.deployment(
@@ -50,11 +47,7 @@ def processes(args: dict[str, Any]) -> Application:
 
 
 def replicas(args: dict[str, Any]) -> Application:
-    """The replicas.
-
-    Raises:
-        ConfigError: something in the configuration is wrong.
-    """
+    """The replicas. Raises ``ConfigError``: something in the configuration is wrong."""
     given = {section: body for section, body in _configuration(args).items() if section not in NOT_THE_REPLICAS}
     return replica_application(_load(given), None)
 

@@ -80,11 +80,9 @@ class RaySession:
         if self.private:
             # Ignore a Ray cluster named in the environment.
             options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-        else:
-            options["address"] = self._address
-        if self.private:
             _start_private(options)
         else:
+            options["address"] = self._address
             try:
                 _init(options)
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -146,11 +144,8 @@ def _init(options: dict[str, Any]) -> None:
 
 
 def _start_private(options: dict[str, Any]) -> None:
-    """Start Ray on this machine; retried once, as its fixed deadline of 30 s can be too short on a busy one.
-
-    Raises:
-        SightlineError: it did not start; nothing of it is left running.
-    """
+    """Start Ray on this machine; retried once, as its fixed deadline of 30 s can be too short on a busy one. Raises
+    ``SightlineError``: it did not start; nothing of it is left running."""
     for again in (True, False):
         before = {process.pid for process in _rays_processes()}
         try:

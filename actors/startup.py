@@ -3,6 +3,8 @@
 
 import hashlib
 import logging
+import os
+from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -13,6 +15,22 @@ from cluster.logs import CountingHandler, JsonFormatter, TextFormatter
 from cluster.metrics.zero_series import Role, create_zero_series
 from cluster.redaction import KnownSecrets, redact_log
 from cluster.redaction.known_secrets import redact_tracebacks
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a process listens, ``host:port`` each: gRPC, and HTTP with its ``/metrics``."""
+
+    rpc: str
+    metrics: str
+
+
+class ActorProcess:
+    """Base of the Ray actors."""
+
+    async def process_id(self) -> int:
+        """For operators and tests."""
+        return os.getpid()
 
 
 def configure_logging(process: str, cluster: ClusterConfig) -> None:

@@ -5,14 +5,14 @@ import contextlib
 import logging
 import time
 import uuid
-from typing import Any
+from collections.abc import Iterable
 
 import ray
 from ray.exceptions import RayError
 
 from actors.preflight import check_settings
 from actors.processes import Process, processes, tiers, wanted_decoders
-from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, gateway_names
+from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, find_actor, gateway_names
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.control.decoders import decoder_names
@@ -124,11 +124,11 @@ class Supervisor:
         wanted = {each.name: each for each in every}
         ending = dict.fromkeys(self._registry.names() - wanted.keys(), True)
         for name, process in wanted.items():
-            if _find(name) is not None and not self._registry.is_current(name, process.digest):
+            if find_actor(name) is not None and not self._registry.is_current(name, process.digest):
                 ending[name] = not process.keeps_state
         self._end(ending)
         for name, process in wanted.items():
-            if _find(name) is None:
+            if find_actor(name) is None:
                 self._start(process)
 
     def _decoders(self) -> list[str] | None:
@@ -157,7 +157,7 @@ class Supervisor:
     def _end(self, names: dict[str, bool]) -> None:
         """End processes by name; the value says whether they also delete their state. Raises ``TimeoutError`` when a
         name does not get free."""
-        handles = {name: handle for name in names if (handle := _find(name)) is not None}
+        handles = {name: handle for name in names if (handle := find_actor(name)) is not None}
         if handles:
             log.info("ending %s", ", ".join(sorted(handles)))
         stopping = [handle.stop.remote() for name, handle in handles.items() if names[name]]
@@ -166,12 +166,11 @@ class Supervisor:
         for handle in handles.values():
             ray.kill(handle)
         deadline = time.monotonic() + self._config.cluster.stop_timeout_s
-        while left := [name for name in handles if _find(name) is not None]:
+        while left := [name for name in handles if find_actor(name) is not None]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{', '.join(left)} did not end")
             time.sleep(0.05)
-        for name in names:
-            self._registry.remove(name)
+        self._registry.remove(names)
 
 
 class ProcessRegistry:
@@ -187,38 +186,25 @@ class ProcessRegistry:
 
     def claim(self) -> None:
         """Take ownership; other supervisors then change nothing."""
-        self._table.put(self.OWNER, self._me)
+        self._table.write({self.OWNER: self._me})
 
     def is_owner(self) -> bool:
-        """Whether no other supervisor has taken ownership since."""
         return self._table.get(self.OWNER) == self._me
 
     def names(self) -> set[str]:
-        """Processes that were started."""
         return {key.removeprefix(self.PROCESS) for key in self._table.keys(self.PROCESS)}
 
     def is_current(self, name: str, digest: str) -> bool:
-        """Whether the process was started with this configuration."""
         return self._table.get(self.PROCESS + name) == digest.encode()
 
     def put(self, name: str, digest: str) -> None:
-        self._table.put(self.PROCESS + name, digest.encode())
+        self._table.write({self.PROCESS + name: digest.encode()})
 
-    def remove(self, name: str) -> None:
-        self._table.delete(self.PROCESS + name)
+    def remove(self, names: Iterable[str]) -> None:
+        self._table.write({}, [self.PROCESS + name for name in names])
 
     def clear(self) -> None:
-        """Delete all entries."""
-        for key in self._table.keys(""):
-            self._table.delete(key)
-
-
-def _find(name: str) -> Any:
-    """Handle of a process, or ``None``."""
-    try:
-        return ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError:
-        return None
+        self._table.write({}, self._table.keys(""))
 
 
 def _application_ends() -> bool:

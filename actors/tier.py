@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-import os
 from typing import Any
 
 import ray
 
-from actors.remote import NAMESPACE, TIER, own_host, short_tier
-from actors.startup import configure_logging, describe_process
+from actors.remote import TIER, get_actor, own_host, short_tier
+from actors.startup import ActorProcess, configure_logging, describe_process
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret, peer_tls
@@ -29,18 +28,12 @@ def tier_name(node: str) -> str:
 
 
 def tier_of_this_node() -> Any:
-    """Handle of this node's tier.
-
-    Raises:
-        UnavailableError: it has none.
-    """
-    try:
-        return ray.get_actor(tier_name(ray.get_runtime_context().get_node_id()), namespace=NAMESPACE)
-    except ValueError:
-        raise UnavailableError("this node has no tier process; tiers.node needs one started with the cluster") from None
+    """Handle of this node's tier. Raises ``UnavailableError`` without one."""
+    name = tier_name(ray.get_runtime_context().get_node_id())
+    return get_actor(name, "this node has no tier process; tiers.node needs one started with the cluster")
 
 
-class TierNode:
+class TierNode(ActorProcess):
     """Ray actor. Serves ``KV`` once a replica has given the model's fingerprint."""
 
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
@@ -58,19 +51,9 @@ class TierNode:
         metrics.REGISTRY.register(self._collector)
         self._page = serve_metrics(self._host, config.cluster.metrics_ports, lambda: short_tier(name), tls=self._tls)
 
-    async def open(self, fingerprint: str) -> str:
-        """Address of ``KV`` for blocks of one model; blocks of another model are deleted."""
-        return await self._open(fingerprint, replace=True)
-
-    async def find(self, fingerprint: str) -> str:
-        """Address of ``KV`` for a replica that lost it. Unlike :meth:`open` it deletes nothing of a newer model.
-
-        Raises:
-            UnavailableError: the tier holds blocks of another model.
-        """
-        return await self._open(fingerprint, replace=False)
-
-    async def _open(self, fingerprint: str, *, replace: bool) -> str:
+    async def open(self, fingerprint: str, *, replace: bool = True) -> str:
+        """Address of ``KV`` for blocks of one model; blocks of another model are deleted. Not to ``replace`` is for a
+        replica that lost the address: a newer model's blocks stay, and it raises ``UnavailableError``."""
         async with self._opening:
             if fingerprint != self._fingerprint:
                 if self._server is not None and not replace:
@@ -89,15 +72,9 @@ class TierNode:
         return self._address
 
     async def metrics_address(self) -> str:
-        """``host:port`` of ``/metrics``."""
         return self._page.address
 
-    async def process_id(self) -> int:
-        """Process id, for operators and tests."""
-        return os.getpid()
-
     async def stop(self) -> None:
-        """Stop serving and free all memory."""
         await asyncio.to_thread(self._page.close)
         metrics.REGISTRY.unregister(self._collector)
         await self._close()

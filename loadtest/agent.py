@@ -53,11 +53,7 @@ class FedAgent(PushAgent):
         self._cut = False
 
     async def run(self) -> PushStatus:
-        """Until cancelled.
-
-        Raises:
-            SightlineError: see ``PushAgent.run``.
-        """
+        """Until cancelled. Raises ``SightlineError``: see ``PushAgent.run``."""
         self._loop = asyncio.get_running_loop()
         self._on_header(self._header)
         try:

@@ -13,7 +13,6 @@ from functools import partial
 
 from cluster.errors import ConfigError, SightlineError
 from cluster.registry import Registry
-from loadtest.fleet import Camera
 from loadtest.result import FaultResult
 from loadtest.stage import Stage
 
@@ -59,8 +58,10 @@ async def inflict(stage: Stage, name: str) -> FaultResult:
         SightlineError: there was nobody to do it to.
     """
     fault = named(name)
-    if fault.only_own:
-        stage.target.only_own(f"the fault {name}")
+    if fault.only_own and not stage.target.own:
+        raise ConfigError(
+            f"the fault {name} needs a cluster that the load test starts itself; leave --gateway out and give --config"
+        )
     await stage.look_at_processes()
     await stage.fleet.statuses()
     at_s = time.monotonic()
@@ -80,11 +81,7 @@ async def inflict(stage: Stage, name: str) -> FaultResult:
 
 
 def named(name: str) -> Fault:
-    """The fault of that name.
-
-    Raises:
-        ConfigError: there is none; the sentence names those there are.
-    """
+    """The fault of that name. Raises ``ConfigError``: there is none; the sentence names those there are."""
     if name in NOT_BUILT:
         raise ConfigError(f"there is no fault {name!r}: {NOT_BUILT[name]}")
     return faults.get(name)
@@ -96,19 +93,15 @@ async def _recovery(stage: Stage, strike: Strike, at_s: float) -> float:
     cameras = [stage.fleet.cameras[name] for name in strike.cameras if name in stage.fleet.cameras]
     deadline_s = time.monotonic() + max(PATIENCE_S, PATIENCE_STRIDES * stride_s)
     while time.monotonic() < deadline_s:
-        moments = recovered(cameras, at_s, time.monotonic())
+        now_s = time.monotonic()
+        moments = [camera.ledger.on_time_since(at_s, now_s) for camera in cameras]
+        known = [moment for moment in moments if moment is not None]
+        last_s = max(known, default=at_s)
         # All of a stride must have passed, or a window under way when it happened could be taken for recovery.
-        if moments is not None and time.monotonic() - moments >= stride_s:
-            return moments
+        if len(known) == len(moments) and now_s - last_s >= stride_s:
+            return last_s
         await asyncio.sleep(LOOK_S)
     return math.inf
-
-
-def recovered(cameras: list[Camera], at_s: float, now_s: float) -> float | None:
-    """When the last of ``cameras`` was on time again after ``at_s``; None while one is not."""
-    moments = [camera.ledger.on_time_since(at_s, now_s) for camera in cameras]
-    known = [moment for moment in moments if moment is not None]
-    return max(known, default=at_s) if len(known) == len(moments) else None
 
 
 def _busiest(stage: Stage, role: str) -> tuple[str, int, frozenset[str]]:

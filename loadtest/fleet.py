@@ -164,7 +164,6 @@ class Camera:
         return account(slots, self.ledger.seen, counted, listened=listened, since_s=since_s, most=most)
 
     def told(self, status: CameraStatus) -> None:
-        """What the cluster says of it now."""
         self.status, self.status_s = status, time.monotonic()
 
 
@@ -192,16 +191,10 @@ class Sent(NamedTuple):
 
 
 class Fleet:
-    """Call everything from the loop that :meth:`run` runs on.
+    """Call everything from the loop that ``pacer`` runs on.
 
-    Args:
-        gateway: ``host:port`` of the cluster.
-        profile: what the cameras do.
-        footage: what they send, by the names of the profile's mix.
-        setup: what they are added with.
-        prefix: of their names.
-        credentials: what every call to the gateway shows.
-        rtsp: serves the cameras of a profile whose transport that is.
+    ``footage``: what cameras send, by the names of the profile's mix; ``prefix``: of cameras' names; ``rtsp``: serves
+    the cameras of a profile whose transport that is.
     """
 
     def __init__(
@@ -227,7 +220,7 @@ class Fleet:
         self._header = next(iter(footage.values())).header
         self._prefix = prefix
         self._credentials = credentials
-        self._pacer = Pacer()
+        self.pacer = Pacer()
         self._client = GatewayClient(gateway, deadline_s=30.0, credentials=credentials)
         self._threads = ThreadPoolExecutor(CALLS, thread_name_prefix="gateway")
         self._numbers = itertools.count()
@@ -236,19 +229,12 @@ class Fleet:
         # By cameras that left, and packets that were lost on the way.
         self._gone = Sent()
 
-    async def run(self) -> None:
-        """Send what is due, until cancelled."""
-        await self._pacer.run()
-
     # -- who is there ---------------------------------------------------------------------------
     async def grow(self, count: int, *, ramp_s: float | None = None) -> float:
         """Add cameras until there are ``count``; returns when the last of them begins, monotonic seconds.
 
         They connect one after the other over ``ramp_s``, then begin at their phases of a stride that is the same for
-        all cameras ever added.
-
-        Raises:
-            SightlineError: the cluster does not take one.
+        all cameras ever added. Raises ``SightlineError``: the cluster does not take one.
         """
         return await self._add(count - len(self.cameras), ramp_s=ramp_s)
 
@@ -326,11 +312,8 @@ class Fleet:
         return list(self._ever.values())
 
     async def statuses(self) -> Sequence[CameraStatus]:
-        """What the cluster says of its cameras now, and of this fleet's it is remembered.
-
-        Raises:
-            UnavailableError: no answer.
-        """
+        """What the cluster says of its cameras now, and of this fleet's it is remembered. Raises ``UnavailableError``:
+        no answer."""
         statuses = await self._call(self._client.cameras_list)
         for status in statuses:
             if status.name in self.cameras:
@@ -340,10 +323,6 @@ class Fleet:
     def sent(self) -> Sent:
         """Totals over all cameras there ever were."""
         return self._gone.plus(*(Sent.of(camera.agent.status) for camera in self.cameras.values()))
-
-    def take_lateness(self) -> array[float]:
-        """See :meth:`Pacer.take_lateness`."""
-        return self._pacer.take_lateness()
 
     # -- inside ---------------------------------------------------------------------------------
     async def _call(self, method: Callable[..., T], *arguments: object) -> T:
@@ -368,7 +347,7 @@ class Fleet:
         added.task = asyncio.create_task(self._keep(added), name=camera.name)
         assert self._grid_s is not None
         sent = packets(self.profile, camera, self._footage, began_s=begin_s - self._grid_s)
-        added.ticket = self._pacer.add(begin_s, sent, lambda due: self._send(added.agent, due))
+        added.ticket = self.pacer.add(begin_s, sent, lambda due: self._send(added.agent, due))
 
     def _line(self, ledger: CameraLedger) -> Line:
         if self._rtsp is None:
@@ -397,7 +376,7 @@ class Fleet:
 
     async def _stop(self, camera: Camera) -> None:
         if camera.ticket is not None:
-            self._pacer.remove(camera.ticket)
+            self.pacer.remove(camera.ticket)
         if camera.task is not None:
             camera.task.cancel()
             await asyncio.wait({camera.task})

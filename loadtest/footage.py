@@ -3,13 +3,14 @@
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from cluster.codec import FileSource
 from cluster.codec.source import StreamHeader
 from cluster.errors import ConfigError, SourceError
-from cluster.lab.scenes.street_clips import CLIP_KINDS, make_clip
-from cluster.types import MICROSECONDS, EncodedPacket
+from cluster.lab.scenes.street_clips import make_clip
+from cluster.types import EncodedPacket
 
 MADE = {"busy": "street", "quiet": "night", "noisy": "noisy"}
 """What kinds of footage are made, and as which kind of clip (:data:`cluster.lab.scenes.street_clips.CLIP_KINDS`)."""
@@ -43,21 +44,9 @@ class Footage:
     header: StreamHeader
     gops: tuple[Gop, ...]
 
-    @property
-    def seconds(self) -> float:
-        return sum(gop.duration for gop in self.gops) / MICROSECONDS
-
-    @property
-    def frames(self) -> int:
-        return sum(len(gop.packets) for gop in self.gops)
-
 
 def read_footage(path: str | Path, name: str | None = None) -> Footage:
-    """A video file as footage.
-
-    Raises:
-        SourceError: it cannot be read, or no decoding could begin in it.
-    """
+    """A video file as footage. Raises ``SourceError``: it cannot be read, or no decoding could begin in it."""
     source = FileSource(path)
     header = source.open()
     packets = [packet for packet in source.packets() if packet.pts is not None]
@@ -69,16 +58,12 @@ def read_footage(path: str | Path, name: str | None = None) -> Footage:
 
 
 def _gops(packets: Sequence[EncodedPacket]) -> tuple[Gop, ...]:
-    starts = [index for index, packet in enumerate(packets) if packet.keyframe]
     times = sorted(_pts(packet) for packet in packets)
+    starts = [index for index, packet in enumerate(packets) if packet.keyframe]
     # The last picture lasts as long as the one before it.
-    end = times[-1] + times[-1] - times[-2]
-    begins = [_pts(packets[index]) for index in starts]
+    begins = [*(_pts(packets[index]) for index in starts), times[-1] + times[-1] - times[-2]]
     gops = []
-    for number, start in enumerate(starts):
-        stop = starts[number + 1] if number + 1 < len(starts) else len(packets)
-        until = begins[number + 1] if number + 1 < len(starts) else end
-        first = begins[number]
+    for (start, stop), (first, until) in zip(pairwise([*starts, len(packets)]), pairwise(begins), strict=True):
         stored = tuple(
             StoredPacket(
                 packet.data,
@@ -107,14 +92,8 @@ def make_footage(
     crf: int | None = None,
 ) -> Footage:
     """Draw and encode one of the ``MADE`` kinds; the same arguments give the same footage. ``crf``: see
-    :func:`~cluster.lab.scenes.street_clips.make_clip`.
-
-    Raises:
-        ConfigError: unknown kind, or a rate or size that makes no video.
+    :func:`~cluster.lab.scenes.street_clips.make_clip`. Raises ``ConfigError`` for a rate or size that makes no video.
     """
-    if kind not in MADE:
-        raise ConfigError(f"unknown footage {kind!r}; there are: {', '.join(MADE)}, or the path of a video file")
-    assert MADE[kind] in CLIP_KINDS
     with tempfile.TemporaryDirectory(prefix="sightline-footage-") as folder:
         path = Path(folder) / f"{kind}.mp4"
         make_clip(MADE[kind], path, seconds=seconds, fps=fps, size=size, seed=seed, crf=crf)

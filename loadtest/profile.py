@@ -52,19 +52,13 @@ def radical_inverse(number: int, base: int = 2) -> float:
     return value
 
 
-def daylight(profile: Profile, at_s: float) -> float:
-    """0 at midnight, which is when a test begins, to 1 at noon; always 1 for a profile without a day."""
-    if profile.day_s is None:
-        return 1.0
-    return (1 - math.cos(2 * math.pi * at_s / profile.day_s)) / 2
-
-
 def kind_at(profile: Profile, rank: float, at_s: float) -> str:
     """Which footage of the mix a camera of this rank sends ``at_s`` seconds into the test."""
     shares = np.array(list(profile.mix.values()), dtype=np.float64)
     shares /= shares.sum()
     if profile.day_s is not None:
-        light = shares[0] * daylight(profile, at_s)
+        # 0 at midnight, which is when a test begins, to 1 at noon.
+        light = shares[0] * (1 - math.cos(2 * math.pi * at_s / profile.day_s)) / 2
         rest = shares[1:].sum()
         # What the day takes from the first kind goes to the others; a mix without others has no night.
         others = shares[1:] / rest if rest else np.full(len(shares) - 1, 1 / max(1, len(shares) - 1))

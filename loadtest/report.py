@@ -36,7 +36,10 @@ def run_json(facts: Facts, result: RunResult) -> dict[str, Any]:
         "loadtest": "run",
         "figures": run_figures(result),
         "verdict": asdict(result.measurement.verdict),
-        "faults": [_fault(each) for each in result.faults],
+        "faults": [
+            asdict(each) | {"recovered": math.isfinite(each.recovery_s), "recovery_strides": each.recovery_strides}
+            for each in result.faults
+        ],
         "runs": [{**_measurement(result.measurement), "city": result.city}],
         "during_faults": None if result.during is None else _measurement(result.during),
         "others_cores": _others(result.ticks),
@@ -118,10 +121,6 @@ def _measurement(found: Measurement) -> dict[str, Any]:
     return {**asdict(found), "answered_share": found.answered_share, "verdict": asdict(found.verdict)}
 
 
-def _fault(fault: FaultResult) -> dict[str, Any]:
-    return asdict(fault) | {"recovered": math.isfinite(fault.recovery_s), "recovery_strides": fault.recovery_strides}
-
-
 OTHERS = 0.25
 """Cores that other programs may use before it is told."""
 
@@ -193,12 +192,12 @@ def search_text(found: Sequence[SearchResult]) -> str:
 def run_tables(found: RunResult) -> list[Table]:
     """All tables of one test."""
     measured = found.measurement
-    shown = [faults_table(found.faults)] if found.faults else []
-    shown += [times_table(measured), windows_table(found.during or measured)]
+    shown = [_faults_table(found.faults)] if found.faults else []
+    shown += [_times_table(measured), _windows_table(found.during or measured)]
     if measured.rungs:
         rungs = [(rung, f"{100 * share:.1f} %") for rung, share in measured.rungs.items()]
         shown.append(Table("Quality ladder", ("rung", "share of the cameras"), rungs))
-    return [*shown, tokens_table(measured), packets_table(measured)]
+    return [*shown, _tokens_table(measured), _packets_table(measured)]
 
 
 def search_tables(found: Sequence[SearchResult]) -> list[Table]:
@@ -218,11 +217,10 @@ def search_tables(found: Sequence[SearchResult]) -> list[Table]:
     heads = ("replicas", "streams", "search", "kept up", "", "why not")
     shown = [Table("Measurements", heads, rows, frozenset(i for i, (_, one) in enumerate(tries) if not one.stable))]
     best = max(found, key=lambda each: each.streams).best
-    return shown if best is None else [*shown, times_table(best), windows_table(best)]
+    return shown if best is None else [*shown, _times_table(best), _windows_table(best)]
 
 
-def windows_table(found: Measurement) -> Table:
-    """What became of every window."""
+def _windows_table(found: Measurement) -> Table:
     whose = f"of {', '.join(found.unaccounted)}"
     # While it was measured, pieces of windows that a fresh start cut off among them.
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.lost.items())) or "none"
@@ -239,8 +237,7 @@ def windows_table(found: Measurement) -> Table:
     return Table("Windows", ("windows", "count", ""), rows, bad)
 
 
-def times_table(found: Measurement) -> Table:
-    """Lags and what else takes time."""
+def _times_table(found: Measurement) -> Table:
     named = {
         "window's end to answer": found.lag,
         "something begins to first answer of it": found.alert,
@@ -251,8 +248,7 @@ def times_table(found: Measurement) -> Table:
     return Table("Times", ("", "p50", "p95", "p99", "most"), rows)
 
 
-def tokens_table(found: Measurement) -> Table:
-    """Where the tokens of the answers came from."""
+def _tokens_table(found: Measurement) -> Table:
     full = found.tokens.get("full", 0)
     rows = [
         (kind, compact(count), f"{100 * count / full:.1f} %" if full else "–")
@@ -262,8 +258,7 @@ def tokens_table(found: Measurement) -> Table:
     return Table("Tokens of the answered windows", ("", "tokens", "of full"), rows)
 
 
-def packets_table(found: Measurement) -> Table:
-    """The way to the cluster."""
+def _packets_table(found: Measurement) -> Table:
     rows = (
         ("packets that the cluster took", compact(found.packets)),
         ("packets kept from arriving, as the profile or a fault wants it", compact(found.packets_lost)),
@@ -276,8 +271,7 @@ def packets_table(found: Measurement) -> Table:
     return Table("The way to the cluster and back", ("", "count"), rows)
 
 
-def faults_table(faults: Sequence[FaultResult]) -> Table:
-    """What was done, and how long it showed."""
+def _faults_table(faults: Sequence[FaultResult]) -> Table:
     rows = [
         (
             each.name,

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from cluster.codec.nal import unit_starts
 from cluster.codec.source import CameraState, StreamHeader
 from cluster.errors import ConfigError, SightlineError
 from cluster.types import EncodedPacket
@@ -35,11 +34,8 @@ FU_A = 28
 
 
 class RtspCameras:
-    """The server. ``host`` is what it listens on and ``address`` what cameras' addresses name.
-
-    Raises:
-        SightlineError: the port cannot be had (from :meth:`start`).
-    """
+    """The server. ``host`` is what it listens on and ``address`` what cameras' addresses name. Raises
+    ``SightlineError``: the port cannot be had (from :meth:`start`)."""
 
     def __init__(self, host: str = "127.0.0.1", address: str | None = None) -> None:
         self._host = host
@@ -67,11 +63,7 @@ class RtspCameras:
             await asyncio.wait(self._clients)
 
     def add(self, name: str, header: StreamHeader, on_first: Callable[[float], None] = lambda _: None) -> RtspLine:
-        """A camera that can be connected to from now on.
-
-        Raises:
-            ConfigError: its codec is not H.264.
-        """
+        """A camera that can be connected to from now on. Raises ``ConfigError``: its codec is not H.264."""
         if header.codec != "h264":
             raise ConfigError(f"simulated RTSP cameras send h264, not {header.codec}; take transport: push for it")
         line = self._lines[name] = RtspLine(header, self._lines, name, on_first)
@@ -166,7 +158,6 @@ class RtspLine:
         self._tell(state=CameraState.RUNNING, reconnects=self._plays - 1)
 
     def stop(self, session: _Session) -> None:
-        """A client has left."""
         if self._player is session:
             self._player = None
 
@@ -273,12 +264,9 @@ def sdp(header: StreamHeader) -> str:
 
 def units(data: bytes) -> list[bytes]:
     """The NAL units of an Annex-B packet, without start codes."""
-    starts = list(unit_starts(data))
-    found = []
-    for number, start in enumerate(starts):
-        # The next unit's start code has three bytes, and zeros before it belong to nobody.
-        stop = starts[number + 1] - 3 if number + 1 < len(starts) else len(data)
-        found.append(data[start:stop].rstrip(b"\x00") if number + 1 < len(starts) else data[start:stop])
+    found = data.split(b"\x00\x00\x01")[1:]
+    # Zeros before a start code belong to nobody.
+    found[:-1] = [unit.rstrip(b"\x00") for unit in found[:-1]]
     return [unit for unit in found if unit]
 
 

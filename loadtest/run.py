@@ -2,18 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from cluster.config import SightlineConfig
+from cluster.control import costs
+from cluster.control.demand import Demand
+from cluster.lab.bench.window_accounting import Slot, within
 from cluster.types import Question
 from loadtest.faults import inflict
 from loadtest.fleet import CameraSetup
 from loadtest.footage import Footage
-from loadtest.profile import Profile
+from loadtest.profile import Profile, kind_at
 from loadtest.result import FaultResult, Measurement, Tick
 from loadtest.search import Search, Try
-from loadtest.simulated import city
 from loadtest.stage import Stage, on_stage
 from loadtest.target import Target
 
@@ -24,7 +27,7 @@ QUESTION = Question("person", "Is there a person in the scene?")
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """One test at a fixed number of streams. ``during``: over the faults, which ``measurement`` is before; ``city``:
-    see :mod:`loadtest.simulated`."""
+    see :func:`city`."""
 
     measurement: Measurement
     faults: tuple[FaultResult, ...] = ()
@@ -53,7 +56,7 @@ class SearchResult:
     tries: tuple[Try, ...]
     best: Measurement | None = None
     silent: int = 0
-    ticks: tuple[Tick, ...] = field(default=())
+    ticks: tuple[Tick, ...] = ()
 
 
 def camera_setup(config: SightlineConfig) -> CameraSetup:
@@ -74,11 +77,8 @@ async def run_test(
     on_tick: Callable[[Tick], None] = lambda _: None,
     on_phase: Callable[[str], None] = lambda _: None,
 ) -> RunResult:
-    """Bring up ``profile.streams`` cameras, measure for ``profile.measure_s``, then do each fault in turn.
-
-    Raises:
-        SightlineError: the cluster cannot be reached, does not take the cameras, or a fault cannot be done.
-    """
+    """Bring up ``profile.streams`` cameras, measure for ``profile.measure_s``, then do each fault in turn. Raises
+    ``SightlineError``: the cluster cannot be reached, does not take the cameras, or a fault cannot be done."""
     setup = camera_setup(target.config)
     async with on_stage(target, profile, footage, setup, on_tick=on_tick) as stage:
         on_phase("warming up")
@@ -93,26 +93,8 @@ async def run_test(
                 on_phase(name)
                 results.append(await inflict(stage, name))
             during = await stage.conclude(mark)
-        simulated = _city(target.config, profile, stage, measurement)
+        simulated = city(stage, measurement) if target.config.engine == "simulated" else None
         return RunResult(measurement, tuple(results), during, tuple(stage.ticks), simulated)
-
-
-def _city(config: SightlineConfig, profile: Profile, stage: Stage, found: Measurement) -> dict[str, Any] | None:
-    if config.engine != "simulated":
-        return None
-    from cluster.models.loading import load_shape
-
-    shape = load_shape(config.model.name)
-    questions = stage.setup.questions
-    return city(
-        config,
-        profile,
-        stage.fleet.everyone(),
-        found,
-        began_s=stage.began_s,
-        temporal=shape.geometry.temporal,
-        query_tokens=round(sum(len(shape.question_ids(q.text)) for q in questions) / len(questions)),
-    )
 
 
 async def run_search(
@@ -126,11 +108,8 @@ async def run_search(
     on_try: Callable[[int, str], None] = lambda _streams, _phase: None,
     on_result: Callable[[Try, Measurement], None] = lambda _try, _measurement: None,
 ) -> SearchResult:
-    """Measure what ``search`` asks for until it is over; ``save`` is called after every try.
-
-    Raises:
-        SightlineError: the cluster cannot be reached or does not take the cameras.
-    """
+    """Measure what ``search`` asks for until it is over; ``save`` is called after every try. Raises ``SightlineError``:
+    the cluster cannot be reached or does not take the cameras."""
     found: list[tuple[Try, Measurement]] = []
     ticks: list[Tick] = []
 
@@ -175,3 +154,72 @@ async def run_search(
         silent=max((measurement.silent for _, measurement in found), default=0),
         ticks=tuple(ticks),
     )
+
+
+def city(stage: Stage, found: Measurement) -> dict[str, Any]:
+    """What a simulation of the same cluster is told: cameras in groups by what they send, each with the demand that was
+    measured of it, the cost model, and what was measured of all."""
+    from cluster.models.loading import load_shape
+
+    config, profile, questions = stage.target.config, stage.profile, stage.setup.questions
+    shape = load_shape(config.model.name)
+    temporal = shape.geometry.temporal
+    query_tokens = round(sum(len(shape.question_ids(each.text)) for each in questions) / len(questions))
+    from_s, until_s = stage.began_s + found.from_s, stage.began_s + found.until_s
+    groups: dict[str, list[list[Slot]]] = {}
+    phases: dict[str, list[float]] = {}
+    for camera in stage.fleet.everyone():
+        kind = kind_at(profile, camera.script.rank, found.from_s)
+        groups.setdefault(kind, []).append(within(camera.ledger.slots(until_s), from_s, until_s))
+        phases.setdefault(kind, []).append(camera.script.phase)
+    seconds = max(1e-9, found.seconds)
+    computed = found.measured - found.missing - found.gated
+    return {
+        "cameras": [_group(config, kind, slots, temporal, query_tokens) for kind, slots in groups.items()],
+        "replicas": config.cluster.replicas,
+        "seconds": found.seconds,
+        "warmup_s": found.from_s,
+        # Of few cameras it is their own phases that decide who waits for whom. Those of cameras that come and go, or
+        # that begin anew, are as good as drawn.
+        "phases": profile.phases if profile.churn_per_min or profile.storm else [*chain(*phases.values())],
+        "max_batch": config.cluster.max_batch,
+        "per_stream": config.cluster.window_queue,
+        "ladder": any(rung != "full" for rung in found.rungs),
+        "cost": asdict(costs.load(config.simulated.costs)) if config.simulated.costs else None,
+        "measured": {
+            "lag_p50_s": found.replica.p50,
+            "lag_p99_s": found.replica.p99,
+            "answered_per_s": computed / seconds,
+            "gated_per_s": found.gated / seconds,
+            "dropped_per_s": sum(found.lost.values()) / seconds,
+        },
+    }
+
+
+def _group(
+    config: SightlineConfig, kind: str, cameras: Sequence[Sequence[Slot]], temporal: int, query_tokens: int
+) -> dict[str, Any]:
+    seen = [slot for slots in cameras for slot in slots if slot.tokens is not None]
+    window, sampling = config.window, config.sampling
+    frames = max(1.0, window.length_s * sampling.fps / temporal)
+    whole = [slot.tokens for slot in seen if slot.tokens is not None]
+    full, kept = (sum(getattr(tokens, name) for tokens in whole) for name in ("full", "kept"))
+    # Anchors are complete whatever the pruner does; the rest of the frames is what the share is of.
+    anchors = min(1.0, temporal / (sampling.fps * sampling.anchor_interval_s))
+    share = kept / full if full else 1.0
+    demand = Demand(
+        kind,
+        window_s=window.length_s,
+        stride_s=window.stride_s,
+        fps=sampling.fps,
+        frame_tokens=round(full / max(1, len(whole)) / frames),
+        temporal=temporal,
+        questions=max(1, len(config.questions)),
+        query_tokens=query_tokens,
+        kept=min(1.0, max(0.0, (share - anchors) / (1 - anchors))) if anchors < 1 else 1.0,
+        busy=sum(not slot.gated for slot in seen) / max(1, len(seen)),
+        anchor_interval_s=sampling.anchor_interval_s,
+        refresh_budget=window.refresh_budget,
+    )
+    told = {name: value for name, value in asdict(demand).items() if name not in ("camera", "index_bytes")}
+    return {"count": len(cameras), "kind": kind, **told}

@@ -48,10 +48,8 @@ class Wanted:
 class Search:
     """``tries`` is all of its state, so that it can be written down and gone on with.
 
-    Args:
-        first: streams to begin with.
-        most: streams beyond which nobody looks.
-        settings: what the tries are made with; a search with others cannot go on.
+    ``first``: streams to begin with; ``most``: beyond which nobody looks; ``settings``: what the tries are made with; a
+    search with others cannot go on.
     """
 
     first: int = 8
@@ -75,7 +73,6 @@ class Search:
         return self._fine(last)
 
     def record(self, result: Try) -> None:
-        """What the measurement that :meth:`next` asked for has found."""
         self.tries.append(result)
 
     @property
@@ -120,11 +117,8 @@ class Search:
 
     # -- writing it down ------------------------------------------------------------------------
     def save(self, path: Path) -> None:
-        """Write the state where :meth:`load` reads it; a search that is interrupted leaves the last whole state.
-
-        Raises:
-            SightlineError: the file cannot be written.
-        """
+        """Write the state where :meth:`load` reads it; a search that is interrupted leaves the last whole state. Raises
+        ``SightlineError``: the file cannot be written."""
         part = path.with_name(path.name + ".part")
         try:
             part.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -133,11 +127,8 @@ class Search:
             raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another --state") from None
 
     def load(self, path: Path) -> int:
-        """Go on from what :meth:`save` wrote, if there is such a file; returns how many tries it holds.
-
-        Raises:
-            ConfigError: it is no such file, or of a search with other settings.
-        """
+        """Go on from what :meth:`save` wrote, if there is such a file; returns how many tries it holds. Raises
+        ``ConfigError``: it is no such file, or of a search with other settings."""
         if not path.exists():
             return 0
         try:

@@ -26,11 +26,8 @@ class ShippedFiles(Generic[S]):
         return sorted(path.stem for path in self.folder.glob("*.yaml"))
 
     def load(self, name: str) -> S:
-        """A shipped one by its name, or any by the path of its file.
-
-        Raises:
-            ConfigError: there is none, or something in it is wrong; the message says where.
-        """
+        """A shipped one by its name, or any by the path of its file. Raises ``ConfigError``: there is none, or
+        something in it is wrong; the message says where."""
         shipped = name in self.names()
         path = self.folder / f"{name}.yaml" if shipped else Path(name)
         if not shipped and not path.is_file():

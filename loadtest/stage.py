@@ -137,38 +137,36 @@ class Stage:
             },
         )
 
-    async def settle(self, until_s: float) -> int:
+    async def settle(self, until_s: float) -> None:
         """Wait until every window due by ``until_s`` is answered, counted, or on its way for no longer than the slowest
-        answer took, at most two strides and two heartbeats; returns how many are none of these."""
+        answer took, at most two strides and two heartbeats."""
         heartbeat_s = self.target.config.cluster.heartbeat_s
         deadline_s = until_s + SETTLE_STRIDES * self.setup.stride_s + 2 * heartbeat_s
         while True:
             # A gateway that restarts is asked again.
             with contextlib.suppress(UnavailableError):
                 await self.fleet.statuses()
-            silent = sum(each.silent for each in self._accounts(until_s))
-            if not silent or time.monotonic() >= deadline_s:
-                return silent
+            if time.monotonic() >= deadline_s or not any(each.silent for each in self._accounts(until_s)):
+                return
             await asyncio.sleep(min(0.5, self.setup.stride_s / 4))
 
     def _accounts(self, until_s: float) -> list[Account]:
-        """What became of every camera's windows due by ``until_s``, in the order of :meth:`Fleet.everyone`."""
-        listened, since_s = self.listener.heard_everything, until_s - self._patience_s()
+        """What became of every camera's windows due by ``until_s``, in the order of :meth:`Fleet.everyone`.
+
+        A window may be on its way for two strides more than the slowest answer took, since lags may grow; at a cluster
+        that keeps up, whose last answers are waited for, none may.
+        """
+        stride_s, slowest_s = self.setup.stride_s, self._slowest_s
+        patience_s = slowest_s + SETTLE_STRIDES * stride_s if slowest_s > stride_s else 0.0
+        listened, since_s = self.listener.heard_everything, until_s - patience_s
         return [
             camera.account(camera.ledger.slots(until_s), listened=listened, since_s=since_s)
             for camera in self.fleet.everyone()
         ]
 
-    def _patience_s(self) -> float:
-        """How long a window may be on its way when a measurement ends: two strides more than the slowest answer took,
-        since lags may grow; nothing for a cluster that keeps up, whose last answers are waited for."""
-        stride_s = self.setup.stride_s
-        return self._slowest_s + SETTLE_STRIDES * stride_s if self._slowest_s > stride_s else 0.0
-
-    async def look_at_processes(self) -> dict[str, int]:
-        """Process ids by name, now."""
+    async def look_at_processes(self) -> None:
+        """``processes``: their ids by name, now."""
         self.processes = await asyncio.to_thread(self.target.processes)
-        return self.processes
 
     # -- beside it ------------------------------------------------------------------------------
     def _saw(self, answer: Answer, seen_s: float) -> None:
@@ -189,7 +187,7 @@ class Stage:
             if number % RUNGS_EVERY == 0:
                 rungs = level(await self._page(), "sightline_ladder_cameras", "rung")
             number += 1
-            late = self.fleet.take_lateness()
+            late = self.fleet.pacer.take_lateness()
             self._late.extend(late)
             lags, self._recent = self._recent, []
             now, now_s = self.fleet.sent(), time.monotonic()
@@ -209,19 +207,15 @@ class Stage:
             self.ticks.append(tick)
             self._on_tick(tick)
 
-    async def weather(self) -> None:
-        """The profile's storms and churn, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._storms())
-            group.create_task(self._churn())
-
-    async def _storms(self) -> None:
+    async def storms(self) -> None:
+        """The profile's storms, until cancelled."""
         storm = self.profile.storm
         while storm is not None:
             await asyncio.sleep(storm.every_s)
             self.fleet.storm(storm.share)
 
-    async def _churn(self) -> None:
+    async def churn(self) -> None:
+        """The profile's churn, until cancelled."""
         due = 0.0
         async with asyncio.TaskGroup() as group:
             while self.profile.churn_per_min:
@@ -253,11 +247,8 @@ async def on_stage(
     on_tick: Callable[[Tick], None] = lambda _: None,
     prefix: str = "load",
 ) -> AsyncIterator[Stage]:
-    """A load test for as long as the block lasts; its cameras are gone afterwards.
-
-    Raises:
-        SightlineError: nobody answers at the gateway, or a part of the generator failed.
-    """
+    """A load test for as long as the block lasts; its cameras are gone afterwards. Raises ``SightlineError``: nobody
+    answers at the gateway, or a part of the generator failed."""
     rtsp = None
     if profile.transport == "rtsp":
         rtsp = RtspCameras() if target.own else RtspCameras("0.0.0.0", reachable_from(target.gateway))
@@ -267,9 +258,10 @@ async def on_stage(
         asyncio.create_task(part, name=name)
         for name, part in (
             ("listener", stage.listener.run()),
-            ("pacer", stage.fleet.run()),
+            ("pacer", stage.fleet.pacer.run()),
             ("watch", stage.watch()),
-            ("weather", stage.weather()),
+            ("storms", stage.storms()),
+            ("churn", stage.churn()),
         )
     ]
     body = asyncio.current_task()

@@ -97,11 +97,8 @@ class Target:
     credentials: ClientCredentials | None = None
 
     def replicas(self) -> int:
-        """Number of replicas: of a running cluster those that its gateway lists. Blocks.
-
-        Raises:
-            SightlineError: the gateway does not answer.
-        """
+        """Number of replicas: of a running cluster those that its gateway lists. Blocks. Raises ``SightlineError``: the
+        gateway does not answer."""
         if self.own:
             return self.config.cluster.replicas
         with GatewayClient(self.gateway, credentials=self.credentials) as client:
@@ -116,13 +113,6 @@ class Target:
         except (SightlineError, OSError, ValueError) as error:
             return str(getattr(error, "reason", "") or error)
         return ""
-
-    def only_own(self, what: str) -> None:
-        """Raises ``ConfigError`` for a cluster that this load test did not start."""
-        if not self.own:
-            raise ConfigError(
-                f"{what} needs a cluster that the load test starts itself; leave --gateway out and give --config"
-            )
 
 
 @contextlib.contextmanager

@@ -5,9 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from actors.cli import (
-    alerts,
     ask,
-    bench,
     cameras,
     configuration,
     doctor,
@@ -23,10 +21,10 @@ from actors.cli import (
     serve,
     tokens,
     train,
-    version,
     watch,
 )
 from actors.cli.demo.command import demo
+from cluster import __version__
 
 HELP = """Vision-language models on many cameras, computing only what changed.
 
@@ -36,6 +34,9 @@ HELP = """Vision-language models on many cameras, computing only what changed.
 
 [bold]$ sightline watch[/bold]: its answers as they come
 """
+
+# Everything after the name of a bench belongs to it, --help included.
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 EPILOG = (
     "[bold]Exit codes[/bold]: 0 done · 1 failed while running · 2 wrong command line or configuration, nothing was "
@@ -62,14 +63,14 @@ def command() -> Any:
     app.add_typer(replicas.app, name="replicas")
     app.command("watch")(watch.watch)
     app.add_typer(incidents.app, name="incidents")
-    app.add_typer(alerts.app, name="alerts")
+    app.add_typer(incidents.alerts, name="alerts")
     app.command("ask")(ask.ask)
     app.command("memory")(memory.memory)
     app.command("forget")(memory.forget)
     app.command("push")(push.push)
     app.add_typer(scenes.app, name="scenes")
     app.add_typer(evaluate.app, name="eval")
-    app.command("bench", context_settings=bench.PASS_THROUGH)(bench.bench)
+    app.command("bench", context_settings=PASS_THROUGH)(_bench)
     app.add_typer(configuration.app, name="config")
     app.add_typer(models.app, name="models")
     app.add_typer(train.app, name="train")
@@ -77,13 +78,31 @@ def command() -> Any:
     app.add_typer(plan.app, name="plan")
     app.add_typer(loadtest.app, name="loadtest")
     app.command("doctor")(doctor.doctor)
-    app.command("version")(version.version)
+    app.command("version")(doctor.version)
     return typer.main.get_command(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sightline {__version__}")
+        raise typer.Exit
 
 
 def _options(
     show_version: Annotated[
-        bool, typer.Option("--version", "-V", is_eager=True, callback=version.show, help="Print the version and exit.")
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
     del show_version
+
+
+def _bench(context: typer.Context) -> None:
+    """Measure something on this machine; prints a table and writes it with --json FILE.
+
+    [bold]sightline bench[/bold] lists the benches, [bold]sightline bench NAME --help[/bold] the options of one.
+
+    $ sightline bench window --json out/window.json
+    """
+    from cluster.lab.bench.harness import main
+
+    raise typer.Exit(main(context.args))

@@ -1,4 +1,4 @@
-"""``sightline ask``: a free question about a camera's past."""
+"""``sightline ask``: a free question about the past of a camera, or of all."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken, spoken_bytes
-from actors.cli.output import check_writable, console, write_json
-from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError, UnavailableError
+from actors.cli.output import check_writable, console, make_table, unwritable, write_json
+from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
 from cluster.lab.report.number_format import compact
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
-    from cluster.wire.memory_wire import Told
+    from cluster.wire.memory_wire import AskAllProgress, CameraTold, Told
 
 PROMPT = "? "
+
+MOST = 20
+"""Moments shown of a question to all cameras."""
+SAYS_YES = 0.5
 
 
 def ask(
@@ -73,14 +77,12 @@ def ask(
             raise ConfigError(f"--all asks every camera; leave {camera!r} away, or choose with --camera {camera}")
         if conversation:
             raise ConfigError("a question to all begins no conversation; leave --conversation away")
-        from actors.cli.ask_all import show_all
-
         if pictures is not None:
             check_writable(pictures)
         deadline_s = min(wanted.pop("timeout_s"), 300.0)
         with connect(gateway) as client:
             events = client.ask_all(camera, only or (), at_once=at_once, deadline_s=deadline_s, **wanted)
-            show_all(events, pictures=pictures, json=json)
+            _show_all(events, pictures=pictures, json=json)
         return
     interactive = not question
     if interactive and not sys.stdin.isatty():
@@ -131,11 +133,8 @@ class Shown:
         self._conversation = ""
 
     def answer(self, question: str, events: Generator[str | Told, None, None]) -> Told:
-        """Print the pieces as they arrive, then the rest; the call has ended when this returns or raises.
-
-        Raises:
-            SightlineError: the answer failed, or a file cannot be written.
-        """
+        """Print the pieces as they arrive, then the rest; the call has ended when this returns or raises. Raises
+        ``SightlineError``: the answer failed, or a file cannot be written."""
         from cluster.wire.memory_wire import Told
 
         quiet = self._json == "-"
@@ -210,8 +209,8 @@ def _print_explanation(told: Told) -> None:
 
     screen = console()
     table = Table.grid(padding=(0, 3))
-    for justify in ("right", "right", "right"):
-        table.add_column(justify=justify, no_wrap=True)
+    for _ in range(3):
+        table.add_column(justify="right", no_wrap=True)
     for line in moment_lines(told):
         table.add_row(*line)
     if told.result.moments:
@@ -221,11 +220,8 @@ def _print_explanation(told: Told) -> None:
 
 
 def write_pictures(told: Told, folder: Path) -> list[str]:
-    """Write the available pictures, the moment of largest weight first; returns a path or ``""`` per moment.
-
-    Raises:
-        SightlineError: a file cannot be written.
-    """
+    """Write the available pictures, the moment of largest weight first; returns a path or ``""`` per moment. Raises
+    ``SightlineError``: a file cannot be written."""
     from cluster.types import MICROSECONDS
 
     paths = []
@@ -235,9 +231,7 @@ def write_pictures(told: Told, folder: Path) -> list[str]:
             if picture:
                 path.write_bytes(picture)
         except OSError as error:
-            raise SightlineError(
-                f"cannot write {path}: {error.strerror or error}; choose another place or make room"
-            ) from None
+            raise unwritable(path, error) from None
         paths.append(str(path) if picture else "")
     return paths
 
@@ -253,3 +247,60 @@ def as_json(told: Told, files: list[str]) -> dict[str, Any]:
         if files:
             entry["picture"] = files[number]
     return body
+
+
+def _show_all(
+    events: Generator[CameraTold | AskAllProgress, None, None], *, pictures: Path | None, json: str | None
+) -> None:
+    """Print answers as they come, and all moments by rank at the end; Ctrl-C stops the question and shows what came.
+    Raises ``SightlineError``: the question failed, or a file cannot be written."""
+    from cluster.wire.memory_wire import CameraTold, ranked
+
+    answers: list[CameraTold] = []
+    progress: AskAllProgress | None = None
+    quiet = json == "-"
+    screen, errors = console(), console(stderr=True)
+    try:
+        for event in events:
+            if isinstance(event, CameraTold):
+                answers.append(event)
+                if event.told is not None and event.told.result.yes >= SAYS_YES and not quiet:
+                    print(
+                        f"{event.camera}: {printable(event.told.result.text)} ({event.told.result.yes:.2f})", flush=True
+                    )
+            else:
+                progress = event
+                if errors.is_terminal:
+                    print(f"\r{event.answered + event.failed} of {event.cameras} cameras", end="", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+    finally:
+        events.close()
+    if progress is None:
+        raise UnavailableError("the gateway ended the answer without a result")
+    files = {
+        each.camera: write_pictures(each.told, pictures)
+        for each in answers
+        if each.told is not None and pictures is not None
+    }
+    if json is not None:
+        body = [
+            as_json(each.told, files.get(each.camera, [])) | {"incidents": list(each.incidents)}
+            if each.told is not None
+            else {"camera": each.camera, "error": each.error}
+            for each in answers
+        ]
+        write_json(json, {"cameras": progress.cameras, "answers": body})
+    if quiet:
+        return
+    rows = [
+        (each.camera, f"{spoken(each.ago_s)} ago", f"{each.rank:.2f}", f"{each.yes:.2f}", each.incident)
+        for each in ranked(answers)[:MOST]
+    ]
+    if rows:
+        screen.print(make_table("!camera|>when|>rank|>yes|clip of incident", rows), markup=False)
+    missing = progress.cameras - progress.answered
+    print(f"{progress.answered} of {progress.cameras} cameras answered")
+    if missing:
+        reasons = sorted({each.error for each in answers if each.error})
+        print(f"{missing} did not: {reasons[0] if reasons else 'not reached in time'}", file=sys.stderr)

@@ -54,9 +54,9 @@ def calibrate(
                 f"camera {name!r} asks the questions of the whole cluster; give it its own first, with "
                 f"`sightline cameras update {name} -q ID=TEXT`"
             )
-        unknown = set(question or []) - {each.id for each in asked}
-        if unknown:
-            raise ConfigError(f"camera {name!r} has no question {min(unknown)!r}; it has: {_ids(asked)}")
+        ids = [each.id for each in asked]
+        if unknown := set(question or []).difference(ids):
+            raise ConfigError(f"camera {name!r} has no question {min(unknown)!r}; it has: {', '.join(ids)}")
         proposals, missing = _proposals(
             client, name, [e for e in asked if not question or e.id in question], since_s, keep
         )
@@ -71,7 +71,8 @@ def calibrate(
     if print_json(json, proposals):
         _show(proposals, missing)
         if apply:
-            print(f"{name}: {_said(better)}" if better else f"{name}: nothing to change")
+            said = ", ".join(f"threshold of {each} is {threshold:.3f}" for each, threshold in better.items())
+            print(f"{name}: {said or 'nothing to change'}")
         elif better:
             print(f"save it with `sightline cameras calibrate {name} --apply`")
 
@@ -116,11 +117,3 @@ def _show(proposals: list[Proposal], missing: list[str]) -> None:
     screen.print(make_table("question|>threshold|>confirmed kept|>rejected avoided|>incidents|", rows), markup=False)
     for line in (*(f"{each.question}: {each.reason}" for each in proposals), *missing):
         screen.print(line, markup=False)
-
-
-def _ids(asked: list[QuestionConfig]) -> str:
-    return ", ".join(each.id for each in asked)
-
-
-def _said(better: dict[str, float]) -> str:
-    return ", ".join(f"threshold of {question} is {threshold:.3f}" for question, threshold in better.items())

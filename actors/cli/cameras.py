@@ -9,7 +9,6 @@ import typer
 from actors.cli import camera_files
 from actors.cli.calibrate import calibrate
 from actors.cli.camera_files import Takeover
-from actors.cli.discover import discover
 from actors.cli.options import (
     DEFAULT_GATEWAY,
     CameraPriority,
@@ -28,7 +27,7 @@ app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove camer
 app.command("apply")(camera_files.apply)
 app.command("export")(camera_files.export)
 app.command("calibrate")(calibrate)
-app.command("discover")(discover)
+app.command("discover")(camera_files.discover)
 
 CONNECT_S = 2.0
 """Seconds that `add` waits for what becomes of the source."""
@@ -50,7 +49,6 @@ def add(
     mask: Annotated[
         list[str] | None,
         typer.Option(
-            "--mask",
             metavar="'X,Y X,Y X,Y'",
             help="Privacy mask: corners as shares of the picture's width and height, 0..1 from the "
             "top left; may be repeated. Blacked out before any processing.",
@@ -59,7 +57,6 @@ def add(
     zone: Annotated[
         list[str] | None,
         typer.Option(
-            "--zone",
             metavar="'X,Y X,Y X,Y'",
             help="Part of the picture that is outlined for the model; questions name the first the red zone, then "
             "yellow, blue, green. Written as --mask; may be repeated.",

@@ -1,4 +1,5 @@
-"""``sightline doctor``: what of this machine, or of a running cluster, is wrong, and what to do about it."""
+"""``sightline doctor``: what of this machine, or of a running cluster, is wrong, and what to do about it; and
+``sightline version``."""
 
 from __future__ import annotations
 
@@ -6,14 +7,19 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actors.cli.doctor_cluster import Finding, cluster_findings
-from actors.cli.options import Json, Settings
+from actors.cli.options import Json, Settings, connect, parse_settings
+from actors.cli.output import console, make_table, print_json, size
+from cluster import __version__
+from cluster.errors import ConfigError, SightlineError
 
 if TYPE_CHECKING:
     from cluster.config import SightlineConfig
@@ -43,11 +49,8 @@ def doctor(
     """
     from rich.text import Text
 
-    from actors.cli.options import connect, parse_settings
-    from actors.cli.output import console, make_table, print_json
     from actors.cli.serve import with_state
     from cluster.config import load_config
-    from cluster.errors import ConfigError
 
     if gateway:
         if config is not None or settings:
@@ -68,25 +71,20 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
     """Every check, in order."""
     from actors.preflight import check_folders, check_settings, free_port
 
-    yield from _versions()
+    yield _versions()
     yield from _gpu(config)
     yield _disk(config)
-    yield _checked("folders", "can be written", lambda: check_folders(config))
+    yield _checked("folders", "can be written", partial(check_folders, config))
     yield _clock()
     gateway = config.gateway
     for key, port in (("port", gateway.port), ("metrics_port", gateway.metrics_port)):
-        yield _checked(
-            f"gateway.{key}", "free", lambda key=key, port=port: free_port(gateway.host, port, f"gateway.{key}")
-        )
+        yield _checked(f"gateway.{key}", "free", partial(free_port, gateway.host, port, f"gateway.{key}"))
     if config.tiers.redis_url is not None:
         yield _redis(config.tiers.redis_url)
-    yield _checked("model and settings", config.model.name, lambda: check_settings(config))
+    yield _checked("model and settings", config.model.name, partial(check_settings, config))
 
 
-def _checked(what: str, good: str, check: object) -> Finding:
-    from cluster.errors import SightlineError
-
-    assert callable(check)
+def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:
     try:
         check()
     except SightlineError as error:
@@ -95,17 +93,35 @@ def _checked(what: str, good: str, check: object) -> Finding:
     return Finding(what, "ok", good)
 
 
-def _versions() -> Iterator[Finding]:
-    from actors.cli.version import installed
-    from cluster import __version__
+def version() -> None:
+    """Print the versions of Sightline and of its main dependencies.
 
-    packages = ("torch", "transformers", "av", "ray", "grpcio")
-    have = {package: installed(package) for package in packages}
-    missing = [package for package in packages if have[package] is None]
+    $ sightline version
+    """
+    print(f"sightline {__version__}")
+    print(f"python {platform.python_version()}")
+    for package, found in _installed().items():
+        print(f"{package} {found or 'not installed'}")
+
+
+def _installed() -> dict[str, str | None]:
+    """Versions of our main dependencies."""
+    found: dict[str, str | None] = {}
+    for package in ("torch", "transformers", "av", "ray", "grpcio"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _versions() -> Finding:
+    have = _installed()
+    missing = [package for package, found in have.items() if found is None]
     text = ", ".join(f"{name} {version}" for name, version in have.items() if version)
     remedy = "install sightline-cluster with its dependencies again" if missing else ""
     said = f"sightline {__version__}, python {platform.python_version()}, {text}"
-    yield Finding("versions", "wrong" if missing else "ok", said, remedy)
+    return Finding("versions", "wrong" if missing else "ok", said, remedy)
 
 
 def _gpu(config: SightlineConfig) -> Iterator[Finding]:
@@ -129,8 +145,6 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
 
 
 def _disk(config: SightlineConfig) -> Finding:
-    from actors.cli.output import size
-
     folder = Path(config.alerts.folder or config.cluster.state_dir or ".")
     there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
     free = shutil.disk_usage(there).free

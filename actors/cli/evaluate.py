@@ -59,8 +59,11 @@ def ladder(
     screen.print(f"written: {place}", markup=False)
 
 
-HELP = "Measure accuracy on labelled footage."
-app = typer.Typer(no_args_is_help=True, help=HELP)
+app = typer.Typer(no_args_is_help=True, help="Measure accuracy on labelled footage.")
+
+Checkpoint = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a checkpoint with a sightline.json.")]
+ValidationScenes = Annotated[Path, typer.Option(metavar="DIR", help="Validation scenes, never those it is judged on.")]
+WorkFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where unfinished work is kept.")]
 
 # Scenes made by default: two of every kind and two without an event, and five times as many.
 QUICK_SCENES, SCENES = 14, 70
@@ -120,7 +123,8 @@ def accuracy(
 
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
-    shape = _shape(loaded.settings, layout if dataset else "scenes", window, stride, fps, anchor_interval)
+    layout = layout if dataset else "scenes"
+    shape = _shape(loaded.settings, layout, window, stride, fps, anchor_interval)
     compared = make_grid(settings or ("quick" if quick else "standard"), shape)
     if dataset is None:
         from cluster.lab.scenes.questions import standing_question
@@ -130,11 +134,11 @@ def accuracy(
     workers = jobs or _default_jobs(device)
     if dataset is None and scenes is None:
         scenes = _made(out, count or (QUICK_SCENES if quick else SCENES), seed, workers)
-    found = _dataset(dataset or scenes or out, layout if dataset else "scenes", shape, consecutive)
+    found = _dataset(dataset or scenes or out, layout, shape, consecutive)
     work = out / "work.jsonl"
     chosen_on: Results | None = None
     if validation is not None:
-        held = _dataset(validation, layout if dataset else "scenes", shape, consecutive)
+        held = _dataset(validation, layout, shape, consecutive)
         chosen_on = _evaluated("validation", held, spec, loaded, compared, workers, work, consecutive)
     results = _evaluated("evaluating", found, spec, loaded, compared, workers, work, consecutive)
     thresholds, origin = select_thresholds(loaded, results, chosen_on)
@@ -146,37 +150,24 @@ def accuracy(
 
 @app.command("calibrate")
 def calibrate(
-    model: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a checkpoint with a sightline.json.")],
-    scenes: Annotated[Path, typer.Option(metavar="DIR", help="Validation scenes, never those it is judged on.")],
+    model: Checkpoint,
+    scenes: ValidationScenes,
     device: Device = "cpu",
     jobs: Jobs = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where unfinished work is kept.")] = Path(
-        "out/calibrate"
-    ),
+    out: WorkFolder = Path("out/calibrate"),
 ) -> None:
     """Fit a model's score and threshold on validation scenes, in full computation, and write them into its folder.
 
     $ sightline eval calibrate out/train/model --scenes out/validation
     """
     from cluster.lab.evaluation.calibration import fit_calibration, write_calibration
-    from cluster.lab.evaluation.report import check_questions
     from cluster.lab.evaluation.settings import full_computation
-    from cluster.lab.evaluation.worker_pool import ModelSpec
-    from cluster.models.catalog import check_model
-    from cluster.models.settings import ModelSettings
 
-    check_model(str(model))
-    check_writable(out)
-    known = ModelSettings.load(model)
-    shape = _shape(known, "scenes", None, None, None, None)
-    found = _dataset(scenes, "scenes", shape, 2)
-    spec = ModelSpec(str(model), device, "float32")
-    loaded = spec.load()
-    check_questions(loaded, str(model), found.questions)
+    spec, loaded, shape, found = _validation(model, scenes, device, out)
     workers = jobs or _default_jobs(device)
     work = out / "work.jsonl"
     results = _evaluated("calibrating", found, spec, loaded, [full_computation(shape)], workers, work, 2)
-    fitted = fit_calibration(results, known)
+    fitted = fit_calibration(results, loaded.settings)
     write_calibration(model, fitted)
     console().print(
         f"temperature {fitted.score_temperature:.3f}, bias {fitted.score_bias:.3f}, threshold {fitted.threshold:.3f}: "
@@ -187,12 +178,10 @@ def calibrate(
 
 @app.command("profile")
 def profile(
-    model: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a checkpoint with a sightline.json.")],
-    scenes: Annotated[Path, typer.Option(metavar="DIR", help="Validation scenes, never those it is judged on.")],
+    model: Checkpoint,
+    scenes: ValidationScenes,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where unfinished work is kept.")] = Path(
-        "out/profile"
-    ),
+    out: WorkFolder = Path("out/profile"),
 ) -> None:
     """Measure what each layer has to compute again where KV is reused (VLCache's profile), and write it into the
     model's folder.
@@ -201,17 +190,9 @@ def profile(
     """
     from cluster.engine.native.engine import NativeEngine
     from cluster.lab.evaluation.layer_profile import layer_profile, measure_errors
-    from cluster.lab.evaluation.report import check_questions
-    from cluster.lab.evaluation.worker_pool import ModelSpec
-    from cluster.models.catalog import check_model
-    from cluster.models.settings import ModelSettings, write_settings
+    from cluster.models.settings import write_settings
 
-    check_model(str(model))
-    check_writable(out)
-    shape = _shape(ModelSettings.load(model), "scenes", None, None, None, None)
-    found = _dataset(scenes, "scenes", shape, 2)
-    loaded = ModelSpec(str(model), device, "float32").load()
-    check_questions(loaded, str(model), found.questions)
+    _, loaded, shape, found = _validation(model, scenes, device, out)
     with Progress(f"profiling {len(found.videos)} videos", 1) as bar:
         errors = measure_errors(
             NativeEngine(loaded),
@@ -230,6 +211,25 @@ def profile(
 
 app.command("memory")(memory)
 app.command("ladder")(ladder)
+
+
+def _validation(
+    model: Path, scenes: Path, device: str, out: Path
+) -> tuple[ModelSpec, VisionLanguageModel, WindowShape, Dataset]:
+    """A checkpoint and the scenes to fit it on, in its own window."""
+    from cluster.lab.evaluation.report import check_questions
+    from cluster.lab.evaluation.worker_pool import ModelSpec
+    from cluster.models.catalog import check_model
+    from cluster.models.settings import ModelSettings
+
+    check_model(str(model))
+    check_writable(out)
+    shape = _shape(ModelSettings.load(model), "scenes", None, None, None, None)
+    found = _dataset(scenes, "scenes", shape, 2)
+    spec = ModelSpec(str(model), device, "float32")
+    loaded = spec.load()
+    check_questions(loaded, str(model), found.questions)
+    return spec, loaded, shape, found
 
 
 def _shape(

@@ -15,7 +15,6 @@ from cluster.models.settings import FILE
 
 if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets import SkippedVideo
-    from cluster.lab.evaluation.memory.report import MemoryReport
     from cluster.lab.evaluation.memory.run import Footage, MemoryResults
     from cluster.lab.evaluation.memory.settings import ShareSetting
     from cluster.lab.evaluation.settings import WindowShape
@@ -74,7 +73,7 @@ def memory(
 
     $ sightline eval memory --dataset MLVU --layout mlvu --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
-    from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _shape, _window_text, _write
+    from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _shape, _window_text, _write, show
 
     made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind}
     given = [name for name, value in made.items() if value is not None]
@@ -86,9 +85,10 @@ def memory(
     if calibrate and not Path(model, FILE).is_file():
         raise ConfigError(f"--calibrate writes into a model's folder, and there is no {Path(model, FILE)}")
     _check_run(model, out, json_file)
-    from cluster.lab.evaluation.memory.report import make_page, make_report
+    from cluster.lab.evaluation.memory.report import make_page, make_report, tables
     from cluster.lab.evaluation.memory.settings import FULL, memory_grid
     from cluster.lab.evaluation.worker_pool import ModelSpec
+    from cluster.lab.report.page import Table
 
     compared = [FULL] if calibrate else memory_grid(settings)
     spec = ModelSpec(model, device, dtype)
@@ -115,7 +115,9 @@ def memory(
         "latency": _latency_text(workers),
     }
     report = make_report("Memory", found, loaded, facts=facts, skipped=skipped)
-    _print(report, _write(make_page(report), report.to_json(), out, "memory", json_file))
+    written = _write(make_page(report), report.to_json(), out, "memory", json_file)
+    headline = Table("", ("figure", "value"), [(name, f"{value:.3f}") for name, value in report.headline.items()])
+    show([*tables(report), headline], report.notes, report.skipped, written)
 
 
 def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
@@ -176,12 +178,3 @@ def _calibrate(found: MemoryResults, model: Path, loaded: VisionLanguageModel) -
     temperature, bias = fit_answers(found, loaded.settings)
     write_settings(model, {"answer_temperature": round(temperature, 5), "answer_bias": round(bias, 5)})
     console().print(f"answers: temperature {temperature:.3f}, bias {bias:.3f}; written to {model}", markup=False)
-
-
-def _print(report: MemoryReport, page: Path) -> None:
-    from actors.cli.evaluate import show
-    from cluster.lab.evaluation.memory.report import tables
-    from cluster.lab.report.page import Table
-
-    headline = Table("", ("figure", "value"), [(name, f"{value:.3f}") for name, value in report.headline.items()])
-    show([*tables(report), headline], report.notes, report.skipped, page)

@@ -1,4 +1,5 @@
-"""``sightline incidents``: list, acknowledge and mute incidents, get their clips, and inspect the outbox."""
+"""``sightline incidents``: list, acknowledge and mute incidents, get their clips, and inspect the outbox; and
+``sightline alerts``: try the sinks."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken
-from actors.cli.output import JsonLines, console, make_table, plural, print_json, save, works_or
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, JsonStream, connect, parse_duration, spoken
+from actors.cli.output import JsonLines, console, make_table, plural, print_json, save, warn_of_missed, works_or
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from cluster.alerts.incident import AlertEvent, Incident, Mute, Verdict
 
 app = typer.Typer(no_args_is_help=True, help="List, acknowledge and mute incidents.")
+alerts = typer.Typer(no_args_is_help=True, help="Try the sinks of alerts.")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the incident, as shown by `incidents list`.")]
 Camera = Annotated[str, typer.Option("--camera", metavar="NAME", help="Only this camera.")]
@@ -54,7 +56,7 @@ def list_incidents(
             camera=camera, subject=question, only_open=only_open, since_s=since_s, verdict=verdict, limit=limit
         )
     if print_json(json, found):
-        console().print(incidents_table(found) if found else "no incidents", markup=False)
+        console().print(_incidents_table(found) if found else "no incidents", markup=False)
 
 
 @app.command("show")
@@ -173,7 +175,7 @@ def mute(
         else:
             mutes = client.mutes()
     if print_json(json, mutes):
-        print("\n".join(mute_line(each) for each in mutes) or "nothing is muted")
+        print("\n".join(_mute_line(each) for each in mutes) or "nothing is muted")
 
 
 @app.command("follow")
@@ -182,10 +184,7 @@ def follow(
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many events; 0 never.")] = 0,
     only_new: Annotated[bool, typer.Option("--only-new", help="Skip incidents that are already open.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write one JSON object per line; - for standard output."),
-    ] = None,
+    json: JsonStream = None,
 ) -> None:
     """Print incident events as they happen, until Ctrl-C; first those already open.
 
@@ -194,21 +193,14 @@ def follow(
     $ sightline incidents follow --json - | jq .incident.subject
     """
     screen = console()
-    lines = JsonLines(json) if json is not None else None
-    try:
-        with connect(gateway) as client:
-            for shown, (event, missed) in enumerate(client.follow(cameras or (), opened=not only_new), start=1):
-                if missed:
-                    console(stderr=True).print(f"[yellow]{missed} events were missed: this client reads too slowly[/]")
-                if lines is not None:
-                    lines.write({**event.body(), "cause": event.cause, "missed": missed})
-                if json != "-":
-                    screen.print(event_line(event))
-                if shown == count:
-                    return
-    finally:
-        if lines is not None:
-            lines.close()
+    with JsonLines(json) as lines, connect(gateway) as client:
+        for shown, (event, missed) in enumerate(client.follow(cameras or (), opened=not only_new), start=1):
+            warn_of_missed(missed, "events")
+            lines.write({**event.body(), "cause": event.cause, "missed": missed})
+            if json != "-":
+                screen.print(event_line(event))
+            if shown == count:
+                return
 
 
 @app.command("outbox")
@@ -226,7 +218,7 @@ def outbox(
     if print_json(json, status):
         screen = console()
         screen.print(
-            sinks_table(status) if status.sinks else "no sinks; see alerts.sinks in docs/alerts.md", markup=False
+            _sinks_table(status) if status.sinks else "no sinks; see alerts.sinks in docs/alerts.md", markup=False
         )
         for text in troubles(status):
             screen.print(text, markup=False)
@@ -247,8 +239,26 @@ def resend(
     print(f"{plural(count, 'alert')} sent again")
 
 
-def incidents_table(incidents: Sequence[Incident]) -> Table:
-    """One row per incident."""
+@alerts.callback()
+def _alerts() -> None:
+    """Try the sinks of alerts."""
+
+
+@alerts.command("test")
+def try_sink(
+    sink: Annotated[str, typer.Argument(metavar="SINK", help="Name of the sink in alerts.sinks.")],
+    gateway: Gateway = DEFAULT_GATEWAY,
+) -> None:
+    """Send a made-up incident to one sink, and say whether it was accepted.
+
+    $ sightline alerts test telegram
+    """
+    with connect(gateway) as client:
+        client.test_sink(sink)
+    console().print(f"{sink} accepted the test", markup=False)
+
+
+def _incidents_table(incidents: Sequence[Incident]) -> Table:
     from rich.text import Text
 
     rows = [
@@ -306,8 +316,7 @@ def summary(incident: Incident) -> list[str]:
     return lines
 
 
-def mute_line(mute: Mute) -> str:
-    """``camera gate, question *: until …``."""
+def _mute_line(mute: Mute) -> str:
     by = f", by {mute.by}" if mute.by else ""
     return f"camera {mute.camera}, question {mute.subject}: muted until {_clock(mute.until_s)}{by}"
 
@@ -338,8 +347,7 @@ def _said(event: AlertEvent) -> str:
     return incident.reason if event.kind == "end" else incident.text
 
 
-def sinks_table(status: Outbox) -> Table:
-    """One row per sink."""
+def _sinks_table(status: Outbox) -> Table:
     rows = [
         (name, kind, str(lane.waiting), str(lane.delivered), str(lane.failures), str(lane.dead), works_or(lane.trouble))
         for name, (kind, lane) in status.sinks.items()

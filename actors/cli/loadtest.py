@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,6 @@ from cluster.lab.report.number_format import seconds_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from actors.cli.output import Progress
     from cluster.config import SightlineConfig
     from loadtest.footage import Footage
     from loadtest.profile import Profile
@@ -93,15 +93,14 @@ def run(
     from loadtest.run import run_test
 
     chosen = _profile(profile, streams=streams, measure_s=seconds)
-    for name in fault or []:
+    for name in fault or ():
         named(name)
     loaded = _config(config, gateway, settings)
     _writable(json, out)
     screen = console(stderr=json == "-")
-    with Progress(every_s=LINE_EVERY_S) as bar:
-        progress = _Shown(bar)
+    with _LoadProgress() as progress:
         footage = _footage(chosen, progress)
-        with _target(loaded, gateway, metrics, progress, redis="kill-redis" in (fault or [])) as target:
+        with _target(loaded, gateway, metrics, progress, redis="kill-redis" in (fault or ())) as target:
             found = asyncio.run(
                 run_test(target, chosen, footage, faults=fault or (), on_tick=progress.tick, on_phase=progress.phase)
             )
@@ -129,14 +128,12 @@ def search(
     profile: ProfileName = "busy",
     seconds: Seconds = None,
     replicas: Annotated[
-        list[int] | None,
-        typer.Option("--replicas", min=1, help="Number of replicas; repeatable, to measure scaling."),
+        list[int] | None, typer.Option(min=1, help="Number of replicas; repeatable, to measure scaling.")
     ] = None,
-    first: Annotated[int, typer.Option("--first", min=1, help="Streams to begin with.")] = 8,
-    most: Annotated[int, typer.Option("--most", min=1, help="Upper limit of the search.")] = 2048,
+    first: Annotated[int, typer.Option(min=1, help="Streams to begin with.")] = 8,
+    most: Annotated[int, typer.Option(min=1, help="Upper limit of the search.")] = 2048,
     state: Annotated[
-        Path | None,
-        typer.Option("--state", metavar="FILE", help="Save the search's state here, and resume from it."),
+        Path | None, typer.Option(metavar="FILE", help="Save the search's state here, and resume from it.")
     ] = None,
     settings: Settings = None,
     json: Json = None,
@@ -165,27 +162,23 @@ def search(
     _writable(json, out, state)
     screen = console(stderr=json == "-")
     results: list[SearchResult] = []
-    with Progress(every_s=LINE_EVERY_S) as bar:
-        progress = _Shown(bar)
+    with _LoadProgress() as progress:
         footage = _footage(chosen, progress)
         for count in replicas or [loaded.cluster.replicas]:
             sized = loaded.model_copy(update={"cluster": loaded.cluster.model_copy(update={"replicas": count})})
             plan, save = _search(sized, profile, chosen, first, most, state, progress, gateway=gateway)
             with _target(sized, gateway, metrics, progress) as target:
-                results.append(
-                    asyncio.run(
-                        run_search(
-                            target,
-                            chosen,
-                            footage,
-                            plan,
-                            save=save,
-                            on_tick=progress.tick,
-                            on_try=progress.trying,
-                            on_result=progress.tried,
-                        )
-                    )
+                searching = run_search(
+                    target,
+                    chosen,
+                    footage,
+                    plan,
+                    save=save,
+                    on_tick=progress.tick,
+                    on_try=progress.trying,
+                    on_result=progress.tried,
                 )
+                results.append(asyncio.run(searching))
     facts = _facts("Most streams", profile, chosen, target.config, own=target.own)
     screen.print(f"[bold]{search_text(results)}[/]")
     for table in search_tables(results):
@@ -250,7 +243,7 @@ def _writable(json: str | None, *paths: Path | None) -> None:
             check_writable(path.parent)
 
 
-def _footage(profile: Profile, progress: _Shown) -> dict[str, Footage]:
+def _footage(profile: Profile, progress: _LoadProgress) -> dict[str, Footage]:
     from loadtest.footage import gather
 
     progress.phase("making footage")
@@ -259,7 +252,7 @@ def _footage(profile: Profile, progress: _Shown) -> dict[str, Footage]:
 
 @contextlib.contextmanager
 def _target(
-    config: SightlineConfig, gateway: str | None, metrics: str | None, progress: _Shown, *, redis: bool = False
+    config: SightlineConfig, gateway: str | None, metrics: str | None, progress: _LoadProgress, *, redis: bool = False
 ) -> Iterator[Target]:
     from loadtest.target import Target, own_cluster
 
@@ -281,7 +274,7 @@ def _search(
     first: int,
     most: int,
     state: Path | None,
-    progress: _Shown,
+    progress: _LoadProgress,
     *,
     gateway: str | None = None,
 ) -> tuple[Search, Any]:
@@ -326,8 +319,6 @@ def _facts(title: str, name: str, profile: Profile, config: SightlineConfig, *, 
 def _two_cores(profile: Profile, config: SightlineConfig, footage: dict[str, Footage]) -> bool:
     """Whether this search measures the figure ``streams_two_cores``: pushed streams of 5 frames per second and 640x360
     on the simulated engine, on a machine of two cores."""
-    import os
-
     sizes = {(each.header.width, each.header.height) for each in footage.values()}
     pushed = profile.transport == "push" and profile.fps == 5 and sizes == {(640, 360)}
     return pushed and config.engine == "simulated" and len(os.sched_getaffinity(0)) == 2
@@ -339,30 +330,27 @@ def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:
         screen.print(f"[bold]{name:{width}}[/]  {about}")
 
 
-class _Shown:
+class _LoadProgress(Progress):
     """What a load test is doing, on a bar or in lines."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self) -> None:
+        super().__init__(every_s=LINE_EVERY_S)
         self._phase = ""
 
     def phase(self, text: str) -> None:
         self._phase = text
-        self._progress.show(text, key=text)
-
-    def say(self, text: str) -> None:
-        self._progress.say(text)
+        self.show(text, key=text)
 
     def trying(self, streams: int, phase: str) -> None:
         self.phase(f"trying {streams} streams ({phase})")
 
     def tried(self, result: Try, measurement: Measurement) -> None:
         word = "kept up" if result.stable else f"did not keep up: {result.note}"
-        self._progress.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
+        self.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
 
     def tick(self, tick: Tick) -> None:
         text = (
             f"{self._phase}: {tick.at_s:.0f} s, {tick.streams} streams, {tick.answers} answers a second, "
             f"lag {seconds_text(tick.lag_p50_s)} (p99 {seconds_text(tick.lag_p99_s)}), machine {tick.use.busy:.0%} busy"
         )
-        self._progress.show(text, key=self._phase)
+        self.show(text, key=self._phase)

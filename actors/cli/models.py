@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import Json
+from actors.cli.options import Device, Dtype, Json
 from actors.cli.output import Progress, check_writable, console, make_table, print_json, size
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def list_models(json: Json = None) -> None:
 
     cards = family_cards()
     if print_json(json, cards):
-        console().print(families_table(cards), markup=False)
+        console().print(_families_table(cards), markup=False)
 
 
 @app.command("show")
@@ -53,7 +53,7 @@ def show(
 
     card = model_card(model)
     if print_json(json, card):
-        console().print(card_table(card), markup=False)
+        console().print(_card_table(card), markup=False)
 
 
 @app.command("check")
@@ -62,11 +62,11 @@ def check(
         str,
         typer.Argument(metavar="MODEL", help="A checkpoint's folder, demo, a preset, or a hub id fetched before."),
     ],
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")] = "cpu",
-    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or float8.")] = "float32",
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
     clip: Annotated[
         Path | None,
-        typer.Option("--clip", metavar="FILE", help="Another clip; what is true of a `scenes make` clip is read too."),
+        typer.Option(metavar="FILE", help="Another clip; what is true of a `scenes make` clip is read too."),
     ] = None,
     json: Json = None,
 ) -> None:
@@ -82,21 +82,19 @@ def check(
     if json not in (None, "-"):
         check_writable(Path(json).parent)
     with Progress(total=STEPS) as progress:
-
-        def on_step(what: str, done: int) -> None:
-            progress.show(what, done, key=what)
-
-        report = run_check(model, device=device, dtype=dtype, clip=clip, on_step=on_step)
+        report = run_check(
+            model,
+            device=device,
+            dtype=dtype,
+            clip=clip,
+            on_step=lambda what, done: progress.show(what, done, key=what),
+        )
     if print_json(json, report.to_json()):
-        console().print(report_table(report), markup=False)
+        rows = [(each.name, each.verdict, each.sentence) for each in report.stages]
+        console().print(make_table("stage|verdict|found", rows), markup=False)
         print(verdict(report))
     if report.wrong:
         raise typer.Exit(1)
-
-
-def report_table(report: CheckReport) -> Table:
-    """One row per stage."""
-    return make_table("stage|verdict|found", [(each.name, each.verdict, each.sentence) for each in report.stages])
 
 
 def verdict(report: CheckReport) -> str:
@@ -107,8 +105,7 @@ def verdict(report: CheckReport) -> str:
     return f"wrong: {what}: {', '.join(stage.name for stage in report.wrong)}"
 
 
-def families_table(cards: Sequence[FamilyCard]) -> Table:
-    """One row per family."""
+def _families_table(cards: Sequence[FamilyCard]) -> Table:
     rows = []
     for card in cards:
         can = [name for name in ("window", "reuse", "memory", "ask") if getattr(card, name)]
@@ -116,8 +113,7 @@ def families_table(cards: Sequence[FamilyCard]) -> Table:
     return make_table("family|presets|shapes|can|engines", rows)
 
 
-def card_table(card: ModelCard) -> Table:
-    """One row per property."""
+def _card_table(card: ModelCard) -> Table:
     from rich import box
     from rich.table import Table
 

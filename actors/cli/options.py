@@ -21,10 +21,7 @@ LONGEST_S = 3_650 * 86_400.0
 
 def parse_duration(text: str, option: str) -> float:
     """Parse seconds from ``90s``, ``10m``, ``2h``, ``1d`` or several together, as in ``1h30m``; ``option``: for errors.
-
-    Raises:
-        ConfigError: anything else, nothing at all, or more than ten years.
-    """
+    Raises ``ConfigError``: anything else, nothing at all, or more than ten years."""
     written = text.strip().lower()
     parts = _PART.findall(written)
     units = [unit for _, unit in parts]
@@ -74,6 +71,10 @@ DEFAULT_GATEWAY = "127.0.0.1:50051"
 
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for standard output.")]
 
+JsonStream = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write one JSON object per line; - for standard output.")
+]
+
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key, as in --set window.stride_s=4; may be repeated."),
@@ -112,11 +113,8 @@ _QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[\d.]+))?=)?(?P<tex
 
 
 def client_credentials() -> ClientCredentials:
-    """Token and TLS from the environment (docs/operations.md).
-
-    Raises:
-        ConfigError: a file that it names cannot be read.
-    """
+    """Token and TLS from the environment (docs/operations.md). Raises ``ConfigError``: a file that it names cannot be
+    read."""
     from cluster.wire.tls import ClientCredentials
 
     return ClientCredentials.from_environment()
@@ -130,11 +128,8 @@ def connect(gateway: str) -> GatewayClient:
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """Parse ``a.b=value`` assignments into nested mappings; values are read as YAML.
-
-    Raises:
-        ConfigError: no ``=`` in it, no key before it, or a value that is not YAML.
-    """
+    """Parse ``a.b=value`` assignments into nested mappings; values are read as YAML. Raises ``ConfigError``: no ``=``
+    in it, no key before it, or a value that is not YAML."""
     import yaml
 
     from cluster.config import deep_merge
@@ -155,11 +150,8 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
 
 
 def parse_questions(questions: list[str] | None) -> list[dict[str, Any]]:
-    """Parse ``TEXT``, ``ID=TEXT`` or ``ID@THRESHOLD=TEXT`` into questions of the configuration.
-
-    Raises:
-        ConfigError: an empty question, or a threshold that is not a number.
-    """
+    """Parse ``TEXT``, ``ID=TEXT`` or ``ID@THRESHOLD=TEXT`` into questions of the configuration. Raises ``ConfigError``:
+    an empty question, or a threshold that is not a number."""
     found: list[dict[str, Any]] = []
     for index, text in enumerate(questions or [], start=1):
         match = _QUESTION.fullmatch(text.strip())

@@ -143,6 +143,12 @@ def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
     return lines
 
 
+def warn_of_missed(missed: int, what: str) -> None:
+    """Say that so many answers or events did not reach this client."""
+    if missed:
+        console(stderr=True).print(f"[yellow]{missed} {what} were missed: this client reads too slowly[/]")
+
+
 def trouble_lines(cameras: Sequence[CameraStatus]) -> list[str]:
     """A line for each camera that sends no pictures and needs somebody to look after it."""
     return [f"{each.name}: {redact(each.reason)}" for each in cameras if each.state in ("backoff", "error")]
@@ -161,11 +167,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def write_json(target: str, body: Any) -> None:
-    """Write ``body``, which may hold dataclasses, to a file, or to standard output for ``-``.
-
-    Raises:
-        SightlineError: the file cannot be written.
-    """
+    """Write ``body``, which may hold dataclasses, to a file, or to standard output for ``-``. Raises
+    ``SightlineError``: the file cannot be written."""
     text = json.dumps(body, indent=2, default=asdict)
     if target == "-":
         print(text)
@@ -175,7 +178,7 @@ def write_json(target: str, body: Any) -> None:
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
 
 
 def print_json(target: str | None, body: Any) -> bool:
@@ -213,11 +216,8 @@ def works_or(trouble: str) -> Text:
 
 
 def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
-    """Write a streamed file with a progress bar; it appears only when complete. Returns its bytes.
-
-    Raises:
-        SightlineError: the file cannot be written (its folder must exist), or ``data`` broke off.
-    """
+    """Write a streamed file with a progress bar; it appears only when complete. Returns its bytes. Raises
+    ``SightlineError``: the file cannot be written (its folder must exist), or ``data`` broke off."""
     part = path.with_name(f".{path.name}.part")
     try:
         with Progress(what, size) as progress, part.open("wb") as file:
@@ -227,7 +227,7 @@ def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
                 progress.show(f"{written} bytes", written)
         part.replace(path)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
@@ -285,39 +285,43 @@ class Progress:
 
 
 class JsonLines:
-    """One JSON object per line, to a file or (``-``) to standard output, readable while it grows."""
+    """One JSON object per line, to a file, (``-``) to standard output, or (``None``) nowhere; readable while it grows.
 
-    def __init__(self, target: str) -> None:
-        self._path = None if target == "-" else Path(target)
-        self._file: Any = sys.stdout
+    A context manager. Raises ``SightlineError`` when the file cannot be written.
+    """
+
+    def __init__(self, target: str | None) -> None:
+        self._path = None if target in (None, "-") else Path(str(target))
+        self._file: Any = None if target is None else sys.stdout
+
+    def __enter__(self) -> Self:
         if self._path is not None:
             check_writable(self._path.parent)
             try:
                 self._file = self._path.open("w", encoding="utf-8")
             except OSError as error:
-                raise _unwritable(self._path, error) from None
+                raise unwritable(self._path, error) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._path is not None:
+            self._file.close()
 
     def write(self, body: Any) -> None:
-        """Raises ``SightlineError`` when the disk is full."""
+        if self._file is None:
+            return
         try:
             self._file.write(json.dumps(body) + "\n")
             self._file.flush()
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise _unwritable(self._path, error) from None
-
-    def close(self) -> None:
-        if self._path is not None:
-            self._file.close()
+            raise unwritable(self._path, error) from None
 
 
 def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:
-    """Create the folder, and test-write ``needed_bytes`` in it, before anything expensive starts.
-
-    Raises:
-        SightlineError: it cannot be created or written, or the disk is full.
-    """
+    """Create the folder, and test-write ``needed_bytes`` in it, before anything expensive starts. Raises
+    ``SightlineError``: it cannot be created or written, or the disk is full."""
     probe = folder / ".sightline-write-test"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -326,10 +330,11 @@ def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise unwritable(folder, error) from None
 
 
-def _unwritable(path: Path | None, error: OSError) -> Exception:
+def unwritable(path: Path | None, error: OSError) -> SightlineError:
+    """The error of a file, or (``None``) of standard output, that cannot be written."""
     where = path if path is not None else "standard output"
     return SightlineError(f"cannot write {where}: {error.strerror or error}; choose another place or make room")
 
@@ -337,8 +342,3 @@ def _unwritable(path: Path | None, error: OSError) -> Exception:
 def plural(count: int, noun: str) -> str:
     """``1 camera``, ``2 cameras``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def listed(names: Sequence[str]) -> str:
-    """``a, b and c``."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -1,4 +1,5 @@
-"""``sightline plan``: predicts a machine's performance from models instead of measurements."""
+"""``sightline plan``: predicts, from models instead of measurements, what a machine reaches; and by simulation how many
+accelerators a city's cameras need, or what a pool carries."""
 
 from __future__ import annotations
 
@@ -8,18 +9,178 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json
-from actors.cli.output import check_writable, console, write_json
-from actors.cli.plan_city import city
-from cluster.errors import SightlineError
+from actors.cli.output import Progress, check_writable, console, write_json
+from cluster.errors import ConfigError, SightlineError
 
 if TYPE_CHECKING:
-    from cluster.lab.planning.accelerator import Platform
+    from rich.console import Console
 
-HELP = "Predict what machines would reach, to plan capacity."
-app = typer.Typer(no_args_is_help=True, help=HELP)
+    from cluster.control.ladder import Ladder
+    from loadtest.city.study import Trial
+
+LONGEST_H = 24 * 7
+app = typer.Typer(no_args_is_help=True, help="Predict what machines would reach, to plan capacity.")
 
 
-app.command("city")(city)
+@app.command("city")
+def city(
+    cameras: Annotated[
+        int | None,
+        typer.Option(
+            "--cameras", "-n", min=1, metavar="N", help="How many. Without it: the most that the pool serves."
+        ),
+    ] = None,
+    gpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpus",
+            "-g",
+            metavar="KIND[=N]",
+            help="Accelerators, one replica each, as in h100=64; repeatable. KIND alone: the least number that serves "
+            "the cameras. KIND may be a cost model's name or file.",
+        ),
+    ] = None,
+    mix: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="What the cameras are: city, station, night, steady, or YAML.")
+    ] = "city",
+    hours: Annotated[float, typer.Option(metavar="H", help="Simulated hours.")] = 1.0,
+    start: Annotated[float, typer.Option(metavar="H", help="Time of day at which it begins.")] = 8.0,
+    event: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="S:WHAT:N",
+            help="At second S: kill, join or drain N replicas, controller away for N seconds, wake a share N of the "
+            "cameras; repeatable.",
+        ),
+    ] = None,
+    objective: Annotated[
+        str,
+        typer.Option(metavar="NAME=SHARE,…", help="Objectives: on_time, answered, quality. Default: 0.99, 0.99, 0.98."),
+    ] = "",
+    ladder: Annotated[
+        str, typer.Option(metavar="PATH", help="Quality ladder: a model's folder or file, default, or none.")
+    ] = "default",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose shipped cost models --gpus names.")
+    ] = "qwen2.5-vl-7b",
+    max_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Most windows of a step.")] = 8,
+    step_budget: Annotated[
+        float, typer.Option(metavar="S", help="Most predicted seconds of a step of several windows.")
+    ] = 1.0,
+    heartbeat: Annotated[
+        float, typer.Option(metavar="S", help="Seconds between a replica's reports, as cluster.heartbeat_s.")
+    ] = 1.0,
+    warmup: Annotated[float, typer.Option(metavar="S", help="Seconds at the beginning that do not count.")] = 120.0,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, metavar="P", help="Price of an accelerator-hour, in any money.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of all random numbers.")] = 0,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Simulate what this load test's JSON measured, and compare.")
+    ] = None,
+    json_to: Json = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write a page with charts.")] = None,
+) -> None:
+    """Simulate a city: production's placement, admission, queues and ladder in simulated time, with a cost model.
+
+    $ sightline plan city --cameras 130000 --gpus h100=800 --price 2.5 --out city.html
+
+    $ sightline plan city --cameras 130000 --gpus h100          # the least number of them
+
+    $ sightline plan city --gpus h100=64 --json pool.json       # the most cameras, and how the pool scales
+
+    $ sightline plan city -n 2000 -g h100=16 --event 600:kill:3 --event 900:join:3
+
+    $ sightline plan city --against loadtest.json
+    """
+    from cluster.lab.report.page import write_files
+    from loadtest.city import report
+    from loadtest.city.mix import MIXES
+    from loadtest.city.plan import CityPlan, Timing, parse_event
+    from loadtest.city.replica import EngineSettings
+    from loadtest.city.study import Audience, parse_ladder, parse_objective, parse_pools, study
+
+    screen = console(stderr=json_to == "-")
+    if out is not None:
+        check_writable(out.parent)
+    rungs, ladder_name = parse_ladder(ladder)
+    if against is not None:
+        body = _compare(screen, against, rungs, seed)
+        if json_to:
+            write_json(json_to, body)
+        return
+    if not 0 < hours <= LONGEST_H:
+        raise ConfigError(f"--hours must be above 0 and at most {LONGEST_H}, not {hours:g}")
+    if not step_budget > 0 or not 0.1 <= heartbeat <= 60:
+        raise ConfigError("--step-budget must be above 0, and --heartbeat from 0.1 to 60 seconds")
+    pools, counted = parse_pools(gpus or ["h100"], model)
+    wanted = parse_objective(objective)
+    plan = CityPlan(
+        cameras=cameras or 1,
+        pools=pools,
+        mix=MIXES.load(mix),
+        mix_name=mix,
+        ladder=rungs,
+        ladder_name=ladder_name,
+        timing=Timing(3600 * hours, tick_s=heartbeat, bin_s=max(10.0, 60 * hours)),
+        warmup_s=warmup,
+        hour=start,
+        seed=seed,
+        engine=EngineSettings(max_batch=max_batch, budget_s=step_budget),
+        events=tuple(parse_event(text) for text in event or []),
+        price_per_hour=price,
+    )
+    plan.check()
+    with _CityProgress() as shown:
+        told = Audience(shown.share, shown.begins, shown.tried)
+        found = study(plan, wanted, cameras=cameras is not None, replicas=counted, told=told)
+    screen.print(report.verdict(found.result, wanted), markup=False)
+    for name, value in report.facts(found.result):
+        screen.print(f"{name}: {value}", markup=False)
+    for table in report.tables(found.result):
+        table.show(screen)
+    for name, number in found.figures.items():
+        screen.print(f"{name} = {number:.4g}", markup=False)
+    if out is not None:
+        page = report.page(found.result, wanted, found.trials, fewer=found.fewer)
+        write_files(out.parent, {out.name: page})
+        screen.print(f"written: {out}", markup=False)
+    if json_to:
+        write_json(json_to, found.as_json())
+
+
+def _compare(screen: Console, path: Path, ladder: Ladder | None, seed: int) -> dict[str, Any]:
+    """Simulate a load test's runs and show both sides; returns the JSON."""
+    from loadtest.city.against import compare, read_runs, sim_error
+    from loadtest.city.report import comparison_table
+
+    compared = [compare(run, ladder, seed=seed) for run in read_runs(path)]
+    comparison_table(compared).show(screen)
+    error = sim_error(compared)
+    screen.print(f"sim_error = {error:.4g}: the median over runs of the worst of the three errors", markup=False)
+    return {"bench": "city", "figures": {"sim_error": error}, "runs": [each.as_json() for each in compared]}
+
+
+class _CityProgress(Progress):
+    """Shows the running simulation, and a line for each count tried."""
+
+    def __init__(self) -> None:
+        super().__init__(total=1.0)
+        self._now = ""
+
+    def share(self, share: float) -> None:
+        self.show(self._now, share, key=self._now)
+
+    def begins(self, what: str) -> None:
+        self._now = what
+        self.share(0.0)
+
+    def tried(self, trial: Trial) -> None:
+        word = "holds" if trial.met else "does not hold"
+        self.say(
+            f"{trial.cameras:,} cameras on {trial.replicas:,}: {word} ({trial.on_time:.2%} on time, "
+            f"{trial.answered:.2%} answered, quality {trial.quality:.3f})"
+        )
 
 
 @app.command("accelerator")
@@ -40,7 +201,7 @@ def accelerator(
     cache: Annotated[int, typer.Option(metavar="N", help="Tokens already in the cache.")] = 40_000,
     batch: Annotated[int, typer.Option(metavar="N", help="Sequences that are computed together.")] = 1,
     frame_tokens: Annotated[
-        int | None, typer.Option("--frame-tokens", metavar="N", help="Tokens of a frame. Default: the model's.")
+        int | None, typer.Option(metavar="N", help="Tokens of a frame. Default: the model's.")
     ] = None,
     model: Annotated[str, typer.Option(metavar="NAME", help="Shape of the model.")] = "llama3-8b",
     json_to: Json = None,
@@ -66,7 +227,10 @@ def accelerator(
     from cluster.lab.planning.workload import methods, models
     from cluster.lab.report.page import write_page
 
-    machines = [platforms.get(name) for name in platform or []] or _every_platform()
+    machines = [platforms.get(name) for name in platform or platforms]
+    if not platform:
+        # Edge before server, the paper's machines before extrapolated ones.
+        machines.sort(key=lambda each: (each.place, each.extrapolated, each.name))
     ways = [methods.get(name) for name in method or []]
     shape = models.get(model)
     found = rows(machines, ways, shape, [cache], batch, frame_tokens)
@@ -95,11 +259,3 @@ def accelerator(
             f"the model is off by {100 * error:.0f} % on average; the documentation states at most "
             f"{100 * figures.BOUND:.0f} %"
         )
-
-
-def _every_platform() -> list[Platform]:
-    """Edge before server, the paper's machines before extrapolated ones."""
-    from cluster.lab.planning.accelerator import platforms
-
-    known = [platforms.get(name) for name in platforms]
-    return sorted(known, key=lambda each: (each.place, each.extrapolated, each.name))

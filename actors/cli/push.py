@@ -25,9 +25,7 @@ def push(
             help="A video file, or rtsp://… (or HTTP, RTMP, v4l2:///dev/video0) of a camera near this machine.",
         ),
     ],
-    to: Annotated[
-        str, typer.Option("--to", metavar="HOST:PORT", envvar="SIGHTLINE_GATEWAY", help="Gateway to send to.")
-    ],
+    to: Annotated[str, typer.Option(metavar="HOST:PORT", envvar="SIGHTLINE_GATEWAY", help="Gateway to send to.")],
     camera: Annotated[
         str, typer.Option("--camera", "-n", metavar="NAME", help="The camera it stands for in the cluster.")
     ],
@@ -37,8 +35,7 @@ def push(
     ] = False,
     speed: Annotated[float, typer.Option(min=0.01, help="Files with --realtime: playback speed.")] = 1.0,
     give_up: Annotated[
-        float | None,
-        typer.Option("--give-up", min=0.0, metavar="SECONDS", help="Fail after this time without a connection."),
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="Fail after this time without a connection.")
     ] = None,
     json: Json = None,
 ) -> None:
@@ -70,7 +67,7 @@ def push(
         def show(status: PushStatus) -> None:
             # An error is about to be raised, and reported like every error.
             if status.state != "error":
-                progress.show(progress_text(status, time.monotonic() - began_s), key=status.state)
+                progress.show(_progress_text(status, time.monotonic() - began_s), key=status.state)
 
         agent = PushAgent(
             opened,
@@ -93,8 +90,7 @@ def summary(status: PushStatus) -> str:
     return f"sent {status.packets} packets, {status.bytes / 1e6:.1f} MB, {lost} dropped{again}"
 
 
-def progress_text(status: PushStatus, seconds: float) -> str:
-    """Status after so many seconds, in one line."""
+def _progress_text(status: PushStatus, seconds: float) -> str:
     text = f"{status.state.value}: {status.packets} packets, {status.bytes / 1e6:.1f} MB"
     text += f", {status.bytes / max(1e-3, seconds) / 1e6:.2f} MB/s"
     if status.dropped or status.cluster_dropped:

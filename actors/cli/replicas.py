@@ -13,7 +13,7 @@ from actors.cli.output import console, make_table, print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cluster.types.reports import DecoderNumbers, ReplicaStatus
+    from cluster.types.reports import ReplicaStatus
 
 app = typer.Typer(no_args_is_help=True, help="Show the load of replicas; drain one.")
 
@@ -32,12 +32,13 @@ def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None
     with connect(gateway) as client:
         replicas, decoders = client.replicas_and_decoders()
     if print_json(json, replicas):
-        console().print(replicas_table(replicas) if replicas else "no replica is ready", markup=False)
+        console().print(_replicas_table(replicas) if replicas else "no replica is ready", markup=False)
         for each in replicas:
             if each.trouble:
                 console().print(f"{each.name}: {each.trouble}", markup=False)
         if decoders is not None:
-            console().print(decoders_text(decoders), markup=False)
+            between = f"between {decoders.least} and {decoders.most}"
+            print(f"decoders: {decoders.running} running, {decoders.wanted} wanted by their load, {between}")
 
 
 @app.command("drain")
@@ -61,25 +62,17 @@ def drain(
         print(f"{name}: takes cameras again" if undo else f"{name}: drained; it still holds {status.held} cameras")
 
 
-def decoders_text(decoders: DecoderNumbers) -> str:
-    """How many decoders run and are wanted."""
-    between = f"between {decoders.least} and {decoders.most}"
-    return f"decoders: {decoders.running} running, {decoders.wanted} wanted by their load, {between}"
-
-
-def replica_state(replica: ReplicaStatus) -> str:
-    """State in one word."""
+def _replica_state(replica: ReplicaStatus) -> str:
     if replica.draining:
         return "draining" if replica.held else "drained"
     return "no engine" if replica.trouble else "ready"
 
 
-def replicas_table(replicas: Sequence[ReplicaStatus]) -> Table:
-    """One row per replica."""
+def _replicas_table(replicas: Sequence[ReplicaStatus]) -> Table:
     rows = [
         (
             each.name,
-            replica_state(each),
+            _replica_state(each),
             str(each.cameras),
             str(each.held),
             str(each.lowered),

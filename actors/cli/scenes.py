@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from actors.cli.options import Jobs
 from actors.cli.output import Progress, console, plural
 from cluster.errors import ConfigError, SightlineError
 
@@ -29,11 +31,9 @@ def make(
     seconds: Annotated[float, typer.Option(metavar="S", help="Length of each scene, seconds.")] = 40.0,
     event: Annotated[
         list[str] | None,
-        typer.Option("--event", metavar="KIND", help="Show this event, or none; repeated: each in turn. Default: any."),
+        typer.Option(metavar="KIND", help="Show this event, or none; repeated: each in turn. Default: any."),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: one per core.")
-    ] = None,
+    jobs: Jobs = None,
     sheet: Annotated[bool, typer.Option("--sheet", help="Draw sheet.png too: pictures with events marked.")] = False,
 ) -> None:
     """Write scenes as MP4, the truth of each as JSON beside it, and an index, scenes.json.
@@ -44,9 +44,6 @@ def make(
 
     $ sightline scenes make --out out/falls --count 8 --event fall --event none
     """
-    import os
-    from typing import cast
-
     from cluster.lab.scenes.dataset import INDEX, SceneSet, make_scenes
     from cluster.lab.scenes.vocabulary import Split
 

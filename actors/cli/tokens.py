@@ -1,5 +1,6 @@
 """``sightline tokens``: create, list and revoke API tokens of the gateway."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -36,8 +37,6 @@ def create(
 
     $ sightline tokens create control-room --role ask --camera 'station-*' --days 365 > control-room.token
     """
-    import time
-
     from cluster.security.roles import Role
     from cluster.security.tokens import DAY_S, make_token, read_tokens, write_tokens
 
@@ -58,8 +57,6 @@ def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
 
     $ sightline tokens list --file tokens.json
     """
-    import time
-
     from cluster.security.tokens import read_tokens
 
     rows = []

@@ -56,41 +56,32 @@ def demo_model(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Checkpoints, log and model go here.")],
     stage: Annotated[
         list[str] | None,
-        typer.Option(
-            "--stage", help="Only these: tower, language, windows, codec, export; may be repeated. All by default."
-        ),
+        typer.Option(help="Only these: tower, language, windows, codec, export; may be repeated. All by default."),
     ] = None,
     minutes: Annotated[
-        list[str] | None,
-        typer.Option("--minutes", metavar="STAGE=N", help="How long a stage trains; may be repeated."),
+        list[str] | None, typer.Option(metavar="STAGE=N", help="How long a stage trains; may be repeated.")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Steps of each stage, in place of minutes.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Examples of one step.")] = None,
-    rate: Annotated[float | None, typer.Option("--rate", min=0.0, help="Highest learning rate of each stage.")] = None,
-    optimizer: Annotated[str, typer.Option("--optimizer", help="muon or adamw.")] = "muon",
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each stage, in place of minutes.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Examples of one step.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.0, help="Highest learning rate of each stage.")] = None,
+    optimizer: Annotated[str, typer.Option(help="muon or adamw.")] = "muon",
     codec_scenes: Annotated[
-        Path | None,
-        typer.Option(
-            "--codec-scenes", metavar="DIR", help="Encoded scenes for the stage codec (sightline scenes make)."
-        ),
+        Path | None, typer.Option(metavar="DIR", help="Encoded scenes for the stage codec (sightline scenes make).")
     ] = None,
     begin_with: Annotated[
         list[Path] | None,
         typer.Option(
-            "--begin-with",
             metavar="DIR",
             help="Go on from an exported model, such as DIR/model; repeated: from the mean of their weights.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of the model.")] = 1,
-    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that render scenes.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and scenes.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the model.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that render scenes.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and scenes.")] = 0,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the checkpoints in DIR.")] = True,
-    preset: Annotated[str, typer.Option("--preset", help="Size: demo or tiny.")] = "demo",
-    validation_scenes: Annotated[int, typer.Option("--validation-scenes", min=0, help="0: never validate.")] = 48,
+    preset: Annotated[str, typer.Option(help="Size: demo or tiny.")] = "demo",
+    validation_scenes: Annotated[int, typer.Option(min=0, help="0: never validate.")] = 48,
 ) -> None:
     """Train the demo model on synthetic scenes, then export it to DIR/model.
 
@@ -105,7 +96,9 @@ def demo_model(
     chosen = stage or [*(name for name in TRAINING_STAGES if name != "codec" or codec_scenes), EXPORT]
     defaults = _CUDA if device.startswith("cuda") else _CPU
     times = _minutes(minutes, {name: each for name, (each, _) in defaults.items()})
-    _check_stages(chosen, (*TRAINING_STAGES, EXPORT))
+    known = (*TRAINING_STAGES, EXPORT)
+    if unknown := [name for name in chosen if name not in known]:
+        raise ConfigError(f"unknown stage {unknown[0]!r}; there are: {', '.join(known)}")
     settings = Settings(
         shape=preset,
         seed=seed,
@@ -141,11 +134,7 @@ def demo_model(
 
 
 def _minutes(given: list[str] | None, defaults: dict[str, float]) -> dict[str, float]:
-    """``STAGE=N`` options over the defaults.
-
-    Raises:
-        ConfigError: no such stage, or N is not a positive number.
-    """
+    """``STAGE=N`` options over the defaults. Raises ``ConfigError``: no such stage, or N is not a positive number."""
     times = dict(defaults)
     for option in given or []:
         name, _, number = option.partition("=")
@@ -156,9 +145,3 @@ def _minutes(given: list[str] | None, defaults: dict[str, float]) -> dict[str, f
         if name not in defaults or not times[name] > 0:
             raise ConfigError(f"--minutes {option!r}: name one of {', '.join(defaults)} and a positive number")
     return times
-
-
-def _check_stages(chosen: list[str], known: tuple[str, ...]) -> None:
-    for name in chosen:
-        if name not in known:
-            raise ConfigError(f"unknown stage {name!r}; there are: {', '.join(known)}")

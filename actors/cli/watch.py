@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, connect
-from actors.cli.output import JsonLines, console, trouble_lines
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, JsonStream, connect
+from actors.cli.output import JsonLines, console, trouble_lines, warn_of_missed
 from cluster.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ def watch(
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many answers; 0 never.")] = 0,
     positive: Annotated[bool, typer.Option("--positive", help="Only answers at or above their threshold.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write one JSON object per line; - for standard output."),
-    ] = None,
+    json: JsonStream = None,
 ) -> None:
     """Print answers as they come, one per line, until Ctrl-C.
 
@@ -43,30 +40,23 @@ def watch(
     $ sightline watch --json - --positive | jq .camera
     """
     screen = console()
-    lines = JsonLines(json) if json is not None else None
     shown = 0
-    try:
-        with connect(gateway) as client:
-            # An unknown camera or unreachable gateway is reported now instead of waiting for answers that never come.
-            for camera in cameras or ():
-                client.camera_get(camera)
-            _start_explaining(client, cameras or ())
-            for answer, missed in client.watch(cameras or ()):
-                if missed:
-                    console(stderr=True).print(f"[yellow]{missed} answers were missed: this client reads too slowly[/]")
-                if positive and not answer.positive:
-                    continue
-                if lines is not None:
-                    body = asdict(answer)
-                    lines.write({"camera": body.pop("stream"), **body, "missed": missed})
-                if json != "-":
-                    screen.print(line(answer))
-                shown += 1
-                if shown == count:
-                    return
-    finally:
-        if lines is not None:
-            lines.close()
+    with JsonLines(json) as lines, connect(gateway) as client:
+        # An unknown camera or unreachable gateway is reported now instead of waiting for answers that never come.
+        for camera in cameras or ():
+            client.camera_get(camera)
+        _start_explaining(client, cameras or ())
+        for answer, missed in client.watch(cameras or ()):
+            warn_of_missed(missed, "answers")
+            if positive and not answer.positive:
+                continue
+            body = asdict(answer)
+            lines.write({"camera": body.pop("stream"), **body, "missed": missed})
+            if json != "-":
+                screen.print(line(answer))
+            shown += 1
+            if shown == count:
+                return
 
 
 def _start_explaining(client: GatewayClient, cameras: Collection[str]) -> None:

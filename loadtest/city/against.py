@@ -20,7 +20,6 @@ from loadtest.city.mix import ActivitySection, CameraClass, Mix
 from loadtest.city.plan import CityPlan, PoolPlan, Timing
 from loadtest.city.replica import EngineSettings
 from loadtest.city.result import Figures
-from loadtest.city.tally import Tally
 
 REPEATS = 5
 """Runs of the simulation with other random numbers, counted together."""
@@ -103,7 +102,6 @@ class Compared:
         return max(self.errors.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Both sides and the errors."""
         found = self.simulated
         return {
             "cameras": sum(group.count for group in self.run.cameras),
@@ -125,11 +123,8 @@ def sim_error(compared: Sequence[Compared]) -> float:
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The runs in the JSON of a load test: one object under ``city``, or several under ``runs``.
-
-    Raises:
-        ConfigError: it cannot be read, or has no such runs.
-    """
+    """The runs in the JSON of a load test: one object under ``city``, or several under ``runs``. Raises
+    ``ConfigError``: it cannot be read, or has no such runs."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -153,24 +148,16 @@ def read_runs(path: Path) -> list[Run]:
 
 
 def compare(run: Run, ladder: Ladder | None, *, seed: int = 0, repeats: int = REPEATS) -> Compared:
-    """Simulate a run ``repeats`` times and put the counts together.
-
-    Raises:
-        ConfigError: the run has no cost model, or times or phases that cannot be.
-    """
+    """Simulate a run ``repeats`` times and put the counts together. Raises ``ConfigError``: the run has no cost model,
+    or times or phases that cannot be."""
     plan = _plan(run, ladder)
-    total: Tally | None = None
-    first = 0
-    for repeat in range(repeats):
-        again = replace(plan, seed=seed + repeat, phases=_phases(run, np.random.default_rng([seed, repeat])))
-        found = simulate(again)
-        first = found.first
-        if total is None:
-            total = found.tally
-        else:
-            total.add(found.tally)
-    if total is None:
-        raise ValueError("a comparison needs at least one simulation")
+    found = [
+        simulate(replace(plan, seed=seed + repeat, phases=_phases(run, np.random.default_rng([seed, repeat]))))
+        for repeat in range(repeats)
+    ]
+    total, first = found[0].tally, found[0].first
+    for again in found[1:]:
+        total.add(again.tally)
     figures = Figures.of(total, first=first, end=first + round(run.seconds / total.bin_s))
     return Compared(run, replace(figures, computed_per_s=figures.computed_per_s / repeats))
 

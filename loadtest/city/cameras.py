@@ -197,7 +197,6 @@ class Cameras:
         return moving.copy()
 
     def _share(self, kinds: Ints, now_s: float) -> Floats:
-        """The busy share of cameras of these classes."""
         hour = self._hour + now_s / 3600
         shares: Floats = np.array([each.activity.share(hour) for each in self.classes])[kinds]
         return shares

@@ -14,10 +14,9 @@ from cluster.control.ladder import Rung
 from loadtest.city import Ints
 from loadtest.city.district import District, DistrictPart
 from loadtest.city.mix import Mix, spells
-from loadtest.city.plan import CityPlan
+from loadtest.city.plan import CityPlan, split
 from loadtest.city.result import Admitted, Balance, CityResult
 from loadtest.city.tally import Tally
-from loadtest.city.timeline import split
 
 # Objects more than were freed, young, middle and old, before the garbage collector looks (gc.set_threshold).
 _COLLECT = 100_000, 50, 100
@@ -74,10 +73,7 @@ def _seldom_collected() -> Iterator[None]:
 
 @_seldom_collected()
 def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None) -> CityResult:
-    """Run a city from its first second to its last.
-
-    Args:
-        on_second: called now and then with the share of the work that is done, 0 to 1.
+    """Run a city from its first second to its last; ``on_second`` is called now and then with the share that is done.
 
     Raises:
         ConfigError: the plan cannot be simulated.

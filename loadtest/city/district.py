@@ -14,18 +14,16 @@ import numpy as np
 from cluster.control.camera_record import CameraMove
 from cluster.control.costs import CostModel
 from cluster.control.fleet import Fleet
-from cluster.control.ladder import Ladder, Rung, Step
+from cluster.control.ladder import Step
 from loadtest.city import Bools, Floats, Ints
 from loadtest.city.cameras import Cameras, Due, UnreportedCounts
 from loadtest.city.mix import Spell, Wake, wakes
-from loadtest.city.plan import CityPlan
+from loadtest.city.plan import FULL, WAKE_S, CityPlan, Event, What
 from loadtest.city.replica import Arrival, Facts, Outcome, Replica, WorkTable
 from loadtest.city.result import Admitted
 from loadtest.city.tally import Lost, Rows, Tally
-from loadtest.city.timeline import WAKE_S, Event, What
 
 NOBODY = -1
-FULL = Ladder((Rung("full"),), "every camera stays at full quality")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +167,11 @@ class District:
             camera = self._index[move.camera]
             source = int(self._owner[camera])
             self.tally.moves[self._bin(now_s)] += 1
+            waiting = self._release(camera)
             if not move.warm or source not in self._replicas:
-                self._lose([arrival.window for arrival in self._release(camera)])
+                self._lose([arrival.window for arrival in waiting])
                 self._begin(camera, now_s)
                 continue
-            waiting = self._release(camera)
             self._owner[camera] = NOBODY if move.to is None else _number(move.to)
             if self._owner[camera] in self._replicas:
                 self._carried.setdefault(int(self._owner[camera]), []).extend(waiting)

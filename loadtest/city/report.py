@@ -14,10 +14,10 @@ from cluster.types.cameras import Priority
 from loadtest.city import Floats
 from loadtest.city.against import Compared
 from loadtest.city.mix import Spell
+from loadtest.city.plan import Event
 from loadtest.city.result import CityResult, Figures, Objective
 from loadtest.city.study import Trial
 from loadtest.city.tally import REASONS, lag_quantile
-from loadtest.city.timeline import Event
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,8 +166,7 @@ def tables(result: CityResult) -> list[Table]:
     ]
 
 
-def trial_table(trials: Sequence[Trial]) -> Table:
-    """What a search tried, in its order."""
+def _trial_table(trials: Sequence[Trial]) -> Table:
     heads = ("cameras", "replicas", "held", "on time", "answered", "quality", "useful work", "lag p99")
     rows = tuple(
         (
@@ -212,7 +211,7 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
 def page(result: CityResult, objective: Objective, trials: Sequence[Trial] = (), *, fewer: bool = False) -> str:
     """One HTML document without requests to anywhere. ``trials``: of a search; ``fewer``: it was for replicas."""
     drawn = city_charts(result) + search_charts(trials, objective, fewer=fewer)
-    shown = tables(result) + ([trial_table(trials)] if trials else [])
+    shown = tables(result) + ([_trial_table(trials)] if trials else [])
     sections = [
         Section(tables=shown),
         Section("Over time", charts={str(figure.get_label()): figure for figure in drawn}),

@@ -10,7 +10,7 @@ import numpy as np
 
 from cluster.types.cameras import Priority
 from loadtest.city.mix import Spell
-from loadtest.city.plan import CityPlan
+from loadtest.city.plan import FULL, CityPlan
 from loadtest.city.tally import Tally, by_reason, lag_quantile
 
 HOURS_A_MONTH = 730.0
@@ -31,7 +31,6 @@ class Objective:
     quality: float = 0.98
 
     def met(self, figures: Figures) -> bool:
-        """Whether this run held it."""
         return (
             figures.on_time >= self.on_time
             and figures.answered >= self.answered
@@ -150,12 +149,11 @@ class CityResult:
 
     @property
     def ladder_source(self) -> str:
-        return self.plan.ladder.source if self.plan.ladder else "every camera stays at full quality"
+        return (self.plan.ladder or FULL).source
 
     @property
     def rungs(self) -> list[str]:
-        """Names of the ladder's rungs."""
-        return [rung.name for rung in self.plan.ladder.rungs] if self.plan.ladder else ["full"]
+        return [rung.name for rung in (self.plan.ladder or FULL).rungs]
 
     @property
     def first(self) -> int:
@@ -173,7 +171,6 @@ class CityResult:
         return Figures.of(self.tally, first=self.first, refused=self.admitted.refused)
 
     def by_priority(self) -> dict[Priority, Figures]:
-        """Over each priority that the mix has."""
         return {
             priority: Figures.of(self.tally, first=self.first, rank=priority.rank)
             for priority in Priority
@@ -181,7 +178,6 @@ class CityResult:
         }
 
     def rung_shares(self) -> dict[str, float]:
-        """Share of the video at each rung of the ladder."""
         spent = self.tally.rung_s[self.first :].sum(axis=0)
         return {
             name: _share(float(value), float(spent.sum()), empty=0.0)

@@ -73,11 +73,8 @@ class Search:
         return math.ceil(found.replicas * self.plan.cameras / cameras)
 
     def most_cameras(self, guess: int | None = None) -> CityResult:
-        """The most cameras that the plan's replicas serve, in the run that showed it. ``guess``: where to begin.
-
-        Raises:
-            SightlineError: not even a quarter of what the cost model suggests can be served.
-        """
+        """The most cameras that the plan's replicas serve, in the run that showed it. ``guess``: where to begin. Raises
+        ``SightlineError``: not even a quarter of what the cost model suggests can be served."""
         carries = [pool.replicas / mean_load(self.plan.mix, pool.costs, self.plan.hour) for pool in self.plan.pools]
         return self._bisect(
             lambda count: self._try(count, None), max(1, guess or math.floor(sum(carries))), fewer=False
@@ -131,16 +128,14 @@ def _why(found: CityResult, objective: Objective) -> str:
     )
 
 
-def scaling_efficiency(many: CityResult, search: Search, seeds: int) -> tuple[float, list[Trial]]:
-    """Cameras of a pool over its size times what one replica serves, the mean over ``seeds`` searches; what they tried.
-
-    ``many``: what :meth:`Search.most_cameras` of ``search`` found.
-    """
+def _scaling_efficiency(many: CityResult, search: Search) -> tuple[float, list[Trial]]:
+    """Cameras of a pool over its size times what one replica serves, the mean over several searches; what they tried.
+    ``many``: what :meth:`Search.most_cameras` of ``search`` found."""
     plan = search.plan
     one = replace(plan, pools=(replace(plan.pools[0], replicas=1),))
     single: list[int] = []
     tried: list[Trial] = []
-    for seed in range(seeds):
+    for seed in range(SINGLE_SEEDS):
         alone = Search(
             replace(one, seed=plan.seed + seed), search.objective, Audience(tried=search.told.tried), search.seconds
         )
@@ -156,10 +151,8 @@ NO_LADDER = "none"
 def parse_pools(texts: Sequence[str], model: str = MODEL) -> tuple[tuple[PoolPlan, ...], bool]:
     """``KIND=N`` each, or one ``KIND`` alone; whether the numbers are known.
 
-    A kind is an accelerator with a shipped cost model of ``model`` (h100), the name of a shipped one, or a file.
-
-    Raises:
-        ConfigError: no such cost model, no number, or several kinds without one.
+    A kind is an accelerator with a shipped cost model of ``model`` (h100), the name of a shipped one, or a file. Raises
+    ``ConfigError``: no such cost model, no number, or several kinds without one.
     """
     found: list[PoolPlan] = []
     listed = [part.strip() for text in texts for part in text.split(",") if part.strip()]
@@ -194,11 +187,8 @@ def _costs(kind: str, model: str) -> costs.CostModel:
 
 
 def parse_ladder(text: str) -> tuple[Ladder | None, str]:
-    """``default``, ``none``, or a file or model folder; the ladder and what to call it.
-
-    Raises:
-        ConfigError: there is no ladder there.
-    """
+    """``default``, ``none``, or a file or model folder; the ladder and what to call it. Raises ``ConfigError``: there
+    is no ladder there."""
     if text == NO_LADDER:
         return None, NO_LADDER
     if text == "default":
@@ -207,11 +197,8 @@ def parse_ladder(text: str) -> tuple[Ladder | None, str]:
 
 
 def parse_objective(text: str) -> Objective:
-    """``on_time=0.99,answered=0.99,quality=0.98``, any of them left out.
-
-    Raises:
-        ConfigError: another name, or no share.
-    """
+    """``on_time=0.99,answered=0.99,quality=0.98``, any of them left out. Raises ``ConfigError``: another name, or no
+    share."""
     known = [each.name for each in fields(Objective)]
     values: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -290,7 +277,7 @@ def study(plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool
     found = Study(result, objective, figures, search.trials)
     if len(plan.pools) == 1 and plan.replicas > 1:
         told.begins("one replica alone")
-        figures["scaling_efficiency"], found.single = scaling_efficiency(result, search, SINGLE_SEEDS)
+        figures["scaling_efficiency"], found.single = _scaling_efficiency(result, search)
     return found
 
 

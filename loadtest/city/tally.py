@@ -204,7 +204,6 @@ class Tally:
         _add(self.useful_s, done[on_time], useful_s[on_time])
 
     def drop(self, end_s: Floats, rank: Ints, reason: str) -> None:
-        """These are given up."""
         _add(self.dropped, (self.bin(end_s) * RANKS + rank) * len(REASONS) + PLACES[reason], 1)
 
     def add(self, other: Tally) -> None:

@@ -90,8 +90,7 @@ def test_an_alert_becomes_a_clip_and_a_removed_camera_takes_it_along(config, tmp
 
 async def _story(config, tmp_path, monkeypatch) -> None:
     controller = Controller(config)
-    for module in (actors.remote, actors.decoder):
-        monkeypatch.setattr(module, "controller", lambda: controller)
+    monkeypatch.setattr(actors.remote, "controller", lambda: controller)
     for module in (actors.alerting, actors.decoder):
         monkeypatch.setattr(module, "configure_logging", lambda process, cluster: None)
     decoder = Decoder(config, "decoder-0", "127.0.0.1")

@@ -3,9 +3,8 @@
 from cluster.control.costs import CostModel
 from loadtest.city.city import simulate
 from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix
-from loadtest.city.plan import CityPlan, PoolPlan, Timing
+from loadtest.city.plan import CityPlan, PoolPlan, Timing, parse_event
 from loadtest.city.report import facts
-from loadtest.city.timeline import parse_event
 
 COSTS = CostModel("m", "d", "made", 0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0)
 RAIN = Burst(name="rain", every_s=20.0, duration_s=30.0, share=0.5)

@@ -7,10 +7,9 @@ import pytest
 from cluster.control.costs import CostModel
 from cluster.errors import ConfigError, SightlineError
 from loadtest.city.mix import MIXES
-from loadtest.city.plan import CityPlan, PoolPlan, Timing
+from loadtest.city.plan import CityPlan, PoolPlan, Timing, parse_event
 from loadtest.city.result import Objective
 from loadtest.city.study import Audience, Search, study
-from loadtest.city.timeline import parse_event
 
 # A window and its part of a full step take 0.8 s: of strides of 8 s one replica has at most ten.
 COSTS = CostModel("m", "d", "made", 0.0, 0.8, 0.0, 0.0, 0.0, 0.0, 0.0)

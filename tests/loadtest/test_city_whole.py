@@ -12,9 +12,8 @@ from cluster.control.ladder import default
 from cluster.errors import ConfigError
 from loadtest.city.city import deal, mean_load, simulate
 from loadtest.city.mix import MIXES, ActivitySection, CameraClass, Mix
-from loadtest.city.plan import CityPlan, PoolPlan, Timing
+from loadtest.city.plan import CityPlan, PoolPlan, Timing, parse_event
 from loadtest.city.replica import EngineSettings
-from loadtest.city.timeline import parse_event
 
 ALWAYS = ActivitySection(busy=1.0, kept=0.2, spread=0.0)
 ALIKE = Mix(classes=[CameraClass(name="c", share=1, static_gate=False, activity=ALWAYS)])

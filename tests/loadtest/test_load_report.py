@@ -4,6 +4,7 @@ import html.parser
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from toy_cluster import config, profile
@@ -14,15 +15,15 @@ from cluster.lab.report.charts import get_tooltips, svg
 from cluster.lab.report.page import write_files
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
+from loadtest.city.against import Group
 from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
 from loadtest.machine import GpuUse, MachineUse
 from loadtest.profile import kind_at, script
 from loadtest.report import Facts, page, run_charts, run_json, search_json, search_text, verdict_text
 from loadtest.result import FaultResult, Measurement, Spread, Tick, Verdict
-from loadtest.run import RunResult, SearchResult
+from loadtest.run import RunResult, SearchResult, camera_setup, city
 from loadtest.search import Try
-from loadtest.simulated import city
 
 GOOD = Measurement(
     streams=10,
@@ -244,7 +245,14 @@ def test_the_simulator_is_told_what_was_measured_of_each_kind_of_camera() -> Non
     kinds = {number: kind_at(settings, script(settings, number).rank, 0.0) for number in range(6)}
     cameras = [camera(number, gated=kind == "quiet") for number, kind in kinds.items()]
     found = replace(GOOD, from_s=0.0, until_s=2.1, measured=24, missing=0, gated=12, lost={"late": 21})
-    told = city(loaded, settings, cameras, found, began_s=0.0, temporal=2, query_tokens=20)
+    stage = SimpleNamespace(
+        target=SimpleNamespace(config=loaded),
+        profile=settings,
+        setup=camera_setup(loaded),
+        fleet=SimpleNamespace(everyone=lambda: cameras),
+        began_s=0.0,
+    )
+    told = city(stage, found)
     groups = {group["kind"]: group for group in told["cameras"]}
     assert {kind: group["count"] for kind, group in groups.items()} == {
         kind: list(kinds.values()).count(kind) for kind in ("busy", "quiet")
@@ -253,7 +261,7 @@ def test_the_simulator_is_told_what_was_measured_of_each_kind_of_camera() -> Non
     # 65 % kept: half of the frames are whole, so the others keep 30 %.
     assert groups["busy"]["kept"] == pytest.approx(0.3)
     assert groups["busy"]["frame_tokens"] == 50
-    assert "camera" not in groups["busy"]
+    assert [Group.model_validate(group).kind for group in told["cameras"]] == list(groups)
     assert told["measured"]["gated_per_s"] == pytest.approx(12 / 2.1)
     assert told["measured"]["answered_per_s"] == pytest.approx(12 / 2.1)
     assert told["measured"]["dropped_per_s"] == pytest.approx(10)

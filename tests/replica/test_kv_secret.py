@@ -96,12 +96,12 @@ async def test_a_replica_that_looks_for_its_tier_takes_nothing_from_a_newer_mode
     node = actor.TierNode(load_config(None, {"tiers": {"node_bytes": "64MiB"}}), "tier-a", "127.0.0.1")
     try:
         # Started anew: whoever finds it first opens it.
-        address = await node.find("old")
-        assert await node.find("old") == await node.open("old") == address
+        address = await node.open("old", replace=False)
+        assert await node.open("old", replace=False) == await node.open("old") == address
         newer = await node.open("new")
         assert newer != address
         with pytest.raises(UnavailableError, match="another model"):
-            await node.find("old")
-        assert await node.find("new") == newer
+            await node.open("old", replace=False)
+        assert await node.open("new", replace=False) == newer
     finally:
         await node.stop()

@@ -30,6 +30,9 @@ class Directory:
             raise UnknownCameraError(f"there is no camera {name!r}")
         return Route(None, None, None, self.address)
 
+    # No test asks for it.
+    any_decoder = where
+
     async def list(self):
         return [CameraStatus(name) for name in self.NAMES]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from itertools import count
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +59,7 @@ def demo(
     """
     from actors.preflight import check_settings
     from cluster.config import load_config
-    from cluster.lab.report.render import write_report
+    from cluster.lab.report.render import UNTRAINED, cost_table, write_report
 
     # Checked before the clips are made, which takes a while.
     check_settings(load_config(None, {"model": {"name": model}, "engine": engine}))
@@ -65,8 +68,10 @@ def demo(
     report = _run(screen, out, seconds, model, engine)
     page, data = write_report(report, out)
     if json is not None:
-        write_json(json, _loads(report))
-    _summary(screen, report)
+        write_json(json, loads(report.to_json()))
+    cost_table(report, "In full and ours, on the same windows").show(screen)
+    if report.random_weights:
+        screen.print(f"[yellow]{UNTRAINED.format(report.model)}[/]")
     if engine != "native":
         screen.print(
             f"The live answers came from engine {engine}; the comparison is of the native engine with itself. "
@@ -78,8 +83,6 @@ def demo(
 
 
 def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -> Report:
-    import shlex
-
     from actors.cli.demo.plan import make_clips, write_config
     from actors.cli.demo.record import LoopedTruth
     from actors.cli.demo.screen import Screen
@@ -124,22 +127,7 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
         return make_report(config, run, measured, truths, command)
 
 
-def _summary(console: Console, report: Report) -> None:
-    from cluster.lab.report.render import UNTRAINED, cost_table
-
-    cost_table(report, "In full and ours, on the same windows").show(console)
-    if report.random_weights:
-        console.print(f"[yellow]{UNTRAINED.format(report.model)}[/]")
-
-
-def _loads(report: Report) -> object:
-    import json
-
-    return json.loads(report.to_json())
-
-
 def _open(page: Path) -> None:
-    import sys
     import webbrowser
 
     if sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):

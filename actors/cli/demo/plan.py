@@ -41,7 +41,6 @@ class DemoCamera:
         return "gRPC push" if self.pushed else "file (pull)"
 
     def scene(self) -> Scene:
-        """The scene it films."""
         from cluster.lab.scenes import make_scene
 
         return make_scene("test", self.index, seconds=SCENE_SECONDS, event=self.event)
@@ -98,15 +97,11 @@ PUSH = "#   sightline push {clip} --to 127.0.0.1:50051 --camera {camera} --realt
 
 
 def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: str, settings: ModelSettings) -> Path:
-    """Write ``config.yaml`` into ``folder``; returns its path.
+    """Write ``config.yaml`` into ``folder``, which must exist; returns its path.
 
-    Args:
-        folder: must exist.
-        clips: camera -> its video.
-        model: name of the model, whose own ``settings`` decide window, sampling, questions and thresholds.
-        engine: of the live part.
-        settings: of the model.
+    ``clips``: camera -> its video; ``model``: its own ``settings`` decide window, sampling, questions and thresholds.
     """
+    from cluster.lab.scenes import standing_question
 
     def camera_entry(camera: DemoCamera) -> dict[str, Any]:
         source: dict[str, Any] = {"source": ""}
@@ -115,7 +110,8 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
         questions = [
             {
                 "id": kind,
-                "text": question_text(settings, kind),
+                # As the model was trained on it, or else in our own words.
+                "text": settings.questions.get(kind) or standing_question(kind),
                 "threshold": _or(settings.threshold_of(kind), THRESHOLD),
             }
             for kind in camera.questions
@@ -143,27 +139,13 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
     return path
 
 
-def question_text(settings: ModelSettings, kind: str) -> str:
-    """The question for an event as the model was trained on it, or else our own wording."""
-    from cluster.lab.scenes import standing_question
-
-    return settings.questions.get(kind) or standing_question(kind)
-
-
 def _or(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
 
 
 def make_clips(folder: Path, on_clip: Callable[[], None] = lambda: None) -> dict[str, Path]:
-    """Make ``folder/<camera>.mp4`` of every camera, with its ground truth; complete ones are kept.
-
-    Args:
-        folder: created if missing.
-        on_clip: called after each clip.
-
-    Raises:
-        SightlineError: they cannot be written, or a process died.
-    """
+    """Make ``folder/<camera>.mp4`` of every camera, with its ground truth; complete ones are kept, and ``on_clip`` is
+    called after each. Raises ``SightlineError``: they cannot be written, or a process died."""
     from cluster.lab.scenes.encode import SceneClip, encode_missing_clips
 
     clips = [SceneClip(camera.scene(), camera.event, folder / f"{camera.name}.mp4") for camera in CAMERAS]

@@ -107,11 +107,7 @@ class LoopedTruth:
 
     @classmethod
     def of_clip(cls, clip: Path, window_s: float) -> LoopedTruth:
-        """Read the ground truth beside an encoded scene.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Read the ground truth beside an encoded scene. Raises ``ConfigError``: there is none."""
         truth = SceneTruth.load(truth_path(clip))
         return cls(truth.scene_events, truth.seconds, window_s)
 
@@ -123,7 +119,6 @@ class LoopedTruth:
         return window_label(self.between(start_s, end_s), kind, start_s, end_s)
 
     def labels(self, kinds: Iterable[str], start_s: float, end_s: float) -> dict[str, bool | None]:
-        """The same for several kinds."""
         return {kind: self.label(kind, start_s, end_s) for kind in kinds}
 
     def of_answer(self, answer: LastAnswer) -> bool | None:

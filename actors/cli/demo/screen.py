@@ -79,7 +79,6 @@ class Screen:
                 self._console.print(escape(line))
 
     def end_live(self) -> None:
-        """Print the final camera table."""
         if self._live is not None:
             self._live.update(self._bars)
             if self._table is not None:

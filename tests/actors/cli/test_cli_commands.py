@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.cli.options import parse_questions, parse_settings
-from actors.cli.output import check_writable, listed, plural, write_json
+from actors.cli.output import check_writable, plural, write_json
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.redaction import redact
@@ -257,4 +257,3 @@ def test_a_full_or_forbidden_disk_is_one_sentence(tmp_path):
 
 def test_small_words():
     assert (plural(1, "camera"), plural(2, "camera"), plural(0, "camera")) == ("1 camera", "2 cameras", "0 cameras")
-    assert (listed([]), listed(["a"]), listed(["a", "b", "c"])) == ("", "a", "a, b and c")

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from actors.cli.train import _check_stages, _minutes, demo_model
+from actors.cli import main
+from actors.cli.train import _minutes, demo_model
 from cluster.errors import ConfigError
 from cluster.models import load_model
 
@@ -17,9 +18,9 @@ def test_minutes_that_cannot_be_are_refused(option):
         _minutes([option], {"windows": 50.0})
 
 
-def test_an_unknown_stage_is_refused_by_name():
-    with pytest.raises(ConfigError, match="unknown stage 'attic'"):
-        _check_stages(["tower", "attic"], ("tower", "windows"))
+def test_an_unknown_stage_is_refused_by_name(tmp_path, capsys):
+    assert main(["train", "demo-model", "--out", str(tmp_path), "--stage", "tower", "--stage", "attic"]) == 2
+    assert "error: unknown stage 'attic'; there are: tower" in capsys.readouterr().err
 
 
 def test_a_short_run_leaves_a_model_that_loads_and_a_log(tmp_path):
