@@ -10,7 +10,7 @@ from pathlib import Path
 
 from actors.remote import ALERTING, ask_controller, own_host
 from actors.startup import ActorProcess, Addresses, configure_logging, describe_process
-from cluster.alerts.clips.footage_collector import ClipOutcome, FootageCollector
+from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.clips.footage_store import FootageStore
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.health import CameraStates
@@ -127,14 +127,11 @@ class Alerting(ActorProcess):
             log.error("snapshots and clips are disabled: %s", error)
             return None
 
-        async def tell(news: ClipOutcome) -> None:
-            await self._service.set_clip_state(news.incident, news.clip, news.note)
-
         return FootageCollector(
             clips,
             store,
             DecoderRecorder(_decoder_of, ChannelPool(tls=self._tls)),
-            tell,
+            self._service.set_clip_state,
             known=self._folder / KNOWN,
             run=self._run_id,
             erase=self._service.erase_removed_camera,

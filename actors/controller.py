@@ -308,13 +308,13 @@ class Controller(ActorProcess):
 
     # -- browsers' sessions, of all gateways -------------------------------------------------------
     async def begin_session(self, principal: str, credential: str | Principal, browser: str, lifetime_s: float) -> str:
-        return self._sessions.begin(principal, credential, browser, lifetime_s)
+        return await self._sessions.begin(principal, credential, browser, lifetime_s)
 
     async def credential_of_session(self, session: str, browser: str) -> str | Principal | None:
-        return self._sessions.credential_of(session, browser)
+        return await self._sessions.credential_of(session, browser)
 
     async def end_session(self, session: str) -> None:
-        self._sessions.end(session)
+        await self._sessions.end(session)
 
     # -- inside ---------------------------------------------------------------------------------
     def _delete_removed(self, camera: str) -> None:

@@ -125,8 +125,7 @@ class ControllerSessions:
 
 
 class ControllerDirectory:
-    """The controller as :class:`cluster.gateway.cameras.CameraDirectory` and
-    :class:`cluster.gateway.replicas.ReplicaDirectory`."""
+    """The controller as the gateway's :class:`~cluster.gateway.directory.Directory`."""
 
     def __init__(self) -> None:
         self._pages = MetricsPages()

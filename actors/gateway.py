@@ -16,9 +16,9 @@ from cluster.alerts.health import default_rule
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls, tls_files
 from cluster.errors import NotReadyError, UnavailableError
-from cluster.gateway import cameras, replicas
 from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
+from cluster.gateway.directory import CamerasServicer, ReplicasServicer
 from cluster.gateway.federation import FederatedCollector
 from cluster.gateway.guard import make_guard
 from cluster.gateway.http.application import make_application
@@ -121,7 +121,7 @@ class Gateway(ActorProcess):
             cameras=self._controller.list,
             incidents=listed.list_incidents if self._config.alerts.enabled else None,
         )
-        listing = cameras.CamerasServicer(self._controller), replicas.ReplicasServicer(self._controller)
+        listing = CamerasServicer(self._controller), ReplicasServicer(self._controller)
         self._server.add(servicer, *listing, results.ResultsServicer(self._hub), memories, listed, self._pictures)
         bound = self._server.bind(host, port)
         services = self._server.services

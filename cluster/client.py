@@ -34,23 +34,10 @@ from cluster.redaction import SourceAddress
 from cluster.types import Answer, CameraStatus, MemoryStatus, Question
 from cluster.types.cameras import Discovery
 from cluster.types.reports import DecoderNumbers, ReplicaStatus
+from cluster.wire import memory_wire
 from cluster.wire.channel import channel_options, split_address
 from cluster.wire.convert import answer_from_proto, status_from_proto
 from cluster.wire.mapping import from_message, to_message
-from cluster.wire.memory_wire import (
-    AskAllProgress,
-    CameraTold,
-    ForgottenCamera,
-    Told,
-    all_from_proto,
-    check_camera,
-    check_name,
-    check_question,
-    told_from_proto,
-)
-from cluster.wire.memory_wire import (
-    status_from_proto as memory_from_proto,
-)
 from cluster.wire.status import is_ours, to_error
 from cluster.wire.tls import ClientCredentials
 
@@ -78,13 +65,7 @@ class GatewayClient:
     none unless given.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        deadline_s: float = 10.0,
-        credentials: ClientCredentials | None = None,
-    ) -> None:
+    def __init__(self, address: str, *, deadline_s: float = 10.0, credentials: ClientCredentials | None = None) -> None:
         self.address = address
         self._deadline_s = deadline_s
         # Memories are read and deleted in tiers that may take their time.
@@ -137,7 +118,7 @@ class GatewayClient:
             name=name,
             source=SourceAddress(source).reveal(),
             questions=[to_message(cameras_pb2.Question, question) for question in questions],
-            settings_json=json.dumps(settings) if settings else "",
+            settings_json=_settings_json(settings),
             force=force,
             manager=manager,
             takeover=takeover,
@@ -157,7 +138,7 @@ class GatewayClient:
         request = cameras_pb2.UpdateCameraRequest(
             name=name,
             source=SourceAddress(source).reveal(),
-            settings_json=json.dumps(settings) if settings else "",
+            settings_json=_settings_json(settings),
             manager=manager,
             takeover=takeover,
         )
@@ -175,7 +156,6 @@ class GatewayClient:
         return [ManagedCamera(entry=entry_from_json(each.entry_json), manager=each.manager) for each in reply.cameras]
 
     def replicas_list(self) -> list[ReplicaStatus]:
-        """Every replica, by name."""
         return self.replicas_and_decoders()[0]
 
     def replicas_and_decoders(self) -> tuple[list[ReplicaStatus], DecoderNumbers | None]:
@@ -212,7 +192,7 @@ class GatewayClient:
         max_new_tokens: int = 0,
         with_pictures: bool = False,
         timeout_s: float = 120.0,
-    ) -> Generator[str | Told, None, None]:
+    ) -> Generator[str | memory_wire.Told, None, None]:
         """Pieces of the answer as they come, then how it came about; closing the iterator stops the answer.
 
         Asked when the first piece is. See ``AskRequest`` for the arguments.
@@ -223,9 +203,9 @@ class GatewayClient:
         """
         # Before it goes into a message: what is no text does not fit into one.
         request = memory_pb2.AskRequest(
-            camera=check_camera(camera),
-            text=check_question(text),
-            conversation=check_name(conversation, "the conversation"),
+            camera=memory_wire.check_camera(camera),
+            text=memory_wire.check_question(text),
+            conversation=memory_wire.check_name(conversation, "the conversation"),
             since_s=since_s,
             max_new_tokens=max_new_tokens,
             with_pictures=with_pictures,
@@ -234,7 +214,7 @@ class GatewayClient:
         try:
             for event in call:
                 if event.WhichOneof("event") == "result":
-                    yield told_from_proto(event.result, camera)
+                    yield memory_wire.told_from_proto(event.result, camera)
                     return
                 yield event.piece
         except grpc.RpcError as error:
@@ -257,10 +237,10 @@ class GatewayClient:
         with_pictures: bool = False,
         at_once: int = 0,
         deadline_s: float = 0.0,
-    ) -> Generator[CameraTold | AskAllProgress, None, None]:
+    ) -> Generator[memory_wire.CameraTold | memory_wire.AskAllProgress, None, None]:
         """Cameras' answers as they come, with progress; closing the iterator stops it. See ``AskAllRequest``."""
         request = memory_pb2.AskAllRequest(
-            text=check_question(text),
+            text=memory_wire.check_question(text),
             cameras=list(cameras),
             since_s=since_s,
             max_new_tokens=max_new_tokens,
@@ -269,18 +249,17 @@ class GatewayClient:
             deadline_s=deadline_s,
         )
         call = self._memory.AskAll(request, timeout=(deadline_s or 60.0) + self._deadline_s, metadata=self._metadata)
-        yield from self._stream(call, all_from_proto)
+        yield from self._stream(call, memory_wire.all_from_proto)
 
-    def forget(self, camera: str, before_s: float = 0.0) -> ForgottenCamera:
+    def forget(self, camera: str, before_s: float = 0.0) -> memory_wire.ForgottenCamera:
         """Forget what was seen more than ``before_s`` seconds before the newest frame, and what was kept of incidents
         more than so many seconds ago; 0 forgets everything."""
-        request = memory_pb2.ForgetRequest(camera=check_camera(camera), before_s=before_s)
-        return from_message(ForgottenCamera, self._call(self._memory.Forget, request, self._slow_s))
+        request = memory_pb2.ForgetRequest(camera=memory_wire.check_camera(camera), before_s=before_s)
+        return from_message(memory_wire.ForgottenCamera, self._call(self._memory.Forget, request, self._slow_s))
 
     def memory(self, camera: str) -> MemoryStatus:
-        """What the camera remembers."""
-        request = memory_pb2.DescribeRequest(camera=check_camera(camera))
-        return memory_from_proto(self._call(self._memory.Describe, request, self._slow_s))
+        request = memory_pb2.DescribeRequest(camera=memory_wire.check_camera(camera))
+        return memory_wire.status_from_proto(self._call(self._memory.Describe, request, self._slow_s))
 
     def incidents(
         self,
@@ -313,7 +292,9 @@ class GatewayClient:
 
     def timeline(self, camera: str, since_s: float, until_s: float = 0.0) -> CameraTimeline:
         """What a camera answered and was, by the minute; ``until_s`` 0: until now."""
-        request = incidents_pb2.TimelineRequest(camera=check_camera(camera), since_s=since_s, until_s=until_s)
+        request = incidents_pb2.TimelineRequest(
+            camera=memory_wire.check_camera(camera), since_s=since_s, until_s=until_s
+        )
         return timeline_from_proto(self._call(self._incidents.Timeline, request, self._slow_s))
 
     def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
@@ -347,19 +328,13 @@ class GatewayClient:
         ``opened``: first one for each incident that is open.
         """
         request = incidents_pb2.FollowRequest(cameras=list(cameras), open=opened)
-        call: Any = self._incidents.Follow(request, metadata=self._metadata)
-        try:
-            for message in call:
-                yield from_message(AlertEvent, message), message.missed
-        except grpc.RpcError as error:
-            raise self._explain(error) from None
-        finally:
-            call.cancel()
+        call = self._incidents.Follow(request, metadata=self._metadata)
+        yield from self._stream(call, lambda message: (from_message(AlertEvent, message), message.missed))
 
     def picture(self, camera: str, *, kept: bool = False, width: int = 0) -> Picture:
         """The newest picture; ``kept``: patches that the model does not see are dark; ``width``: 0 is its own."""
         reply = self._call(self._pictures.Picture, pictures_pb2.PictureRequest(camera=camera, kept=kept, width=width))
-        return Picture(reply.jpeg, reply.etag, reply.pts, reply.age_s, reply.width, reply.height)
+        return from_message(Picture, reply)
 
     def footage(
         self, incident: str, kind: Kind = "clip", *, offset: int = 0, length: int = 0
@@ -373,16 +348,16 @@ class GatewayClient:
             raise self._explain(error) from None
         except StopIteration:
             raise UnavailableError(f"{self.address} sent nothing") from None
-        return About(about.camera, about.media_type, about.size, about.etag, about.note), self._data(call)
+        return from_message(About, about), self._data(call)
 
     def test_source(
         self, name: str, source: str | SourceAddress, settings: dict[str, Any] | None = None
     ) -> pictures_pb2.TestReply:
         """Open a source for some seconds as the camera ``name`` would; see the proto."""
         request = pictures_pb2.TestRequest(
-            camera=check_camera(name),
+            camera=memory_wire.check_camera(name),
             source=SourceAddress(source).reveal(),
-            settings_json=json.dumps(settings) if settings else "",
+            settings_json=_settings_json(settings),
         )
         reply: pictures_pb2.TestReply = self._call(self._pictures.Test, request, TEST_S)
         return reply
@@ -395,17 +370,14 @@ class GatewayClient:
 
     def forget_footage(self, camera: str) -> Deleted:
         """Delete all snapshots and clips of a camera."""
-        reply = self._call(self._pictures.Forget, pictures_pb2.ForgetFootageRequest(camera=camera))
-        return Deleted(reply.files, reply.bytes)
+        request = pictures_pb2.ForgetFootageRequest(camera=camera)
+        return from_message(Deleted, self._call(self._pictures.Forget, request))
 
-    def _data(self, call: grpc.Call) -> Iterator[bytes]:
+    def _data(self, call: Any) -> Iterator[bytes]:
         try:
-            for part in call:
-                yield part.data
-        except grpc.RpcError as error:
-            raise _broken(self._explain(error)) from None
-        finally:
-            call.cancel()
+            yield from self._stream(call, lambda part: bytes(part.data))
+        except SightlineError as error:
+            raise UnavailableError(f"the file broke off: {error}") from None
 
     def _stream(self, call: Any, read: Callable[[Any], T]) -> Generator[T, None, None]:
         try:
@@ -437,5 +409,5 @@ class GatewayClient:
         return UnavailableError(f"no Sightline gateway answers at {self.address}; start one with `sightline serve`")
 
 
-def _broken(error: SightlineError) -> SightlineError:
-    return UnavailableError(f"the file broke off: {error}")
+def _settings_json(settings: dict[str, Any] | None) -> str:
+    return json.dumps(settings) if settings else ""

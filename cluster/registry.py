@@ -172,12 +172,12 @@ window_orders: Registry[Any] = Registry(
 sinks: Registry[Any] = Registry(
     "alert sink",
     {
-        "alertmanager": "cluster.alerts.sinks.alertmanager:AlertmanagerSink",
+        "alertmanager": "cluster.alerts.sinks.http:AlertmanagerSink",
         "homeassistant": "cluster.alerts.sinks.homeassistant:HomeAssistantSink",
         "kafka": "cluster.alerts.sinks.kafka:KafkaSink",
         "log": "cluster.alerts.sinks.log:LogSink",
         "mqtt": "cluster.alerts.sinks.mqtt:MqttSink",
         "notify": "cluster.alerts.sinks.notify:NotifySink",
-        "webhook": "cluster.alerts.sinks.webhook:WebhookSink",
+        "webhook": "cluster.alerts.sinks.http:WebhookSink",
     },
 )

@@ -53,12 +53,10 @@ def propose_threshold(
     never proposed: nobody has reviewed what it would open.
 
     Args:
-        question: its id.
-        current: its threshold now.
+        question: its id; ``current``: its threshold now.
         incidents: of any question; those without a verdict do not count.
-        bins: what it answered, for how many incidents a threshold makes.
+        bins, cooldown_s: see :func:`count_incidents`.
         keep: 0..1, of the confirmed incidents.
-        cooldown_s: see :func:`count_incidents`.
 
     Raises:
         NotReadyError: too few incidents are reviewed.
@@ -87,7 +85,10 @@ def propose_threshold(
         reason = f"between {below:.3f}, which was rejected, and {least_kept:.3f}, which was confirmed"
         if not confirmed:
             reason = f"above {below:.3f}, the highest that was rejected; none was confirmed"
-    shown = {current, proposed, *_between(current, proposed, least_kept)}
+    shown = {current, proposed}
+    if proposed != current:
+        # Also half way there, and half way on to what would lose a confirmed one.
+        shown |= {round((current + proposed) / 2, _DIGITS), round((proposed + least_kept) / 2, _DIGITS)}
     trades = tuple(
         Trade(
             threshold,
@@ -112,9 +113,3 @@ def count_incidents(bins: Sequence[ScoreBin], threshold: float, *, cooldown_s: f
             count += each.at_s - last_s > BIN_S + cooldown_s
             last_s = each.at_s
     return count
-
-
-def _between(current: float, proposed: float, least_kept: float) -> list[float]:
-    """Further thresholds to show: half way there, and half way on to what would lose a confirmed one."""
-    found = [(current + proposed) / 2, (proposed + least_kept) / 2] if proposed != current else []
-    return [round(each, _DIGITS) for each in found]

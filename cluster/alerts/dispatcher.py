@@ -36,10 +36,7 @@ def delay_s(retry: RetryConfig, attempt: int, draw: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """Queue length of one sink, and its counts of deliveries, failures and dead letters since the process started.
-
-    ``dropped``: evicted from the full queue.
-    """
+    """Queue length of one sink, and its counts since the process started. ``dropped``: evicted from the full queue."""
 
     waiting: int
     delivered: int
@@ -87,7 +84,6 @@ class Dispatcher:
         }
 
     def start(self) -> None:
-        """Start sending."""
         for lane in self._lanes.values():
             lane.start()
 
@@ -109,7 +105,6 @@ class Dispatcher:
         return sum(lane.revise_pending(change) for lane in self._lanes.values())
 
     def status(self) -> dict[str, SinkStatus]:
-        """Status by sink name."""
         return {name: lane.status() for name, lane in self._lanes.items()}
 
     async def stop(self) -> None:

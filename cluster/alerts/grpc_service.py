@@ -10,14 +10,7 @@ from sightline.v1 import incidents_pb2 as pb
 from sightline.v1 import incidents_pb2_grpc
 
 from cluster.alerts.dispatcher import Outbox, SinkStatus
-from cluster.alerts.incident import (
-    UNREVIEWED,
-    VERDICTS,
-    AlertEvent,
-    IncidentQuery,
-    Mute,
-    Verdict,
-)
+from cluster.alerts.incident import UNREVIEWED, VERDICTS, AlertEvent, IncidentQuery, Mute, Verdict
 from cluster.alerts.service import AlertService
 from cluster.alerts.timeline_store import CameraTimeline, ScoreBin, StateChange
 from cluster.errors import ConfigError
@@ -31,35 +24,16 @@ def mutes_from_proto(message: pb.ListMutesResponse) -> list[Mute]:
     return [from_message(Mute, mute) for mute in message.mutes]
 
 
-def outbox_to_proto(outbox: Outbox) -> pb.OutboxStatus:
-    """Convert the status of sinks and disk."""
-    sinks = [to_message(pb.SinkStatus, lane, name=name, kind=kind) for name, (kind, lane) in outbox.sinks.items()]
-    return to_message(pb.OutboxStatus, outbox, sinks=sinks)
-
-
 def outbox_from_proto(message: pb.OutboxStatus) -> Outbox:
-    """The inverse of :func:`outbox_to_proto`."""
+    """Status of sinks and disk."""
     return from_message(Outbox, message, sinks={s.name: (s.kind, from_message(SinkStatus, s)) for s in message.sinks})
 
 
 _COLUMNS = ("at_s", "highest", "level", "windows", "positives")
 
 
-def timeline_to_proto(timeline: CameraTimeline, cooldown_s: float) -> pb.TimelineReply:
-    """Convert one camera's timeline; ``cooldown_s``: of questions that have none of their own."""
-    questions = [
-        pb.QuestionScores(question=question, **{name: [getattr(each, name) for each in bins] for name in _COLUMNS})
-        for question, bins in timeline.scores.items()
-    ]
-    return pb.TimelineReply(
-        questions=questions,
-        states=[to_message(pb.CameraStateChange, each) for each in timeline.states],
-        cooldown_s=cooldown_s,
-    )
-
-
 def timeline_from_proto(message: pb.TimelineReply) -> CameraTimeline:
-    """The inverse of :func:`timeline_to_proto`; scores are floats of 32 bits on the way."""
+    """One camera's timeline; its scores were floats of 32 bits on the way."""
     scores = {
         each.question: [ScoreBin(*row) for row in zip(*(getattr(each, name) for name in _COLUMNS), strict=True)]
         for each in message.questions
@@ -112,7 +86,14 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
         async with explained(context):
             until_s = request.until_s or time.time() + 1
             found = await self._service.timelines.read(request.camera, request.since_s, until_s)
-            return timeline_to_proto(found, self._service.cooldown_s)
+            questions = [
+                pb.QuestionScores(
+                    question=question, **{name: [getattr(each, name) for each in bins] for name in _COLUMNS}
+                )
+                for question, bins in found.scores.items()
+            ]
+            states = [to_message(pb.CameraStateChange, each) for each in found.states]
+            return pb.TimelineReply(questions=questions, states=states, cooldown_s=self._service.cooldown_s)
 
     async def Mute(self, request: pb.MuteRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
         async with explained(context):
@@ -154,7 +135,11 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
 
     async def Outbox(self, request: pb.OutboxRequest, context: Context) -> pb.OutboxStatus:  # noqa: N802
         async with explained(context):
-            return outbox_to_proto(await self._service.outbox(min(request.dead, MOST_LISTED), request.scope or EVERY))
+            found = await self._service.outbox(min(request.dead, MOST_LISTED), request.scope or EVERY)
+            sinks = [
+                to_message(pb.SinkStatus, lane, name=name, kind=kind) for name, (kind, lane) in found.sinks.items()
+            ]
+            return to_message(pb.OutboxStatus, found, sinks=sinks)
 
     async def Resend(self, request: pb.ResendRequest, context: Context) -> pb.ResendResponse:  # noqa: N802
         async with explained(context):

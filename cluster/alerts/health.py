@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.alerts.incident import Subject
-from cluster.alerts.open_incidents import OpenIncidents, Opening
+from cluster.alerts.incident import Incident, Subject
+from cluster.alerts.open_incidents import OpenIncidents
 from cluster.alerts.tracker import Rule
 from cluster.config import CameraConfig
 from cluster.config.alerts import AlertsConfig, HealthConfig
@@ -127,8 +127,7 @@ class HealthMonitor:
         """Check one camera; each picture is evaluated once.
 
         Args:
-            status: as of now.
-            picture: its newest picture statistics, if any.
+            status, picture: as of now; its newest picture statistics, if any.
             now_s: seconds since 1970.
             patient: a file source, whose frames may be held back.
             asked: any of its questions is asked now.
@@ -136,26 +135,23 @@ class HealthMonitor:
         """
         camera = self._cameras.setdefault(status.name, _Camera())
         offline = _Finding(False) if patient and status.state == "running" else self._offline(camera, status, now_s)
-        self._settle(camera, status, picture, OFFLINE, offline, now_s)
         fresh = status.state == "running" and status.last_frame_age_s <= STALL_S
         unanswered = self._unanswered(camera, status, now_s, stride_s, expected=fresh and asked and not patient)
-        self._settle(camera, status, picture, UNANSWERED, unanswered, now_s)
+        findings = {OFFLINE: offline, UNANSWERED: unanswered}
         if status.state in ("paused", "ended"):
             # No picture comes that would tell.
-            for subject in (FROZEN, COVERED, SCENE):
-                self._settle(camera, status, picture, subject, _Finding(False), now_s)
+            findings |= dict.fromkeys((FROZEN, COVERED, SCENE), _Finding(False))
         elif picture is not None and fresh and picture.pts != camera.pts:
             elapsed_s = 0.0 if camera.looked_s is None else min(now_s - camera.looked_s, STALL_S)
             camera.pts, camera.looked_s = picture.pts, now_s
             covered = self._covered(camera, picture, elapsed_s)
-            findings = {FROZEN: self._frozen(picture, now_s), COVERED: covered}
+            findings |= {FROZEN: self._frozen(picture, now_s), COVERED: covered}
             if not covered.holds:
                 findings[SCENE] = self._turned(picture)
-            for subject, finding in findings.items():
-                self._settle(camera, status, picture, subject, finding, now_s)
+        for subject, finding in findings.items():
+            self._settle(camera, status, picture, subject, finding, now_s)
 
     def retain_cameras(self, cameras: Collection[str], now_s: float) -> None:
-        """Drop the state of cameras that were removed."""
         known = set(self._cameras) | {
             incident.camera for incident in self._open_incidents.oldest_first if incident.kind == "health"
         }
@@ -251,7 +247,21 @@ class HealthMonitor:
                     replace(incident, end=max(incident.end, pts), text=finding.text), now_s, tell=True
                 )
         elif now_s - watch.since_s >= condition.after_s:
-            opening = Opening(status.name, "health", subject, condition.severity, pts, pts, text=finding.text)
-            self._open_incidents.open_incident(opening, now_s)
+            self._open_incidents.open_incident(
+                Incident(
+                    id="",
+                    camera=status.name,
+                    kind="health",
+                    subject=subject,
+                    severity=condition.severity,
+                    start=pts,
+                    end=pts,
+                    score=0.0,
+                    windows=0,
+                    opened_s=now_s,
+                    updated_s=now_s,
+                    text=finding.text,
+                )
+            )
             if subject == COVERED:
                 self._open_incidents.store_track((status.name, COVERED), {"usual": camera.usual})

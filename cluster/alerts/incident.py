@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -29,8 +28,6 @@ UNREVIEWED = "unreviewed"
 
 ClipState = Literal["", "waiting", "whole", "part", "none"]
 """State of an incident's clip: none kept, in progress, complete, partial, missing."""
-
-EVENT_KINDS: tuple[EventKind, ...] = ("new", "update", "end")
 
 FORMAT = 1
 """Version of the JSON form; keys are only ever added."""
@@ -112,9 +109,6 @@ class IncidentQuery:
         return named and said and recent and in_scope(incident.camera, self.scope)
 
 
-EVERY_INCIDENT = IncidentQuery()
-
-
 @dataclass(frozen=True, slots=True)
 class AlertEvent:
     """One event of an incident, with the incident's state at that time.
@@ -176,18 +170,7 @@ class Mute:
     by: str = ""
 
     def covers(self, camera: str, subject: str, now_s: float) -> bool:
-        """Whether it applies to an incident at ``now_s``."""
         return now_s < self.until_s and self.camera in ("*", camera) and self.subject in ("*", subject)
-
-
-def incident_id(salt: str, camera: str, subject: str, serial: int) -> str:
-    """Deterministic id of a camera's ``serial``-th incident of one subject."""
-    return hashlib.blake2b(f"{salt}\n{camera}\n{subject}\n{serial}".encode(), digest_size=8).hexdigest()
-
-
-def event_key(incident: str, number: int) -> str:
-    """Idempotency key of an incident's ``number``-th event, counted from 1."""
-    return f"{incident}-{number}"
 
 
 def clip_settled(incident: Incident, now_s: float) -> AlertEvent:
@@ -208,16 +191,6 @@ def reviewed(incident: Incident, now_s: float) -> AlertEvent:
 def unknown_incident(incident: str) -> UnknownIncidentError:
     """The same error for a missing incident and one the caller may not see, so that ids leak nothing."""
     return UnknownIncidentError(f"there is no incident {incident!r}, or it was deleted")
-
-
-def incident_to_dict(incident: Incident) -> dict[str, Any]:
-    """All fields, for the store."""
-    return asdict(incident)
-
-
-def incident_from_dict(body: Mapping[str, Any]) -> Incident:
-    """Inverse of :func:`incident_to_dict`; raises ``TypeError`` for another set of fields."""
-    return Incident(**body)
 
 
 def utc(seconds: float) -> str:
@@ -252,7 +225,6 @@ class ErasureScope:
     before_s: float
 
     def changes(self) -> Changes:
-        """The erasure as something to be written."""
         return Changes(erasures={self.camera: self.before_s})
 
     def redact_incident(self, incident: Incident) -> Incident | None:
@@ -343,10 +315,9 @@ class Changes:
     erasures: dict[str, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return any((self.tracks, self.serials, self.incidents, self.mutes, self.events, self.deliveries, self.erasures))
+        return any(getattr(self, each.name) for each in fields(self))
 
     def merge(self, newer: Changes) -> None:
-        """Apply ``newer`` on top."""
         self.tracks.update(newer.tracks)
         self.serials.update(newer.serials)
         self.incidents.update(newer.incidents)
@@ -364,13 +335,8 @@ class Changes:
             return 0, 0
         waiting = {key for (key, _), delivery in self.deliveries.items() if delivery.state != "delivered"}
         done = [key for key in self.events if key not in waiting][:excess]
-        for key in done:
-            self._drop(key)
-        undone = list(self.events)[: excess - len(done)]
-        for key in undone:
-            self._drop(key)
+        undone = [key for key in self.events if key in waiting][: excess - len(done)]
+        gone = {*done, *undone}
+        self.events = {key: event for key, event in self.events.items() if key not in gone}
+        self.deliveries = {where: each for where, each in self.deliveries.items() if where[0] not in gone}
         return len(done), len(undone)
-
-    def _drop(self, key: str) -> None:
-        del self.events[key]
-        self.deliveries = {where: delivery for where, delivery in self.deliveries.items() if where[0] != key}

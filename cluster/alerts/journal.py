@@ -60,7 +60,6 @@ class Journal:
 
     @property
     def salt(self) -> str | None:
-        """The store's salt, for ids."""
         return self._store.salt if self._store is not None else None
 
     @property
@@ -82,8 +81,7 @@ class Journal:
         while self._waiting or self._writing is not None:
             if self._writing is None:
                 self._batch, self._waiting = self._waiting, Changes()
-                self._writing = asyncio.ensure_future(self._on_thread(self._write, self._batch))
-                self._writing.add_done_callback(self._written)
+                self._writing = self._begin(self._batch)
             elif self.trouble:
                 # A hung disk: an earlier caller has already waited for it.
                 return False
@@ -98,8 +96,7 @@ class Journal:
         """Write to the disk although nothing may be pending, so that a failing disk is noticed before an alert needs
         it."""
         if not self._waiting and self._writing is None:
-            self._writing = asyncio.ensure_future(self._on_thread(self._probe))
-            self._writing.add_done_callback(self._written)
+            self._writing = self._begin(None)
         await self.write(Changes())
 
     def unwritten(self, incident_id: str) -> Incident | None:
@@ -144,11 +141,8 @@ class Journal:
         return incident
 
     async def read(self, query: Callable[[AlertStore], T]) -> T:
-        """Query the store on its thread.
-
-        Raises:
-            UnavailableError: the store is not open, or does not answer in time.
-        """
+        """Query the store on its thread. Raises ``UnavailableError``: the store is not open, or does not answer in
+        time."""
         if self._store is None:
             raise UnavailableError(f"the records of incidents cannot be read now: {self.trouble or 'still opening'}")
         store = self._store
@@ -179,17 +173,21 @@ class Journal:
             log.error("the alert database was damaged; moved to %s", store.damaged)
         return kept
 
-    def _open_late(self) -> AlertStore:
-        if self._store is None:
-            self._late = self._open()
-        assert self._store is not None
-        return self._store
+    def _begin(self, batch: Changes | None) -> asyncio.Future[None]:
+        """Write a batch, or None: probe."""
 
-    def _write(self, batch: Changes) -> None:
-        self._open_late().write(batch)
+        def run() -> None:
+            if self._store is None:
+                self._late = self._open()
+            assert self._store is not None
+            if batch is None:
+                self._store.probe(time.time())
+            else:
+                self._store.write(batch)
 
-    def _probe(self) -> None:
-        self._open_late().probe(time.time())
+        writing = asyncio.ensure_future(self._on_thread(run))
+        writing.add_done_callback(self._written)
+        return writing
 
     def _written(self, done: asyncio.Future[None]) -> None:
         batch, self._batch = self._batch, Changes()

@@ -1,8 +1,9 @@
 """Table of open incidents and mutes that records every change and event (``OpenIncidents``). No I/O; time is an
 argument."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 from cluster.alerts.incident import (
     FORGOTTEN,
@@ -12,34 +13,13 @@ from cluster.alerts.incident import (
     EventCause,
     EventKind,
     Incident,
-    Kind,
     Mute,
-    Severity,
     Subject,
     bare,
-    event_key,
-    incident_id,
 )
 from cluster.errors import CapacityError, ConfigError, NotReadyError
 
 MOST_MUTES = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Initial fields of a new :class:`Incident`."""
-
-    camera: str
-    kind: Kind
-    subject: str
-    severity: Severity
-    start: int
-    end: int
-    score: float = 0.0
-    level: float = 0.0
-    windows: int = 0
-    text: str = ""
-    question: str = ""
 
 
 class OpenIncidents:
@@ -75,7 +55,6 @@ class OpenIncidents:
             self._mutes.setdefault((mute.camera, mute.subject), mute)
 
     def pop_changes(self) -> Changes:
-        """Return the changes since the last call."""
         changes, self._changes = self._changes, Changes()
         return changes
 
@@ -85,34 +64,27 @@ class OpenIncidents:
 
     # -- incidents ------------------------------------------------------------------------------
     def get(self, camera: str, subject: str) -> Incident | None:
-        """The open incident of a subject, if any."""
         return self._open.get((camera, subject))
 
     def find(self, incident_id: str) -> Incident | None:
-        """The open incident of that id, if any."""
         return next((each for each in self._open.values() if each.id == incident_id), None)
 
     @property
     def oldest_first(self) -> list[Incident]:
-        """All open incidents, oldest first."""
         return sorted(self._open.values(), key=lambda incident: incident.opened_s)
 
-    def open_incident(self, opening: Opening, now_s: float) -> Incident:
-        """Open an incident and add its event."""
+    def open_incident(self, opening: Incident) -> Incident:
+        """Open an incident, which gets its id and addresses here, and add its event."""
         where = (opening.camera, opening.subject)
         serial = self._serials.get(where, 0) + 1
         self._serials[where] = self._changes.serials[where] = serial
-        known = incident_id(self._salt, opening.camera, opening.subject, serial)
-        incident = Incident(id=known, opened_s=now_s, updated_s=now_s, **asdict(opening))
+        name = f"{self._salt}\n{opening.camera}\n{opening.subject}\n{serial}"
+        incident = replace(opening, id=hashlib.blake2b(name.encode(), digest_size=8).hexdigest())
         if self._footage_url is not None:
-            where_to_look = f"{self._footage_url}/v1/incidents/{incident.id}"
-            incident = replace(
-                incident,
-                snapshot_url=f"{where_to_look}/snapshot.jpg",
-                clip_url=f"{where_to_look}/clip.mp4",
-                clip="waiting",
-            )
-        return self._add_event(incident, "new", now_s)
+            address = f"{self._footage_url}/v1/incidents/{incident.id}"
+            snapshot, clip = f"{address}/snapshot.jpg", f"{address}/clip.mp4"
+            incident = replace(incident, snapshot_url=snapshot, clip_url=clip, clip="waiting")
+        return self._add_event(incident, "new", opening.opened_s)
 
     def extend_incident(self, incident: Incident, now_s: float, *, tell: bool) -> Incident:
         """Update an open incident; ``tell``: with an event."""
@@ -127,7 +99,6 @@ class OpenIncidents:
         return None if incident is None else self._record(change(incident))
 
     def end_incident(self, camera: str, subject: str, now_s: float, reason: str) -> None:
-        """End the open incident, if any, with an event."""
         incident = self.get(camera, subject)
         if incident is not None:
             self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
@@ -148,11 +119,8 @@ class OpenIncidents:
                 self._record(kept)
 
     def acknowledge(self, incident_id: str, by: str, now_s: float) -> Incident:
-        """Mark an incident as acknowledged, with one update event.
-
-        Raises:
-            NotReadyError: it has ended, or there is none of that id.
-        """
+        """Mark an incident as acknowledged, with one update event. Raises ``NotReadyError``: it has ended, or there
+        is none of that id."""
         incident = self.find(incident_id)
         if incident is None:
             raise NotReadyError(f"no incident {incident_id!r} is open; `sightline incidents list` shows those that are")
@@ -221,6 +189,6 @@ class OpenIncidents:
         if not silent:
             first_s = now_s if incident.announced_s is None else incident.announced_s
             incident = replace(incident, announced_s=first_s, told_s=now_s)
-        key = event_key(incident.id, incident.events)
+        key = f"{incident.id}-{incident.events}"
         self._changes.events[key] = AlertEvent(key, kind, now_s, incident, silent, cause, before_s)
         return self._record(incident)

@@ -30,7 +30,6 @@ class SinkRoutes:
 
     @property
     def kinds(self) -> Mapping[str, str]:
-        """Kind by name."""
         return {name: each.kind for name, each in self._configured.items()}
 
     def deliveries(self, event: AlertEvent) -> Iterator[Delivery]:
@@ -49,9 +48,8 @@ class SinkRoutes:
         """Where sinks that send snapshots read them."""
 
         async def read_or_draw(incident: Incident) -> bytes | None:
-            return (
-                await asyncio.to_thread(_drawn) if incident.camera == TEST == incident.subject else await read(incident)
-            )
+            made_up = incident.camera == TEST == incident.subject
+            return await (asyncio.to_thread(_drawn) if made_up else read(incident))
 
         for sink in self.sinks.values():
             if isinstance(sink, PictureSink):
@@ -79,9 +77,8 @@ class SinkRoutes:
             async with asyncio.timeout(TEST_S):
                 for number, kind in enumerate(TESTED, 1):
                     if kind in self._configured[name].events:
-                        await self.sinks[name].send(
-                            AlertEvent(f"{made.id}-{number}", kind, time.time(), _at(made, kind))
-                        )
+                        incident = replace(made, ended_s=time.time()) if kind == "end" else made
+                        await self.sinks[name].send(AlertEvent(f"{made.id}-{number}", kind, time.time(), incident))
         except TimeoutError:
             raise UnavailableError(f"sink {name!r} did not finish within {TEST_S:g} s") from None
         except DeliveryError as error:
@@ -125,12 +122,7 @@ def _told_as(sink: SinkConfig, event: AlertEvent) -> EventKind | None:
     return kind if kind in sink.events else None
 
 
-def _at(incident: Incident, kind: EventKind) -> Incident:
-    return incident if kind != "end" else replace(incident, ended_s=time.time())
-
-
 def _drawn() -> bytes:
-    """The picture of a test: grey, with its name."""
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (320, 180), (64, 72, 80))

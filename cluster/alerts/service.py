@@ -5,16 +5,15 @@ import logging
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from cluster import metrics
 from cluster.alerts.dispatcher import Dispatcher, Outbox
-from cluster.alerts.gauges import AlertGauges
 from cluster.alerts.health import CameraStates, HealthMonitor, default_rule, question_rules
 from cluster.alerts.incident import (
-    EVERY_INCIDENT,
     AlertEvent,
     Changes,
     ClipState,
@@ -37,7 +36,6 @@ from cluster.alerts.store import AlertStore, StoredState
 from cluster.alerts.timeline_store import KEEP_S, TimelineStore
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
-from cluster.config.alerts import AlertsConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.security.roles import EVERY
 from cluster.types import Answer
@@ -67,10 +65,7 @@ class AlertService:
     :meth:`accept_answer` and :meth:`update_cameras` never wait. An event is on disk before any sink gets it; if the
     disk fails it is sent from memory (:class:`~cluster.alerts.journal.Journal`).
 
-    Args:
-        config: rules, sinks and limits.
-        folder: of the database file.
-        on_event: called with every event, muted ones included; must not wait.
+    ``folder``: of the database file. ``on_event``: called with every event, muted ones included; must not wait.
     """
 
     def __init__(
@@ -78,30 +73,22 @@ class AlertService:
     ) -> None:
         self._on_event = on_event
         self._footage_url = config.clips.url if config.clips.enabled else None
-        self._config: AlertsConfig = config.alerts
-        self._rules: dict[str, dict[str, Rule]] = {}
-        for entry in config.cameras:
-            self._rules[entry.name] = question_rules(camera_settings(config, entry), config.alerts)
-        self._default = default_rule(config.alerts)
+        alerts = self._config = config.alerts
+        self._rules = {each.name: question_rules(camera_settings(config, each), alerts) for each in config.cameras}
+        self._default = default_rule(alerts)
         self._informed = False
         self._cameras: dict[str, CameraConfig] = {}
         self._lives: dict[str, str] = {}
         self._over: set[str] = set()
         self.version = -1
         self.answers_missed = 0
-        alerts = config.alerts
         self._journal = Journal(
             lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
             on_late=self._load,
         )
         self.timelines = TimelineStore(folder / TIMELINES, keep_s=min(KEEP_S, alerts.retention))
         self.routes = SinkRoutes(alerts.sinks)
-        self._dispatcher = Dispatcher(
-            self.routes.sinks,
-            self._settle,
-            retry=alerts.retry,
-            most=2 * alerts.max_events,
-        )
+        self._dispatcher = Dispatcher(self.routes.sinks, self._settle, retry=alerts.retry, most=2 * alerts.max_events)
         self._feed = FanOut[AlertEvent](lambda event: event.incident.camera, "follow incidents", max_subscribers=256)
         self._settled: dict[tuple[str, str], Delivery] = {}
         self._revised: list[tuple[str, ToldAs]] = []
@@ -110,7 +97,7 @@ class AlertService:
         self._changed = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self._gauges = AlertGauges()
+        self._counted = {"lost": 0, "trimmed": 0}
 
     async def start(self) -> None:
         """Restore stored state and start sending pending deliveries."""
@@ -169,7 +156,7 @@ class AlertService:
         self._changed.set()
 
     # -- operations -----------------------------------------------------------------------------
-    async def incidents(self, query: IncidentQuery = EVERY_INCIDENT) -> list[Incident]:
+    async def incidents(self, query: IncidentQuery = IncidentQuery()) -> list[Incident]:
         """Incidents that match, newest first; only those in memory while the store cannot be read."""
         found = {incident.id: incident for incident in self._open_incidents.oldest_first if query.matches(incident)}
         if not query.only_open:
@@ -200,11 +187,8 @@ class AlertService:
         return incident
 
     async def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> None:
-        """Record the state of an incident's clip and notify followers.
-
-        Raises:
-            UnavailableError: the record cannot be read.
-        """
+        """Record the state of an incident's clip and notify followers. Raises ``UnavailableError``: the record
+        cannot be read."""
         await self._revise(incident_id, lambda incident: replace(incident, clip=clip, footage_note=note), clip_settled)
 
     async def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
@@ -256,20 +240,16 @@ class AlertService:
         return self.mutes()
 
     def mutes(self) -> list[Mute]:
-        """Active mutes."""
         return self._open_incidents.mutes(time.time())
 
     def follow(self) -> Subscription[AlertEvent]:
-        """Subscribe to events from now on."""
         return self._feed.subscribe()
 
     def open_incidents(self) -> list[Incident]:
-        """Open incidents, oldest first."""
         return self._open_incidents.oldest_first
 
     @property
     def cooldown_s(self) -> float:
-        """Cooldown of questions that have none of their own."""
         return self._default.cooldown_s
 
     async def outbox(self, dead: int = 0, scope: Sequence[str] = EVERY) -> Outbox:
@@ -425,8 +405,19 @@ class AlertService:
             if time.monotonic() >= self._expire_s:
                 self._expire_s = time.monotonic() + EXPIRE_S
                 await self._expire()
-            open_now = self._open_incidents.oldest_first
-            self._gauges.publish(self._dispatcher.status(), self._journal, open_now, self._lost)
+            self._publish_metrics()
+
+    def _publish_metrics(self) -> None:
+        for name, status in self._dispatcher.status().items():
+            metrics.alerts_waiting.labels(name).set(status.waiting)
+        metrics.alerts_unwritten.set(self._journal.pending_events)
+        kinds = Counter(incident.kind for incident in self.open_incidents())
+        for kind in ("question", "health"):
+            metrics.incidents_open.labels(kind).set(kinds[kind])
+        totals = ("lost", metrics.alerts_lost, self._lost), ("trimmed", metrics.alerts_trimmed, self._journal.trimmed)
+        for name, counter, total in totals:
+            counter.inc(max(0, total - self._counted[name]))
+            self._counted[name] = total
 
     async def _expire(self) -> None:
         """Erase records past their retention, delivered or not."""
@@ -438,7 +429,6 @@ class AlertService:
             await self._journal.write(scope.changes())
 
     def _cancel_deliveries(self, scope: ErasureScope) -> int:
-        """Cancel queued deliveries; returns how many."""
         return self._dispatcher.revise_pending(lambda event: scope.redact_event(event, pending=True))
 
     @property

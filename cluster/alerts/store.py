@@ -11,15 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from cluster.alerts.disk_reserve import DiskReserve
 from cluster.alerts.incident import (
-    EVERY_INCIDENT,
     AlertEvent,
     Changes,
     Delivery,
-    DeliveryState,
     Erased,
     ErasureScope,
     Incident,
@@ -27,8 +24,6 @@ from cluster.alerts.incident import (
     IncidentQuery,
     Mute,
     Subject,
-    incident_from_dict,
-    incident_to_dict,
 )
 from cluster.errors import CapacityError
 from cluster.security.private_files import make_private_folder, open_private
@@ -37,70 +32,8 @@ from cluster.security.roles import EVERY, in_scope
 log = logging.getLogger(__name__)
 
 _PENDING = "EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state = 'pending')"
+_DONE = "NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state != 'delivered')"
 DAMAGED = ".damaged-"
-
-
-class Eraser:
-    """Erases records in an open :class:`~cluster.alerts.store.AlertStore`, on its thread."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def preview(self, scope: ErasureScope) -> Erased:
-        """Count what :meth:`erase` would erase; zero after it."""
-        incidents = sum(kept != incident for incident, kept in self._incidents(scope))
-        return Erased(incidents, sum(kept != event for event, kept in self._events(scope)))
-
-    def erase(self, scope: ErasureScope) -> Erased:
-        """Erase or redact, within the caller's transaction; call :meth:`scrub_file` after it."""
-        db = self._db
-        incidents = alerts = 0
-        for event, kept in list(self._events(scope)):
-            if kept is None:
-                db.execute("DELETE FROM deliveries WHERE key = ?", (event.key,))
-                db.execute("DELETE FROM events WHERE key = ?", (event.key,))
-            elif kept != event:
-                db.execute("UPDATE events SET body = ? WHERE key = ?", (event_text(kept), event.key))
-            alerts += kept != event
-        for incident, left in list(self._incidents(scope)):
-            if left is None:
-                db.execute("DELETE FROM incidents WHERE id = ?", (incident.id,))
-            elif left != incident:
-                db.execute("UPDATE incidents SET body = ? WHERE id = ?", (incident_text(left), incident.id))
-            incidents += left != incident
-        return Erased(incidents, alerts)
-
-    def drop_delivered(self) -> None:
-        """Delete the remaining end events of erased incidents, once every sink has taken or refused them."""
-        chosen = f"SELECT e.key FROM events e WHERE e.incident NOT IN (SELECT id FROM incidents) AND NOT {_PENDING}"
-        keys = self._db.execute(chosen).fetchall()
-        self._db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
-        self._db.executemany("DELETE FROM events WHERE key = ?", keys)
-
-    def scrub_file(self) -> None:
-        """Truncate the write-ahead log, outside a transaction; ``secure_delete`` has already zeroed the file itself."""
-        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    # -- inside ---------------------------------------------------------------------------------
-    def _incidents(self, scope: ErasureScope) -> Iterator[tuple[Incident, Incident | None]]:
-        rows = self._db.execute(
-            "SELECT body FROM incidents WHERE (?1 = '' OR camera = ?1) AND opened_s < ?2",
-            (scope.camera, scope.before_s),
-        )
-        for (body,) in rows:
-            incident = incident_of(body)
-            yield incident, scope.redact_incident(incident)
-
-    def _events(self, scope: ErasureScope) -> Iterator[tuple[AlertEvent, AlertEvent | None]]:
-        # Events of erased incidents are pending ends, already redacted.
-        rows = self._db.execute(
-            f"SELECT e.body, {_PENDING} FROM incidents i JOIN events e ON e.incident = i.id "
-            "WHERE (?1 = '' OR i.camera = ?1) AND i.opened_s < ?2 ORDER BY e.number",
-            (scope.camera, scope.before_s),
-        )
-        for body, pending in rows:
-            event = event_of(body)
-            yield event, scope.redact_event(event, pending=bool(pending))
 
 
 def erase_damaged(path: Path, before_s: float | None = None) -> int:
@@ -118,12 +51,12 @@ def erase_damaged(path: Path, before_s: float | None = None) -> int:
 
 def incident_text(incident: Incident) -> str:
     """Serialise an incident."""
-    return json.dumps(incident_to_dict(incident))
+    return json.dumps(asdict(incident))
 
 
 def incident_of(text: str) -> Incident:
-    """The inverse of :func:`incident_text`."""
-    return incident_from_dict(json.loads(text))
+    """The inverse of :func:`incident_text`; raises ``TypeError`` for another set of fields."""
+    return Incident(**json.loads(text))
 
 
 def event_text(event: AlertEvent) -> str:
@@ -134,7 +67,7 @@ def event_text(event: AlertEvent) -> str:
 def event_of(text: str) -> AlertEvent:
     """The inverse of :func:`event_text`."""
     body = json.loads(text)
-    return AlertEvent(**body | {"incident": incident_from_dict(body["incident"])})
+    return AlertEvent(**body | {"incident": Incident(**body["incident"])})
 
 
 VERSION = 2
@@ -142,24 +75,21 @@ PAGE_BYTES = 4096
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS tracks (camera TEXT, subject TEXT, body TEXT NOT NULL, PRIMARY KEY (camera, subject))
-WITHOUT ROWID; CREATE TABLE IF NOT EXISTS serials (camera TEXT, subject TEXT, serial INTEGER NOT NULL, PRIMARY KEY
-(camera, subject))
-    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tracks (camera TEXT, subject TEXT, body TEXT NOT NULL,
+    PRIMARY KEY (camera, subject)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS serials (camera TEXT, subject TEXT, serial INTEGER NOT NULL,
+    PRIMARY KEY (camera, subject)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS mutes (camera TEXT, subject TEXT, until_s REAL NOT NULL, owner TEXT NOT NULL,
     PRIMARY KEY (camera, subject)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, camera TEXT NOT NULL, subject TEXT NOT NULL, is_open INTEGER
-NOT NULL,
-    opened_s REAL NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, camera TEXT NOT NULL, subject TEXT NOT NULL,
+    is_open INTEGER NOT NULL, opened_s REAL NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS incidents_by_time ON incidents (opened_s);
 CREATE INDEX IF NOT EXISTS incidents_open ON incidents (is_open) WHERE is_open;
-CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, incident TEXT
-NOT NULL,
-    kind TEXT NOT NULL, at_s REAL NOT NULL, silent INTEGER NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE,
+    incident TEXT NOT NULL, kind TEXT NOT NULL, at_s REAL NOT NULL, silent INTEGER NOT NULL, body TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS events_of ON events (incident);
-CREATE TABLE IF NOT EXISTS deliveries (key TEXT, sink TEXT, state TEXT NOT NULL, attempts INTEGER NOT NULL, error TEXT
-NOT NULL,
-    PRIMARY KEY (key, sink)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS deliveries (key TEXT, sink TEXT, state TEXT NOT NULL, attempts INTEGER NOT NULL,
+    error TEXT NOT NULL, PRIMARY KEY (key, sink)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS deliveries_undone ON deliveries (state) WHERE state != 'delivered';
 """
 
@@ -176,6 +106,42 @@ class StoredState:
 
 
 RESERVE = "alerts.reserve"
+
+
+RESERVE_BYTES = 2**20
+"""Enough for the state of thousands of incidents."""
+SPARE = 4
+"""Free space, in reserves, from which the reserve is taken again."""
+
+
+class DiskReserve:
+    """A file that holds space and nothing else. On a full disk it makes room for what must be written once more."""
+
+    def __init__(self, path: Path, nbytes: int = RESERVE_BYTES) -> None:
+        self._path, self._nbytes = path, nbytes
+        self._held = path.exists() and path.stat().st_size >= nbytes
+
+    def hold(self) -> None:
+        """Take the space, unless it is held or the disk has little left."""
+        if self._held:
+            return
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self._path.parent)
+            if disk.f_bavail * disk.f_frsize < SPARE * self._nbytes:
+                return
+            handle = open_private(self._path, os.O_RDWR | os.O_CREAT)
+            try:
+                os.posix_fallocate(handle, 0, self._nbytes)
+                self._held = True
+            finally:
+                os.close(handle)
+
+    def release(self) -> bool:
+        """Give the space back; whether there was any."""
+        held, self._held = self._held, False
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        return held
 
 
 class AlertStore:
@@ -208,7 +174,6 @@ class AlertStore:
                     path.with_name(path.name + side).unlink(missing_ok=True)
             self._db = self._open()
         self._reserve.hold()
-        self._eraser = Eraser(self._db)
         self.salt = self._meta("salt", uuid.uuid4().hex)
 
     def close(self) -> None:
@@ -242,7 +207,6 @@ class AlertStore:
 
     # -- at the start ---------------------------------------------------------------------------
     def load(self) -> StoredState:
-        """Read the state to restore."""
         rows = self._db.execute
         undone = rows(
             "SELECT e.body, d.sink, d.attempts, d.error FROM deliveries d JOIN events e ON e.key = d.key "
@@ -286,18 +250,12 @@ class AlertStore:
         return False
 
     def probe(self, now_s: float) -> None:
-        """One small write that evicts nothing.
-
-        Raises:
-            sqlite3.Error: the disk takes nothing.
-        """
+        """One small write that evicts nothing. Raises ``sqlite3.Error``: the disk takes nothing."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('probed', ?)", (str(now_s),))
 
     def _transaction(self, changes: Changes) -> None:
-        db = self._db
         scopes = [ErasureScope(camera, before_s) for camera, before_s in changes.erasures.items()]
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transacting() as db:
             self._state(changes)
             db.executemany(
                 "INSERT OR IGNORE INTO events (key, incident, kind, at_s, silent, body) VALUES (?, ?, ?, ?, ?, ?)",
@@ -308,20 +266,29 @@ class AlertStore:
                 "INSERT OR REPLACE INTO deliveries SELECT key, ?, ?, ?, ? FROM events WHERE key = ?",
                 [(sink, d.state, d.attempts, d.error, key) for (key, sink), d in changes.deliveries.items()],
             )
-            erased = [self._eraser.erase(each) for each in scopes]
+            erased = [self._erase(each) for each in scopes]
             if scopes:
-                self._eraser.drop_delivered()
+                self._drop_orphaned_ends()
             trimmed = self._trim() if changes.events else 0
+        self.trimmed += trimmed
+        if any(erased):
+            # Outside a transaction; ``secure_delete`` has already zeroed the file itself.
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for each in scopes:
+            erase_damaged(self._path, None if each.camera else each.before_s)
+
+    @contextlib.contextmanager
+    def _transacting(self) -> Iterator[sqlite3.Connection]:
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
             db.execute("COMMIT")
-            self.trimmed += trimmed
         except BaseException:
+            # SQLite may have rolled back by itself, as when the disk is full.
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
-        if any(erased):
-            self._eraser.scrub_file()
-        for each in scopes:
-            erase_damaged(self._path, None if each.camera else each.before_s)
 
     def _state(self, changes: Changes) -> None:
         db = self._db
@@ -356,40 +323,80 @@ class AlertStore:
 
     def _evict_delivered(self) -> bool:
         """Delete a tenth of the delivered events, the oldest first; false when there are none."""
-        db = self._db
-        done = db.execute(f"SELECT COUNT(*) FROM events e WHERE {_DONE}").fetchone()[0]
+        done = self._db.execute(f"SELECT COUNT(*) FROM events e WHERE {_DONE}").fetchone()[0]
         if not done:
             return False
-        db.execute("BEGIN IMMEDIATE")
         try:
-            trimmed = self._delete_delivered(max(1, int(done) // 10))
-            db.execute("COMMIT")
-            self.trimmed += trimmed
+            with self._transacting():
+                trimmed = self._delete_delivered(max(1, int(done) // 10))
         except sqlite3.Error:
-            # SQLite may have rolled back by itself, as when the disk is full.
-            if db.in_transaction:
-                db.execute("ROLLBACK")
             return False
+        self.trimmed += trimmed
         return True
 
     def _delete_delivered(self, most: int) -> int:
-        """Delete the oldest ``most`` delivered events."""
-        db = self._db
-        keys = db.execute(f"SELECT e.key FROM events e WHERE {_DONE} ORDER BY e.number LIMIT ?", (most,)).fetchall()
-        db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
-        db.executemany("DELETE FROM events WHERE key = ?", keys)
+        found = self._db.execute(f"SELECT e.key FROM events e WHERE {_DONE} ORDER BY e.number LIMIT ?", (most,))
+        keys = found.fetchall()
+        self._delete_events(keys)
         if keys:
             # An ended incident is deleted with the last of its events.
-            db.execute("DELETE FROM incidents WHERE NOT is_open AND id NOT IN (SELECT incident FROM events)")
+            self._db.execute("DELETE FROM incidents WHERE NOT is_open AND id NOT IN (SELECT incident FROM events)")
         return len(keys)
 
+    def _delete_events(self, keys: list[tuple[str]]) -> None:
+        self._db.executemany("DELETE FROM deliveries WHERE key = ?", keys)
+        self._db.executemany("DELETE FROM events WHERE key = ?", keys)
+
+    # -- erasing --------------------------------------------------------------------------------
     def preview_erasure(self, scope: ErasureScope) -> Erased:
-        """Count what writing this scope would erase."""
-        return self._eraser.preview(scope)
+        """Count what writing this scope would erase; zero after it."""
+        incidents = sum(kept != incident for incident, kept in self._concerned_incidents(scope))
+        return Erased(incidents, sum(kept != event for event, kept in self._concerned_events(scope)))
+
+    def _erase(self, scope: ErasureScope) -> Erased:
+        db = self._db
+        incidents = alerts = 0
+        for event, kept in list(self._concerned_events(scope)):
+            if kept is None:
+                self._delete_events([(event.key,)])
+            elif kept != event:
+                db.execute("UPDATE events SET body = ? WHERE key = ?", (event_text(kept), event.key))
+            alerts += kept != event
+        for incident, left in list(self._concerned_incidents(scope)):
+            if left is None:
+                db.execute("DELETE FROM incidents WHERE id = ?", (incident.id,))
+            elif left != incident:
+                db.execute("UPDATE incidents SET body = ? WHERE id = ?", (incident_text(left), incident.id))
+            incidents += left != incident
+        return Erased(incidents, alerts)
+
+    def _drop_orphaned_ends(self) -> None:
+        """Delete the remaining end events of erased incidents, once every sink has taken or refused them."""
+        chosen = f"SELECT e.key FROM events e WHERE e.incident NOT IN (SELECT id FROM incidents) AND NOT {_PENDING}"
+        self._delete_events(self._db.execute(chosen).fetchall())
+
+    def _concerned_incidents(self, scope: ErasureScope) -> Iterator[tuple[Incident, Incident | None]]:
+        rows = self._db.execute(
+            "SELECT body FROM incidents WHERE (?1 = '' OR camera = ?1) AND opened_s < ?2",
+            (scope.camera, scope.before_s),
+        )
+        for (body,) in rows:
+            incident = incident_of(body)
+            yield incident, scope.redact_incident(incident)
+
+    def _concerned_events(self, scope: ErasureScope) -> Iterator[tuple[AlertEvent, AlertEvent | None]]:
+        # Events of erased incidents are pending ends, already redacted.
+        rows = self._db.execute(
+            f"SELECT e.body, {_PENDING} FROM incidents i JOIN events e ON e.incident = i.id "
+            "WHERE (?1 = '' OR i.camera = ?1) AND i.opened_s < ?2 ORDER BY e.number",
+            (scope.camera, scope.before_s),
+        )
+        for body, pending in rows:
+            event = event_of(body)
+            yield event, scope.redact_event(event, pending=bool(pending))
 
     # -- reading --------------------------------------------------------------------------------
-    def incidents(self, query: IncidentQuery = EVERY_INCIDENT) -> list[Incident]:
-        """Incidents that match, newest first."""
+    def incidents(self, query: IncidentQuery = IncidentQuery()) -> list[Incident]:
         rows = self._db.execute(
             "SELECT body FROM incidents WHERE (? = '' OR camera = ?) AND opened_s >= ? ORDER BY opened_s DESC, id",
             (query.camera, query.camera, query.since_s),
@@ -411,11 +418,6 @@ class AlertStore:
         wanted = (each for each in letters if key in ("", each.event.key))
         return list(islice((each for each in wanted if in_scope(each.event.incident.camera, scope)), limit))
 
-    def counts(self) -> dict[tuple[str, DeliveryState], int]:
-        """Number of deliveries by sink and state."""
-        rows = self._db.execute("SELECT sink, state, COUNT(*) FROM deliveries GROUP BY sink, state")
-        return {(sink, cast(DeliveryState, state)): count for sink, state, count in rows}
-
     def events_held(self) -> int:
         return int(self._db.execute("SELECT COUNT(*) FROM events").fetchone()[0])
 
@@ -426,6 +428,3 @@ class AlertStore:
             (value,),
         )
         return (Delivery(event_of(body), *rest) for body, *rest in rows)
-
-
-_DONE = "NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state != 'delivered')"

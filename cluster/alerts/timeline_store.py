@@ -85,10 +85,7 @@ class TimelineStore:
     """Used on one event loop between :meth:`start` and :meth:`stop`; the file belongs to a thread of its own.
 
     A minute that was not written is lost with the process. While the disk fails, the last hours wait in memory.
-
-    Args:
-        path: the SQLite file.
-        keep_s: age at which rows are deleted.
+    ``keep_s``: age at which rows are deleted.
     """
 
     def __init__(self, path: Path, *, keep_s: float = KEEP_S) -> None:
@@ -102,7 +99,6 @@ class TimelineStore:
         self._known: dict[str, StateChange] = {}
         self._gone: set[str] = set()
         self._task: asyncio.Task[None] | None = None
-        self.dropped = 0
         self.trouble = ""
 
     def start(self) -> None:
@@ -127,7 +123,6 @@ class TimelineStore:
         bins = self._hours.get(key)
         if bins is None:
             if len(self._hours) >= MOST_HOURS:
-                self.dropped += 1
                 return
             bins = self._hours[key] = np.zeros((BINS, 4), np.uint8)
         row = bins[int(rest // BIN_S)]
@@ -178,8 +173,6 @@ class TimelineStore:
             for key, bins in hours.items():
                 if key[2] >= newest - 1 and len(self._hours) < MOST_HOURS:
                     self._hours[key] = _merged(bins, self._hours.get(key))
-                else:
-                    self.dropped += 1
             self._states = [*states, *self._states][-MOST_HOURS:]
             self._gone |= gone
             raise

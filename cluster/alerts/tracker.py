@@ -2,13 +2,13 @@
 (``IncidentTracker``)."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from cluster.alerts.incident import Incident, Severity, Subject
-from cluster.alerts.open_incidents import OpenIncidents, Opening
-from cluster.types import MICROSECONDS, Answer
+from cluster.alerts.open_incidents import OpenIncidents
+from cluster.types import MICROSECONDS, Answer, TokenCount
 from cluster.types.cameras import HEALTH_SUBJECTS
 
 REMEMBER = 128
@@ -182,7 +182,6 @@ class IncidentTracker:
         self._open_incidents.store_track(where, None)
 
     def _reword(self, where: Subject, track: Track, rule: Rule, now_s: float) -> None:
-        """Reset the track when the question's text changed."""
         if UNKNOWN not in (track.text, rule.text) and track.text != rule.text:
             self._end(where, now_s, "the question was changed")
             track.run, track.ended_end, track.recent = 0, None, []
@@ -215,7 +214,8 @@ class IncidentTracker:
             track.suppressed += 1
             return
         track.off, track.told_end = 0, answer.end
-        opening = Opening(
+        opening = Incident(
+            id="",
             camera=answer.stream,
             kind="question",
             subject=answer.question,
@@ -225,10 +225,12 @@ class IncidentTracker:
             score=track.run_score,
             level=level,
             windows=track.run,
+            opened_s=now_s,
+            updated_s=now_s,
             text=answer.text,
             question=rule.text,
         )
-        self._open_incidents.open_incident(opening, now_s)
+        self._open_incidents.open_incident(opening)
 
     def _follow(self, track: Track, rule: Rule, incident: Incident, answer: Answer, now_s: float) -> None:
         if answer.positive or answer.score >= rule.lower:
@@ -258,3 +260,37 @@ class IncidentTracker:
         if track is not None:
             track.run, track.off, track.ended_end = 0, 0, incident.end
             self._open_incidents.store_track(where, track.to_dict())
+
+
+_NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredWindow:
+    """A window ``[start_s, end_s)`` on any one clock, and its score, 0..1."""
+
+    start_s: float
+    end_s: float
+    score: float
+
+
+def rehearse(windows: Sequence[ScoredWindow], rule: Rule) -> list[Incident]:
+    """Incidents that these windows, oldest first, would have made under ``rule``, oldest first. Times of the incidents
+    are microseconds of the windows' clock; one that goes on has no ``ended_s``."""
+    kept = OpenIncidents("rehearsal")
+    tracker = IncidentTracker(kept, lambda *_: rule)
+    for number, window in enumerate(windows):
+        answer = Answer(
+            stream="rehearsed",
+            window=number,
+            start=round(window.start_s * MICROSECONDS),
+            end=round(window.end_s * MICROSECONDS),
+            question="rehearsed",
+            score=window.score,
+            positive=window.score >= rule.threshold,
+            text="",
+            gated=False,
+            tokens=_NO_TOKENS,
+        )
+        tracker.add_answer(answer, window.end_s)
+    return sorted(kept.pop_changes().incidents.values(), key=lambda incident: incident.start)

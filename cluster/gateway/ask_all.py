@@ -39,11 +39,8 @@ ListIncidents = Callable[[incidents_pb2.ListIncidentsRequest], Awaitable[inciden
 class AskAll:
     """Asks the cameras that the caller may see, ``at_once`` of them at a time, replicas in turn.
 
-    Args:
-        ask: asks one camera.
-        cameras: all that there are.
-        incidents: lists incidents, for the clips of moments; None where there are none.
-        most: such questions at once; one more is refused with ``CapacityError``.
+    ``incidents``: lists incidents, for the clips of moments; None where there are none. ``most``: such questions at
+    once; one more is refused with ``CapacityError``.
     """
 
     def __init__(

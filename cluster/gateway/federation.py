@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class FederatedCollector(Collector):
     """The metrics of other processes, each sample with a ``process`` label, gathered when scraped.
 
-    ``addresses()`` gives process name -> ``host:port`` of its ``/metrics``. ``own`` adds registries of this process
+    ``addresses()``: process name -> ``host:port`` of its ``/metrics``. ``own`` adds registries of this process
     under their names. A process that does not answer within ``timeout_s`` is left out, and
     ``sightline_process_up{process}`` is 0 for it. ``others``: processes with a public page of their own, and whether
     they are up, which is all that is shown of them. ``tls``: of this cluster's processes.
@@ -49,7 +49,6 @@ class FederatedCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Families of all processes, merged by name."""
         merged: dict[str, Metric] = {}
         for process, registry in self._own.items():
             merge_families(merged, process, registry.collect())
@@ -105,7 +104,6 @@ class _Connection(http.client.HTTPConnection):
         self._tls = tls
 
     def connect(self) -> None:
-        """See the base class."""
         self.sock = socket.create_connection((self.host, self.port), self.timeout)
         if self._tls is not None:
             self.sock = self._tls.client_context().wrap_socket(self.sock, server_hostname=self._tls.name)

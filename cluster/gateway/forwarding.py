@@ -1,9 +1,9 @@
-"""What the gateway's services share: calls handed on to other processes, and deadlines (``Forwarding``)."""
+"""Calls of the gateway's services that are handed on to other processes (``Forwarding``)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -13,15 +13,6 @@ from cluster.wire.channel import ChannelPool
 from cluster.wire.status import as_told, explained, is_ours
 
 Code = grpc.StatusCode
-T = TypeVar("T")
-
-
-async def in_time(call: Awaitable[T], deadline_s: float) -> T:
-    """The controller's reply. Raises ``UnavailableError`` where it takes longer than ``deadline_s``."""
-    try:
-        return await asyncio.wait_for(call, deadline_s)
-    except TimeoutError:
-        raise UnavailableError(f"the controller did not answer within {deadline_s:g} s") from None
 
 
 async def relay(call: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -51,14 +42,10 @@ class Forwarding:
         *,
         unserved: str = "",
     ) -> AsyncIterator[grpc.aio.Channel]:
-        """Channel to ``who``; what fails inside ends the call.
+        """Channel to ``who``, for a call of at most ``limit_s``; what fails inside ends the call.
 
-        Args:
-            context: of the call.
-            who: answers it, for error messages.
-            route: its ``host:port``, found within ``limit_s``; raises ``UnavailableError`` while there is none.
-            limit_s: what the call may take.
-            unserved: why it may not have the service.
+        ``route``: its ``host:port``; raises ``UnavailableError`` while there is none. ``unserved``: why it may not have
+        the service.
         """
         async with explained(context):
             if self._calls >= self._max_calls:

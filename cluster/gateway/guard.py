@@ -72,7 +72,6 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
-        """See ``grpc.aio.ServerInterceptor``."""
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method)
         if handler is None or method in OPEN:
@@ -83,7 +82,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return self._refusal(principal, method, error)
         if method.startswith(REFLECTION):
             return handler
-        return _answering(handler, self._guarded(handler, method, principal, _rule(method)))
+        return _answering(handler, self._guarded(handler, method, principal))
 
     def admit(self, credentials: Credentials, method: str, peer: str) -> Principal:
         """Who calls from ``peer``, if they may make this call at all and do not make too many; a refusal is written
@@ -122,11 +121,8 @@ class Guard(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(refuse)
 
     def identify(self, credentials: Credentials) -> Principal:
-        """Whose credentials these are.
-
-        Raises:
-            UnauthenticatedError: there is none, or its token is unknown or expired.
-        """
+        """Whose credentials these are. Raises ``UnauthenticatedError``: there is none, or its token is unknown or
+        expired."""
         if isinstance(credentials, Principal):
             return credentials
         text = credentials.decode("utf-8", "replace") if isinstance(credentials, bytes) else credentials or ""
@@ -136,15 +132,11 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._verify(secret.strip())
 
     def note_sign_in(self, call: str, principal: Principal | None, error: Exception | None, peer: str) -> None:
-        """Write a sign-in down, or its refusal."""
         self._note((principal or STRANGER).name, peer, call, [], error)
 
     def check(self, principal: Principal, method: str, cameras: list[str], text: str = "") -> None:
-        """Whether ``principal`` may do this with these cameras; written down either way.
-
-        Raises:
-            ForbiddenError: it may not.
-        """
+        """Whether ``principal`` may do this with these cameras; written down either way. Raises ``ForbiddenError``:
+        it may not."""
         rule = _rule(method)
         try:
             principal.require(rule.role, cameras)
@@ -154,16 +146,23 @@ class Guard(grpc.aio.ServerInterceptor):
         if rule.audited:
             self._note(principal.name, current_peer(), method, cameras, None, text)
 
-    def _guarded(self, handler: Any, method: str, principal: Principal, rule: Rule) -> Callable[..., Awaitable[Any]]:
+    def check_request(self, principal: Principal, method: str, request: Any) -> None:
+        """As :meth:`check`, with the cameras that a message names."""
+        rule = _rule(method)
+        named = getattr(request, rule.camera) if rule.camera else []
+        cameras = [named] if isinstance(named, str) else list(named)
+        # What the audit log tells besides: a question, or the network that is searched.
+        text = getattr(request, "text" if rule.role is Role.ASK else "network", "")
+        self.check(principal, method, cameras, str(text))
+
+    def _guarded(self, handler: Any, method: str, principal: Principal) -> Callable[..., Awaitable[Any]]:
         behavior = _behavior(handler)
 
         async def serve(request: Any, context: Context) -> Any:
             serve_as(principal, _address(context))
             try:
                 # A stream's requests come later, and name their camera to the servicer.
-                named = getattr(request, rule.camera) if rule.camera else []
-                cameras = [named] if isinstance(named, str) else list(named)
-                self.check(principal, method, cameras, said(request, rule))
+                self.check_request(principal, method, request)
             except SightlineError as error:
                 await abort(context, error)
             return await behavior(request, context)
@@ -190,11 +189,6 @@ class Guard(grpc.aio.ServerInterceptor):
             self._audit.write(who, method, cameras=cameras, outcome=outcome, peer=peer, text=text)
 
 
-def said(request: Any, rule: Rule) -> str:
-    """What the audit log tells of a request besides its cameras: a question, or the network that is searched."""
-    return str(getattr(request, "text", "") if rule.role is Role.ASK else getattr(request, "network", ""))
-
-
 def _rule(method: str) -> Rule:
     if method.startswith(REFLECTION):
         return Rule(Role.VIEW, audited=False)
@@ -216,7 +210,6 @@ def _behavior(handler: Any) -> Callable[..., Awaitable[Any]]:
 
 
 def _answering(handler: Any, behavior: Callable[..., Awaitable[Any]]) -> grpc.RpcMethodHandler:
-    """The same method with another behaviour."""
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -239,7 +232,10 @@ def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None
         return None
     tokens = None if security.tokens_file is None else TokenFile(Path(security.tokens_file))
     provider = None if security.oidc is None else OidcProvider(security.oidc)
-    audit = None if security.audit_log is None else Path(security.audit_log)
+    audit = None
+    if security.audit_log is not None:
+        path = Path(security.audit_log)
+        audit = AuditLog(path.with_stem(path.stem + audit_suffix), retention_s=security.audit_retention)
 
     def verify(secret: str) -> Principal:
         # API tokens have no dots, JWTs have two.
@@ -252,9 +248,7 @@ def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None
     return Guard(
         verify,
         rate=RateLimit(security.calls_per_s, security.calls_burst),
-        audit=None
-        if audit is None
-        else AuditLog(audit.with_stem(audit.stem + audit_suffix), retention_s=security.audit_retention),
+        audit=audit,
         provider=provider,
         tokens=tokens is not None,
     )

@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-from sightline.v1 import incidents_pb2, incidents_pb2_grpc
+from sightline.v1 import incidents_pb2 as pb
+from sightline.v1 import incidents_pb2_grpc
 
 from cluster.alerts.incident import unknown_incident
 from cluster.alerts.routing import TEST_S
@@ -17,8 +18,8 @@ from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera
 from cluster.wire.status import as_refused
 
-SERVICE = "sightline.v1.Incidents"
-
+CALL_S = 30.0
+"""Longest that any call but ``Follow`` may take."""
 MAX_CALLS = 4096
 """Calls at once: each of those who follow incidents is one."""
 
@@ -28,72 +29,51 @@ Context: TypeAlias = grpc.aio.ServicerContext
 class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     """The gateway's side: hands calls on to where alerting runs, and keeps to the cameras that a caller may see.
 
-    Args:
-        route: ``host:port`` of that process; raises ``UnavailableError`` while there is none.
-        call_s: longest that any call but ``Follow`` may take.
+    ``route``: ``host:port`` of that process; raises ``UnavailableError`` while there is none.
     """
 
-    def __init__(self, route: Callable[[], Awaitable[str]], channels: ChannelPool, *, call_s: float = 30.0) -> None:
+    def __init__(self, route: Callable[[], Awaitable[str]], channels: ChannelPool) -> None:
         self._route = route
         self._alerting = Forwarding(channels, "calls about incidents", max_calls=MAX_CALLS)
-        self._call_s = call_s
 
-    async def List(  # noqa: N802
-        self, request: incidents_pb2.ListIncidentsRequest, context: Context
-    ) -> incidents_pb2.ListIncidentsResponse:
+    async def List(self, request: pb.ListIncidentsRequest, context: Context) -> pb.ListIncidentsResponse:  # noqa: N802
         async with self._forwarding(context) as stub:
-            found: incidents_pb2.ListIncidentsResponse = await stub.List(_scoped(request), timeout=self._call_s)
-            return found
+            return await stub.List(_scoped(request), timeout=CALL_S)
 
-    async def Get(  # noqa: N802
-        self, request: incidents_pb2.GetIncidentRequest, context: Context
-    ) -> incidents_pb2.IncidentDetail:
+    async def Get(self, request: pb.GetIncidentRequest, context: Context) -> pb.IncidentDetail:  # noqa: N802
         async with self._forwarding(context) as stub:
             return await self._of_mine(stub, request.id, Role.VIEW)
 
-    async def Acknowledge(  # noqa: N802
-        self, request: incidents_pb2.AcknowledgeRequest, context: Context
-    ) -> incidents_pb2.Incident:
+    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.Incident:  # noqa: N802
         async with self._forwarding(context) as stub:
             await self._of_mine(stub, request.id, Role.ASK)
-            incident: incidents_pb2.Incident = await stub.Acknowledge(_signed(request), timeout=self._call_s)
-            return incident
+            return await stub.Acknowledge(_signed(request), timeout=CALL_S)
 
-    async def Review(self, request: incidents_pb2.ReviewRequest, context: Context) -> incidents_pb2.Incident:  # noqa: N802
+    async def Review(self, request: pb.ReviewRequest, context: Context) -> pb.Incident:  # noqa: N802
         async with self._forwarding(context) as stub:
             await self._of_mine(stub, request.id, Role.ASK)
-            incident: incidents_pb2.Incident = await stub.Review(_signed(request), timeout=self._call_s)
-            return incident
+            return await stub.Review(_signed(request), timeout=CALL_S)
 
-    async def Timeline(  # noqa: N802
-        self, request: incidents_pb2.TimelineRequest, context: Context
-    ) -> incidents_pb2.TimelineReply:
+    async def Timeline(self, request: pb.TimelineRequest, context: Context) -> pb.TimelineReply:  # noqa: N802
         async with self._forwarding(context) as stub:
             check_camera(request.camera)
-            timeline: incidents_pb2.TimelineReply = await stub.Timeline(request, timeout=self._call_s)
-            return timeline
+            return await stub.Timeline(request, timeout=CALL_S)
 
-    async def Mute(  # noqa: N802
-        self, request: incidents_pb2.MuteRequest, context: Context
-    ) -> incidents_pb2.ListMutesResponse:
+    async def Mute(self, request: pb.MuteRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
         async with self._forwarding(context) as stub:
             _require_scope(request.camera)
-            return self._seen(await stub.Mute(_signed(request), timeout=self._call_s))
+            return self._seen(await stub.Mute(_signed(request), timeout=CALL_S))
 
-    async def Unmute(  # noqa: N802
-        self, request: incidents_pb2.UnmuteRequest, context: Context
-    ) -> incidents_pb2.ListMutesResponse:
+    async def Unmute(self, request: pb.UnmuteRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
         async with self._forwarding(context) as stub:
             _require_scope(request.camera)
-            return self._seen(await stub.Unmute(request, timeout=self._call_s))
+            return self._seen(await stub.Unmute(request, timeout=CALL_S))
 
-    async def ListMutes(  # noqa: N802
-        self, request: incidents_pb2.ListMutesRequest, context: Context
-    ) -> incidents_pb2.ListMutesResponse:
+    async def ListMutes(self, request: pb.ListMutesRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
         async with self._forwarding(context) as stub:
-            return self._seen(await stub.ListMutes(request, timeout=self._call_s))
+            return self._seen(await stub.ListMutes(request, timeout=CALL_S))
 
-    async def Follow(self, request: incidents_pb2.FollowRequest, context: Context) -> None:  # noqa: N802
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> None:  # noqa: N802
         async with self._forwarding(context) as stub:
             sees = current_principal().sees
             call = stub.Follow(request)
@@ -109,57 +89,45 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
             finally:
                 call.cancel()
 
-    async def Outbox(  # noqa: N802
-        self, request: incidents_pb2.OutboxRequest, context: Context
-    ) -> incidents_pb2.OutboxStatus:
+    async def Outbox(self, request: pb.OutboxRequest, context: Context) -> pb.OutboxStatus:  # noqa: N802
         async with self._forwarding(context) as stub:
-            status: incidents_pb2.OutboxStatus = await stub.Outbox(_scoped(request), timeout=self._call_s)
-            return status
+            return await stub.Outbox(_scoped(request), timeout=CALL_S)
 
-    async def Resend(  # noqa: N802
-        self, request: incidents_pb2.ResendRequest, context: Context
-    ) -> incidents_pb2.ResendResponse:
+    async def Resend(self, request: pb.ResendRequest, context: Context) -> pb.ResendResponse:  # noqa: N802
         async with self._forwarding(context) as stub:
-            sent: incidents_pb2.ResendResponse = await stub.Resend(_scoped(request), timeout=self._call_s)
-            return sent
+            return await stub.Resend(_scoped(request), timeout=CALL_S)
 
-    async def list_incidents(self, request: incidents_pb2.ListIncidentsRequest) -> incidents_pb2.ListIncidentsResponse:
+    async def list_incidents(self, request: pb.ListIncidentsRequest) -> pb.ListIncidentsResponse:
         """Asked by the gateway itself, for the request's ``scope``. Raises ``SightlineError`` or gRPC's error."""
         async with self._alerting.channels.lease(await self._route()) as channel:
             stub = incidents_pb2_grpc.IncidentsStub(channel)
-            found: incidents_pb2.ListIncidentsResponse = await stub.List(request, timeout=self._call_s)
-            return found
+            return await stub.List(request, timeout=CALL_S)
 
-    async def TestSink(  # noqa: N802
-        self, request: incidents_pb2.TestSinkRequest, context: Context
-    ) -> incidents_pb2.TestSinkResponse:
+    async def TestSink(self, request: pb.TestSinkRequest, context: Context) -> pb.TestSinkResponse:  # noqa: N802
         async with self._forwarding(context) as stub:
             if not current_principal().sees_all:
                 who = current_principal().name
                 raise ForbiddenError(
                     f"a sink is everybody's: to test it needs a token for all cameras; {who!r} has some"
                 )
-            done: incidents_pb2.TestSinkResponse = await stub.TestSink(request, timeout=TEST_S + 5.0)
-            return done
+            return await stub.TestSink(request, timeout=TEST_S + 5.0)
 
     # -- inside ---------------------------------------------------------------------------------
-    async def _of_mine(self, stub: Any, incident_id: str, role: Role) -> incidents_pb2.IncidentDetail:
-        detail: incidents_pb2.IncidentDetail = await stub.Get(
-            incidents_pb2.GetIncidentRequest(id=incident_id), timeout=self._call_s
-        )
+    async def _of_mine(self, stub: Any, incident_id: str, role: Role) -> pb.IncidentDetail:
+        detail = await stub.Get(pb.GetIncidentRequest(id=incident_id), timeout=CALL_S)
         current_principal().require(role)
         if not current_principal().sees(detail.incident.camera):
             raise as_refused(unknown_incident(incident_id))
         return detail
 
     @staticmethod
-    def _seen(reply: incidents_pb2.ListMutesResponse) -> incidents_pb2.ListMutesResponse:
+    def _seen(reply: pb.ListMutesResponse) -> pb.ListMutesResponse:
         seen = [mute for mute in reply.mutes if mute.camera == "*" or current_principal().sees(mute.camera)]
-        return incidents_pb2.ListMutesResponse(mutes=seen)
+        return pb.ListMutesResponse(mutes=seen)
 
     @asynccontextmanager
     async def _forwarding(self, context: Context) -> AsyncIterator[Any]:
-        async with self._alerting.to(context, "alerting", self._route, self._call_s) as channel:
+        async with self._alerting.to(context, "alerting", self._route, CALL_S) as channel:
             yield incidents_pb2_grpc.IncidentsStub(channel)
 
 

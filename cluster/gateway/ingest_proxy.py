@@ -103,10 +103,7 @@ class ProxySink:
 
     async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
         """Waits while ``max_pending_bytes`` are held, so that the pusher is slowed down by its own connection.
-
-        Raises:
-            UnavailableError: no room for ``stall_s``.
-        """
+        Raises ``UnavailableError``: no room for ``stall_s``."""
         size = batch.ByteSize()
         if self._pending_bytes + size > self._max_pending_bytes and self._pending_bytes:
             await self._wait_until_drained(size)

@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 import grpc
 import grpc.aio
-from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
+from sightline.v1 import memory_pb2 as pb
+from sightline.v1 import memory_pb2_grpc, pictures_pb2
 
 from cluster.errors import UnavailableError
 from cluster.gateway.ask_all import AskAll, ListCameras, ListIncidents
@@ -31,7 +32,7 @@ ForgetKept = Callable[[str, float], Awaitable[pictures_pb2.ForgetFootageReply]]
 
 
 class MemoryProxy(memory_pb2_grpc.MemoryServicer):
-    """Hands messages on as they come; holds none. Conversations are the replica's: they end with it.
+    """See protos/sightline/v1/memory.proto. Holds no messages; conversations are the replica's and end with it.
 
     Args:
         route: where a camera's replica is.
@@ -61,59 +62,48 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         self._on_forget = on_forget
         self._all = AskAll(self._ask_one, cameras, incidents)
 
-    async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:  # noqa: N802
-        """See protos/sightline/v1/memory.proto."""
+    async def Ask(self, request: pb.AskRequest, context: Context) -> None:  # noqa: N802
         async with self._forwarding(request.camera, context, self._ask_s) as (replica, limit_s):
             await relay(replica.Ask(request, timeout=limit_s), context)
 
-    async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:  # noqa: N802
-        """See protos/sightline/v1/memory.proto."""
+    async def Replay(self, request: pb.ReplayRequest, context: Context) -> None:  # noqa: N802
         async with self._forwarding(request.camera, context, self._ask_s) as (replica, limit_s):
             await relay(replica.Replay(request, timeout=limit_s), context)
 
-    async def AskAll(self, request: memory_pb2.AskAllRequest, context: Context) -> None:  # noqa: N802
-        """See protos/sightline/v1/memory.proto."""
+    async def AskAll(self, request: pb.AskAllRequest, context: Context) -> None:  # noqa: N802
         async with explained(context), aclosing(self._all.answers(request, context.time_remaining())) as events:
             async for event in events:
                 await context.write(event)
 
-    async def _ask_one(self, request: memory_pb2.AskRequest, limit_s: float) -> memory_pb2.AskResult:
+    async def _ask_one(self, request: pb.AskRequest, limit_s: float) -> pb.AskResult:
         async with self._replicas.channels.lease(await self._find(request.camera)) as channel:
             call = memory_pb2_grpc.MemoryStub(channel).Ask(request, timeout=limit_s)
             try:
                 async for event in call:
                     if event.WhichOneof("event") == "result":
-                        result: memory_pb2.AskResult = event.result
-                        return result
+                        return event.result
             finally:
                 call.cancel()
         raise UnavailableError("the answer ended without a result")
 
-    async def Forget(  # noqa: N802
-        self, request: memory_pb2.ForgetRequest, context: Context
-    ) -> memory_pb2.ForgetResponse:
-        """See protos/sightline/v1/memory.proto."""
+    async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:  # noqa: N802
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):
             try:
-                forgotten: memory_pb2.ForgetResponse = await replica.Forget(request, timeout=limit_s)
+                forgotten: pb.ForgetResponse = await replica.Forget(request, timeout=limit_s)
             except grpc.aio.AioRpcError as error:
                 # Without a memory there is still what was kept of incidents.
                 if self._on_forget is None or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                     raise
-                forgotten = memory_pb2.ForgetResponse()
+                forgotten = pb.ForgetResponse()
             if self._on_forget is not None:
                 kept = await self._on_forget(request.camera, request.before_s)
                 forgotten.files, forgotten.file_bytes = kept.files, kept.bytes
                 forgotten.incidents, forgotten.alerts = kept.incidents, kept.alerts
             return forgotten
 
-    async def Describe(  # noqa: N802
-        self, request: memory_pb2.DescribeRequest, context: Context
-    ) -> memory_pb2.MemoryStatus:
-        """See protos/sightline/v1/memory.proto."""
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.MemoryStatus:  # noqa: N802
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):
-            status: memory_pb2.MemoryStatus = await replica.Describe(request, timeout=limit_s)
-            return status
+            return await replica.Describe(request, timeout=limit_s)
 
     @asynccontextmanager
     async def _forwarding(

@@ -14,16 +14,16 @@ from cluster.wire.channel import open_channel
 from cluster.wire.convert import answer_from_proto
 from cluster.wire.tls import PeerTls
 
+REMEMBER = 256
 _Key = tuple[str, int, str]
 """Incarnation, window, question."""
 
 
 @dataclass(slots=True)
-class CameraChanges:
+class FollowedReplica:
     """One replica as the merger sees it. ``breaks``: how often the connection ended; ``reason``: of the last time."""
 
     connected: bool = False
-    answers: int = 0
     breaks: int = 0
     reason: str = ""
 
@@ -32,7 +32,7 @@ class ResultsMerger:
     """Watches a changing set of replicas, reconnecting with backoff; an answer seen already is not published again.
 
     Two answers of a camera are the same when incarnation, window and question are: windows are numbered from 0 in each
-    incarnation, and the camera's own clock may begin anew in another. The last ``remember`` answers are compared.
+    incarnation, and the camera's own clock may begin anew in another. The last :data:`REMEMBER` answers are compared.
     ``recent``: begin, also after a break, with the answers of the last minute.
     """
 
@@ -42,7 +42,6 @@ class ResultsMerger:
         *,
         retry_s: float = 0.2,
         max_retry_s: float = 5.0,
-        remember: int = 256,
         recent: bool = False,
         tls: PeerTls | None = None,
     ) -> None:
@@ -51,10 +50,9 @@ class ResultsMerger:
         self._tls = tls
         self._retry_s = retry_s
         self._max_retry_s = max_retry_s
-        self._remember = remember
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._seen: dict[str, deque[_Key]] = {}
-        self.followed: dict[str, CameraChanges] = {}
+        self.followed: dict[str, FollowedReplica] = {}
         self.duplicates = 0
 
     def follow(self, addresses: Collection[str]) -> None:
@@ -64,7 +62,7 @@ class ResultsMerger:
             del self.followed[gone]
         for address in addresses:
             if address not in self._tasks:
-                self.followed[address] = CameraChanges()
+                self.followed[address] = FollowedReplica()
                 self._tasks[address] = asyncio.create_task(self._follow(address), name=f"results of {address}")
 
     def retain(self, cameras: Collection[str]) -> None:
@@ -93,7 +91,7 @@ class ResultsMerger:
                     async for message in call:
                         state.connected = True
                         wait_s = self._retry_s
-                        self._take(answer_from_proto(message), message.missed, state)
+                        self._take(answer_from_proto(message), message.missed)
                     state.reason = "the replica ended the stream"
                 except grpc.aio.AioRpcError as error:
                     state.reason = error.details() or error.code().name
@@ -104,9 +102,8 @@ class ResultsMerger:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, self._max_retry_s)
 
-    def _take(self, answer: Answer, missed: int, state: CameraChanges) -> None:
-        state.answers += 1
-        seen = self._seen.setdefault(answer.stream, deque(maxlen=self._remember))
+    def _take(self, answer: Answer, missed: int) -> None:
+        seen = self._seen.setdefault(answer.stream, deque(maxlen=REMEMBER))
         key = (answer.incarnation, answer.window, answer.question)
         if key in seen:
             self.duplicates += 1

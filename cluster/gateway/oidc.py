@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import ssl
 import time
@@ -74,7 +75,6 @@ class OidcProvider:
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh(), name="oidc keys")
 
     async def stop(self) -> None:
-        """End what is under way."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.wait([self._refreshing])
@@ -101,11 +101,8 @@ class OidcProvider:
             raise UnavailableError(f"the new keys of {self.name} are being read; try again") from None
 
     async def address(self, attempt: Attempt) -> str:
-        """Where a browser goes to sign in.
-
-        Raises:
-            UnavailableError: the provider cannot be reached, or says nothing useful.
-        """
+        """Where a browser goes to sign in. Raises ``UnavailableError``: the provider cannot be reached, or says
+        nothing useful."""
         await self._read()
         query = {
             "response_type": "code",
@@ -242,9 +239,6 @@ def _signing_keys(found: Mapping[str, Any]) -> list[Any]:
 
 
 async def _body(reply: aiohttp.ClientResponse) -> dict[str, Any]:
-    """The reply's JSON object; empty where it is none."""
-    import json
-
     data = bytearray()
     async for piece in reply.content.iter_chunked(64 * 2**10):
         data += piece

@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 import grpc
 import grpc.aio
-from sightline.v1 import pictures_pb2, pictures_pb2_grpc
+from sightline.v1 import pictures_pb2 as pb
+from sightline.v1 import pictures_pb2_grpc
 
 from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.clips.footage_store import KINDS, READ_BYTES, Deleted, Kind, StoredFile
@@ -23,7 +24,6 @@ from cluster.wire.convert import settings_from_json
 from cluster.wire.memory_wire import check_camera, check_seconds
 from cluster.wire.status import as_refused, as_told, explained
 
-SERVICE = "sightline.v1.Pictures"
 CALL_S = 10.0
 TEST_S = 30.0
 """Longest test of a source: the time to connect, some seconds of watching, and closing it."""
@@ -59,8 +59,7 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
         self._about = about
         self._erase = erase
 
-    async def Footage(self, request: pictures_pb2.FootageRequest, context: Context) -> None:  # noqa: N802
-        """See the proto."""
+    async def Footage(self, request: pb.FootageRequest, context: Context) -> None:  # noqa: N802
         async with explained(context):
             kind = _kind(request.kind)
             camera, note = await self._about(_incident(request.incident))
@@ -70,22 +69,19 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
             stored = self._collector.store.find(request.incident, kind)
             if stored is None:
                 raise NotReadyError(_why_not(kind, note))
-            about = pictures_pb2.FootageAbout(
+            about = pb.FootageAbout(
                 camera=camera,
                 media_type=stored.media_type,
                 size=stored.size,
                 etag=f"{stored.at_ms:x}-{stored.size:x}",
                 note=note,
             )
-            await context.write(pictures_pb2.FootagePart(about=about))
+            await context.write(pb.FootagePart(about=about))
             if not request.only_about:
                 async for data in self._read(stored, request.offset, request.length):
-                    await context.write(pictures_pb2.FootagePart(data=data))
+                    await context.write(pb.FootagePart(data=data))
 
-    async def Forget(  # noqa: N802
-        self, request: pictures_pb2.ForgetFootageRequest, context: Context
-    ) -> pictures_pb2.ForgetFootageReply:
-        """See the proto."""
+    async def Forget(self, request: pb.ForgetFootageRequest, context: Context) -> pb.ForgetFootageReply:  # noqa: N802
         async with explained(context):
             camera, before_s = check_camera(request.camera), check_seconds(request.before_s, "before_s") or 0.0
             # The records first: an incident that ends may still ask for a clip of its end.
@@ -95,7 +91,7 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
             finally:
                 if self._collector is not None:
                     deleted = await self._collector.delete_footage(camera, before_s)
-            return pictures_pb2.ForgetFootageReply(
+            return pb.ForgetFootageReply(
                 files=deleted.files, bytes=deleted.bytes, incidents=erased.incidents, alerts=erased.alerts
             )
 
@@ -121,7 +117,6 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             cluster that makes no incidents.
         tested: where a source is tested; None: nowhere.
         any_decoder: ``host:port`` of a decoder, which searches a network; None: nowhere.
-        max_calls: calls at once; one more is refused with ``CapacityError``.
     """
 
     def __init__(
@@ -132,33 +127,24 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         *,
         tested: TestedSource | None = None,
         any_decoder: Callable[[], Awaitable[str]] | None = None,
-        max_calls: int = 256,
     ) -> None:
         self._tested, self._any_decoder = tested, any_decoder
         self._decoder = decoder
         self._alerting = alerting
-        self._forwarding = Forwarding(channels, "calls about pictures and clips", max_calls=max_calls)
+        self._forwarding = Forwarding(channels, "calls about pictures and clips")
         self._live = Forwarding(channels, "live views", max_calls=MOST_WATCHING)
 
-    async def Picture(  # noqa: N802
-        self, request: pictures_pb2.PictureRequest, context: Context
-    ) -> pictures_pb2.PictureReply:
-        """See the proto."""
+    async def Picture(self, request: pb.PictureRequest, context: Context) -> pb.PictureReply:  # noqa: N802
         who = f"the decoder of camera {request.camera!r}"
         async with self._forwarding.to(context, who, lambda: self._find(request.camera), CALL_S) as channel:
-            recorder = pictures_pb2_grpc.RecorderStub(channel)
-            reply: pictures_pb2.PictureReply = await recorder.Picture(request, timeout=CALL_S)
-            return reply
+            return await pictures_pb2_grpc.RecorderStub(channel).Picture(request, timeout=CALL_S)
 
-    async def Test(  # noqa: N802
-        self, request: pictures_pb2.TestRequest, context: Context
-    ) -> pictures_pb2.TestReply:
-        """See the proto."""
+    async def Test(self, request: pb.TestRequest, context: Context) -> pb.TestReply:  # noqa: N802
         async with explained(context):
             if self._tested is None:
                 raise UnavailableError("this gateway tests no sources")
             address, entry = await self._tested(tested_entry(request))
-        asked = pictures_pb2.TestRequest(
+        asked = pb.TestRequest(
             camera=entry.name, source=entry.source.reveal(), settings_json=json.dumps(settings_of(entry))
         )
 
@@ -166,11 +152,9 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             return address
 
         async with self._forwarding.to(context, "the decoder that tests it", there, TEST_S) as channel:
-            reply: pictures_pb2.TestReply = await pictures_pb2_grpc.RecorderStub(channel).Test(asked, timeout=TEST_S)
-            return reply
+            return await pictures_pb2_grpc.RecorderStub(channel).Test(asked, timeout=TEST_S)
 
-    async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Context) -> None:  # noqa: N802
-        """See the proto."""
+    async def Discover(self, request: pb.DiscoverRequest, context: Context) -> None:  # noqa: N802
         async with explained(context):
             if not current_principal().sees_all:
                 raise ForbiddenError("searching a network concerns all cameras; it needs a token for all of them")
@@ -179,14 +163,12 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         async with self._forwarding.to(context, "the decoder that searches", self._any_decoder, CALL_S) as channel:
             await relay(pictures_pb2_grpc.RecorderStub(channel).Discover(request, timeout=DISCOVER_S), context)
 
-    async def Live(self, request: pictures_pb2.LiveRequest, context: Context) -> None:  # noqa: N802
-        """See the proto."""
+    async def Live(self, request: pb.LiveRequest, context: Context) -> None:  # noqa: N802
         who = f"the decoder of camera {request.camera!r}"
         async with self._live.to(context, who, lambda: self._find(request.camera), CALL_S) as channel:
             await relay(pictures_pb2_grpc.RecorderStub(channel).Live(request), context)
 
-    async def Footage(self, request: pictures_pb2.FootageRequest, context: Context) -> None:  # noqa: N802
-        """See the proto."""
+    async def Footage(self, request: pb.FootageRequest, context: Context) -> None:  # noqa: N802
         async with self._forwarding.to(context, "alerting", self._keeper, CALL_S) as channel:
             call = pictures_pb2_grpc.PicturesStub(channel).Footage(request, timeout=FILE_S)
             hidden = True
@@ -207,21 +189,15 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             finally:
                 call.cancel()
 
-    async def Forget(  # noqa: N802
-        self, request: pictures_pb2.ForgetFootageRequest, context: Context
-    ) -> pictures_pb2.ForgetFootageReply:
-        """See the proto."""
+    async def Forget(self, request: pb.ForgetFootageRequest, context: Context) -> pb.ForgetFootageReply:  # noqa: N802
         async with explained(context):
             return await self.forget(request.camera, request.before_s)
 
-    async def forget(self, camera: str, before_s: float = 0.0) -> pictures_pb2.ForgetFootageReply:
-        """Delete what was kept of a camera more than ``before_s`` seconds ago, in its decoder as well; 0: everything.
-
-        Raises:
-            UnavailableError: somebody does not answer: it may still be there.
-        """
-        request = pictures_pb2.ForgetFootageRequest(camera=check_camera(camera), before_s=before_s)
-        held, kept = pictures_pb2.ForgetFootageReply(), pictures_pb2.ForgetFootageReply()
+    async def forget(self, camera: str, before_s: float = 0.0) -> pb.ForgetFootageReply:
+        """Delete what was kept of a camera more than ``before_s`` seconds ago, in its decoder as well; 0:
+        everything. Raises ``UnavailableError``: somebody does not answer: it may still be there."""
+        request = pb.ForgetFootageRequest(camera=check_camera(camera), before_s=before_s)
+        held, kept = pb.ForgetFootageReply(), pb.ForgetFootageReply()
         try:
             # The decoder first: a clip that is being made gets nothing more from there. Without one, nobody holds any
             # packets.
@@ -246,12 +222,9 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         return await self._alerting()
 
 
-def tested_entry(request: pictures_pb2.TestRequest) -> CameraEntry:
-    """The camera whose source is to be tested, which needs no question.
-
-    Raises:
-        ConfigError: no name, or a key or value is wrong.
-    """
+def tested_entry(request: pb.TestRequest) -> CameraEntry:
+    """The camera whose source is to be tested, which needs no question. Raises ``ConfigError``: no name, or a key or
+    value is wrong."""
     settings = {"questions": [{"id": "test", "text": "Is anyone there?"}], **settings_from_json(request.settings_json)}
     return parse_camera(check_camera(request.camera), request.source, settings=settings)
 

@@ -44,7 +44,6 @@ class KnownSecrets:
         self._by_start: dict[str, tuple[str, ...]] = {}
 
     def add(self, secrets: Iterable[str]) -> None:
-        """Add secrets, as they are."""
         with self._lock:
             for secret in secrets:
                 if len(secret) < SHORTEST:
@@ -61,7 +60,6 @@ class KnownSecrets:
                     self._by_start[oldest[:SHORTEST]] = alike
 
     def clear(self) -> None:
-        """Remove all."""
         with self._lock:
             self._met.clear()
             self._by_start.clear()

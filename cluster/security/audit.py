@@ -65,12 +65,6 @@ class AuditLog:
                     log.error("the audit log %s cannot be written: %s", self.path, error.strerror)
                 self._unwell = True
 
-    def close(self) -> None:
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
-
     def _drop(self) -> None:
         """Discard the file's buffer: else lines counted as lost would appear later."""
         with contextlib.suppress(OSError):

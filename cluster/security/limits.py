@@ -26,22 +26,15 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def acquire(self, principal: str, cost: float = 1.0) -> None:
-        """Count one call, a share of one, or several at once, which cost no more than a burst.
-
-        Raises:
-            CapacityError: the rate is exceeded.
-        """
+        """Count one call, a share of one, or several at once, which cost no more than a burst. Raises
+        ``CapacityError``: the rate is exceeded."""
         with self._lock:
             now = self._clock()
             left, since = self._buckets.pop(principal, (float(self._burst), now))
             cost = min(cost, self._burst)
             left = min(self._burst, left + max(0.0, now - since) * self._per_s)
-            if left >= cost:
-                left -= cost
-                early = 0.0
-            else:
-                early = (cost - left) / self._per_s
-            self._buckets[principal] = (left, now)
+            early = max(0.0, cost - left) / self._per_s
+            self._buckets[principal] = (left if early else left - cost, now)
             if len(self._buckets) > KEPT:
                 self._buckets.popitem(last=False)
         if early:
@@ -65,7 +58,6 @@ class AnonymousPool(Generic[T]):
         return item in self._held
 
     def add(self, item: T, peer: str) -> T | None:
-        """Add ``item``; returns the evicted one, if any."""
         evicted = None
         if len(self._held) >= self._limit:
             most, _ = Counter(self._held.values()).most_common(1)[0]

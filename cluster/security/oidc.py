@@ -49,7 +49,6 @@ class Attempt:
 
     @classmethod
     def begin(cls) -> Self:
-        """A new one."""
         return cls(*(secrets.token_urlsafe(32) for _ in range(3)))
 
     @classmethod
@@ -60,7 +59,6 @@ class Attempt:
 
     @property
     def text(self) -> str:
-        """As a cookie has it."""
         return f"{self.state}.{self.nonce}.{self.verifier}"
 
     @property
@@ -124,11 +122,8 @@ class Claims:
         return claims
 
     def principal(self, claims: Mapping[str, Any]) -> Principal:
-        """Whose verified claims these are, by the first grant whose group they have.
-
-        Raises:
-            ForbiddenError: none of them.
-        """
+        """Whose verified claims these are, by the first grant whose group they have. Raises ``ForbiddenError``: none
+        of them."""
         name = claims.get(self.name_claim)
         name = name if isinstance(name, str) and name.strip() else str(claims["sub"])
         name = PREFIX + "".join(letter for letter in name if letter.isprintable())[:_MOST_NAME]

@@ -13,11 +13,8 @@ RETRY_S = 0.1
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder and its parents, 0700; one that exists stays as it is.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create a folder and its parents, 0700; one that exists stays as it is. Raises ``OSError``: it cannot be
+    created."""
     if path.is_dir():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,5 +57,4 @@ class FolderLock:
             time.sleep(RETRY_S)
 
     def release(self) -> None:
-        """Let others have the folder."""
         os.close(self._handle)

@@ -1,7 +1,6 @@
 """Roles, and the role that every call of the gateway requires. A call that is not listed is refused."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
@@ -128,24 +127,17 @@ class Principal:
     cameras: tuple[str, ...] = ("*",)
 
     def may(self, role: Role) -> bool:
-        """Whether one of its roles covers ``role``."""
         return any(role in IMPLIED[own] for own in self.roles)
 
     def sees(self, camera: str) -> bool:
-        """Whether the camera is in its scope."""
         return in_scope(camera, self.cameras)
 
     @property
     def sees_all(self) -> bool:
-        """Whether every camera, present or future, is in its scope."""
         return "*" in self.cameras
 
     def require(self, role: Role, cameras: Iterable[str] = ()) -> None:
-        """Check role and scope.
-
-        Raises:
-            ForbiddenError: it lacks the role, or a camera is out of its scope.
-        """
+        """Check role and scope. Raises ``ForbiddenError``: it lacks the role, or a camera is out of its scope."""
         if not self.may(role):
             own = ", ".join(sorted(self.roles))
             raise ForbiddenError(f"this needs a token with the role {role}; {self.name!r} has: {own}")
@@ -176,13 +168,3 @@ def serve_as(principal: Principal, peer: str = "") -> None:
     """Set the principal of this task, and the address it calls from, from here on."""
     _current.set(principal)
     _peer.set(peer)
-
-
-@contextmanager
-def serving(principal: Principal) -> Iterator[None]:
-    """Context in which calls are made for ``principal``."""
-    token = _current.set(principal)
-    try:
-        yield
-    finally:
-        _current.reset(token)

@@ -47,14 +47,13 @@ class Sessions:
         self._clock = clock
         self._sessions: dict[str, _Session] = {}
 
-    def begin(self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S) -> str:
+    async def begin(
+        self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
+    ) -> str:
         """Id of a new session.
 
-        Args:
-            principal: name of whose it is.
-            credential: the token, checked with every request; or the principal itself, as a provider vouched for it.
-            browser: what its requests have in common.
-            lifetime_s: longest that it lasts.
+        ``credential``: the token, checked with every request; or the principal itself, as a provider vouched for it.
+        ``browser``: what its requests have in common.
         """
         now_s = self._clock()
         self._sessions = {key: each for key, each in self._sessions.items() if each.ends_s > now_s}
@@ -65,34 +64,16 @@ class Sessions:
         self._sessions[made] = _Session(principal, credential, browser, now_s + lifetime_s)
         return made
 
-    def credential_of(self, session: str, browser: str) -> str | Principal | None:
+    async def credential_of(self, session: str, browser: str) -> str | Principal | None:
         """Token or principal of a session; None where there is none, it has ended, or another browser comes with it."""
         found = self._sessions.get(session)
         if found is None or found.ends_s <= self._clock() or found.browser != browser:
             return None
         return found.credential
 
-    def end(self, session: str) -> None:
+    async def end(self, session: str) -> None:
         """Sign out; idempotent."""
         self._sessions.pop(session, None)
-
-
-class LocalSessions:
-    """:class:`Sessions` of one process as a :class:`SessionStore`."""
-
-    def __init__(self) -> None:
-        self._sessions = Sessions()
-
-    async def begin(
-        self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
-    ) -> str:
-        return self._sessions.begin(principal, credential, browser, lifetime_s)
-
-    async def credential_of(self, session: str, browser: str) -> str | Principal | None:
-        return self._sessions.credential_of(session, browser)
-
-    async def end(self, session: str) -> None:
-        self._sessions.end(session)
 
 
 KEPT_S = 2.0

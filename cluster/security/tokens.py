@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,24 +36,17 @@ class Token:
     cameras: tuple[str, ...] = ("*",)
     expires_s: float | None = None
 
-    @property
-    def principal(self) -> Principal:
-        return Principal(self.name, self.roles, self.cameras)
-
 
 def make_token(
     name: str, roles: Iterable[Role], cameras: Iterable[str] = ("*",), *, expires_s: float | None = None
 ) -> tuple[str, Token]:
-    """Create a new secret, which is stored nowhere, and its token.
-
-    Raises:
-        ConfigError: no name, no role or no camera pattern.
-    """
+    """Create a new secret, which is stored nowhere, and its token. Raises ``ConfigError``: no name, no role or no
+    camera pattern."""
     token = Token(name, "", frozenset(roles), tuple(cameras), expires_s)
     if not name or not token.roles or not token.cameras:
         raise ConfigError("a token needs a name, at least one role, and at least one camera pattern ('*' for all)")
     secret = PREFIX + secrets.token_urlsafe(32)
-    return secret, Token(name, _digest(secret), token.roles, token.cameras, expires_s)
+    return secret, replace(token, digest=_digest(secret))
 
 
 class TokenFile:
@@ -75,11 +68,7 @@ class TokenFile:
         self._tokens = read_tokens(path)
 
     def verify(self, secret: str) -> Principal:
-        """Principal of a secret.
-
-        Raises:
-            UnauthenticatedError: unknown or expired.
-        """
+        """Principal of a secret. Raises ``UnauthenticatedError``: unknown or expired."""
         self._refresh()
         digest = _digest(secret)
         # Compares with all tokens, in constant time each, so that timing leaks nothing.
@@ -90,7 +79,7 @@ class TokenFile:
         if token.expires_s is not None and token.expires_s <= self._clock():
             when = time.strftime("%Y-%m-%d", time.gmtime(token.expires_s))
             raise UnauthenticatedError(f"the token {token.name!r} expired on {when}; ask for a new one")
-        return token.principal
+        return Principal(token.name, token.roles, token.cameras)
 
     def _refresh(self) -> None:
         with self._lock:
@@ -110,11 +99,8 @@ class TokenFile:
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """Read the tokens of a file.
-
-    Raises:
-        ConfigError: it cannot be read, others may read it, or it is not a file of tokens.
-    """
+    """Read the tokens of a file. Raises ``ConfigError``: it cannot be read, others may read it, or it is not a file
+    of tokens."""
     try:
         text = path.read_text(encoding="utf-8")
         mode = path.stat().st_mode
@@ -133,11 +119,8 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 
 
 def write_tokens(path: Path, tokens: Iterable[Token]) -> None:
-    """Replace the file as a whole; only its owner may read it.
-
-    Raises:
-        ConfigError: two tokens of one name, or the file cannot be written.
-    """
+    """Replace the file as a whole; only its owner may read it. Raises ``ConfigError``: two tokens of one name, or
+    the file cannot be written."""
     kept = sorted(tokens, key=lambda token: token.name)
     for one, other in pairwise(kept):
         if one.name == other.name:

@@ -8,7 +8,7 @@ from alert_parts import bodies, configuration, running
 from sink_parts import Receiver
 
 from cluster.alerts import store
-from cluster.alerts.disk_reserve import RESERVE_BYTES, DiskReserve
+from cluster.alerts.store import RESERVE_BYTES, DiskReserve
 
 
 @pytest.fixture

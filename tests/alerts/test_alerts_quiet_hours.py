@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
-from cluster.alerts.incident import Delivery
-from cluster.alerts.open_incidents import OpenIncidents, Opening
+from cluster.alerts.incident import Delivery, Incident
+from cluster.alerts.open_incidents import OpenIncidents
 from cluster.alerts.routing import SinkRoutes
 from cluster.alerts.store import event_of, event_text
 from cluster.config.alerts import QuietHoursConfig, SinkConfig
@@ -78,7 +78,9 @@ def test_what_a_sink_is_told(moments, told, events):
     routes = SinkRoutes([SinkConfig(name="phone", kind="log", quiet_hours=NOON, events=events)])
     incidents = OpenIncidents("salt")
     opened, *going_on, ended = map(at, moments)
-    incident = incidents.open_incident(Opening("gate", "question", "person", "warning", 0, 1), opened)
+    incident = incidents.open_incident(
+        Incident("", "gate", "question", "person", "warning", 0, 1, 0.0, 0, opened, opened)
+    )
     for now_s in going_on:
         incident = incidents.extend_incident(incident, now_s, tell=True)
     incidents.end_incident("gate", "person", ended, "over")

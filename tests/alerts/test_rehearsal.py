@@ -5,8 +5,7 @@ import random
 import pytest
 
 from cluster.alerts.open_incidents import OpenIncidents
-from cluster.alerts.rehearsal import ScoredWindow, rehearse
-from cluster.alerts.tracker import IncidentTracker, Rule
+from cluster.alerts.tracker import IncidentTracker, Rule, ScoredWindow, rehearse
 from cluster.types import MICROSECONDS, Answer, TokenCount
 
 

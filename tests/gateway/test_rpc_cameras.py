@@ -20,7 +20,7 @@ from cluster.errors import (
     UnavailableError,
     UnknownCameraError,
 )
-from cluster.gateway.cameras import CamerasServicer
+from cluster.gateway.directory import CamerasServicer
 from cluster.types import CameraStatus, LastAnswer, Question
 from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import open_channel

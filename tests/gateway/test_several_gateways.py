@@ -9,10 +9,10 @@ from http_parts import Client
 
 from actors import gateway as actor
 from cluster.errors import UnavailableError
-from cluster.security.sessions import LocalSessions
+from cluster.security.sessions import Sessions
 
 
-class Away(LocalSessions):
+class Away(Sessions):
     """Sessions of a controller that may not answer."""
 
     away = False
@@ -36,7 +36,7 @@ class Away(LocalSessions):
 
 async def test_a_controller_that_does_not_answer_signs_nobody_out(tmp_path, monkeypatch):
     sessions = Away()
-    monkeypatch.setattr("gateway_parts.LocalSessions", lambda: sessions)
+    monkeypatch.setattr("gateway_parts.Sessions", lambda: sessions)
     async with serving(tmp_path, cameras=1, tokens=True) as served, Client(served.url) as browser:
         token = {"token": served.secrets["view"]}
         assert (await browser("POST", "/v1/session", token))[0] == 200

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from cluster.errors import UnavailableError
-from cluster.security.sessions import KEPT_S, MOST_ASKED, MOST_KEPT, CachedSessions, LocalSessions
+from cluster.security.sessions import KEPT_S, MOST_ASKED, MOST_KEPT, CachedSessions, Sessions
 
 
-class Store(LocalSessions):
+class Store(Sessions):
     """Counts look-ups; answers them once ``open`` is set, unless it is away."""
 
     def __init__(self) -> None:

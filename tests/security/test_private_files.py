@@ -41,7 +41,6 @@ def test_nothing_of_alerting_is_for_others(tmp_path, umask):
     assert set(found.values()) == {"0o700", "0o600"}
     assert oct(folder.stat().st_mode & 0o777) == "0o700"
     store.close()
-    audit.close()
     lock.release()
 
 

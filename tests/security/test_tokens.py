@@ -178,7 +178,6 @@ def test_the_audit_log_turns_its_files_over_and_loses_no_line(tmp_path):
     log = AuditLog(tmp_path / "audit.jsonl", max_bytes=2200, files=3)
     for number in range(60):
         log.write("room", "/x/Ask", cameras=["gate"], outcome="ok", text=f"question {number} \u2028 \udcff")
-    log.close()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2", "audit.jsonl.3"]
     lines = [json.loads(line) for n in (".3", ".2", ".1", "") for line in (tmp_path / f"audit.jsonl{n}").open()]
@@ -208,7 +207,6 @@ def test_the_audit_log_forgets_what_is_past_its_retention(tmp_path):
             last = json.loads(file.read_text().splitlines()[-1])["at"]
             os.utime(file, (last, last))
         clock.now += day / 48
-    log.close()
     kept = [json.loads(line)["at"] for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
     # A file goes when its last line is past its time, and holds a day.
     assert clock.now - max(kept) < day / 24
@@ -220,6 +218,5 @@ def test_an_audit_log_that_somebody_wrote_into_is_turned_over(tmp_path):
     path.write_text("not ours\n")
     log = AuditLog(path, retention_s=86_400.0)
     log.write("room", "/x/Ask", cameras=["gate"], outcome="ok")
-    log.close()
     assert (tmp_path / "audit.jsonl.1").read_text() == "not ours\n"
     assert json.loads(path.read_text())["who"] == "room"

@@ -35,8 +35,7 @@ from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.footage.service import Recorder, RecorderServicer
 from cluster.decoder.source_test import SourceTester
 from cluster.errors import NotReadyError, SightlineError
-from cluster.gateway import cameras, replicas
-from cluster.gateway import incidents_proxy as incidents
+from cluster.gateway import directory
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.ask_all import AskAll
 from cluster.gateway.guard import Guard
@@ -236,9 +235,9 @@ class ConsoleGateway:
 
     async def _serve(self) -> None:
         services = {
-            cameras.SERVICE: cameras.CamerasServicer(self.city),
-            replicas.SERVICE: replicas.ReplicasServicer(self.city),
-            incidents.SERVICE: IncidentsServicer(self.alerts),
+            "sightline.v1.Cameras": directory.CamerasServicer(self.city),
+            "sightline.v1.Replicas": directory.ReplicasServicer(self.city),
+            "sightline.v1.Incidents": IncidentsServicer(self.alerts),
             memory.SERVICE: CityAnswers(self.city, self.alerts),
             PICTURES: self._pictures,
         }

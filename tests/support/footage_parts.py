@@ -215,7 +215,7 @@ class Site:
             clips,
             self.store,
             DecoderRecorder(self.decoder_of, self.channels),
-            lambda news: self.service.set_clip_state(news.incident, news.clip, news.note),
+            lambda *news: self.service.set_clip_state(*news),
             known=self._folder / "known.json",
             run="run",
             erase=lambda *removed: self.service.erase_removed_camera(*removed),

@@ -23,7 +23,7 @@ from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.memory_service import MemoryServicer, ReplayRange
 from cluster.security.roles import Role
-from cluster.security.sessions import LocalSessions, SessionStore
+from cluster.security.sessions import Sessions, SessionStore
 from cluster.security.tokens import make_token, write_tokens
 from cluster.types import (
     Answer,
@@ -58,7 +58,7 @@ class World:
         self.scores = {(name, question): 0.1 for name in self.cameras for question in QUESTIONS}
         self.window = 0
         self.drained: set[str] = set()
-        self.sessions: SessionStore = LocalSessions()
+        self.sessions: SessionStore = Sessions()
         self.others: dict[str, object] = {}
         self.replica_address: str | None = None
         self.decoder_address: str | None = None

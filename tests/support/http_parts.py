@@ -9,6 +9,7 @@ from gateway_parts import World
 from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry, Counter
 
+from cluster import metrics
 from cluster.gateway.http import application
 from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
@@ -43,6 +44,11 @@ async def answering(replica, *, max_asks=32, stall_s=30.0, **options):
     served = bare_application({SERVICE: MemoryServicer(replica)}, max_asks=max_asks, stall_s=stall_s)
     async with listening(served, stall_s=stall_s, **options) as (url, server), Client(url) as client:
         yield client, server
+
+
+def dropped(reason):
+    """Connections that were dropped for this reason, as the metric counts them."""
+    return metrics.REGISTRY.get_sample_value("sightline_http_connections_dropped_total", {"reason": reason}) or 0.0
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from cluster.control.camera_record import Route
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import UnavailableError, UnknownCameraError
 from cluster.security.roles import Role
-from cluster.security.sessions import LocalSessions
+from cluster.security.sessions import Sessions
 from cluster.security.tokens import make_token, write_tokens
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
@@ -23,7 +23,7 @@ class Directory:
     def __init__(self) -> None:
         self.address: str | None = None
         self.added: list[str] = []
-        self.sessions = LocalSessions()
+        self.sessions = Sessions()
 
     async def where(self, name):
         if name not in self.NAMES:

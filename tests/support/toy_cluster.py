@@ -11,7 +11,7 @@ import rpc_serving
 
 from cluster.config import load_config
 from cluster.errors import UnknownCameraError
-from cluster.gateway import cameras, replicas
+from cluster.gateway import directory
 from cluster.types import Answer, CameraStatus, Timing, TokenCount
 from cluster.types.reports import ReplicaStatus
 from cluster.wire import answers as results
@@ -136,7 +136,7 @@ class ToyCluster:
         )
         self.hub.publish([answer])
 
-    # -- a CameraDirectory
+    # -- a Directory: cameras
     async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
         self.cameras[name] = ToyCamera(name, self)
         self.added.append(name)
@@ -161,7 +161,7 @@ class ToyCluster:
             raise UnknownCameraError(f"no camera is called {name!r}")
         return self.cameras[name]
 
-    # -- a ReplicaDirectory
+    # -- a Directory: replicas
     async def list_replicas(self):
         return [ReplicaStatus(f"replica-{number}") for number in range(3)]
 
@@ -171,8 +171,8 @@ class ToyCluster:
     @contextlib.asynccontextmanager
     async def serving(self, port=0):
         """Yields the gateway's address."""
-        servicers = [ingest.IngestServicer(self.sink), cameras.CamerasServicer(self), results.ResultsServicer(self.hub)]
-        servicers.append(replicas.ReplicasServicer(self))
+        servicers = [ingest.IngestServicer(self.sink), results.ResultsServicer(self.hub)]
+        servicers += [directory.CamerasServicer(self), directory.ReplicasServicer(self)]
         async with rpc_serving.serving(*servicers, port=port) as address:
             try:
                 yield address

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -40,16 +39,8 @@ Record = Callable[[RecordOrder], AsyncGenerator[Recorded, None]]
 """Records a clip at the camera's decoder; raises ``SightlineError``."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClipOutcome:
-    """State of an incident's clip; ``note``: what is missing and why, empty when it is complete."""
-
-    incident: str
-    clip: ClipState
-    note: str
-
-
-Tell = Callable[[ClipOutcome], Awaitable[None]]
+Tell = Callable[[str, ClipState, str], Awaitable[object]]
+"""(incident, state of its clip, what is missing and why: empty when it is complete)."""
 
 
 class FootageCollector:
@@ -83,7 +74,7 @@ class FootageCollector:
         self._disk = ThreadPoolExecutor(1, "footage")
         self._work: dict[tuple[str, Kind], tuple[Incident, asyncio.Task[None]]] = {}
         self._covered: dict[str, int] = {}
-        self._news: dict[str, ClipOutcome] = {}
+        self._news: dict[str, tuple[ClipState, str]] = {}
         self._fresh = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._known_file = known
@@ -107,7 +98,6 @@ class FootageCollector:
 
     @property
     def in_progress(self) -> int:
-        """Number of clips being recorded."""
         return len(self._work)
 
     async def snapshot(self, incident: Incident) -> bytes | None:
@@ -204,7 +194,7 @@ class FootageCollector:
             self._covered[incident.id] = order.until
             if len(self._covered) > MOST_NEWS:
                 self._covered.pop(next(iter(self._covered)))
-        making = _ClipJob(self, incident, kind)
+        making = _ClipJob(self.store, incident, kind)
         try:
             async with asyncio.timeout(order.deadline_s + WRITE_S):
                 await self._collect(order, making)
@@ -227,7 +217,7 @@ class FootageCollector:
                 async with contextlib.aclosing(self._record(order)) as parts:
                     async for part in parts:
                         await self._on_disk(lambda taken=part: making.add_part(taken))  # type: ignore[misc]
-                        if making.stopped:
+                        if making.trouble:
                             return
                 return
             except UnavailableError:
@@ -243,7 +233,7 @@ class FootageCollector:
             level = logging.INFO if self.store.trouble and self.store.trouble in note else logging.WARNING
             log.log(level, "incident %s of camera %s: %s", incident.id, incident.camera, note)
         if kind == "clip":
-            self._news[incident.id] = ClipOutcome(incident.id, state, note)
+            self._news[incident.id] = state, note
             if len(self._news) > MOST_NEWS:
                 self._news.pop(next(iter(self._news)))
             self._fresh.set()
@@ -253,13 +243,13 @@ class FootageCollector:
             await self._fresh.wait()
             self._fresh.clear()
             while self._news:
-                news = self._news.pop(next(iter(self._news)))
+                incident = next(iter(self._news))
                 try:
-                    await self._tell(news)
+                    await self._tell(incident, *self._news.pop(incident))
                 except SightlineError as error:
-                    log.warning("cannot record the state of incident %s's clip: %s", news.incident, error)
+                    log.warning("cannot record the state of incident %s's clip: %s", incident, error)
                 except Exception:
-                    log.exception("cannot record the state of incident %s's clip", news.incident)
+                    log.exception("cannot record the state of incident %s's clip", incident)
 
     async def _sweep(self) -> None:
         while True:
@@ -281,8 +271,8 @@ class FootageCollector:
 class _ClipJob:
     """Partial result of one clip; used on the store's thread."""
 
-    def __init__(self, collector: FootageCollector, incident: Incident, kind: Kind) -> None:
-        self._store = collector.store
+    def __init__(self, store: FootageStore, incident: Incident, kind: Kind) -> None:
+        self._store = store
         self._incident = incident
         self._kind: Kind = kind
         self._draft: DraftFile | None = None
@@ -294,13 +284,7 @@ class _ClipJob:
         self.state: ClipState = "none"
         self.note = ""
 
-    @property
-    def stopped(self) -> bool:
-        """Whether writing failed and nothing more can be stored."""
-        return bool(self.trouble)
-
     def add_part(self, part: Recorded) -> None:
-        """Append one part."""
         self.begun = True
         now_s = time.time()
         try:
@@ -339,7 +323,6 @@ class _ClipJob:
             self.note = f"{neither}: {why or 'the camera sent nothing'}"
 
     def abandon(self) -> None:
-        """Discard everything written."""
         if self._draft is not None:
             self._draft.abandon()
 

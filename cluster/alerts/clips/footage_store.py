@@ -51,7 +51,6 @@ class StoredFile:
 
     @property
     def name(self) -> str:
-        """File name."""
         return f"{self.at_ms:013d}-{self.camera}-{self.incident}-{self.kind}.{KINDS[self.kind][0]}"
 
     @property
@@ -100,7 +99,7 @@ class FootageStore:
         self._files: dict[tuple[str, Kind], StoredFile] = {}
         self._bytes = self._being_written = 0
         self._drafts: set[DraftFile] = set()
-        self.trimmed = self.expired = self.failed = 0
+        self.trimmed = self.failed = 0
         self.trouble = ""
         make_private_folder(folder)
         self._scan()
@@ -115,11 +114,8 @@ class FootageStore:
 
     # -- writing --------------------------------------------------------------------------------
     def begin(self, camera: str, incident: str, kind: Kind, now_s: float) -> DraftFile:
-        """Start a new file; finish with :meth:`DraftFile.commit` or :meth:`DraftFile.abandon`.
-
-        Raises:
-            StorageError: no space, or the folder cannot be written.
-        """
+        """Start a new file; finish with :meth:`DraftFile.commit` or :meth:`DraftFile.abandon`. Raises
+        ``StorageError``: no space, or the folder cannot be written."""
         stored = StoredFile(int(now_s * 1000), camera_key(camera), incident, kind, 0)
         with self._lock, self._explained():
             self._check_free_space()
@@ -215,11 +211,7 @@ class FootageStore:
             return self._files.get((incident, kind))
 
     def open(self, stored: StoredFile) -> BinaryIO:
-        """Open the file; the handle stays readable if the file is deleted.
-
-        Raises:
-            NotReadyError: it was deleted.
-        """
+        """Open the file; the handle stays readable if the file is deleted. Raises ``NotReadyError``: it was deleted."""
         try:
             return (self._folder / stored.name).open("rb")
         except OSError:
@@ -230,17 +222,11 @@ class FootageStore:
         """Delete files past their retention."""
         oldest_ms = (now_s - self._retention_s) * 1000
         with self._lock:
-            gone = self._delete([each for each in self._files.values() if each.at_ms < oldest_ms])
-            self.expired += gone.files
-            return gone
+            return self._delete([each for each in self._files.values() if each.at_ms < oldest_ms])
 
     def delete_camera(self, camera: str, *, begun_before_s: float = math.inf) -> Deleted:
         """Delete the files of a camera, including those being written, that were begun before ``begun_before_s``,
-        seconds since 1970.
-
-        Raises:
-            StorageError: a file could not be deleted.
-        """
+        seconds since 1970. Raises ``StorageError``: a file could not be deleted."""
         key = camera_key(camera)
         until_ms = begun_before_s * 1000
 
@@ -321,7 +307,6 @@ class DraftFile:
     """A file being written, see :meth:`FootageStore.begin`. Used by one thread at a time."""
 
     def __init__(self, store: FootageStore, stored: StoredFile, path: Path) -> None:
-        """Raises OSError."""
         self.stored = stored
         self.path = path
         self.size = 0
@@ -329,11 +314,8 @@ class DraftFile:
         self._file = open(path, "wb", buffering=0, opener=open_private)  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
-        """Append data.
-
-        Raises:
-            StorageError: no space, a disk error, or the camera's footage was deleted meanwhile.
-        """
+        """Append data. Raises ``StorageError``: no space, a disk error, or the camera's footage was deleted
+        meanwhile."""
         self._store._write(self, self._file, data)
 
     def commit(self) -> StoredFile:

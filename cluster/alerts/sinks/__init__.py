@@ -1,7 +1,4 @@
-"""Sinks: where alerts are delivered. Each loads its client library when it first sends.
-
-The ``Sink`` protocol and its error.
-"""
+"""Where alerts are delivered: the ``Sink`` protocol and its error. Each loads its client library when first used."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, runtime_checkable

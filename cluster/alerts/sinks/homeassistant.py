@@ -15,7 +15,7 @@ from typing import Any
 
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.sinks import DeliveryError, ReadPicture
-from cluster.alerts.sinks.mqtt_client import Message, MqttPublisher
+from cluster.alerts.sinks.mqtt import Message, MqttPublisher
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -64,11 +64,9 @@ class HomeAssistantSink:
         self._syncing = asyncio.Lock()
 
     def use_pictures(self, read: ReadPicture) -> None:
-        """See :class:`~cluster.alerts.sinks.PictureSink`."""
         self._read_picture = read
 
     def follow_cameras(self, cameras: Mapping[str, Mapping[str, str]]) -> None:
-        """See :class:`~cluster.alerts.sinks.CameraSink`."""
         messages = [each for name, questions in cameras.items() for each in self._entities(name, questions)]
         self._wanted = {each.topic: each for each in messages}
         if self._keeping is None or self._keeping.done():

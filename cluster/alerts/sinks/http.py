@@ -1,10 +1,17 @@
-"""HTTP client of the sinks: posts JSON with a deadline and maps replies to delivery results."""
+"""Sinks over HTTP: ``webhook``, a signed POST per alert; and ``alertmanager``, incidents as alerts of a Prometheus
+Alertmanager, which groups, routes and repeats them."""
 
 import asyncio
+import hashlib
+import hmac
+import json
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from cluster.alerts.incident import AlertEvent, utc
 from cluster.alerts.sinks import DeliveryError
 from cluster.errors import ConfigError
 from cluster.redaction import redact
@@ -12,16 +19,16 @@ from cluster.redaction import redact
 if TYPE_CHECKING:
     import aiohttp
 
+TIME_HEADER = "Sightline-Timestamp"
+SIGNATURE_HEADER = "Sightline-Signature"
+PATH = "/api/v2/alerts"
+_CONNECTIONS = 16
 _SAID = 200
 """Characters of an error's body that are kept."""
 
 
 def check_url(url: str) -> str:
-    """Return an http(s) address unchanged.
-
-    Raises:
-        ConfigError: anything else.
-    """
+    """Return an http(s) address unchanged. Raises ``ConfigError``: anything else."""
     try:
         parts = urlsplit(url)
         port_is_fine = parts.port is None or parts.port > 0
@@ -39,11 +46,10 @@ class HttpPoster:
     and refused the alert. Redirects are not followed, so that a signed alert goes nowhere else.
     """
 
-    def __init__(self, url: str, timeout_s: float, *, connections: int = 16) -> None:
+    def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
         self._shown = redact(url)
         self._timeout_s = timeout_s
-        self._connections = connections
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> None:
@@ -52,7 +58,7 @@ class HttpPoster:
 
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._connections),
+                connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
                 timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             )
         try:
@@ -75,3 +81,86 @@ class HttpPoster:
             await session.close()
             # The transports of closed connections end in the next iterations of the loop.
             await asyncio.sleep(0)
+
+
+@dataclass
+class WebhookSink:
+    """POSTs the alert's JSON to ``url``; taken when the reply is 2xx.
+
+    With a ``secret``, ``Sightline-Signature`` is ``v1=`` and the hexadecimal HMAC-SHA256 of ``TIMESTAMP.BODY``, where
+    TIMESTAMP is the header ``Sightline-Timestamp`` (seconds since 1970, of this attempt): a receiver refuses what is
+    not signed so, or is old. ``headers`` are sent as well, for receivers that want a token.
+    """
+
+    url: str
+    secret: str = field(default="", repr=False)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s must be above 0, not {self.timeout_s:g}")
+        self._poster = HttpPoster(check_url(self.url), self.timeout_s)
+
+    async def send(self, event: AlertEvent) -> None:
+        body = json.dumps(event.body(), ensure_ascii=False, separators=(",", ":")).encode()
+        headers = {**self.headers, "Content-Type": "application/json", "Idempotency-Key": event.key}
+        if self.secret:
+            stamp = str(int(time.time()))
+            headers |= {TIME_HEADER: stamp, SIGNATURE_HEADER: signature(self.secret, stamp, body)}
+        await self._poster.post(body, headers)
+
+    async def close(self) -> None:
+        await self._poster.close()
+
+
+def signature(secret: str, timestamp: str, body: bytes) -> str:
+    """Value of the header ``Sightline-Signature``."""
+    return "v1=" + hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
+
+
+@dataclass
+class AlertmanagerSink:
+    """POSTs to ``url``'s ``/api/v2/alerts``. One incident is one alert: its labels never change.
+
+    An open alert expires ``hold_s`` after its last update, should the cluster vanish; alerts.update_s must be shorter.
+    ``labels`` are added, for routing.
+    """
+
+    url: str
+    labels: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    hold_s: float = 3600.0
+    timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0 or not self.hold_s > 0:
+            raise ConfigError("timeout_s and hold_s must be above 0")
+        self._poster = HttpPoster(check_url(self.url).rstrip("/") + PATH, self.timeout_s)
+
+    async def send(self, event: AlertEvent) -> None:
+        incident = event.incident
+        ends_s = incident.ended_s if incident.ended_s is not None else event.at_s + self.hold_s
+        # Alertmanager refuses an alert that starts and ends at the same moment.
+        ends_s = max(ends_s, incident.opened_s + 0.001)
+        alert = {
+            "labels": {
+                **self.labels,
+                "alertname": "SightlineIncident" if incident.kind == "question" else "SightlineCameraHealth",
+                "camera": incident.camera,
+                "subject": incident.subject,
+                "severity": incident.severity,
+                "incident": incident.id,
+            },
+            "annotations": {
+                "summary": f"{incident.subject} at camera {incident.camera}",
+                "description": incident.text or f"score {incident.score:.2f} over {incident.windows} windows",
+            },
+            "startsAt": utc(incident.opened_s),
+            "endsAt": utc(ends_s),
+        }
+        body = json.dumps([alert], ensure_ascii=False).encode()
+        await self._poster.post(body, {**self.headers, "Content-Type": "application/json"})
+
+    async def close(self) -> None:
+        await self._poster.close()

@@ -1,13 +1,191 @@
-"""``mqtt``: one message per alert, at quality of service 1."""
+"""``mqtt``: one message per alert, at quality of service 1; and the client (``MqttPublisher``)."""
 
+from __future__ import annotations
+
+import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from cluster.alerts.incident import AlertEvent
-from cluster.alerts.sinks.mqtt_client import Message, MqttPublisher
+from cluster.alerts.sinks import DeliveryError
 from cluster.errors import ConfigError
+from cluster.redaction import redact
 
+if TYPE_CHECKING:
+    from paho.mqtt.client import Client
+
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
 _FIELDS = ("camera", "subject", "event", "severity", "kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A payload for a topic, at quality of service 1; a broker keeps what is ``retain``-ed for later subscribers."""
+
+    topic: str
+    payload: str | bytes
+    retain: bool = False
+
+
+class MqttPublisher:
+    """Speaks MQTT 3.1.1 through paho-mqtt, the Eclipse project's client. Its own queue of unacknowledged messages is
+    not used: after a failure the connection is opened anew, and whoever publishes does so again.
+
+    Args:
+        url: ``mqtt://user:password@host:1883``, or ``mqtts://`` with TLS.
+        timeout_s: of connecting, and of an acknowledgement.
+        will: what the broker publishes when the connection breaks.
+        listen: topics to subscribe to, each message of which goes to ``on_message`` on the event loop.
+
+    Raises:
+        ConfigError: the address or the timeout makes no sense.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        *,
+        client_id: str = "",
+        ca_file: str = "",
+        will: Message | None = None,
+        listen: tuple[str, ...] = (),
+        on_message: Callable[[str, bytes], None] | None = None,
+    ) -> None:
+        try:
+            self._address = urlsplit(url)
+            self._port = self._address.port or _PORTS[self._address.scheme]
+        except (ValueError, KeyError):
+            self._address = urlsplit("")
+        if not self._address.hostname:
+            raise ConfigError(f"url must be an address like mqtt://host:1883, not {redact(url)!r}")
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s must be above 0, not {timeout_s:g}")
+        self._timeout_s, self._client_id, self._ca_file = timeout_s, client_id, ca_file
+        self._will, self._listen, self._on_message = will, listen, on_message
+        self._client: Client | None = None
+        self._connecting = asyncio.Lock()
+        self._acknowledged: dict[int, asyncio.Future[None]] = {}
+
+    @property
+    def connected(self) -> bool:
+        """Whether the last connection still stands."""
+        return self._client is not None and self._client.is_connected()
+
+    async def publish(self, *messages: Message) -> None:
+        """Publish in order; returns when the broker has acknowledged the last. Raises ``DeliveryError``."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                client = await self._connected()
+                for message in messages:
+                    await self._publish(client, message)
+        except TimeoutError:
+            await self.close()
+            raise DeliveryError(
+                f"the broker at {self._shown} did not acknowledge within {self._timeout_s:g} s", retryable=True
+            ) from None
+        except DeliveryError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Disconnect; the next message connects again."""
+        client, self._client = self._client, None
+        self._fail("the connection was closed")
+        if client is not None:
+            await asyncio.to_thread(_disconnect, client)
+
+    # -- inside ---------------------------------------------------------------------------------
+    @property
+    def _shown(self) -> str:
+        return f"{self._address.hostname}:{self._port}"
+
+    async def _publish(self, client: Client, message: Message) -> None:
+        taken = asyncio.get_running_loop().create_future()
+        # The acknowledgement arrives in a later iteration of the loop, so it cannot be missed between these lines.
+        sent = client.publish(message.topic, message.payload, qos=1, retain=message.retain)
+        if sent.rc:
+            raise DeliveryError(f"the connection to {self._shown} is gone", retryable=True)
+        self._acknowledged[sent.mid] = taken
+        try:
+            await taken
+        finally:
+            self._acknowledged.pop(sent.mid, None)
+
+    async def _connected(self) -> Client:
+        async with self._connecting:
+            if self._client is not None and self._client.is_connected():
+                return self._client
+            await self.close()
+            self._client = await self._connect()
+            return self._client
+
+    async def _connect(self) -> Client:
+        from paho.mqtt.client import Client
+        from paho.mqtt.enums import CallbackAPIVersion
+
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[str] = loop.create_future()
+
+        def tell(call: Any, *arguments: Any) -> None:
+            # paho calls from its own thread, possibly after the loop has closed.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(call, *arguments)
+
+        def connected(reason: Any) -> None:
+            if not answered.done():
+                answered.set_result(str(reason) if reason.is_failure else "")
+
+        client = Client(CallbackAPIVersion.VERSION2, client_id=self._client_id, reconnect_on_failure=False)
+        client.on_connect = lambda _client, _data, _flags, reason, _properties: tell(connected, reason)
+        client.on_publish = lambda _client, _data, mid, _reason, _properties: tell(self._taken, mid)
+        client.on_disconnect = lambda *_: tell(self._gone, client)
+        if self._on_message is not None:
+            client.on_message = lambda _client, _data, message: tell(self._on_message, message.topic, message.payload)
+        if self._will is not None:
+            client.will_set(self._will.topic, self._will.payload, qos=1, retain=self._will.retain)
+        client.connect_timeout = self._timeout_s
+        if self._address.username:
+            client.username_pw_set(unquote(self._address.username), unquote(self._address.password or ""))
+        try:
+            if self._address.scheme == "mqtts":
+                client.tls_set(self._ca_file or None)
+            await asyncio.to_thread(client.connect, str(self._address.hostname), self._port)
+            client.loop_start()
+            refused = await answered
+        except (OSError, ValueError) as error:
+            raise DeliveryError(f"no MQTT broker at {self._shown}: {error}", retryable=True) from None
+        except BaseException:
+            _disconnect(client)
+            raise
+        if refused:
+            await asyncio.to_thread(_disconnect, client)
+            raise DeliveryError(f"the MQTT broker at {self._shown} refuses us: {refused}", retryable=True)
+        for topic in self._listen:
+            client.subscribe(topic, qos=1)
+        return client
+
+    def _taken(self, mid: int) -> None:
+        future = self._acknowledged.get(mid)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def _gone(self, client: Client) -> None:
+        if client is self._client:
+            self._fail("the connection broke")
+
+    def _fail(self, why: str) -> None:
+        for future in self._acknowledged.values():
+            if not future.done():
+                future.set_exception(DeliveryError(f"MQTT broker at {self._shown}: {why}", retryable=True))
+
+
+def _disconnect(client: Client) -> None:
+    client.disconnect()
+    client.loop_stop()
 
 
 @dataclass

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from cluster.alerts.incident import AlertEvent, Incident
+from cluster.alerts.incident import AlertEvent
 from cluster.alerts.sinks import DeliveryError, ReadPicture
 from cluster.errors import ConfigError
 
@@ -39,7 +42,6 @@ class NotifySink:
         self._read_picture: ReadPicture | None = None
 
     def use_pictures(self, read: ReadPicture) -> None:
-        """See :class:`~cluster.alerts.sinks.PictureSink`."""
         self._read_picture = read
 
     async def send(self, event: AlertEvent) -> None:
@@ -101,17 +103,11 @@ def text_of(event: AlertEvent) -> str:
 
 
 def _when(event: AlertEvent) -> str:
-    from datetime import datetime
-
     incident = event.incident
     since = datetime.fromtimestamp(incident.opened_s).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-    score = f", score {incident.score:.2f}" if _is_scored(incident) else ""
+    score = f", score {incident.score:.2f}" if incident.kind == "question" and incident.windows > 0 else ""
     ended = "" if incident.ended_s is None else f", for {incident.ended_s - incident.opened_s:.0f} s"
     return f"Since {since}{ended}{score}"
-
-
-def _is_scored(incident: Incident) -> bool:
-    return incident.kind == "question" and incident.windows > 0
 
 
 def _target(url: str) -> Apprise:
@@ -139,8 +135,5 @@ def _reason(said: list[str], url: str) -> str:
 
 
 def _parts(url: str) -> list[str]:
-    import re
-    from urllib.parse import unquote
-
     rest = url.partition("://")[2]
     return [part for each in re.split(r"[/?&=@,:#]", rest) for part in (each, unquote(each))]

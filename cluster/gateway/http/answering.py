@@ -1,6 +1,7 @@
 """Answers of memories under way over HTTP, whichever form their clients read."""
 
 import base64
+import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -9,19 +10,17 @@ from sightline.v1 import memory_pb2
 
 from cluster.errors import CapacityError, SightlineError, UnavailableError
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.replies import jsonable
+from cluster.gateway.http.replies import Stream, jsonable
 from cluster.wire.memory_wire import AskAllProgress, CameraTold, Told, ago_s, all_from_proto, told_from_proto
 
+NDJSON = "application/x-ndjson"
 ASK = "/sightline.v1.Memory/Ask"
 ASK_ALL = "/sightline.v1.Memory/AskAll"
 Event = TypeVar("Event")
 
 
 class Answering:
-    """At most ``limit`` answers at once, so that there is room for everything else.
-
-    ``calls``: the gateway's services.
-    """
+    """At most ``limit`` answers at once, so that there is room for everything else."""
 
     def __init__(self, calls: Calls, limit: int = 32) -> None:
         self._calls = calls
@@ -72,6 +71,16 @@ async def written(
             if not begun:
                 raise
             yield fail(error)
+
+
+async def lines(events: AsyncGenerator[Event, None], body: Callable[[Event], dict[str, Any]]) -> Stream:
+    """Newline-delimited JSON, a line for each event; what goes wrong after the first one is the last: its ``error``."""
+    pieces = written(events, lambda event: _line(body(event)), lambda error: _line({"error": str(error)}))
+    return await Stream.begin(pieces, NDJSON)
+
+
+def _line(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode() + b"\n"
 
 
 def result_body(told: Told) -> dict[str, Any]:

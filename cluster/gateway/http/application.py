@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
 from cluster.alerts.tracker import Rule
-from cluster.gateway.console.files import STATIC, Files
+from cluster.gateway.console import STATIC, Files
 from cluster.gateway.guard import Guard
-from cluster.gateway.http import cameras, fleet, incidents, memory, openai, pages, pictures, questions, sign_in
+from cluster.gateway.http import cameras, fleet, incidents, memory, openai, pages, pictures
 from cluster.gateway.http.answering import Answering
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.door import COOKIE, Door, DoorMiddleware
@@ -23,7 +23,7 @@ from cluster.gateway.http.routes import PING_S, STALL_S, Backend, Route, no_rout
 from cluster.security.sessions import SessionStore
 
 NO_LIMIT = 2**20
-TOPICS = (pages, sign_in, cameras, fleet, incidents, pictures, memory, questions, openai)
+TOPICS = (pages, cameras, fleet, incidents, pictures, memory, openai)
 _MOST = 80
 
 

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import grpc
 
 from cluster.errors import UnavailableError
-from cluster.gateway.guard import Guard, said
-from cluster.security.roles import RULES, current_principal
+from cluster.gateway.guard import Guard
+from cluster.security.roles import current_principal
 from cluster.wire.status import RefusedError
 
 _AHEAD = 4
@@ -16,7 +16,7 @@ _AHEAD = 4
 
 
 class Calls:
-    """``services`` by full name, as ``sightline.v1.Cameras``; calls are made for ``access.current()``.
+    """``services`` by full name, as ``sightline.v1.Cameras``; calls are made for the current principal.
 
     ``guard``: decides over every call as it does over gRPC's; None: everybody may everything.
 
@@ -27,10 +27,10 @@ class Calls:
         self._services = services
         self._guard = guard
 
-    async def unary(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
+    async def unary(self, method: str, request: Any) -> Any:
         """One reply; ``method`` as in the rules."""
         self.check(method, request)
-        return await self._behavior(method)(request, _Context(timeout_s))
+        return await self._behavior(method)(request, _Context())
 
     def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Messages as they come; close it to end the call. Checked with the first one."""
@@ -72,12 +72,8 @@ class Calls:
 
     def check(self, method: str, request: Any) -> None:
         """Whether the call may be made; for what is answered without the service."""
-        if self._guard is None:
-            return
-        rule = RULES[method]
-        named = getattr(request, rule.camera) if rule.camera else []
-        cameras = [named] if isinstance(named, str) else list(named)
-        self._guard.check(current_principal(), method, cameras, said(request, rule))
+        if self._guard is not None:
+            self._guard.check_request(current_principal(), method, request)
 
     def _behavior(self, method: str) -> Callable[..., Awaitable[Any]]:
         _, service, name = method.split("/")
@@ -92,7 +88,7 @@ class _Context:
 
     def __init__(
         self,
-        timeout_s: float | None,
+        timeout_s: float | None = None,
         write: Callable[[Any], Awaitable[None]] | None = None,
         begin: Callable[[], None] | None = None,
     ) -> None:
@@ -113,7 +109,6 @@ class _Context:
         await self._write(message)
 
     async def send_initial_metadata(self, metadata: Iterable[Any]) -> None:  # noqa: ARG002
-        """What a stream's service says when it has begun."""
         if self._begin is not None:
             self._begin()
 

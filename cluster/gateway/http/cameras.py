@@ -13,17 +13,8 @@ from cluster.alerts.timeline_store import BIN_S
 from cluster.config.camera_list import parse_camera_list
 from cluster.control.cameras.managed import settings_of
 from cluster.errors import SightlineError, UnknownCameraError
-from cluster.gateway.http.answering import written
-from cluster.gateway.http.forms import (
-    CameraHistory,
-    Cameras,
-    CameraSettings,
-    DiscoveryLine,
-    ImportedCameras,
-    Nothing,
-    Timeline,
-)
-from cluster.gateway.http.memory import NDJSON
+from cluster.gateway.http import forms
+from cluster.gateway.http.answering import NDJSON, lines
 from cluster.gateway.http.replies import Reply, Stream, jsonable
 from cluster.gateway.http.routes import Body, Flag, Gateway, Number, Routes, Text
 from cluster.security.roles import HISTORY, IMPORT, current_principal
@@ -74,7 +65,7 @@ class NewCamera(ChangedCamera):
     force: bool = Field(default=False, description="Add it although the replicas are full.")
 
 
-@router.on("GET /v1/cameras", f"{SERVICE}List", Cameras)
+@router.on("GET /v1/cameras", f"{SERVICE}List", forms.Cameras)
 async def list_cameras(gateway: Gateway) -> Reply:
     """Cameras that the token may see."""
     # Without the message in between: it takes longer to make than all the rest, and a wall has thousands.
@@ -115,19 +106,11 @@ class SearchedNetwork(Body):
     password: str = Field(default="", max_length=256)
 
 
-@router.on("POST /v1/cameras/discover", DISCOVER, DiscoveryLine, media=NDJSON, errors=(409,))
+@router.on("POST /v1/cameras/discover", DISCOVER, forms.DiscoveryLine, media=NDJSON, errors=(409,))
 async def discover_cameras(body: SearchedNetwork, gateway: Gateway) -> Stream:
     """Search a network for ONVIF cameras, line by line; nothing is added. Closing the connection stops it."""
     parts = gateway.calls.stream(DISCOVER, pictures_pb2.DiscoverRequest(**body.model_dump()))
-    return await Stream.begin(written(parts, _found_line, lambda error: _line({"error": str(error)})), NDJSON)
-
-
-def _found_line(part: pictures_pb2.DiscoverReply) -> bytes:
-    return _line({"discovery": jsonable(from_message(Discovery, part))})
-
-
-def _line(body: dict[str, object]) -> bytes:
-    return json.dumps(body).encode() + b"\n"
+    return await lines(parts, lambda part: {"discovery": jsonable(from_message(Discovery, part))})
 
 
 class CameraList(Body):
@@ -138,13 +121,13 @@ class CameraList(Body):
     force: bool = Field(default=False, description="Also those for which there is no room.")
 
 
-@router.on("POST /v1/cameras/import", IMPORT, ImportedCameras, errors=(409,), body_bytes=LIST_BYTES)
+@router.on("POST /v1/cameras/import", IMPORT, forms.ImportedCameras, errors=(409,), body_bytes=LIST_BYTES)
 async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
     """Check a list of cameras line by line, and with ``apply`` add them. With anything wrong in it, none is added."""
     listed = parse_camera_list(body.text)
     known = {each.name for each in await gateway.live.list()}
     sees = current_principal().sees
-    lines = []
+    checked = []
     for each in listed:
         error = each.error
         if not error and not sees(each.name):
@@ -152,10 +135,10 @@ async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
         elif not error and each.name in known:
             error = f"there is a camera {each.name!r} already"
         source = "" if each.entry is None else str(each.entry.source)
-        lines.append({"line": each.line, "name": each.name, "source": source, "error": error, "added": False})
-    if not body.apply or any(line["error"] for line in lines):
-        return Reply({"cameras": lines})
-    for each, line in zip(listed, lines, strict=True):
+        checked.append({"line": each.line, "name": each.name, "source": source, "error": error, "added": False})
+    if not body.apply or any(line["error"] for line in checked):
+        return Reply({"cameras": checked})
+    for each, line in zip(listed, checked, strict=True):
         assert each.entry is not None
         asked = cameras_pb2.AddCameraRequest(
             name=each.name,
@@ -170,10 +153,10 @@ async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
             # Those before it stay; this one and its reason are told.
             line["error"] = str(error)
     gateway.live.look()
-    return Reply({"cameras": lines})
+    return Reply({"cameras": checked})
 
 
-@router.on("GET /v1/cameras/{name}/settings", f"{SERVICE}Export", CameraSettings, errors=(404,))
+@router.on("GET /v1/cameras/{name}/settings", f"{SERVICE}Export", forms.CameraSettings, errors=(404,))
 async def camera_settings(name: str, gateway: Gateway) -> Reply:
     """The settings that were written for a camera; *** is in place of the secrets of its source. Sent back as it is,
     the source keeps them."""
@@ -207,7 +190,7 @@ async def _changed(gateway: Gateway, method: str, asked: Any) -> Reply:
 Takeover = Annotated[Flag, Query(description="1: also when it belongs to another manager.")]
 
 
-@router.on("DELETE /v1/cameras/{name}", f"{SERVICE}Remove", Nothing, errors=(404, 409))
+@router.on("DELETE /v1/cameras/{name}", f"{SERVICE}Remove", forms.Nothing, errors=(404, 409))
 async def remove_camera(name: str, gateway: Gateway, takeover: Takeover = False) -> Reply:
     """Remove a camera."""
     await gateway.calls.unary(f"{SERVICE}Remove", cameras_pb2.RemoveCameraRequest(name=name, takeover=takeover))
@@ -215,7 +198,7 @@ async def remove_camera(name: str, gateway: Gateway, takeover: Takeover = False)
     return Reply({})
 
 
-@router.on("GET /v1/cameras/{name}/history", HISTORY, CameraHistory)
+@router.on("GET /v1/cameras/{name}/history", HISTORY, forms.CameraHistory)
 async def camera_history(name: str, gateway: Gateway) -> Reply:
     """The last 120 scores of every question, and changes of the quality rung."""
     return Reply(gateway.live.history.body(name))
@@ -225,7 +208,7 @@ FromTime = Annotated[Number, Query(description="From this Unix time on.")]
 UntilTime = Annotated[Number, Query(description="Before this Unix time; now unless given.")]
 
 
-@router.on("GET /v1/cameras/{name}/timeline", f"{INCIDENTS}Timeline", Timeline)
+@router.on("GET /v1/cameras/{name}/timeline", f"{INCIDENTS}Timeline", forms.Timeline)
 async def camera_timeline(name: str, gateway: Gateway, since_s: FromTime = 0.0, until_s: UntilTime = 0.0) -> Reply:
     """What a camera answered and was, by the minute; kept for two days where there is alerting."""
     asked = incidents_pb2.TimelineRequest(camera=name, since_s=since_s, until_s=until_s)

@@ -16,10 +16,9 @@ from cluster import metrics
 from cluster.errors import SightlineError
 from cluster.gateway.guard import Credentials, Guard
 from cluster.gateway.http.replies import HttpError, failure, status_of
-from cluster.gateway.oidc import OidcProvider
 from cluster.hosts import is_loopback
 from cluster.security.roles import ANYBODY, RULES, Principal, serve_as
-from cluster.security.sessions import LocalSessions, SessionStore
+from cluster.security.sessions import Sessions, SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -65,57 +64,29 @@ class Door:
     """
 
     def __init__(self, guard: Guard | None, host: str, sessions: SessionStore | None = None) -> None:
-        self._guard = guard
-        self._sessions = LocalSessions() if sessions is None else sessions
+        self.guard = guard
+        self._sessions = Sessions() if sessions is None else sessions
         # A page whose name was made to lead here (DNS rebinding) is told by that name.
         self._names_matter = guard is None and is_loopback(host)
-
-    @property
-    def guarded(self) -> bool:
-        """Whether tokens are asked for."""
-        return self._guard is not None
-
-    @property
-    def tokens(self) -> bool:
-        """Whether a token is a way to sign in."""
-        return self._guard is not None and self._guard.tokens
-
-    @property
-    def provider(self) -> OidcProvider | None:
-        """Where people sign in, if anywhere."""
-        return None if self._guard is None else self._guard.provider
 
     async def identify(self, request: Request) -> Principal:
         """Whose token or session a request has. Raises ``UnauthenticatedError``, and ``UnavailableError`` where nobody
         says whether it has a session."""
-        return ANYBODY if self._guard is None else self._guard.identify(await self._credentials(request))
+        return ANYBODY if self.guard is None else self.guard.identify(await self._credentials(request))
 
     async def begin_session(self, request: Request, secret: str) -> tuple[Principal, str]:
         """Whose token ``secret`` is, and the id of a session with it; no id where nobody is asked for tokens. Raises
         ``UnauthenticatedError``."""
-        if self._guard is None:
+        if self.guard is None:
             return ANYBODY, ""
-        principal = self._guard.identify(f"Bearer {secret}")
+        principal = self.guard.identify(f"Bearer {secret}")
         return principal, await self._sessions.begin(principal.name, secret, _browser(request))
 
     async def keep_session(self, request: Request, principal: Principal, lifetime_s: float) -> str:
         """Id of a session of somebody whom the provider vouches for."""
         return await self._sessions.begin(principal.name, principal, _browser(request), lifetime_s)
 
-    def limit_sign_in(self, request: Request) -> None:
-        """Raises ``CapacityError``: too many sign-ins at the provider were tried from this address."""
-        if self.provider is not None:
-            self.provider.rate.acquire(_peer(request))
-
-    def note_sign_in(
-        self, request: Request, call: str, principal: Principal | None, error: SightlineError | None
-    ) -> None:
-        """Write a sign-in at the provider down, or its refusal."""
-        if self._guard is not None:
-            self._guard.note_sign_in(call, principal, error, _peer(request))
-
     async def end_session(self, request: Request) -> None:
-        """End the session that the request has, if any."""
         if session := request.cookies.get(COOKIE):
             await self._sessions.end(session)
 
@@ -135,29 +106,26 @@ class Door:
         Raises:
             SightlineError: it may not be made, or not now.
         """
-        peer = _peer(request)
-        serve_as(ANYBODY if self._guard is None else NOBODY, peer)
+        peer = peer_of(request)
+        serve_as(ANYBODY if self.guard is None else NOBODY, peer)
         if rule == OPEN:
             return
-        if self._guard is not None:
-            principal = self._guard.admit(await self._credentials(request), rule, peer)
+        if self.guard is not None:
+            principal = self.guard.admit(await self._credentials(request), rule, peer)
             request.state.who = principal.name
             serve_as(principal, peer)
             if not rule.startswith("/"):
                 camera = RULES[rule].camera
                 path = request.path_params
                 named = [path[camera]] if camera in path else names(request.query_params.get(camera, ""))
-                self._guard.check(principal, rule, named)
+                self.guard.check(principal, rule, named)
         # An application that no HttpServer serves has no limits.
         if (connection := getattr(request.state, "connection", None)) is not None:
             connection.admit()
 
     def check_page(self, request: Request) -> None:
-        """Pages that are not ours must not ask, with the cookie or the network position of who looks at them.
-
-        Raises:
-            HttpError: 403.
-        """
+        """Pages that are not ours must not ask, with the cookie or the network position of who looks at them. Raises
+        ``HttpError``: 403."""
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
         site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode", "")
@@ -177,7 +145,6 @@ class DoorMiddleware:
         self._app, self._door = app, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             return
         began_s = time.monotonic()
@@ -231,7 +198,8 @@ def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def _peer(request: Request) -> str:
+def peer_of(request: Request) -> str:
+    """Address that a request comes from."""
     return request.client.host if request.client is not None else ""
 
 

@@ -17,11 +17,8 @@ TIMEOUT_S = 3.0
 
 
 def check(address: str, credentials: ClientCredentials) -> str:
-    """``ok``, or what is wrong with the page ``/healthz`` of ``host:port``; TLS as clients have it.
-
-    Raises:
-        ConfigError: a file of TLS cannot be used.
-    """
+    """``ok``, or what is wrong with the page ``/healthz`` of ``host:port``; TLS as clients have it. Raises
+    ``ConfigError``: a file of TLS cannot be used."""
     scheme, context = "http", None
     if credentials.tls:
         try:

@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from sightline.v1 import incidents_pb2
 
 from cluster import metrics
 from cluster.alerts.incident import AlertEvent
 from cluster.errors import CapacityError, SightlineError
+from cluster.gateway.directory import Directory
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import encoded, jsonable
 from cluster.types import MICROSECONDS, Answer, CameraStatus
@@ -45,7 +46,6 @@ class Ring:
         del self._data[: -_WIDTH * self._kept]
 
     def since(self, at_s: float) -> Ring:
-        """Only windows that ended at this Unix time or later."""
         kept = Ring(self._kept)
         for row in self.rows():
             if row[0] >= at_s:
@@ -206,17 +206,12 @@ class Feed:
         return len(self._readers)
 
     def put(self, event: Event) -> None:
-        """For everybody who wants it."""
         for reader in self._readers:
             reader.put(event)
 
     @contextmanager
     def read(self, wants: Callable[[str], bool]) -> Iterator[Reader]:
-        """Events from now on, of cameras that are wanted.
-
-        Raises:
-            CapacityError: too many read already.
-        """
+        """Events from now on, of cameras that are wanted. Raises ``CapacityError``: too many read already."""
         if len(self._readers) >= self._most:
             raise CapacityError(f"{self._most} pages follow this gateway already; close one of them")
         reader = Reader(wants, self._limit)
@@ -231,7 +226,6 @@ class Feed:
             metrics.http_readers.set(len(self._readers))
 
     def close(self) -> None:
-        """End every reader."""
         self._closed = True
         for reader in self._readers:
             reader.close()
@@ -245,14 +239,6 @@ QUIET_POLL_S = 5.0
 COUNTERS_S = 5.0
 """A camera of which only counters and ages changed is told so seldom."""
 RETRY_S = 5.0
-
-
-class Directory(Protocol):
-    """The controller, as far as it is looked at here; raises ``UnavailableError``."""
-
-    async def list(self) -> Sequence[CameraStatus]: ...
-
-    async def list_replicas(self) -> Sequence[ReplicaStatus]: ...
 
 
 class Live:
@@ -278,12 +264,10 @@ class Live:
         self.trouble = "nothing was seen yet"
 
     def start(self) -> None:
-        """Begin, on the running loop."""
         work: tuple[Callable[[], Awaitable[None]], ...] = (self._answers, self._look, self._incidents)
         self._tasks = [asyncio.create_task(self._forever(each), name=f"live {each.__name__}") for each in work]
 
     async def stop(self) -> None:
-        """End every browser's events."""
         self.feed.close()
         for task in self._tasks:
             task.cancel()

@@ -1,36 +1,36 @@
-"""Memories over HTTP: a question about the past answered line by line, forgetting, and what is remembered.
+"""Memories over HTTP: questions about the past, replayed questions, rehearsed rules, forgetting, what is remembered.
 
-Answers of ``/v1/ask`` are newline-delimited JSON: ``{"text": …}`` for every piece, then one ``{"result": …}``. What
-fails before the first piece has a status and ``{"error": …}``; what fails later ends the lines with ``{"error": …}``.
-A connection that the client closes stops the answer. ``/v1/ask/all`` has one ``{"answer": …}`` for each camera and
-``{"progress": …}`` in between, of which the last is ``finished``.
+Streams are newline-delimited JSON. ``/v1/ask`` answers ``{"text": …}`` for every piece, then one ``{"result": …}``;
+``/v1/ask/all`` one ``{"answer": …}`` for each camera and ``{"progress": …}`` in between, of which the last is
+``finished``; ``/v1/replay`` one ``{"window": …}`` for each past window. What fails before the first line has a status
+and ``{"error": …}``; what fails later ends the lines with ``{"error": …}``. A connection that the client closes stops
+the answer.
 """
 
-import json
+import time
+from dataclasses import asdict, astuple, replace
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from sightline.v1 import memory_pb2
 
-from cluster.gateway.http.answering import ASK, ASK_ALL, answer_body, result_body, written
-from cluster.gateway.http.forms import AskAllLine, AskLine
+from cluster.alerts.incident import Incident
+from cluster.alerts.tracker import ScoredWindow, rehearse
+from cluster.errors import ConfigError
+from cluster.gateway.http.answering import ASK, ASK_ALL, NDJSON, answer_body, lines, result_body
+from cluster.gateway.http.forms import AskAllLine, AskLine, Rehearsal, ReplayLine
 from cluster.gateway.http.replies import Reply, Stream, jsonable
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes, Text
-from cluster.types import MemoryStatus
+from cluster.security.roles import REHEARSE
+from cluster.types import MICROSECONDS, MemoryStatus
 from cluster.types.cameras import remark_on
+from cluster.wire import memory_wire
 from cluster.wire.mapping import from_message
-from cluster.wire.memory_wire import (
-    AskAllProgress,
-    CameraTold,
-    ForgottenCamera,
-    Told,
-    check_camera,
-    check_name,
-    check_question,
-    status_from_proto,
-)
+from cluster.wire.memory_wire import check_camera, check_question
 
 SERVICE = "/sightline.v1.Memory/"
-NDJSON = "application/x-ndjson"
+MOST_WINDOWS = 1000
 router = Routes()
 
 
@@ -57,10 +57,6 @@ class AskEvery(Body):
     at_once: int = Field(default=0, ge=0, le=32)
     deadline_s: float = Field(default=0.0, ge=0, le=300)
 
-    def request(self) -> memory_pb2.AskAllRequest:
-        """The same for the gateway's service."""
-        return memory_pb2.AskAllRequest(**self.model_dump() | {"text": check_question(self.text)})
-
 
 class Forget(Body):
     """What a camera is to forget."""
@@ -75,46 +71,122 @@ async def ask(body: Ask, gateway: Gateway) -> Stream:
     asked = memory_pb2.AskRequest(
         camera=check_camera(body.camera),
         text=check_question(body.text),
-        conversation=check_name(body.conversation, "the conversation"),
+        conversation=memory_wire.check_name(body.conversation, "the conversation"),
         since_s=body.since_s,
         max_new_tokens=body.max_new_tokens,
         with_pictures=body.with_pictures,
     )
-    events = gateway.answering.ask(asked, body.timeout_s)
 
-    def write(event: str | Told) -> bytes:
+    def line(event: str | memory_wire.Told) -> dict[str, Any]:
         if isinstance(event, str):
-            return _json({"text": event})
-        return _json({"result": result_body(event) | {"remark": remark_on(body.text, event.result.text)}})
+            return {"text": event}
+        return {"result": result_body(event) | {"remark": remark_on(body.text, event.result.text)}}
 
-    return await Stream.begin(written(events, write, lambda error: _json({"error": str(error)})), NDJSON)
+    return await lines(gateway.answering.ask(asked, body.timeout_s), line)
 
 
 @router.on("POST /v1/ask/all", ASK_ALL, AskAllLine, media=NDJSON)
 async def ask_all(body: AskEvery, gateway: Gateway) -> Stream:
     """Ask every camera the same; answers come line by line in the order they are there, with progress."""
-    events = gateway.answering.ask_all(body.request())
-    return await Stream.begin(written(events, all_line, lambda error: _json({"error": str(error)})), NDJSON)
+    asked = memory_pb2.AskAllRequest(**body.model_dump() | {"text": check_question(body.text)})
+
+    def line(event: memory_wire.CameraTold | memory_wire.AskAllProgress) -> dict[str, Any]:
+        return (
+            {"answer": answer_body(event)}
+            if isinstance(event, memory_wire.CameraTold)
+            else {"progress": jsonable(event)}
+        )
+
+    return await lines(gateway.answering.ask_all(asked), line)
 
 
-def all_line(event: CameraTold | AskAllProgress) -> bytes:
-    """One line of a question to all: ``{"progress": …}`` or ``{"answer": …}``."""
-    return _json({"answer": answer_body(event)} if isinstance(event, CameraTold) else {"progress": jsonable(event)})
-
-
-@router.on("POST /v1/forget", f"{SERVICE}Forget", ForgottenCamera, errors=(404,))
+@router.on("POST /v1/forget", f"{SERVICE}Forget", memory_wire.ForgottenCamera, errors=(404,))
 async def forget(body: Forget, gateway: Gateway) -> Reply:
     """Make a camera forget: its memory, its footage and what was recorded of its incidents."""
     asked = memory_pb2.ForgetRequest(camera=check_camera(body.camera), before_s=body.before_s)
-    return Reply(from_message(ForgottenCamera, await gateway.calls.unary(f"{SERVICE}Forget", asked)))
+    forgotten = await gateway.calls.unary(f"{SERVICE}Forget", asked)
+    return Reply(from_message(memory_wire.ForgottenCamera, forgotten))
 
 
 @router.on("GET /v1/memory/{name}", f"{SERVICE}Describe", MemoryStatus, errors=(404, 409))
 async def describe_memory(name: str, gateway: Gateway) -> Reply:
     """What a camera remembers."""
     asked = memory_pb2.DescribeRequest(camera=check_camera(name))
-    return Reply(status_from_proto(await gateway.calls.unary(f"{SERVICE}Describe", asked)))
+    return Reply(memory_wire.status_from_proto(await gateway.calls.unary(f"{SERVICE}Describe", asked)))
 
 
-def _json(body: dict[str, object]) -> bytes:
-    return json.dumps(body).encode() + b"\n"
+Number = Annotated[float, Field(ge=0, le=100 * MAX_NUMBER)]
+Window = Annotated[list[Number], Field(min_length=3, max_length=3)]
+
+
+class Replay(Body):
+    """A yes/no question and the past of a camera; see ``ReplayRequest`` in protos/sightline/v1/memory.proto."""
+
+    camera: str
+    text: str
+    since_s: float = Field(default=3600.0, ge=0, le=MAX_NUMBER)
+    windows: int = Field(default=0, ge=0, le=MAX_NUMBER)
+    timeout_s: float = Field(default=300.0, ge=0, le=MAX_NUMBER)
+
+
+class RehearsedRule(Body):
+    """Keys of a question that make incidents; null: as in the cluster's alerts section."""
+
+    threshold: float = Field(default=0.5, gt=0, lt=1)
+    consecutive: int | None = Field(default=None, ge=1, le=1000)
+    cooldown_s: float | None = Field(default=None, ge=0, le=MAX_NUMBER)
+    severity: Literal["info", "warning", "critical"] | None = None
+
+
+class Rehearse(Body):
+    """Windows (begin and end in seconds of any one clock, score), oldest first, and the rule to apply."""
+
+    windows: list[Window] = Field(max_length=MOST_WINDOWS)
+    rule: RehearsedRule = Field(default_factory=RehearsedRule)
+
+
+@router.on("POST /v1/replay", f"{SERVICE}Replay", ReplayLine, media=NDJSON, errors=(404, 409, 504))
+async def replay(body: Replay, gateway: Gateway) -> Stream:
+    """What a yes/no question would have answered on a camera's past windows, line by line."""
+    asked = memory_pb2.ReplayRequest(
+        camera=check_camera(body.camera), text=check_question(body.text), since_s=body.since_s, windows=body.windows
+    )
+    # Times become Unix times by when the newest frame is: now.
+    now_s = time.time()
+
+    def line(window: memory_pb2.ReplayedWindow) -> dict[str, Any]:
+        end_s = now_s - window.ago_s
+        told = {
+            "start_s": round(end_s - (window.end - window.start) / MICROSECONDS, 3),
+            "end_s": round(end_s, 3),
+            "score": window.score if window.HasField("score") else None,
+            "done": window.done,
+            "total": window.total,
+        }
+        return {"window": told}
+
+    return await lines(gateway.calls.stream(f"{SERVICE}Replay", asked, timeout_s=body.timeout_s), line)
+
+
+@router.on("POST /v1/rehearse", REHEARSE, Rehearsal)
+async def rehearse_rule(body: Rehearse, gateway: Gateway) -> Reply:
+    """The incidents that a question's rule would have made of these scores."""
+    windows = [ScoredWindow(*window) for window in body.windows]
+    if wrong := next((each for each in windows if each.score > 1 or each.start_s >= each.end_s), None):
+        raise ConfigError(f"a window is {list(astuple(wrong))}; it is begin, a later end, and a score of 0 to 1")
+    for before, window in pairwise(windows):
+        if window.end_s <= before.end_s:
+            raise ConfigError("windows are not in order; send them oldest first")
+    given = {name: value for name, value in body.rule.model_dump().items() if value is not None}
+    rule = replace(gateway.rule, **given)
+    return Reply({"incidents": [_incident(each) for each in rehearse(windows, rule)], "rule": asdict(rule)})
+
+
+def _incident(incident: Incident) -> dict[str, Any]:
+    return {
+        "start_s": incident.start / MICROSECONDS,
+        "end_s": None if incident.open else incident.end / MICROSECONDS,
+        "score": incident.score,
+        "windows": incident.windows,
+        "severity": incident.severity,
+    }

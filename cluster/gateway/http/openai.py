@@ -23,19 +23,12 @@ from cluster.gateway.http.forms import ChatCompletion, Model, Models
 from cluster.gateway.http.replies import HttpError, Reply, Stream, jsonable, openai_error
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes
 from cluster.security.roles import MODELS
-from cluster.wire.memory_wire import (
-    MAX_TURNS,
-    AskAllProgress,
-    CameraTold,
-    Told,
-    check_camera,
-    check_question,
-    ranked,
-)
+from cluster.wire.memory_wire import MAX_TURNS, AskAllProgress, CameraTold, Told, check_camera, check_question, ranked
 
 PREFIX = "camera/"
 FLEET = "fleet"
 SAYS_YES = 0.5
+MOST_RANKED = 10
 CAMERAS = "/sightline.v1.Cameras/"
 SSE = "text/event-stream"
 TIMEOUT_S = 300.0
@@ -109,11 +102,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 
 
 def camera_of(model: str) -> str:
-    """The camera of a model's name.
-
-    Raises:
-        HttpError: 404, it is no camera.
-    """
+    """The camera of a model's name. Raises ``HttpError``: 404, it is no camera."""
     name = model.removeprefix(PREFIX)
     if name == model or not name:
         raise HttpError(
@@ -123,11 +112,8 @@ def camera_of(model: str) -> str:
 
 
 def conversation(messages: Sequence[Message]) -> tuple[str, Turns]:
-    """The last question, what system messages say before it, and the turns before.
-
-    Raises:
-        ConfigError: no question at the end, or what is not text.
-    """
+    """The last question, what system messages say before it, and the turns before. Raises ``ConfigError``: no
+    question at the end, or what is not text."""
     system: list[str] = []
     asked: list[str] = []
     turns: Turns = []
@@ -172,32 +158,50 @@ def _text(message: Message, number: int) -> str:
     return "\n".join(part.text for part in parts)
 
 
+@dataclass(frozen=True, slots=True)
+class FleetEnd:
+    """The end of an answer of all cameras."""
+
+    answers: tuple[CameraTold, ...]
+    progress: AskAllProgress
+
+
+End = Told | FleetEnd
+
+
 @router.on("POST /v1/chat/completions", ASK, ChatCompletion, errors=(404, 409, 504), openai=True)
 async def chat(body: Chat, gateway: Gateway) -> Response:
     """OpenAI's chat completions: model camera/NAME answers from what the camera has seen; stream: true sends chunks as
     server-sent events.
     """
     check_extras(body)
+    most, longest = body.max_completion_tokens or body.max_tokens or 0, gateway.longest_answer
     if body.model == FLEET:
-        return await _fleet(body, gateway)
-    camera = camera_of(body.model)
+        question, _ = conversation(body.messages)
+        every = memory_pb2.AskAllRequest(text=question, since_s=body.since_s, max_new_tokens=min(most, longest))
+        return await _reply(body, fleet_text(gateway.answering.ask_all(every)), 0)
+    camera, limit = camera_of(body.model), min(most or longest, longest)
     question, turns = conversation(body.messages)
-    limit = min(body.max_completion_tokens or body.max_tokens or gateway.longest_answer, gateway.longest_answer)
     asked = memory_pb2.AskRequest(camera=camera, text=question, since_s=body.since_s, max_new_tokens=limit)
     asked.history.SetInParent()
     for said, answer in turns:
         asked.history.turns.add(question=said, answer=answer)
+    return await _reply(body, gateway.answering.ask(asked, TIMEOUT_S), limit)
+
+
+async def _reply(body: Chat, events: AsyncGenerator[str | End, None], limit: int) -> Response:
+    """``limit``: tokens that the answer may have."""
     base = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": body.model}
-    events = gateway.answering.ask(asked, TIMEOUT_S)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         chunks = Chunks(base, limit, usage)
         return await Stream.begin(written(events, chunks.write, lambda error: _data(openai_error(error))), SSE)
-    told = [event async for event in events][-1]
-    assert isinstance(told, Told)
-    message = {"role": "assistant", "content": told.result.text, "refusal": None}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(told, limit)}
-    whole = {"choices": [choice], "usage": _usage(told), "sightline": result_body(told)}
+    *pieces, end = [event async for event in events]
+    assert not isinstance(end, str)
+    text = end.result.text if isinstance(end, Told) else "".join(map(str, pieces))
+    message = {"role": "assistant", "content": text, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(end, limit)}
+    whole = {"choices": [choice], "usage": _usage(end), "sightline": _grounds(end)}
     return Reply({**base, "object": "chat.completion", **whole})
 
 
@@ -219,35 +223,8 @@ async def model(model: str, gateway: Gateway) -> Reply:
     return Reply(_model(f"{PREFIX}{(await gateway.calls.unary(f'{CAMERAS}Get', asked)).name}"))
 
 
-async def _fleet(body: Chat, gateway: Gateway) -> Response:
-    """The last question to every camera: those that say yes as they come, then all moments by rank."""
-    question, _ = conversation(body.messages)
-    limit = min(body.max_completion_tokens or body.max_tokens or 0, gateway.longest_answer)
-    asked = memory_pb2.AskAllRequest(text=question, since_s=body.since_s, max_new_tokens=limit)
-    base = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": body.model}
-    events = fleet_text(gateway.answering.ask_all(asked))
-    if body.stream:
-        chunks = Chunks(base, 0, body.stream_options is not None and body.stream_options.include_usage)
-        return await Stream.begin(written(events, chunks.write, lambda error: _data(openai_error(error))), SSE)
-    pieces = [event async for event in events]
-    end = pieces.pop()
-    assert isinstance(end, FleetEnd)
-    message = {"role": "assistant", "content": "".join(map(str, pieces)), "refusal": None}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-    whole = {"choices": [choice], "usage": _usage(end), "sightline": _grounds(end)}
-    return Reply({**base, "object": "chat.completion", **whole})
-
-
-@dataclass(frozen=True, slots=True)
-class FleetEnd:
-    """The end of an answer of all cameras."""
-
-    answers: tuple[CameraTold, ...]
-    progress: AskAllProgress
-
-
 async def fleet_text(
-    events: AsyncGenerator[CameraTold | AskAllProgress, None], most: int = 10
+    events: AsyncGenerator[CameraTold | AskAllProgress, None],
 ) -> AsyncGenerator[str | FleetEnd, None]:
     """The answer as text: a line for each camera that says yes as it comes, then the best moments, and how many
     answered."""
@@ -260,13 +237,13 @@ async def fleet_text(
             answers.append(event)
             if event.told is not None and event.told.result.yes >= SAYS_YES:
                 yield f"{event.camera}: {event.told.result.text} ({event.told.result.yes:.2f})\n"
-    for number, each in enumerate(ranked(answers)[:most], start=1):
+    for number, each in enumerate(ranked(answers)[:MOST_RANKED], start=1):
         yield f"{number}. {each.camera}, {each.ago_s:.0f} s ago, rank {each.rank:.2f}: {each.text}\n"
     yield f"{progress.answered} of {progress.cameras} cameras answered.\n"
     yield FleetEnd(tuple(answers), progress)
 
 
-def _grounds(end: Told | FleetEnd) -> dict[str, Any]:
+def _grounds(end: End) -> dict[str, Any]:
     if isinstance(end, Told):
         return result_body(end)
     return {"progress": jsonable(end.progress), "answers": [answer_body(each) for each in end.answers]}
@@ -280,7 +257,7 @@ class Chunks:
         self._limit, self._usage = limit, usage
         self._begun = False
 
-    def write(self, event: str | Told | FleetEnd) -> bytes:
+    def write(self, event: str | End) -> bytes:
         """The chunks of one event; before the first of them, who speaks, and after the last, that this was all."""
         head = b"" if self._begun else self._chunk({"role": "assistant", "content": ""})
         self._begun = True
@@ -300,18 +277,16 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": _BEGAN_S, "owned_by": "sightline"}
 
 
-def _finish(told: Told | FleetEnd, limit: int) -> str:
+def _finish(told: End, limit: int) -> str:
     if isinstance(told, FleetEnd):
         return "stop"
     return "length" if told.result.answer_tokens >= limit else "stop"
 
 
-def _usage(told: Told | FleetEnd) -> dict[str, int]:
-    if isinstance(told, FleetEnd):
-        results = [each.told.result for each in told.answers if each.told is not None]
-        asked, answered = sum(each.prompt_tokens for each in results), sum(each.answer_tokens for each in results)
-        return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
-    asked, answered = told.result.prompt_tokens, told.result.answer_tokens
+def _usage(told: End) -> dict[str, int]:
+    answers = [told] if isinstance(told, Told) else [each.told for each in told.answers if each.told is not None]
+    asked = sum(each.result.prompt_tokens for each in answers)
+    answered = sum(each.result.answer_tokens for each in answers)
     return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 
 

@@ -1,26 +1,35 @@
-"""What needs no camera: the console's files, probes, metrics, sessions, and the description of all of it."""
+"""What needs no camera: the console's files, probes, metrics, sessions, signing in at an OpenID Connect provider, and
+the description of all of it."""
 
 import asyncio
+import html
+import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from pydantic import Field
+from starlette.responses import HTMLResponse, RedirectResponse
 
-from cluster.errors import UnavailableError
-from cluster.gateway.http.door import COOKIE, Door
-from cluster.gateway.http.forms import Health, Me, Nothing
-from cluster.gateway.http.replies import HttpError, Reply, packed
-from cluster.gateway.http.routes import Body, Gateway, Routes
+from cluster.errors import SightlineError, UnauthenticatedError, UnavailableError
+from cluster.gateway.guard import Guard
+from cluster.gateway.http.door import COOKIE, Door, peer_of
+from cluster.gateway.http.forms import Health, Me, Nothing, SignInWays
+from cluster.gateway.http.replies import HttpError, Reply, packed, status_of
+from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
+from cluster.gateway.oidc import CALLBACK, OidcProvider, refused
+from cluster.security.oidc import Attempt
 from cluster.security.roles import METRICS, Principal, current_principal
 from cluster.security.sessions import LIFETIME_S
+
+log = logging.getLogger(__name__)
 
 LATE_S = 30.0
 """Without a word from the controller for so long, cameras cannot be served."""
@@ -111,9 +120,8 @@ async def begin_session(request: Request, body: Login, gateway: Gateway) -> Repl
     who, session = await gateway.door.begin_session(request, body.token.strip())
     reply = _me(gateway.door, who)
     if session:
-        # Who ends TLS in front of the gateway says so; who lies about it harms its own cookie.
-        secure = request.url.scheme == "https" or request.headers.get("X-Forwarded-Proto") == "https"
-        reply.set_cookie(COOKIE, session, max_age=int(LIFETIME_S), httponly=True, samesite="strict", secure=secure)
+        age_s = int(LIFETIME_S)
+        reply.set_cookie(COOKIE, session, age_s, httponly=True, samesite="strict", secure=_secure(request))
     return reply
 
 
@@ -128,4 +136,86 @@ async def end_session(request: Request, gateway: Gateway) -> Reply:
 
 def _me(door: Door, who: Principal) -> Reply:
     names = {"name": who.name, "roles": sorted(who.roles), "cameras": list(who.cameras)}
-    return Reply({**names, "authenticated": door.guarded})
+    return Reply({**names, "authenticated": door.guard is not None})
+
+
+def _secure(request: Request) -> bool:
+    # Who ends TLS in front of the gateway says so; who lies about it harms its own cookie.
+    return request.url.scheme == "https" or request.headers.get("X-Forwarded-Proto") == "https"
+
+
+ATTEMPT_COOKIE = "sightline_sign_in"
+ATTEMPT_S = 600
+"""Longest between leaving for the provider and coming back."""
+_PATH = "/v1/sign-in"
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Sightline: not signed in</title>
+<h1>Not signed in</h1><p role="alert">{sentence}.</p><p><a href="/">Back to the console</a></p></html>"""
+
+
+@router.on(f"GET {_PATH}", reply=SignInWays)
+async def ways(gateway: Gateway) -> Reply:
+    """How people may sign in here."""
+    guard = gateway.door.guard
+    provider = None if guard is None else guard.provider
+    return Reply({"tokens": guard is not None and guard.tokens, "provider": "" if provider is None else provider.name})
+
+
+@router.on(f"GET {_PATH}/provider", media="text/html", errors=(404, 503))
+async def leave(request: Request, gateway: Gateway) -> Response:
+    """To the provider; the browser keeps what it needs to come back."""
+    _, provider = _signing_in(gateway)
+    attempt = Attempt.begin()
+    try:
+        provider.rate.acquire(peer_of(request))
+        address = await provider.address(attempt)
+    except SightlineError as error:
+        return _page(error)
+    reply = RedirectResponse(address, 303, {"Cache-Control": "no-store"})
+    reply.set_cookie(
+        ATTEMPT_COOKIE, attempt.text, ATTEMPT_S, path=_PATH, httponly=True, samesite="lax", secure=_secure(request)
+    )
+    return reply
+
+
+@router.on(f"GET {CALLBACK}", media="text/html", errors=(401, 404, 503))
+async def come_back(
+    request: Request,
+    gateway: Gateway,
+    code: Annotated[str, Query(max_length=4096, description="What the provider gives in exchange for tokens.")] = "",
+    state: Annotated[str, Query(max_length=256, description="Of the sign-in that was begun.")] = "",
+    error: Annotated[str, Query(max_length=256, description="Why the provider signed nobody in.")] = "",
+) -> Response:
+    """From the provider: a session, and on to the console."""
+    guard, provider = _signing_in(gateway)
+    attempt = Attempt.read(request.cookies.get(ATTEMPT_COOKIE, ""))
+    try:
+        provider.rate.acquire(peer_of(request))
+        if attempt is None or attempt.state != state:
+            raise UnauthenticatedError("this sign-in was not begun in this browser, or too long ago; sign in again")
+        if error or not code:
+            raise refused(error)
+        principal = await provider.redeem(code, attempt)
+        session = await gateway.door.keep_session(request, principal, provider.config.session)
+    except SightlineError as failure:
+        guard.note_sign_in(CALLBACK, None, failure, peer_of(request))
+        reply: Response = _page(failure)
+    else:
+        guard.note_sign_in(CALLBACK, principal, None, peer_of(request))
+        reply = RedirectResponse("/", 303, {"Cache-Control": "no-store"})
+        age_s = int(provider.config.session)
+        reply.set_cookie(COOKIE, session, age_s, httponly=True, samesite="strict", secure=_secure(request))
+    reply.delete_cookie(ATTEMPT_COOKIE, path=_PATH, httponly=True, samesite="lax")
+    return reply
+
+
+def _signing_in(gateway: Backend) -> tuple[Guard, OidcProvider]:
+    guard = gateway.door.guard
+    if guard is None or guard.provider is None:
+        raise HttpError(404, "nobody signs in at a provider here; use a token")
+    return guard, guard.provider
+
+
+def _page(error: SightlineError) -> Response:
+    log.info("sign-in: %s", error)
+    text = _PAGE.format(sentence=html.escape(str(error).rstrip(".")))
+    return HTMLResponse(text, status_of(error), {"Cache-Control": "no-store"})

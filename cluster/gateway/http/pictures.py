@@ -119,7 +119,6 @@ async def _about(calls: Calls, asked: pictures_pb2.FootageRequest) -> Any:
 
 
 def _not_there(error: RefusedError | NotReadyError) -> Exception:
-    """What is not there yet, or no more, is not there."""
     if isinstance(error, RefusedError) and error.code is not grpc.StatusCode.FAILED_PRECONDITION:
         return error
     return HttpError(404, str(error))
@@ -131,11 +130,7 @@ def _tag(etag: str) -> str:
 
 def _range(request: Request, size: int, tag: str) -> tuple[int, int] | None:
     """``[first, end)`` of the bytes that are asked for; ``None``: all of them, also for several ranges, or for none
-    that is one (RFC 9110, 14.2).
-
-    Raises:
-        HttpError: 416, there are no such bytes.
-    """
+    that is one (RFC 9110, 14.2). Raises ``HttpError``: 416, there are no such bytes."""
     asked = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", request.headers.get("Range", ""), re.ASCII)
     if asked is None or not any(asked.groups()) or request.headers.get("If-Range", tag) != tag:
         return None

@@ -57,7 +57,6 @@ class Reply(JSONResponse):
         super().__init__(body, status, {"Cache-Control": "no-store", **(headers or {})})
 
     def render(self, content: Any) -> bytes:
-        """See :func:`jsonable`."""
         return encoded(content) + b"\n"
 
 

@@ -18,7 +18,7 @@ from starlette.types import Message
 
 from cluster.alerts.tracker import Rule
 from cluster.errors import ConfigError
-from cluster.gateway.console.files import Files
+from cluster.gateway.console import Files
 from cluster.gateway.http.answering import Answering
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.door import OPEN, Door
@@ -73,16 +73,13 @@ class Route(APIRoute):
 
     @property
     def body_bytes(self) -> int:
-        """Most bytes of a body."""
         return int((self.openapi_extra or {})["x-body-bytes"])
 
     @property
     def method(self) -> str:
-        """The one that it is for."""
         return "".join(self.methods or ())
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        """See ``APIRoute``."""
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
@@ -192,7 +189,6 @@ Count = Annotated[int, Query(ge=0)]
 
 
 async def _read(request: Request, stall_s: float, most: int) -> Request:
-    """The same request with all of its body."""
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(415, "the request must have Content-Type: application/json")
     data = bytearray()

@@ -57,11 +57,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.unsent = 0
 
     def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
-        """See ``asyncio.BufferedProtocol``."""
         return self._read
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See ``asyncio.BufferedProtocol``."""
         self.data_received(bytes(memoryview(self._read)[:nbytes]))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -77,11 +75,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     @property
     def made(self) -> bool:
-        """Whether hands are shaken."""
         return bool(self.transport)
 
     def on_response_complete(self) -> None:
-        """See ``H11Protocol``."""
         ahead, _ = self.conn.trailing_data
         if ahead:
             self.loop.call_later(AHEAD_S, super().on_response_complete)
@@ -98,11 +94,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self.cycle.disconnected = True
 
     def admit(self) -> None:
-        """See :meth:`HttpServer.admit`."""
         self._server.admit(self)
 
     def end(self) -> None:
-        """Without another word."""
         if self.made:
             self.transport.abort()
         elif self.task is not None:
@@ -160,11 +154,7 @@ class HttpServer:
             old one. Under TLS each takes 0.3 MiB.
         header_s: longest from a new connection, or from a finished reply, to the next complete request head.
         stall_s: longest that a client may take to shake hands, or to take anything of a reply.
-        setting: what to change when the port cannot be had.
         tls: certificate of the port; without one it speaks plain HTTP.
-
-    ``refused``: requests over one more connection than may be; ``evicted``: connections of strangers that ended for
-    newer ones; ``cut``: connections that were closed because their client took nothing of a reply.
     """
 
     def __init__(
@@ -175,7 +165,6 @@ class HttpServer:
         max_strangers: int = 128,
         header_s: float = 30.0,
         stall_s: float = 30.0,
-        setting: str = "gateway.metrics_port",
         tls: TlsFiles | None = None,
     ) -> None:
         self.application = application
@@ -193,7 +182,6 @@ class HttpServer:
         )
         self.config.load()
         self.state = ServerState()
-        self.refused = self.evicted = self.cut = 0
         self._tls = None if tls is None else Reloading(tls)
         self._max_connections = max_connections
         # What a handshake held is freed only some turns after it was ended.
@@ -202,16 +190,12 @@ class HttpServer:
         self._known: set[Connection] = set()
         self._open: set[Connection] = set()
         self._header_s, self._stall_s = header_s, stall_s
-        self._setting = setting
         self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; returns ``host:port``, where port 0 took any free one.
-
-        Raises:
-            SightlineError: the port is taken or may not be opened.
-        """
+        """Listen; returns ``host:port``, where port 0 took any free one. Raises ``SightlineError``: the port is
+        taken or may not be opened."""
         try:
             # A name server may take its time.
             loop = asyncio.get_running_loop()
@@ -221,7 +205,8 @@ class HttpServer:
             # Python adds where it was, in words of its own.
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
             raise SightlineError(
-                f"cannot serve HTTP on {host}:{port}: {reason}; choose another {self._setting}, or 0 for any free one"
+                f"cannot serve HTTP on {host}:{port}: {reason}; "
+                "choose another gateway.metrics_port, or 0 for any free one"
             ) from None
         listener.setblocking(False)
         self._listener = listener
@@ -256,22 +241,16 @@ class HttpServer:
             await asyncio.wait(tasks, timeout=timeout_s)
 
     def admit(self, connection: Connection) -> None:
-        """Its caller is no stranger any more.
-
-        Raises:
-            UnavailableError: as many as may be are there already.
-        """
+        """Its caller is no stranger any more. Raises ``UnavailableError``: as many as may be are there already."""
         if connection not in self._strangers:
             return
         if len(self._known) >= self._max_connections:
-            self.refused += 1
             metrics.http_dropped.labels("refused").inc()
             raise UnavailableError("too many connections are open; try again")
         self._strangers.discard(connection)
         self._known.add(connection)
 
     def discard(self, connection: Connection) -> None:
-        """It is over."""
         self._strangers.discard(connection)
         self._known.discard(connection)
         self._open.discard(connection)
@@ -290,7 +269,6 @@ class HttpServer:
             connection = Connection(self)
             evicted = self._strangers.add(connection, str(address[0]))
             if evicted is not None:
-                self.evicted += 1
                 metrics.http_dropped.labels("evicted").inc()
                 evicted.end()
             self._open.add(connection)
@@ -326,6 +304,5 @@ class HttpServer:
             await asyncio.sleep(min(SWEEP_S, self._stall_s / 4, self._header_s / 4))
             for connection in [each for each in self._open if each.made]:
                 if connection.check(loop.time(), self._header_s, self._stall_s):
-                    self.cut += 1
                     metrics.http_dropped.labels("cut").inc()
                     connection.end()

@@ -12,7 +12,7 @@ from cluster.config import load_config, parse_camera
 from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera, manager_from_outside
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
-from cluster.gateway import cameras
+from cluster.gateway import directory
 
 FILE = """
 cameras:
@@ -62,7 +62,7 @@ class Rules:
 @pytest.fixture
 def rules(monkeypatch):
     rules = Rules()
-    with serving_in_thread(cameras.CamerasServicer(rules)) as address:
+    with serving_in_thread(directory.CamerasServicer(rules)) as address:
         monkeypatch.setenv("SIGHTLINE_GATEWAY", address)
         monkeypatch.setenv("PASSWORD", "s3cret")
         monkeypatch.delenv("SIGHTLINE_TOKEN", raising=False)

@@ -12,7 +12,7 @@ from cluster.control.costs import CostModel
 from cluster.control.directory import Directory
 from cluster.control.fleet_settings import FleetSettings
 from cluster.control.ladder import default
-from cluster.gateway import cameras, replicas
+from cluster.gateway import directory
 from cluster.types import PatchGeometry
 from cluster.types.reports import DecoderInfo, DecoderNumbers, ReplicaInfo
 
@@ -57,7 +57,7 @@ def serve():
         def serve(replica_count: int, decoders: DecoderNumbers | None = None) -> str:
             rules = Rules(replica_count)
             rules.decoders = decoders
-            servicers = cameras.CamerasServicer(rules), replicas.ReplicasServicer(rules)
+            servicers = directory.CamerasServicer(rules), directory.ReplicasServicer(rules)
             return stack.enter_context(serving_in_thread(*servicers))
 
         yield serve

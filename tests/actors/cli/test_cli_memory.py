@@ -87,11 +87,11 @@ class Scripted:
 def gateway(monkeypatch):
     from rpc_serving import serving_in_thread
 
-    from cluster.gateway import cameras
+    from cluster.gateway import directory
     from cluster.replica import memory_service as memory
 
     scripted = Scripted()
-    with serving_in_thread(memory.MemoryServicer(scripted), cameras.CamerasServicer(scripted)) as scripted.address:
+    with serving_in_thread(memory.MemoryServicer(scripted), directory.CamerasServicer(scripted)) as scripted.address:
         monkeypatch.setenv("SIGHTLINE_GATEWAY", scripted.address)
         yield scripted
         scripted.stuck.set()

@@ -8,7 +8,7 @@ from browsing import change, running
 from playwright.sync_api import expect
 from waiting import until
 
-from cluster.gateway.console.files import STATIC
+from cluster.gateway.console import STATIC
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 

@@ -19,7 +19,7 @@ from cluster.config import load_config
 from cluster.errors import ConfigError, UnauthenticatedError
 from cluster.gateway import oidc as gateway_oidc
 from cluster.gateway.http.door import COOKIE
-from cluster.gateway.http.sign_in import ATTEMPT_COOKIE
+from cluster.gateway.http.pages import ATTEMPT_COOKIE
 from cluster.lab.bench.processes import free_port
 from cluster.security.limits import RateLimit
 from cluster.security.oidc import Attempt, Claims, Grant

@@ -22,7 +22,7 @@ from cluster.config import SightlineConfig, camera_settings, load_config, parse_
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.decoder.packet_sink import QueueSink
 from cluster.errors import ConfigError, UnauthenticatedError, UnknownCameraError, UnknownIncidentError
-from cluster.gateway import cameras, replicas
+from cluster.gateway import directory
 from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.guard import Guard
@@ -81,7 +81,7 @@ class Table:
         manager: str = "",
         takeover: bool = False,
     ) -> CameraStatus:
-        """See ``CameraDirectory``; the oldest of too many is forgotten."""
+        """See ``Directory``; the oldest of too many is forgotten."""
         del force, manager, takeover
         asked = [{"id": question.id, "text": question.text, "threshold": question.threshold} for question in questions]
         entry = parse_camera(name, source, asked, settings)
@@ -100,42 +100,42 @@ class Table:
         manager: str = "",
         takeover: bool = False,
     ) -> CameraStatus:
-        """See ``CameraDirectory``."""
+        """See ``Directory``."""
         await self.get(name)
         return await self.add(name, source, questions, settings, manager=manager, takeover=takeover)
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
-        """See ``CameraDirectory``; those that other cases need stay."""
+        """See ``Directory``; those that other cases need stay."""
         del manager, takeover
         await self.get(name)
         if name not in CAMERAS:
             del self._cameras[name]
 
     async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
-        """See ``CameraDirectory``."""
+        """See ``Directory``."""
         for name in names:
             await self.get(name)
         return [ManagedCamera(entry=parse_camera(name), manager="cluster") for name in names or self._cameras]
 
     async def list(self) -> Sequence[CameraStatus]:
-        """See ``CameraDirectory``."""
+        """See ``Directory``."""
         return list(self._cameras.values())
 
     async def get(self, name: str) -> CameraStatus:
-        """See ``CameraDirectory``."""
+        """See ``Directory``."""
         if name not in self._cameras:
             raise UnknownCameraError(f"there is no camera {name!r}")
         return self._cameras[name]
 
     async def list_replicas(self) -> Sequence[ReplicaStatus]:
-        """See ``ReplicaDirectory``."""
+        """See ``Directory``."""
         return [ReplicaStatus("replica-0", held=len(self._cameras))]
 
     async def decoder_numbers(self) -> None:
-        """See ``ReplicaDirectory``."""
+        """See ``Directory``."""
 
     async def drain(self, name: str, undo: bool) -> ReplicaStatus:
-        """See ``ReplicaDirectory``."""
+        """See ``Directory``."""
         if name != "replica-0":
             raise ConfigError(f"there is no replica {name!r}")
         return ReplicaStatus(name, draining=not undo)
@@ -260,8 +260,8 @@ class Server:
         self._table, channels = Table(self._config), ChannelPool()
         outer.add(
             ingest.IngestServicer(Pushed().find, max_packet_bytes=2**19),
-            cameras.CamerasServicer(self._table),
-            replicas.ReplicasServicer(self._table),
+            directory.CamerasServicer(self._table),
+            directory.ReplicasServicer(self._table),
             results.ResultsServicer(self._hub),
             MemoryProxy(self._where, channels),
             incidents.IncidentsProxy(self._inside, channels),

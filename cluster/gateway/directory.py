@@ -1,0 +1,162 @@
+"""``Cameras`` and ``Replicas``: list and change cameras, list and drain replicas, over whatever keeps them."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import grpc.aio
+from sightline.v1 import cameras_pb2 as pb
+from sightline.v1 import cameras_pb2_grpc, replicas_pb2, replicas_pb2_grpc
+
+from cluster.control.cameras.managed import ManagedCamera, entry_to_json
+from cluster.errors import ConfigError, ForbiddenError, UnavailableError
+from cluster.redaction import SourceAddress
+from cluster.security.roles import current_principal
+from cluster.types import CameraStatus, Question
+from cluster.types.reports import DecoderNumbers, ReplicaStatus
+from cluster.wire.convert import question_from_proto, settings_from_json, status_to_proto
+from cluster.wire.mapping import to_message
+from cluster.wire.status import explained
+
+Context: TypeAlias = grpc.aio.ServicerContext
+T = TypeVar("T")
+
+
+class Directory(Protocol):
+    """Who knows the cameras and places them on replicas: the controller, seen from the gateway.
+
+    Of cameras, it raises ``UnknownCameraError``, ``CameraExistsError``, ``ManagedElsewhereError`` (unless ``takeover``
+    is set), ``ConfigError`` (bad settings), ``CapacityError`` (no room, unless ``force`` is set) or
+    ``UnavailableError``. ``manager``: who asks; empty for ``cluster``. Of replicas, ``ConfigError`` (no such replica),
+    ``NotReadyError`` (nobody would take its cameras) or ``UnavailableError``.
+    """
+
+    async def add(
+        self,
+        name: str,
+        source: SourceAddress,
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        force: bool = False,
+        manager: str = "",
+        takeover: bool = False,
+    ) -> CameraStatus: ...
+
+    async def update(
+        self,
+        name: str,
+        source: SourceAddress,
+        questions: Sequence[Question],
+        settings: dict[str, Any],
+        manager: str = "",
+        takeover: bool = False,
+    ) -> CameraStatus: ...
+
+    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None: ...
+
+    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]: ...
+
+    async def list(self) -> Sequence[CameraStatus]: ...
+
+    async def get(self, name: str) -> CameraStatus: ...
+
+    async def list_replicas(self) -> Sequence[ReplicaStatus]: ...
+
+    async def decoder_numbers(self) -> DecoderNumbers | None: ...
+
+    async def drain(self, name: str, undo: bool) -> ReplicaStatus: ...
+
+
+class _OverDirectory:
+    """Every call gets ``deadline_s``; a directory that does not answer in time is UNAVAILABLE."""
+
+    def __init__(self, directory: Directory, *, deadline_s: float = 30.0) -> None:
+        self._directory = directory
+        self._deadline_s = deadline_s
+
+    async def _in_time(self, call: Awaitable[T]) -> T:
+        try:
+            return await asyncio.wait_for(call, self._deadline_s)
+        except TimeoutError:
+            raise UnavailableError(f"the controller did not answer within {self._deadline_s:g} s") from None
+
+
+class CamerasServicer(_OverDirectory, cameras_pb2_grpc.CamerasServicer):
+    """See protos/sightline/v1/cameras.proto."""
+
+    async def Add(self, request: pb.AddCameraRequest, context: Context) -> pb.CameraStatus:  # noqa: N802
+        async with explained(context):
+            if not request.name:
+                raise ConfigError("a camera needs a name")
+            adding = self._directory.add(*_camera(request), request.force, request.manager, request.takeover)
+            return status_to_proto(await self._in_time(adding))
+
+    async def Update(self, request: pb.UpdateCameraRequest, context: Context) -> pb.CameraStatus:  # noqa: N802
+        async with explained(context):
+            updating = self._directory.update(*_camera(request), request.manager, request.takeover)
+            return status_to_proto(await self._in_time(updating))
+
+    async def Export(self, request: pb.ExportCamerasRequest, context: Context) -> pb.ExportCamerasResponse:  # noqa: N802
+        async with explained(context):
+            sees = current_principal().sees
+            cameras = await self._in_time(self._directory.export(list(request.names)))
+            written = [
+                pb.WrittenCamera(
+                    name=each.entry.name,
+                    manager=each.manager,
+                    entry_json=entry_to_json(each.entry, secrets=request.secrets),
+                )
+                for each in cameras
+                if sees(each.entry.name)
+            ]
+            return pb.ExportCamerasResponse(cameras=written)
+
+    async def Remove(self, request: pb.RemoveCameraRequest, context: Context) -> pb.RemoveCameraResponse:  # noqa: N802
+        async with explained(context):
+            await self._in_time(self._directory.remove(request.name, request.manager, request.takeover))
+            return pb.RemoveCameraResponse()
+
+    async def List(self, _request: pb.ListCamerasRequest, context: Context) -> pb.ListCamerasResponse:  # noqa: N802
+        async with explained(context):
+            sees = current_principal().sees
+            statuses = await self._in_time(self._directory.list())
+            return pb.ListCamerasResponse(cameras=[status_to_proto(each) for each in statuses if sees(each.name)])
+
+    async def Get(self, request: pb.GetCameraRequest, context: Context) -> pb.CameraStatus:  # noqa: N802
+        async with explained(context):
+            return status_to_proto(await self._in_time(self._directory.get(request.name)))
+
+
+def _camera(
+    request: pb.AddCameraRequest | pb.UpdateCameraRequest,
+) -> tuple[str, SourceAddress, list[Question], dict[str, Any]]:
+    settings = settings_from_json(request.settings_json)
+    questions = [question_from_proto(question) for question in request.questions]
+    return request.name, SourceAddress(request.source), questions, settings
+
+
+class ReplicasServicer(_OverDirectory, replicas_pb2_grpc.ReplicasServicer):
+    """See protos/sightline/v1/replicas.proto."""
+
+    async def List(  # noqa: N802
+        self, _request: replicas_pb2.ListReplicasRequest, context: Context
+    ) -> replicas_pb2.ListReplicasResponse:
+        async with explained(context):
+            found = await self._in_time(self._directory.list_replicas())
+            decoders = await self._in_time(self._directory.decoder_numbers())
+            return replicas_pb2.ListReplicasResponse(
+                replicas=[to_message(replicas_pb2.ReplicaStatus, status) for status in found],
+                decoders=None if decoders is None else to_message(replicas_pb2.DecoderNumbers, decoders),
+            )
+
+    async def Drain(  # noqa: N802
+        self, request: replicas_pb2.DrainReplicaRequest, context: Context
+    ) -> replicas_pb2.ReplicaStatus:
+        async with explained(context):
+            if not request.name:
+                raise ConfigError("name the replica, as `sightline replicas list` shows it")
+            if not current_principal().sees_all:
+                who = current_principal().name
+                raise ForbiddenError(f"draining moves everybody's cameras: it needs a token for all; {who!r} has some")
+            drained = await self._in_time(self._directory.drain(request.name, request.undo))
+            return to_message(replicas_pb2.ReplicaStatus, drained)
