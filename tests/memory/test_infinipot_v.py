@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.lab.bench.memory.published_infinipot_v import published_selection
+from cluster.lab.bench.memory.published import published_selection
 from cluster.memory.compress.infinipot_v import InfiniPotV, InfiniPotVPaper, padded_pool, variation
 from cluster.memory.head_memory import LayerKV
 

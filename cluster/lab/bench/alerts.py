@@ -25,7 +25,7 @@ from cluster.alerts.service import AlertService
 from cluster.alerts.tracker import IncidentTracker, Rule
 from cluster.config import SightlineConfig, load_config
 from cluster.gateway.merger import ResultsMerger
-from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.processes import Process, free_port
 from cluster.types import MICROSECONDS, Answer, TokenCount
 from cluster.wire.answers import AnswerHub, ResultsServicer
@@ -35,6 +35,7 @@ QUESTION = "q"
 STRIDE_S, LENGTH_S = 8, 40
 PATTERN = (0.9, 0.9, 0.1, 0.1)
 SETTLE_S = 60.0
+COLUMNS = ("part", "alerts", "p50_ms", "p99_ms", "max_ms", "lost", "beyond", "repeated")
 TOKENS = TokenCount(full=5120, kept=600, reused=400, refreshed=60, new=140, query=40, encoded=140)
 
 
@@ -102,14 +103,12 @@ class Bench:
         self._random = random.Random(args.seed)
 
     async def run(self) -> BenchResult:
-        rows: list[dict[str, Any]] = []
         notes = [
             f"{self._args.cameras} cameras that answer every {self._args.period:g} s, kill seed {self._args.seed}; "
             "spread: each camera in its own moment; at once: all in the same"
         ]
-        latency = await self._timed(rows, "spread", at_once=False)
-        await self._timed(rows, "at once", at_once=True)
-        figures = {"alert_latency_ms": latency, "alert_burst_ms": float(rows[-1]["p99_ms"])}
+        rows = [await self._timed("spread", at_once=False), await self._timed("at once", at_once=True)]
+        figures = {"alert_latency_ms": rows[0]["p99_ms"], "alert_burst_ms": rows[1]["p99_ms"]}
         if self._args.kills:
             killed = await self._killed()
             rows.append(killed)
@@ -119,22 +118,19 @@ class Bench:
                 "alerts_repeated": float(killed["repeated"]),
                 "kills": float(self._args.kills),
             }
-        return BenchResult("alerts", figures, [_complete(row) for row in rows], notes)
+        return BenchResult("alerts", figures, [dict.fromkeys(COLUMNS) | row for row in rows], notes)
 
-    async def _timed(self, rows: list[dict[str, Any]], what: str, *, at_once: bool) -> float:
-        """p99 in milliseconds."""
+    async def _timed(self, what: str, *, at_once: bool) -> dict[str, Any]:
         async with self._parts(what) as (alerting, hook):
             for process in (alerting, hook):
                 await asyncio.to_thread(lambda started: started.hello, process)
             cameras = Cameras(self._hub, self._args.cameras, self._args.period, at_once=at_once)
             rounds = max(1, round(self._args.seconds / self._args.period / len(PATTERN))) * len(PATTERN)
             await cameras.go_on(rounds)
-            wanted = expected(cameras.answers)
-            await self._until(wanted)
+            await self._until(expected(cameras.answers))
         took = sorted(self._latencies(cameras))
         p50, p99 = (1000 * took[min(len(took) - 1, int(share * len(took)))] for share in (0.5, 0.99))
-        rows.append({"part": what, "alerts": len(took), "p50_ms": p50, "p99_ms": p99, "max_ms": 1000 * took[-1]})
-        return p99
+        return {"part": what, "alerts": len(took), "p50_ms": p50, "p99_ms": p99, "max_ms": 1000 * took[-1]}
 
     async def _killed(self) -> dict[str, Any]:
         async with self._parts("kills") as processes:
@@ -146,7 +142,7 @@ class Bench:
                 victim.kill()
                 await asyncio.sleep(self._random.uniform(0.0, 1.0))
                 victim.start()
-                print(f"alerts: {number + 1}/{self._args.kills} kills", file=sys.stderr)
+                print_progress(f"alerts: {number + 1}/{self._args.kills} kills")
             self._over = True
             await playing
             wanted = expected(cameras.answers)
@@ -222,11 +218,6 @@ def expected(answers: list[Answer]) -> set[tuple[str, int, str]]:
     return {
         (each.incident.camera, each.incident.start, each.kind) for each in open_incidents.pop_changes().events.values()
     }
-
-
-def _complete(row: dict[str, Any]) -> dict[str, Any]:
-    keys = ("part", "alerts", "p50_ms", "p99_ms", "max_ms", "lost", "beyond", "repeated")
-    return {key: row.get(key) for key in keys}
 
 
 # -- the processes that are killed ----------------------------------------------------------------

@@ -7,18 +7,17 @@ identical.
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.harness import BenchResult, add_model_arguments
+from cluster.lab.bench.harness import BenchResult, add_model_arguments, print_progress
 from cluster.lab.bench.soak import SyntheticCamera
+from cluster.lab.bench.window import QUESTION
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
-from cluster.types import Answer, Question, StreamSpec, WindowRequest
+from cluster.types import Answer, StreamSpec, WindowRequest
 
-QUESTION = Question("q", "Is a person or a car moving in this picture?")
 # Scores of one window may differ by rounding alone: products of another shape add up in another order.
 ROUNDING = 1e-3
 
@@ -61,27 +60,27 @@ def _measure(model: VisionLanguageModel, args: argparse.Namespace, side: int) ->
     alone_s: list[float] = []
     computed: list[int] = []
     difference = 0.0
-    frame = 0
-    # The first window of each stream warms caches up and is not counted.
-    while len(together_s) < args.windows + 1:
-        samples = [camera.sample(frame) for camera in cameras]
-        frame += 1
+    for samples in zip(*cameras, strict=True):
         requests = [request for sample in samples for request in together.push(sample)]
         for sample in samples:
             alone.push(sample)
         if not requests:
             continue
-        joint, seconds = _timed(together, [requests])
-        together_s.append(seconds)
-        single, seconds = _timed(alone, [[request] for request in requests])
-        alone_s.append(seconds)
-        difference = max(difference, _difference(joint, single))
+        joint = _step(together, [requests], together_s)
+        single = _step(alone, [[request] for request in requests], alone_s)
+        for a, b in zip(joint, single, strict=True):
+            difference = max(difference, abs(a.score - b.score))
+            if (a.stream, a.window, a.tokens) != (b.stream, b.window, b.tokens) or difference > ROUNDING:
+                # A speed-up would mean nothing.
+                raise AssertionError(f"{a.stream} window {a.window}: {a.score} together, {b.score} alone")
         computed += [answer.tokens.computed for answer in joint]
-        print(
+        print_progress(
             f"side {side}: window {len(together_s)}/{args.windows + 1}: "
-            f"{alone_s[-1]:.3f} s one by one, {together_s[-1]:.3f} s together",
-            file=sys.stderr,
+            f"{alone_s[-1]:.3f} s one by one, {together_s[-1]:.3f} s together"
         )
+        # The first window of each stream warms caches up and is not counted.
+        if len(together_s) > args.windows:
+            break
     return {
         "side": side,
         "streams": args.streams,
@@ -94,21 +93,8 @@ def _measure(model: VisionLanguageModel, args: argparse.Namespace, side: int) ->
     }
 
 
-def _timed(engine: NativeEngine, batches: Sequence[Sequence[WindowRequest]]) -> tuple[list[Answer], float]:
+def _step(engine: NativeEngine, batches: Sequence[Sequence[WindowRequest]], seconds: list[float]) -> list[Answer]:
     began = time.perf_counter()
     answers = [answer for batch in batches for answer in engine.step(batch)]
-    return answers, time.perf_counter() - began
-
-
-def _difference(joint: Sequence[Answer], single: Sequence[Answer]) -> float:
-    """Largest difference of a score.
-
-    Raises:
-        AssertionError: the answers are not the same; a speed-up would mean nothing.
-    """
-    largest = 0.0
-    for a, b in zip(joint, single, strict=True):
-        largest = max(largest, abs(a.score - b.score))
-        if (a.stream, a.window, a.tokens) != (b.stream, b.window, b.tokens) or largest > ROUNDING:
-            raise AssertionError(f"{a.stream} window {a.window}: {a.score} together, {b.score} alone")
-    return largest
+    seconds.append(time.perf_counter() - began)
+    return answers

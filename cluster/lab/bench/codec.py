@@ -10,13 +10,14 @@ end (``realtime_hevc``, ``realtime_av1``), on all cores and on one, by the clock
 
 import argparse
 import contextlib
+import itertools
+import operator
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -105,19 +106,16 @@ def run(args: argparse.Namespace) -> BenchResult:
     figures: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, one_core():
-        clips: list[Path] = list(args.clips or [])
         made = Path(folder) / "made-1080p20.mp4"
-        if not clips:
+        if not args.clips:
             make_clip(made, seconds)
-            clips = [made]
-        for clip in clips:
-            measured = measure(clip, options, args.pruner, args.repeats)
-            name = "front_end_ratio" if clip == made else f"front_end_ratio_{clip.stem}"
-            figures[name] = measured.ratio
+        for clip in args.clips or [made]:
+            row = measure(clip, options, args.pruner, args.repeats)
+            rows.append(row)
+            suffix = "" if clip == made else f"_{clip.stem}"
+            figures[f"front_end_ratio{suffix}"] = row["ratio"]
             if options.masks:
-                share = measured.stages_s["mask"] / measured.stages_s["decode"]
-                figures[name.replace("front_end_ratio", "mask_share")] = share
-            rows.append(measured.row(clip.stem))
+                figures[f"mask_share{suffix}"] = row["mask_ms"] / row["decode_ms"]
     notes = ["ms per frame and stage are CPU time of one instrumented pass; 'other' is all that is in no stage"]
     return BenchResult("codec", figures, rows, notes)
 
@@ -149,39 +147,10 @@ def run_large(options: CodecOptions, pruner: str, repeats: int, seconds: float) 
     return BenchResult("codec", figures, rows, ["wall time; a neighbour on the machine slows it"])
 
 
-@dataclass(slots=True)
-class Measured:
-    """One clip: seconds of each turn, and of one instrumented pass by stage."""
-
-    frames: int = 0
-    samples: int = 0
-    bare_s: list[float] = field(default_factory=list)
-    front_s: list[float] = field(default_factory=list)
-    stages_s: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float:
-        # Paired by turn: both halves of a turn saw the same machine.
-        return statistics.median(bare / front for bare, front in zip(self.bare_s, self.front_s, strict=True))
-
-    def row(self, clip: str) -> dict[str, Any]:
-        """The bench table's line."""
-        row: dict[str, Any] = {
-            "clip": clip,
-            "frames": self.frames,
-            "samples": self.samples,
-            "bare_fps": self.frames / statistics.median(self.bare_s),
-            "front_fps": self.frames / statistics.median(self.front_s),
-            "ratio": self.ratio,
-            "bare_ms": 1e3 * statistics.median(self.bare_s) / self.frames,
-            "front_ms": 1e3 * statistics.median(self.front_s) / self.frames,
-        }
-        return row | {f"{stage}_ms": 1e3 * seconds / self.frames for stage, seconds in self.stages_s.items()}
-
-
-def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> Measured:
+def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> dict[str, Any]:
     """Both halves in turns, after one turn that warms caches; then one instrumented pass."""
-    measured = Measured()
+    bare_s: list[float] = []
+    front_s: list[float] = []
     for turn in range(repeats + 1):
         start = time.thread_time()
         frames = decode_bare(clip)
@@ -190,29 +159,36 @@ def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> Mea
         end = time.thread_time()
         if decoded != frames:
             raise ConfigError(f"{clip}: the front end decoded {decoded} frames of {frames}: the clip is damaged")
-        measured.frames, measured.samples = frames, samples
         if turn:
-            measured.bare_s.append(middle - start)
-            measured.front_s.append(end - middle)
+            bare_s.append(middle - start)
+            front_s.append(end - middle)
     policy = make_pruner(pruner)
     with timed_calls([*STAGES, ("prune", type(policy), "prune")]) as seconds:
         start = time.thread_time()
         run_front_end(clip, options, policy)
         total = time.thread_time() - start
-    measured.stages_s = seconds | {"other": total - sum(seconds.values())}
-    return measured
+    stages_s = seconds | {"other": total - sum(seconds.values())}
+    bare, front = statistics.median(bare_s), statistics.median(front_s)
+    return {
+        "clip": clip.stem,
+        "frames": frames,
+        "samples": samples,
+        "bare_fps": frames / bare,
+        "front_fps": frames / front,
+        # Paired by turn: both halves of a turn saw the same machine.
+        "ratio": statistics.median(itertools.starmap(operator.truediv, zip(bare_s, front_s, strict=True))),
+        "bare_ms": 1e3 * bare / frames,
+        "front_ms": 1e3 * front / frames,
+        **{f"{stage}_ms": 1e3 * spent / frames for stage, spent in stages_s.items()},
+    }
 
 
 def decode_bare(clip: Path) -> int:
     """Decode every picture and look at none; how many there were."""
-    frames = 0
     with av.open(str(clip)) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
-        for packet in container.demux(stream):
-            for _ in packet.decode():
-                frames += 1
-    return frames
+        return sum(1 for packet in container.demux(stream) for _ in packet.decode())
 
 
 def run_front_end(clip: Path, options: CodecOptions, pruner: Pruner) -> tuple[int, int]:
@@ -230,10 +206,7 @@ def run_front_end(clip: Path, options: CodecOptions, pruner: Pruner) -> tuple[in
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Pin this thread to one of its cores, where the system can."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
+    """Pin this thread to one of its cores."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(allowed)})
     try:

@@ -5,7 +5,6 @@ and fits a cost model to it, for placement, admission and the city simulator.
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from cluster.control.costs import CostModel, WindowWork, fit, save
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.harness import BenchResult, add_model_arguments, machine
+from cluster.lab.bench.harness import BenchResult, add_model_arguments, machine, print_progress
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.planning.accelerator import platforms
 from cluster.models import load_model
@@ -122,7 +121,7 @@ def _measured(args: argparse.Namespace) -> tuple[CostModel, BenchResult]:
     for number in range(args.rounds):
         # A mix of cameras whose windows end together, in steps of every size in turn.
         steps += _mix(model, args, 1 + number % args.max_batch, random)
-        print(f"mix {number + 1}/{args.rounds}: {len(steps)} steps", file=sys.stderr, flush=True)
+        print_progress(f"mix {number + 1}/{args.rounds}: {len(steps)} steps")
     kind = machine()["gpu"] if args.device.startswith("cuda") else "cpu"
     source = (
         f"fitted to {len(steps)} steps of the native engine by sightline bench cost: {args.device}, {args.dtype}, "

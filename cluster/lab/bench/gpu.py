@@ -33,12 +33,7 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_truncated
 from cluster.registry import refresh_policies
-from cluster.types import (
-    AskSpec,
-    MemorySpec,
-    StreamSpec,
-    WindowRequest,
-)
+from cluster.types import AskSpec, MemorySpec, StreamSpec, WindowRequest
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,18 @@
-"""The decoder's work as batched torch operations against numpy and libswscale: whether both keep the same cells.
+"""The decoder's work on a GPU, as batched torch operations: whether it keeps the same cells as numpy and libswscale,
+and how many pictures of 1080p it takes a second with NVDEC.
 
-A decoder that decodes on the CPU and hands out NV12 stands for NVDEC, so that this needs no GPU; all clips go through
-one front end at once.
+Every session is a camera of production: its processor, and one front end for all. :func:`host_nvdec`, which decodes on
+the CPU and hands out NV12, stands for NVDEC where there is no GPU.
 """
 
+import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,8 @@ from cluster.codec.nvdec import Nvdec, NvdecDecoder
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend
 from cluster.errors import ConfigError
+from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.report.compare import video_samples
 from cluster.lab.scenes.street_clips import CLIP_KINDS, make_clip
 from cluster.types import FrameSample, PatchGeometry, SampledPicture
 from cluster.vision.pruners.base import make_pruner
@@ -29,7 +36,11 @@ from cluster.vision.sampler import PatchSampler
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
 CLIP_S = 12.0
-"""Of each made clip."""
+"""Of each made clip that is compared."""
+CODECS = {"h264": "street", "hevc": "hevc"}
+"""Codec -> kind of street clip that is decoded."""
+GAIN = 1.05
+"""More sessions are tried while twice as many bring at least so many times the pictures."""
 
 
 class HostNvdecDecoder(NvdecDecoder):
@@ -45,47 +56,6 @@ class HostNvdecDecoder(NvdecDecoder):
 def host_nvdec() -> Nvdec:
     """NVDEC in host memory."""
     return Nvdec(lambda: None, HostNvdecDecoder)
-
-
-@dataclass(slots=True)
-class _Compared:
-    """``frames`` pairs of one clip, anchors aside: ``cells`` in all and those decided alike; ``levels``: the largest
-    difference of a pixel of an anchor, ``off``: the share of those that differ."""
-
-    clip: str
-    frames: int = 0
-    cells: int = 0
-    equal: int = 0
-    kept: float = 0.0
-    kept_on_device: float = 0.0
-    levels: int = 0
-    off: float = 0.0
-
-    def add(self, host: FrameSample, device: FrameSample) -> None:
-        assert (host.index, host.pts, host.anchor) == (device.index, device.pts, device.anchor)
-        if host.anchor:
-            difference = np.abs(host.patches.astype(np.int16) - device.patches)
-            self.levels = max(self.levels, int(difference.max()))
-            self.off = max(self.off, float(np.count_nonzero(difference) / difference.size))
-            return
-        self.frames += 1
-        self.cells += host.mask.size
-        self.equal += int(np.count_nonzero(host.mask == device.mask))
-        self.kept += float(host.mask.mean())
-        self.kept_on_device += float(device.mask.mean())
-
-    @property
-    def row(self) -> dict[str, Any]:
-        frames = max(1, self.frames)
-        return {
-            "clip": self.clip,
-            "frames": self.frames,
-            "equal": self.equal / max(1, self.cells),
-            "kept": self.kept / frames,
-            "kept_on_device": self.kept_on_device / frames,
-            "levels": self.levels,
-            "pixels_off": self.off,
-        }
 
 
 def compare_clips(files: Sequence[Path] = ()) -> list[dict[str, Any]]:
@@ -122,27 +92,44 @@ def summary(row: dict[str, Any]) -> str:
 
 
 def _compare(clip: Path, frontend: DeviceFrontend, nvdec: Nvdec) -> dict[str, Any]:
-    camera = DeviceCamera(PatchSampler(clip.stem, make_pruner("replenish"), CodecOptions().fps))
+    """``kept``, ``equal``: of frames that are no anchors, the cells kept and those decided alike; ``levels``: the
+    largest difference of a pixel of an anchor, ``pixels_off``: the share of those that differ."""
+    camera = DeviceCamera(_sampler(clip.stem))
     host = _host_frames(clip)
-    compared = _Compared(clip.stem)
+    masks: list[tuple[float, float, float]] = []
+    levels, off = 0, 0.0
     for processor in _processors(clip, CodecProcessor(GEOMETRY, CodecOptions(decode="cuda"), nvdec)):
         for picture in processor.pop_device_pictures():
             frame = frontend.process(camera, picture).frame
-            if frame is not None:
-                compared.add(next(host), frame)
-    return compared.row
+            if frame is None:
+                continue
+            sample = next(host)
+            assert (sample.index, sample.pts, sample.anchor) == (frame.index, frame.pts, frame.anchor)
+            if sample.anchor:
+                difference = np.abs(sample.patches.astype(np.int16) - frame.patches)
+                levels = max(levels, int(difference.max()))
+                off = max(off, float((difference > 0).mean()))
+            else:
+                masks.append((float((sample.mask == frame.mask).mean()), sample.mask.mean(), frame.mask.mean()))
+    equal, kept, kept_on_device = map(statistics.fmean, zip(*masks, strict=True)) if masks else (0.0, 0.0, 0.0)
+    return {
+        "clip": clip.stem,
+        "frames": len(masks),
+        "equal": equal,
+        "kept": kept,
+        "kept_on_device": kept_on_device,
+        "levels": levels,
+        "pixels_off": off,
+    }
+
+
+def _sampler(stream: str) -> PatchSampler:
+    return PatchSampler(stream, make_pruner("replenish"), CodecOptions().fps)
 
 
 def _host_frames(clip: Path) -> Iterator[FrameSample]:
-    sampler = PatchSampler(clip.stem, make_pruner("replenish"), CodecOptions().fps)
-    source, processor = FileSource(clip), CodecProcessor(GEOMETRY)
-    processor.open(source.open())
-    for packet in source.packets():
-        for picture in processor.feed(packet):
-            sample = sampler.feed(_luma_alone(picture))
-            if sample is not None:
-                yield sample
-    for picture in processor.drain():
+    sampler = _sampler(clip.stem)
+    for picture in video_samples(clip, CodecProcessor(GEOMETRY)):
         sample = sampler.feed(_luma_alone(picture))
         if sample is not None:
             yield sample
@@ -163,3 +150,104 @@ def _luma_alone(picture: SampledPicture) -> SampledPicture:
     """Without motion vectors, which NVDEC does not export."""
     still = np.zeros_like(picture.change.luma)
     return replace(picture, change=replace(picture.change, max_motion=still, net_motion=still, intra=still, cue="luma"))
+
+
+# -- pictures a second -----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class DecodeLoad:
+    """``size`` of the pictures in pixels; ``clip_s`` of each clip, which is repeated; ``run_s``: of one number of
+    sessions; ``most``: sessions that are tried; ``open_s``: until which all have their first picture."""
+
+    size: tuple[int, int] = (1920, 1080)
+    clip_s: float = 6.0
+    run_s: float = 4.0
+    most: int = 64
+    open_s: float = 30.0
+
+
+def decode_rates(nvdec: Nvdec, load: DecodeLoad) -> Part:
+    """Figures ``nvdec_1080p_fps`` and ``nvdec_1080p_hevc_fps``: pictures a second of all sessions at the best number of
+    them; a row for every codec and number."""
+    rows: list[dict[str, Any]] = []
+    frontend = DeviceFrontend()
+    with tempfile.TemporaryDirectory() as folder:
+        for codec, kind in CODECS.items():
+            clip = Path(folder) / f"{kind}.mp4"
+            make_clip(kind, clip, seconds=load.clip_s, fps=25.0, size=load.size)
+            rows += _search(codec, partial(_decode, clip, nvdec, frontend, load), load.most)
+    best = {codec: max(row["pictures_s"] for row in rows if row["codec"] == codec) for codec in CODECS}
+    return Part({"nvdec_1080p_fps": best["h264"], "nvdec_1080p_hevc_fps": best["hevc"]}, rows)
+
+
+def _search(codec: str, decode: Callable[[int], dict[str, Any]], most: int) -> Iterator[dict[str, Any]]:
+    before, sessions = 0.0, 1
+    while sessions <= most:
+        row = {"codec": codec, **decode(sessions)}
+        print_progress(f"gpu: {codec}, {row['sessions']} sessions: {row['pictures_s']:.0f} pictures/s {row['refused']}")
+        yield row
+        if row["refused"] or row["pictures_s"] < GAIN * before:
+            return
+        before, sessions = row["pictures_s"], 2 * sessions
+
+
+def _decode(clip: Path, nvdec: Nvdec, frontend: DeviceFrontend, load: DecodeLoad, sessions: int) -> dict[str, Any]:
+    """So many sessions at once for ``run_s``, once each has its first picture or is refused."""
+    cameras = [_Camera(clip, nvdec, frontend) for _ in range(sessions)]
+    with ThreadPoolExecutor(sessions) as threads:
+        running = [threads.submit(camera.run) for camera in cameras]
+        try:
+            deadline = time.monotonic() + load.open_s
+            for camera in cameras:
+                camera.begun.wait(max(0.0, deadline - time.monotonic()))
+            first, began = sum(camera.pictures for camera in cameras), time.monotonic()
+            time.sleep(load.run_s)
+            pictures, seconds = sum(camera.pictures for camera in cameras) - first, time.monotonic() - began
+        finally:
+            for camera in cameras:
+                camera.source.close()
+        for each in running:
+            each.result()
+    taken = [camera for camera in cameras if not camera.refused]
+    return {
+        "sessions": len(taken),
+        "pictures_s": pictures / seconds,
+        "per_session": pictures / seconds / max(1, len(taken)),
+        "kept": sum(camera.kept for camera in cameras) / max(1, sum(camera.cells for camera in cameras)),
+        "refused": next((camera.refused for camera in cameras if camera.refused), ""),
+    }
+
+
+class _Camera:
+    """A clip over and over, as fast as it goes, until its source is closed or the GPU refuses it.
+
+    ``pictures``: decoded; ``cells``, ``kept``: of frames that are no anchors; ``refused``: why, empty while it runs.
+    """
+
+    def __init__(self, clip: Path, nvdec: Nvdec, frontend: DeviceFrontend) -> None:
+        self.source = FileSource(clip, loop=True)
+        self.begun = threading.Event()
+        self.pictures = self.cells = self.kept = 0
+        self.refused = ""
+        self._processor = CodecProcessor(GEOMETRY, CodecOptions(decode="cuda"), nvdec)
+        self._frontend = frontend
+
+    def run(self) -> None:
+        processor, frontend = self._processor, self._frontend
+        camera = frontend.add_camera(_sampler("camera"))
+        try:
+            processor.open(self.source.open())
+            for packet in self.source.packets():
+                processor.feed(packet)
+                if processor.device.name != "cuda":
+                    self.refused = processor.device.fallback
+                    return
+                for picture in processor.pop_device_pictures():
+                    frame = frontend.process(camera, picture).frame
+                    if frame is not None and not frame.anchor:
+                        self.cells += frame.mask.size
+                        self.kept += int(frame.mask.sum())
+                self.pictures = processor.stats.frames_decoded
+                if self.pictures:
+                    self.begun.set()
+        finally:
+            self.begun.set()

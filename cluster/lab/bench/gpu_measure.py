@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,16 @@ from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windowed_engine import WindowedEngine
 from cluster.errors import CapacityError, ConfigError
-from cluster.lab.bench.engines.contestants import CONTESTANTS, TIMEOUT_S, check
+from cluster.lab.bench.engines import CONTESTANTS, check, start_vllm
 from cluster.lab.bench.frames import prune_clip, read_clip
-from cluster.lab.bench.gpu_decode import DecodeLoad, decode_rates
-from cluster.lab.bench.gpu_frontend import host_nvdec
+from cluster.lab.bench.gpu_frontend import DecodeLoad, decode_rates, host_nvdec
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
 from cluster.lab.bench.harness import Goals, Part, print_progress
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import find_device, load_model, load_random_shape
 from cluster.models.presets import SHAPES
-from cluster.types import MICROSECONDS, FrameSample, StreamSpec
+from cluster.types import MICROSECONDS, FrameSample, StreamSpec, WindowRequest
 
 GOALS: Goals = {
     "prefill_mfu": (">=", 0.60),
@@ -88,11 +88,7 @@ class Rig:
     """A model on a device, and a clip as cameras send it in full and pruned."""
 
     def __init__(self, model: str, device: torch.device, clip: Path | None, *, streams: int) -> None:
-        """``clip``: a made one if none; ``streams``: most cameras that are tried.
-
-        Raises:
-            SourceError: the clip cannot be read.
-        """
+        """``clip``: a made one if none; ``streams``: most cameras that are tried."""
         self.device = device
         self.model = load_measured(model, device)
         self.streams = streams
@@ -204,11 +200,11 @@ class Rig:
     def _window_bytes(self) -> int:
         """Of one camera's last window on the device."""
         engine = self.engine()
-        engine.admit(replace(SPEC, patient=True))
+        [spec] = _admit(engine, 1, patient=True)
         for sample in self.ours:
-            for request in engine.push(replace(sample, stream=SPEC.stream)):
-                engine.step([request])
-        return engine.device_bytes(SPEC.stream)
+            if requests := _push(engine, [spec], sample):
+                engine.step(requests)
+        return engine.device_bytes(spec.stream)
 
     def measure(
         self,
@@ -219,22 +215,13 @@ class Rig:
         refresh: str = SPEC.refresh,
         **options: Any,
     ) -> Measured:
-        """Windows after the first of ``STEP`` cameras.
-
-        Args:
-            samples: of each camera.
-            anew: nothing of the window before is kept.
-            engine: the native one with ``options`` if none.
-            refresh: policy of the cameras.
-            options: of the native engine.
-        """
+        """Windows after the first of ``STEP`` cameras, each of which sends ``samples``. ``anew``: nothing of the window
+        before is kept. ``engine``: the native one with ``options`` if none."""
         engine = engine or self.engine(**options)
-        specs = [replace(SPEC, stream=f"camera-{number}", patient=True, refresh=refresh) for number in range(STEP)]
+        specs = _admit(engine, STEP, patient=True, refresh=refresh)
         found: list[Measured] = []
-        for spec in specs:
-            engine.admit(spec)
         for place, sample in enumerate(samples):
-            requests = [each for spec in specs for each in engine.push(replace(sample, stream=spec.stream))]
+            requests = _push(engine, specs, sample)
             if not requests:
                 # Patient cameras have no work ahead, but their windows may leave the pool.
                 engine.prefill_ahead()
@@ -259,34 +246,28 @@ class Rig:
         """How many cameras two windows in a row of all fit their strides: all are due at once, step by step."""
         rows: list[dict[str, Any]] = []
         about = round(STRIDE_S / self.measure(self.ours).seconds)
-
-        def strides(count: int) -> tuple[float, float]:
-            try:
-                return self._strides(count, rows)
-            except CapacityError as error:
-                print_progress(f"gpu: {count} cameras: {error}")
-                return math.inf, math.inf
-
-        most = search_streams(strides, self.streams, first=about)
+        most = search_streams(partial(self._strides, rows), self.streams, first=about)
         return Part({"streams_per_gpu": float(most)}, rows, [f"at most {self.streams} are tried (--streams)"])
 
-    def _strides(self, count: int, rows: list[dict[str, Any]]) -> tuple[float, float]:
-        """Seconds of the last two windows of so many cameras, in steps of ``STEP``."""
+    def _strides(self, rows: list[dict[str, Any]], count: int) -> tuple[float, float]:
+        """Seconds of the last two windows of so many cameras, in steps of ``STEP``; infinite where they do not fit."""
         engine = self.engine()
-        specs = [replace(SPEC, stream=f"camera-{number}", patient=True) for number in range(count)]
-        for spec in specs:
-            engine.admit(spec)
+        specs = _admit(engine, count, patient=True)
         times = []
-        for sample in self.ours:
-            self.wait()
-            began = time.perf_counter()
-            requests = [each for spec in specs for each in engine.push(replace(sample, stream=spec.stream))]
-            steps = [requests[first : first + STEP] for first in range(0, len(requests), STEP)]
-            for step, following in itertools.zip_longest(steps, steps[1:], fillvalue=()):
-                engine.step(step, following)
-            self.wait()
-            if requests:
-                times.append(time.perf_counter() - began)
+        try:
+            for sample in self.ours:
+                self.wait()
+                began = time.perf_counter()
+                requests = _push(engine, specs, sample)
+                steps = [requests[first : first + STEP] for first in range(0, len(requests), STEP)]
+                for step, following in itertools.zip_longest(steps, steps[1:], fillvalue=()):
+                    engine.step(step, following)
+                self.wait()
+                if requests:
+                    times.append(time.perf_counter() - began)
+        except CapacityError as error:
+            print_progress(f"gpu: {count} cameras: {error}")
+            return math.inf, math.inf
         before, last = times[-2:]
         rows.append({"cameras": count, "first_s": before, "second_s": last, "kv_gib": engine.memory_bytes() / 2**30})
         print_progress(f"gpu: {count} cameras: {before:.2f} and {last:.2f} s of {STRIDE_S:g} s")
@@ -319,15 +300,9 @@ class Rig:
             counted[1] += time.perf_counter() - began
             return chosen
 
-        specs = [
-            replace(SPEC, stream=f"camera-{number}", questions=(replace(SPEC.questions[0], explain=True),))
-            for number in range(STEP)
-        ]
-        for spec in specs:
-            engine.admit(spec)
+        specs = _admit(engine, STEP, questions=(replace(SPEC.questions[0], explain=True),))
         for sample in self.ours:
-            requests = [each for spec in specs for each in engine.push(replace(sample, stream=spec.stream))]
-            if requests:
+            if requests := _push(engine, specs, sample):
                 engine.step(requests)
                 engine.decode = timed  # type: ignore[assignment]
         tokens_s = counted[0] / counted[1] if counted[0] else math.nan
@@ -351,16 +326,10 @@ class Rig:
             check([CONTESTANTS["vllm_full"]])
         except ConfigError as error:
             return Part({}, [{"windows": "vLLM, full", "why": str(error)}])
-        from cluster.engine.vllm.engine import VllmEngine
-        from cluster.engine.vllm.settings import VllmSettings
-
         # Its weights and KV beside this model's.
         arguments = {"gpu_memory_utilization": 0.5} if self.device.type == "cuda" else {"enforce_eager": True}
-        engine = VllmEngine(self.model, mode="full", settings=VllmSettings(arguments, timeout_s=TIMEOUT_S))
-        try:
+        with start_vllm(self.model, mode="full", **arguments) as engine:
             theirs = self.measure(self.full, engine=engine, refresh="all").seconds
-        finally:
-            engine.close()
         ours = self.measure(self.ours).seconds
         rows = [{"windows": "vLLM, full", "seconds": theirs}, {"windows": "ours", "seconds": ours}]
         return Part({"speedup_over_vllm": theirs / ours}, rows)
@@ -392,45 +361,45 @@ PARTS: dict[str, Callable[[Rig], Part]] = {
 """What is measured, in order; the ceilings come first."""
 
 
-def search_streams(
-    strides: Callable[[int], tuple[float, float]], most: int, *, first: int = 1, stride_s: float = STRIDE_S
-) -> int:
+def search_streams(strides: Callable[[int], tuple[float, float]], most: int, *, first: int = 1) -> int:
     """The largest number of cameras, at most ``most``, of which two strides in a row were computed within
-    ``stride_s`` seconds, in ``TRIES`` tries; 0 if not even one's.
-
-    Args:
-        strides: seconds of two strides in a row of so many cameras.
-        most: cameras.
-        first: number that is tried first.
-        stride_s: of a camera.
-    """
+    ``STRIDE_S`` seconds, in ``TRIES`` tries; 0 if not even one's. ``strides``: seconds of two strides in a row of so
+    many cameras; ``first``: the number that is tried first."""
     stable, unstable, count = 0, most + 1, min(max(first, 1), most)
     for _ in range(TRIES + 1):
         seconds = max(strides(count))
-        if seconds <= stride_s:
+        if seconds <= STRIDE_S:
             stable = count
         else:
             unstable = count
         if unstable - stable <= 1:
             break
         # In proportion, a little below, and between what is known.
-        count = min(max(round(0.97 * count * stride_s / seconds), stable + 1), unstable - 1)
+        count = min(max(round(0.97 * count * STRIDE_S / seconds), stable + 1), unstable - 1)
     return stable
 
 
-def _again(engine: WindowedEngine, specs: Sequence[StreamSpec], samples: Sequence[FrameSample]) -> list[Any]:
+def _admit(engine: WindowedEngine, count: int, **options: Any) -> list[StreamSpec]:
+    """So many cameras, which are alike."""
+    specs = [replace(SPEC, stream=f"camera-{number}", **options) for number in range(count)]
+    for spec in specs:
+        engine.admit(spec)
+    return specs
+
+
+def _push(engine: WindowedEngine, specs: Sequence[StreamSpec], sample: FrameSample) -> list[WindowRequest]:
+    """Give every camera this frame; returns the windows that closed."""
+    return [request for spec in specs for request in engine.push(replace(sample, stream=spec.stream))]
+
+
+def _again(engine: WindowedEngine, specs: Sequence[StreamSpec], samples: Sequence[FrameSample]) -> list[WindowRequest]:
     """The newest window of each camera, of which nothing is known yet."""
     start = samples[-1].end - WINDOW_S * MICROSECONDS
-    requests = []
+    requests: list[WindowRequest] = []
     for spec in specs:
         engine.evict(spec.stream)
         engine.admit(spec)
-        closed = [
-            each
-            for sample in samples
-            if sample.pts >= start
-            for each in engine.push(replace(sample, stream=spec.stream))
-        ]
+        closed = [request for sample in samples if sample.pts >= start for request in _push(engine, [spec], sample)]
         requests += closed[-1:]
     return requests
 

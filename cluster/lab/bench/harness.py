@@ -9,15 +9,13 @@ import argparse
 import functools
 import importlib
 import json
-import math
 import operator
 import os
 import platform
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -110,12 +108,13 @@ def machine() -> dict[str, Any]:
     if cpuinfo.exists():
         names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
+    torch = sys.modules.get("torch")
     found: dict[str, Any] = {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
-        "gpu": _gpu(),
+        "gpu": torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None,
     }
     for package in ("torch", "transformers", "vllm", "av", "grpcio", "ray"):
         try:
@@ -123,13 +122,6 @@ def machine() -> dict[str, Any]:
         except PackageNotFoundError:
             found[package] = None
     return found
-
-
-def _gpu() -> str | None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return str(torch.cuda.get_device_name(0))
-    return None
 
 
 def print_progress(text: str) -> None:
@@ -211,7 +203,6 @@ def timed_calls(
         Seconds by stage.
     """
     seconds = dict.fromkeys((stage for stage, _, _ in stages), 0.0)
-    untimed = [(owner, name, getattr(owner, name)) for _, owner, name in stages]
 
     def timed(stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -224,13 +215,12 @@ def timed_calls(
 
         return call
 
-    try:
+    with ExitStack() as untimed:
         for stage, owner, name in stages:
-            setattr(owner, name, timed(stage, getattr(owner, name)))
+            method = getattr(owner, name)
+            untimed.callback(setattr, owner, name, method)
+            setattr(owner, name, timed(stage, method))
         yield seconds
-    finally:
-        for owner, name, method in untimed:
-            setattr(owner, name, method)
 
 
 def _write(path: Path, text: str) -> None:
@@ -240,16 +230,6 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
-
-
-def mean_logit_diff(pairs: Iterable[tuple[float, float]]) -> float:
-    """Mean of ``|logit(a) - logit(b)|`` over pairs of scores, which are clipped by 1e-9 at 0 and 1."""
-
-    def logit(score: float) -> float:
-        clipped = min(max(score, 1e-9), 1 - 1e-9)
-        return math.log(clipped / (1 - clipped))
-
-    return statistics.fmean(abs(logit(a) - logit(b)) for a, b in pairs)
 
 
 Goals = Mapping[str, tuple[str, float]]
@@ -277,7 +257,7 @@ def run_parts(bench: str, parts: Mapping[str, Callable[[], Part]], goals: Goals)
         began = time.perf_counter()
         part = measure()
         print(f"{name}\n{table(part.rows)}\n", flush=True)
-        print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
+        print_progress(f"{name}: {time.perf_counter() - began:.0f} s")
         against += against_goals(goals, name, part.figures)
         measured += [{"part": name, **row} for row in part.rows]
         notes += [f"{name}: {note}" for note in part.notes]

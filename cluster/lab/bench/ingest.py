@@ -71,15 +71,14 @@ def processes(credit: int) -> Iterator[tuple[Process, Process]]:
     one = {max(cores)}
     rest = cores - one or one
     os.sched_setaffinity(0, rest)
-    running: list[Process] = []
     try:
-        running.append(Process(MODULE, "discard", "--cores", _list(rest), "--credit", str(credit)))
-        running.append(Process(MODULE, "gateway", "--cores", _list(one), "--next", running[0].address))
-        yield running[1], running[0]
+        with (
+            Process(MODULE, "discard", "--cores", _list(rest), "--credit", str(credit)) as decoder,
+            Process(MODULE, "gateway", "--cores", _list(one), "--next", decoder.address) as gateway,
+        ):
+            yield gateway, decoder
     finally:
         os.sched_setaffinity(0, cores)
-        for process in running:
-            process.stop()
 
 
 def _list(cores: set[int]) -> str:
@@ -97,7 +96,11 @@ class Bench:
 
     def measure(self, to: Process, batch: int, cameras: int = 1, packets: int | None = None) -> dict[str, Any]:
         """``cameras`` pushing at once, from the first packet to the last confirmed end."""
-        agents = [self._agent(to, batch, (packets or self._args.packets) // cameras) for _ in range(cameras)]
+        options, agents = PushOptions(batch_packets=batch), []
+        for _ in range(cameras):
+            self._cameras += 1
+            source = Synthetic((packets or self._args.packets) // cameras, self._args.seconds, self._args.size)
+            agents.append(PushAgent(source, to.address, f"camera-{self._cameras}", options=options))
 
         async def push() -> list[PushStatus]:
             return await asyncio.gather(*(agent.run() for agent in agents))
@@ -124,12 +127,6 @@ class Bench:
             "gateway_busy": busy / seconds if proxied else None,
             "gateway_rss_mb": gateway_after["rss"] / 1e6 if proxied else None,
         }
-
-    def _agent(self, to: Process, batch: int, packets: int) -> PushAgent:
-        self._cameras += 1
-        source = Synthetic(packets, self._args.seconds, self._args.size)
-        options = PushOptions(batch_packets=batch)
-        return PushAgent(source, to.address, f"camera-{self._cameras}", options=options)
 
 
 def run(args: argparse.Namespace) -> BenchResult:

@@ -1,4 +1,5 @@
-"""Lazy decoding against full decoding, both through the pipeline of a decoder process.
+"""Lazy decoding against full decoding, both through the pipeline of a decoder process, on drawn footage of mostly quiet
+cameras, encoded as cameras encode.
 
 * ``decode_spared_quiet``: share of the frames of quiet footage that are never decoded, over all its strata and
   encodings alike, the camera's learning included; by rate control: ``_crf`` (constant quality), ``_cbr`` (constant
@@ -21,13 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from av.video.frame import VideoFrame
 
 from cluster.codec.file import FileSource
 from cluster.config.camera import WindowConfig
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.bench.lazy_footage import ENCODINGS, STRATA, encode_footage
+from cluster.lab.scenes.actors import Actor, Keyframe
+from cluster.lab.scenes.encode import VideoEncoding, write_video
+from cluster.lab.scenes.events import SceneBuilder, passer_by, traffic
+from cluster.lab.scenes.render import SceneRenderer
+from cluster.lab.scenes.scene import Conditions, Scene, make_scene
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, PatchGeometry
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
@@ -37,6 +43,7 @@ WAIT_S = STRIDE_S / 2
 _LONGEST_S = 3600.0
 
 
+# -- what is measured ------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class LazyRun:
     """One clip through a pipeline. ``frames``: as sent; ``sent_at``: the newest packet's time then, microseconds.
@@ -60,9 +67,9 @@ def run_lazy(clips: Sequence[Path], fps: float, pruner: str, seconds: float) -> 
     settings = PipelineSettings(fps=fps, pruner=pruner, lazy_wait_s=WAIT_S)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for stratum, encoding, path in encode_footage(Path(folder), STRATA, ENCODINGS, "test", seconds):
-            group = ("cbr" if encoding.crf is None else "crf") if stratum.quiet else "busy"
-            rows.append(_compare(path, f"{stratum.name} {encoding.name}", group, settings))
+        for stratum, encoding, path in _encode_footage(Path(folder), seconds):
+            group = ("cbr" if "cbr" in encoding else "crf") if stratum.quiet else "busy"
+            rows.append(_compare(path, f"{stratum.name} {encoding}", group, settings))
             path.unlink()
     rows += [_compare(path, path.stem, "busy", settings) for path in clips]
     quiet = [row for row in rows if row["group"] != "busy"]
@@ -170,3 +177,110 @@ def _share_of_kept(rows: Sequence[dict[str, Any]], key: str) -> float:
 
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
     return statistics.fmean(row[key] for row in rows) if rows else 0.0
+
+
+# -- the footage -----------------------------------------------------------------------------------
+WIDTH, HEIGHT, FPS = 640, 360, 10
+_DAY = Conditions("day", (1.0, 1.0, 0.98), 1.0, 0.0, 60.0, 1.2, 0.0, 0.0, False)
+_NIGHT = replace(_DAY, light="night", level=0.45, noise=2.5, monochrome=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Stratum:
+    """``people``: passers-by in a minute. ``edge``: somebody steps into the picture's edge and back, twice a minute.
+    ``contrast``, ``pace``: of its people. ``tree``: swaying branches in front.
+    ``quiet``: counts for what is spared of quiet footage."""
+
+    name: str
+    conditions: Conditions
+    quiet: bool = True
+    people: int = 1
+    edge: bool = False
+    contrast: float = 1.0
+    pace: float = 1.0
+    cars: int = 0
+    tree: bool = False
+
+
+STRATA = (
+    Stratum("still", _DAY, people=0),
+    Stratum("day", _DAY),
+    Stratum("night", _NIGHT),
+    Stratum("noisy", replace(_NIGHT, level=0.5, noise=5.5, flicker=0.03)),
+    Stratum("drift", replace(_DAY, drift=0.25, drift_s=40.0), people=0),
+    Stratum("edge", _DAY, people=0, edge=True),
+    Stratum("low_contrast", replace(_DAY, light="dusk", level=0.65), contrast=0.5),
+    Stratum("slow", _DAY, pace=0.5),
+    Stratum("foliage", _DAY, quiet=False, tree=True),
+    Stratum("busy", _DAY, quiet=False, people=14, cars=6),
+)
+
+
+_X265 = "log-level=error:pools=none:frame-threads=1:open-gop=0:scenecut=0"
+
+
+def _encoding(codec: str, gop_s: float, *, crf: int | None = None, bframes: int = 0) -> VideoEncoding:
+    """``gop_s``: seconds between I-frames. Without ``crf`` the bit rate is constant, with a buffer of one second."""
+    rate = {"b": "400000", "maxrate": "400000", "bufsize": "400000"} if crf is None else {"crf": str(crf)}
+    if codec == "hevc":
+        encoder, options = "libx265", {"preset": "ultrafast", "x265-params": _X265}
+    else:
+        encoder, options = "libx264", {"preset": "veryfast", "x264-params": "scenecut=0"}
+    return VideoEncoding(encoder, options | rate, WIDTH, HEIGHT, FPS, round(gop_s * FPS), bframes)
+
+
+ENCODINGS = {
+    "h264-crf24": _encoding("h264", 4.0, crf=24),
+    "h264-crf32-b": _encoding("h264", 5.0, crf=32, bframes=2),
+    "h264-cbr": _encoding("h264", 4.0),
+    "hevc-crf28": _encoding("hevc", 4.0, crf=28),
+    "hevc-cbr": _encoding("hevc", 10.0),
+}
+
+
+def _encode_footage(folder: Path, seconds: float) -> Iterator[tuple[Stratum, str, Path]]:
+    """Draw every stratum once and encode it in every way, which is named."""
+    for index, stratum in enumerate(STRATA):
+        renderer = SceneRenderer(_scene(stratum, index, seconds), WIDTH, HEIGHT)
+        frames = [
+            VideoFrame.from_ndarray(renderer.picture(number / FPS, number), format="rgb24").reformat(format="yuv420p")
+            for number in range(round(seconds * FPS))
+        ]
+        for name, encoding in ENCODINGS.items():
+            path = folder / f"{index}-{stratum.name}-{name}.mp4"
+            write_video(path, encoding, frames)
+            yield stratum, name, path
+
+
+def _scene(stratum: Stratum, index: int, seconds: float) -> Scene:
+    scene = make_scene("test", index, seconds=max(24.0, seconds), event=None)
+    builder = SceneBuilder(scene.layout, seconds, np.random.default_rng([17, index]))
+    builder.contrast, builder.pace = stratum.contrast, stratum.pace
+    minutes = seconds / 60
+    for _ in range(round(stratum.people * minutes)):
+        passer_by(builder, builder.uniform(0.35 * seconds if stratum.quiet else 0.0, 0.85 * seconds))
+    for _ in range(round(stratum.cars * minutes)):
+        traffic(builder, builder.uniform(0.0, 0.9 * seconds))
+    if stratum.edge:
+        for visit in range(round(2 * minutes)):
+            builder.actors.append(_edge_visit(len(builder.actors), (0.4 + 0.3 * visit / minutes) * seconds, builder))
+    actors = tuple(_slowed(replace(actor, contrast=stratum.contrast), stratum.pace) for actor in builder.actors)
+    return replace(scene, seconds=seconds, conditions=stratum.conditions, actors=actors, events=(), tree=stratum.tree)
+
+
+def _edge_visit(number: int, at: float, builder: SceneBuilder) -> Actor:
+    """Somebody steps half into the left edge, stands three seconds, and goes."""
+    y = builder.pavement_y()
+    far = -builder.layout.person_height(y)
+    keys = (
+        Keyframe(at, far, y, "walking"),
+        Keyframe(at + 1.5, 0.0, y, "standing"),
+        Keyframe(at + 4.5, 0.0, y, "walking"),
+        Keyframe(at + 6.0, far, y, "walking"),
+    )
+    return Actor(number, "person", keys, "grey", seed=number)
+
+
+def _slowed(actor: Actor, pace: float) -> Actor:
+    first = actor.keys[0].t
+    return replace(actor, keys=tuple(replace(key, t=first + (key.t - first) / pace) for key in actor.keys))

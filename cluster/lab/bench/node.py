@@ -7,7 +7,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from cluster.lab.bench.processes import Process, serve
 from cluster.memory.tiers.arena import Arena
@@ -36,15 +36,10 @@ class DelayedArena(Arena):
 @contextmanager
 def far_tier(total_bytes: int) -> Iterator[RemoteTier]:
     """A tier whose blocks lie in another process on this machine."""
-    process = Process("cluster.lab.bench.node", str(total_bytes))
-    try:
+    with Process("cluster.lab.bench.node", str(total_bytes)) as process:
         tier = RemoteTier(process.address, fingerprint=FINGERPRINT, deadline_s=_DEADLINE_S, name="node")
-        try:
+        with closing(tier):
             yield tier
-        finally:
-            tier.close()
-    finally:
-        process.stop()
 
 
 async def _serve(total_bytes: int) -> None:

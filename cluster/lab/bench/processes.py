@@ -31,7 +31,8 @@ def free_port() -> int:
 
 
 class Process:
-    """``python -m module arguments``, started; it cannot outlive the bench where it ends with its standard input.
+    """``python -m module arguments``, started; it cannot outlive the bench where it ends with its standard input. A
+    context manager: at its end it is stopped.
 
     Args:
         quiet: its standard error is thrown away.
@@ -41,6 +42,12 @@ class Process:
         self._command = [sys.executable, "-m", module, *arguments]
         self._quiet = quiet
         self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self) -> None:
         """Start it, the first time or after :meth:`kill`."""

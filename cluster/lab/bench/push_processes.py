@@ -26,7 +26,7 @@ from cluster.gateway.ingest_proxy import ProxySink
 from cluster.lab.bench.codec import STAGES
 from cluster.lab.bench.harness import timed_calls
 from cluster.lab.bench.processes import serve
-from cluster.replica import frames_service as frames
+from cluster.replica.frames_service import FramesServicer
 from cluster.replica.worker import EngineWorker
 from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSpec
 from cluster.types.reports import HandedOver, WindowCounters
@@ -49,7 +49,6 @@ class Discard:
         self._credit = credit
         self._sinks: dict[str, QueueSink] = {}
         self.packets = 0
-        self.bytes = 0
 
     async def find(self, camera: str) -> PacketSink:
         if camera not in self._sinks:
@@ -58,15 +57,11 @@ class Discard:
             threading.Thread(target=self._take, args=(source,), daemon=True).start()
         return self._sinks[camera]
 
-    def counts(self) -> dict[str, int]:
-        return {"packets": self.packets, "bytes": self.bytes}
-
     def _take(self, source: PushSource) -> None:
         while True:
             source.open()
-            for packet in source.packets():
+            for _ in source.packets():
                 self.packets += 1
-                self.bytes += len(packet.data)
 
 
 class Forward:
@@ -183,13 +178,12 @@ async def _serve(args: argparse.Namespace) -> None:
     server = RpcServer(max_message_bytes=push_message_bytes(MAX_PACKET_BYTES))
 
     def take_pushes(find: Callable[[str], Awaitable[PacketSink]]) -> None:
-        servicer = IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES, idle_reply_s=args.idle_reply)
-        server.add(servicer)
+        server.add(IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES, idle_reply_s=args.idle_reply))
 
     match args.role:
         case "replica":
             windows = Windows()
-            server.add(frames.FramesServicer(windows))
+            server.add(FramesServicer(windows))
             await serve(server, {"geometry": asdict(windows.geometry)}, windows.counts)
         case "gateway":
             take_pushes(Forward(args.next).find)
@@ -197,7 +191,7 @@ async def _serve(args: argparse.Namespace) -> None:
         case "discard":
             discard = Discard(args.credit)
             take_pushes(discard.find)
-            await serve(server, {}, discard.counts)
+            await serve(server, {}, lambda: {"packets": discard.packets})
         case "decoder":
             cameras = Cameras(args.next, PatchGeometry(**json.loads(args.geometry)), args.stride)
             take_pushes(cameras.find)

@@ -25,6 +25,8 @@ from cluster.types import MICROSECONDS, WindowRequest
 from cluster.types.cameras import Priority
 
 STRIDE_S = 8.0
+LOADS = ((2.0, "queue alone"), (2.0, "ladder"), (1.5, "queue alone"), (1.5, "random drops"), (1.5, "ladder"))
+"""Load over what a replica can do, and what is done about it."""
 DROPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 """Shares of what would fill a replica that are dropped as well, at random."""
 
@@ -47,7 +49,6 @@ def run(args: argparse.Namespace) -> BenchResult:
     costs = cost_models.load(args.costs)
     ladder = Ladder.load(Path(locate(args.ladder)))
     figures: dict[str, float] = {}
-    rows: list[dict[str, Any]] = []
     print_progress("placement")
     table = _placed(args, costs, ladder)
     figures["placement_balance"] = table.max_over_mean
@@ -55,15 +56,8 @@ def run(args: argparse.Namespace) -> BenchResult:
     figures["moved_on_loss"] = max(shares)
     print_progress("decisions")
     figures["schedule_us_per_window"], parts = _decisions(args, costs, ladder)
-    runs = {
-        "2x, queue alone": _overloaded(args, costs, ladder, 2.0, how="queue"),
-        "2x, ladder": _overloaded(args, costs, ladder, 2.0, how="ladder"),
-        "1.5x, queue alone": _overloaded(args, costs, ladder, 1.5, how="queue"),
-        "1.5x, random drops": _overloaded(args, costs, ladder, 1.5, how="drop"),
-        "1.5x, ladder": _overloaded(args, costs, ladder, 1.5, how="ladder"),
-    }
-    for name, each in runs.items():
-        rows += [_row(name, each, priority) for priority in Priority]
+    runs = {f"{over:g}x, {how}": _overloaded(args, costs, ladder, over, how) for over, how in LOADS}
+    rows = [_row(name, each, priority) for name, each in runs.items() for priority in Priority]
     figures["deadline_misses_critical"] = float(
         sum(_misses(runs[name], Priority.CRITICAL) for name in ("2x, queue alone", "2x, ladder"))
     )
@@ -164,7 +158,7 @@ def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tu
     return sum(parts.values()), parts
 
 
-def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over: float, *, how: str) -> Run:
+def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over: float, how: str) -> Run:
     """One replica whose cameras ask for ``over`` times what it can do, the same ones whatever is done about it."""
     print_progress(f"one replica at {over:g} times its capacity: {how}")
     cameras: list[Camera] = []
@@ -183,7 +177,7 @@ def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over
             cameras[-1].phase, cameras[-1].rung = plan.phase, ladder.index_of(plan.rung)
     # Frames of a dropped window are computed with the next one: of shares from where the rest would fill the replica
     # without that, the best is compared.
-    drops = [1 - (1 - share) / total for share in DROPS] if how == "drop" else [0.0]
+    drops = [1 - (1 - share) / total for share in DROPS] if how == "random drops" else [0.0]
     found = []
     for drop in drops:
         each = copy.deepcopy(cameras) if len(drops) > 1 else cameras

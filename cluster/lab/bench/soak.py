@@ -5,7 +5,7 @@ memory is read after a tenth of the windows, when every buffer has had its large
 """
 
 import argparse
-import sys
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.harness import BenchResult, add_model_arguments
+from cluster.lab.bench.harness import BenchResult, add_model_arguments, print_progress
 from cluster.models import load_model
 from cluster.types import (
     MICROSECONDS,
@@ -60,10 +60,7 @@ class SyntheticCamera:
         return round(self.geometry.temporal / self.fps * MICROSECONDS)
 
     def __iter__(self) -> Iterator[FrameSample]:
-        index = 0
-        while True:
-            yield self.sample(index)
-            index += 1
+        return map(self.sample, itertools.count())
 
     def sample(self, index: int) -> FrameSample:
         """The frame at ``index``; the same one whenever asked."""
@@ -90,11 +87,11 @@ class SyntheticCamera:
     def _mask(self, random: np.random.Generator, anchor: bool) -> BoolGrid:
         grid = self.grid
         groups = random.random((grid.group_rows, grid.group_cols)) < self.kept
-        if not anchor and (self.still or random.random() < self.empty):
-            groups[:] = False
         if anchor:
             groups[:] = True
-        return np.repeat(np.repeat(groups, grid.merge, axis=0), grid.merge, axis=1)
+        elif self.still or random.random() < self.empty:
+            groups[:] = False
+        return groups.repeat(grid.merge, axis=0).repeat(grid.merge, axis=1)
 
 
 WARM_UP = 0.1
@@ -122,7 +119,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     engine.admit(StreamSpec("cam", questions, refresh=args.refresh, static_gate=False))
     process = psutil.Process()
     warm = max(1, round(args.windows * WARM_UP))
-    warm_rss = rss = 0
+    warm_rss = 0
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
     windows = 0
@@ -133,21 +130,18 @@ def run(args: argparse.Namespace) -> BenchResult:
             if windows == warm:
                 warm_rss = process.memory_info().rss
             if windows % max(1, args.windows // ROWS) == 0:
-                rss = process.memory_info().rss
-                rows.append(_row(windows, rss, engine.memory_bytes("cam"), time.perf_counter() - began))
-                print(f"soak: {windows}/{args.windows} windows, {rows[-1]['rss_mib']} MiB", file=sys.stderr)
+                rows.append(
+                    {
+                        "windows": windows,
+                        "rss_mib": round(process.memory_info().rss / 2**20, 1),
+                        "stream_kib": round(engine.memory_bytes("cam") / 2**10),
+                        "seconds": round(time.perf_counter() - began, 1),
+                    }
+                )
+                print_progress(f"soak: {windows}/{args.windows} windows, {rows[-1]['rss_mib']} MiB")
         if windows >= args.windows:
             break
     rss = process.memory_info().rss
     figures = {"rss_growth": (rss - warm_rss) / warm_rss, "windows_per_s": windows / (time.perf_counter() - began)}
     notes = [f"{args.windows} windows of model {args.model}, refresh {args.refresh}; warm after {warm}"]
     return BenchResult("soak", figures, rows, notes)
-
-
-def _row(windows: int, rss: int, held: int, seconds: float) -> dict[str, Any]:
-    return {
-        "windows": windows,
-        "rss_mib": round(rss / 2**20, 1),
-        "stream_kib": round(held / 2**10),
-        "seconds": round(seconds, 1),
-    }

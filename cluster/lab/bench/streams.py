@@ -20,6 +20,7 @@ from cluster.lab.bench.processes import Process, used
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.wire.push import PushAgent, PushOptions
 
+MODULE = "cluster.lab.bench.push_processes"
 KINDS = ("street", "night")
 CLIP_S = 24.0
 CHAIN = ("decoder", "gateway", "replica")
@@ -45,22 +46,16 @@ def run(args: argparse.Namespace) -> BenchResult:
         clips = [Path(folder) / f"{kind}.mp4" for kind in KINDS]
         for kind, clip in zip(KINDS, clips, strict=True):
             make_clip(kind, clip, seconds=CLIP_S, fps=args.fps, size=(width, height), crf=args.crf)
-        running: dict[str, Process] = {}
-        try:
-            replica = running["replica"] = _process("replica")
-            decoder = running["decoder"] = _process(
-                "decoder", "--next", replica.address, "--geometry", json.dumps(replica.hello["geometry"])
-            )
-            gateway = running["gateway"] = _process("gateway", "--next", decoder.address, "--idle-reply", "2")
+        with (
+            Process(MODULE, "replica") as replica,
+            Process(
+                MODULE, "decoder", "--next", replica.address, "--geometry", json.dumps(replica.hello["geometry"])
+            ) as decoder,
+            Process(MODULE, "gateway", "--next", decoder.address, "--idle-reply", "2") as gateway,
+        ):
+            running = {"replica": replica, "decoder": decoder, "gateway": gateway}
             before, after = asyncio.run(_push(args, clips, gateway.address, running))
-        finally:
-            for process in running.values():
-                process.stop()
     return _result(args, before, after)
-
-
-def _process(role: str, *options: str) -> Process:
-    return Process("cluster.lab.bench.push_processes", role, *options)
 
 
 Looks = dict[str, dict[str, Any]]

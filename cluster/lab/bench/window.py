@@ -8,15 +8,17 @@ frame before they end.
 """
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cluster.engine.native.engine import NativeEngine
+from cluster.engine.window.windowed_engine import WindowedEngine, WindowStats
 from cluster.lab.bench.frames import (
     ClipFrames,
     add_clip_arguments,
@@ -26,7 +28,7 @@ from cluster.lab.bench.frames import (
     read_clip,
     span_seconds,
 )
-from cluster.lab.bench.harness import BenchResult, mean_logit_diff, print_progress
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.report.compare import answer_in_full
 from cluster.models import load_model
 from cluster.registry import refresh_policies
@@ -46,21 +48,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class Measured:
-    """One policy on one clip: what each window after the first cost and said."""
+    """What steps of an engine after the first whole window cost and said."""
 
-    latency_s: list[float] = field(default_factory=list)
-    plan_s: list[float] = field(default_factory=list)
-    flops: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    windows: list[WindowStats] = field(default_factory=list)
 
-    def add(self, engine: NativeEngine, seconds: float, answer: Answer) -> None:
-        self.latency_s.append(seconds)
-        self.plan_s.append(answer.timing.plan_s)
-        self.flops.append(engine.stats.tower_flops + engine.stats.llm_flops)
-        self.answers.append(answer)
+    def add(self, engine: WindowedEngine, seconds: float, answers: Sequence[Answer]) -> None:
+        """The step that ``engine`` did last."""
+        self.seconds.append(seconds)
+        self.answers += answers
+        self.windows += engine.stats.windows
 
-    def mean(self, name: str) -> float:
-        return statistics.fmean(getattr(answer.tokens, name) for answer in self.answers)
+    @property
+    def latency_s(self) -> float:
+        """Mean seconds from the last frame in to the answers of a step."""
+        return statistics.fmean(self.seconds)
+
+    def mean(self, number: Callable[[WindowStats], float]) -> float:
+        """Of a number over all windows."""
+        return statistics.fmean(map(number, self.windows))
+
+    @property
+    def gflops(self) -> float:
+        """Mean of a window, of tower and language model."""
+        return self.mean(lambda window: window.tower_flops + window.llm_flops) / 1e9
+
+    def logit_diff(self, reference: "Measured") -> float:
+        """Mean of ``|logit(a) - logit(b)|`` over the scores of both, which are clipped by 1e-9 at 0 and 1."""
+        return statistics.fmean(abs(_logit(a) - _logit(b)) for a, b in self._pairs(reference))
+
+    def agreement(self, reference: "Measured") -> float:
+        """Share of the answers that are those of the reference."""
+        return statistics.fmean(a.positive == b.positive for a, b in self._pairs(reference))
+
+    def _pairs(self, reference: "Measured") -> Iterator[tuple[Answer, Answer]]:
+        return zip(*(sorted(each.answers, key=_place) for each in (reference, self)), strict=True)
+
+
+def _place(answer: Answer) -> tuple[str, int, str]:
+    return answer.stream, answer.window, answer.question
+
+
+def _logit(answer: Answer) -> float:
+    clipped = min(max(answer.score, 1e-9), 1 - 1e-9)
+    return math.log(clipped / (1 - clipped))
 
 
 def run(args: argparse.Namespace) -> BenchResult:
@@ -88,11 +120,10 @@ def run(args: argparse.Namespace) -> BenchResult:
             full, measured, decision_s = _measure(engine, clip, args, policies)
             exact = measured.get("all")
             rows += [_row(path, policy, full, exact, result) for policy, result in [("full", full), *measured.items()]]
-            full_s = statistics.fmean(full.latency_s)
-            at_end, ahead = (statistics.fmean(measured[policy].latency_s) for policy in (NATURAL, AHEAD))
-            shares.append(ahead / at_end)
-            figures[f"speedup_{name}"] = full_s / statistics.fmean(measured[NATURAL].latency_s)
-            overheads.append(decision_s / full_s)
+            at_end_s = measured[NATURAL].latency_s
+            shares.append(measured[AHEAD].latency_s / at_end_s)
+            figures[f"speedup_{name}"] = full.latency_s / at_end_s
+            overheads.append(decision_s / full.latency_s)
     figures["decision_overhead"] = max(overheads)
     figures["end_latency_share"] = max(shares)
     notes = [
@@ -116,11 +147,11 @@ def _measure(
     full, ours, ahead = Measured(), Measured(), Measured()
     runs = zip(_answer(engine, spec, kept, ours), _answer(engine, live, kept, ahead), strict=True)
     for request, _ in runs:
-        (answer,), cost = answer_in_full(engine, spec, whole, request)
-        full.add(engine, cost.seconds, answer)
+        answers, cost = answer_in_full(engine, spec, whole, request)
+        full.add(engine, cost.seconds, answers)
         print_progress(
-            f"{clip.path.name}: window {request.window}: full {full.latency_s[-1]:.2f} s, "
-            f"ours {ours.latency_s[-1]:.2f} s, {ahead.latency_s[-1]:.2f} s with work ahead"
+            f"{clip.path.name}: window {request.window}: full {full.seconds[-1]:.2f} s, "
+            f"ours {ours.seconds[-1]:.2f} s, {ahead.seconds[-1]:.2f} s with work ahead"
         )
     budget = _budget(ours.answers)
     measured = {NATURAL: ours, AHEAD: ahead}
@@ -131,9 +162,9 @@ def _measure(
         measured[name] = Measured()
         for _ in _answer(engine, policy, kept, measured[name]):
             pass
-        print_progress(f"{clip.path.name}: {name}: {statistics.fmean(measured[name].latency_s):.2f} s a window")
+        print_progress(f"{clip.path.name}: {name}: {measured[name].latency_s:.2f} s a window")
     strides = span_seconds(kept) / args.stride
-    decision_s = (clip.change_s + pruned.mask_s) / strides + statistics.fmean(ours.plan_s)
+    decision_s = (clip.change_s + pruned.mask_s) / strides + ours.mean(lambda window: window.timing.plan_s)
     return full, measured, decision_s
 
 
@@ -154,9 +185,9 @@ def _answer(
     for sample in samples:
         for request in engine.push(replace(sample, stream=spec.stream)):
             began = time.perf_counter()
-            (answer,) = engine.step([request])
+            answers = engine.step([request])
             if request.end - samples[0].pts > spec.window_s * MICROSECONDS:
-                measured.add(engine, time.perf_counter() - began, answer)
+                measured.add(engine, time.perf_counter() - began, answers)
                 yield request
         while not spec.patient and engine.prefill_ahead():
             pass
@@ -166,26 +197,21 @@ def _answer(
 def _row(clip: Path, name: str, full: Measured, exact: Measured | None, result: Measured) -> dict[str, Any]:
     """``logit_diff``: |logit P(yes) - full's|, what pruning and reuse cost together; ``refresh_diff``: the same against
     ``all`` on the same pruned windows, what reuse alone costs."""
-    pairs = list(zip(full.answers, result.answers, strict=True))
     return {
         "clip": clip.stem,
         "policy": name,
-        "windows": len(result.answers),
-        "tokens_full": round(result.mean("full")),
-        "kept": round(result.mean("kept")),
-        "computed": round(result.mean("computed")),
-        "refreshed": round(result.mean("refreshed")),
-        "gflops": round(statistics.fmean(result.flops) / 1e9, 1),
-        "vision_s": round(statistics.fmean(answer.timing.vision_s for answer in result.answers), 3),
-        "llm_s": round(statistics.fmean(answer.timing.llm_s for answer in result.answers), 3),
-        "latency_s": round(statistics.fmean(result.latency_s), 3),
-        "speedup": round(statistics.fmean(full.latency_s) / statistics.fmean(result.latency_s), 2),
-        "flops_ratio": round(sum(full.flops) / sum(result.flops), 2),
-        "logit_diff": round(_logit_diff(full, result), 4),
-        "refresh_diff": None if exact is None or result is full else round(_logit_diff(exact, result), 4),
-        "agreement": round(statistics.fmean(a.positive == b.positive for a, b in pairs), 3),
+        "windows": len(result.windows),
+        "tokens_full": round(result.mean(lambda window: window.tokens.full)),
+        "kept": round(result.mean(lambda window: window.tokens.kept)),
+        "computed": round(result.mean(lambda window: window.tokens.computed)),
+        "refreshed": round(result.mean(lambda window: window.tokens.refreshed)),
+        "gflops": round(result.gflops, 1),
+        "vision_s": round(result.mean(lambda window: window.timing.vision_s), 3),
+        "llm_s": round(result.mean(lambda window: window.timing.llm_s), 3),
+        "latency_s": round(result.latency_s, 3),
+        "speedup": round(full.latency_s / result.latency_s, 2),
+        "flops_ratio": round(full.gflops / result.gflops, 2),
+        "logit_diff": round(result.logit_diff(full), 4),
+        "refresh_diff": None if exact is None or result is full else round(result.logit_diff(exact), 4),
+        "agreement": round(result.agreement(full), 3),
     }
-
-
-def _logit_diff(reference: Measured, result: Measured) -> float:
-    return mean_logit_diff((a.score, b.score) for a, b in zip(reference.answers, result.answers, strict=True))

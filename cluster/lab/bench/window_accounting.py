@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise, takewhile
 
 from cluster.types import MICROSECONDS, Answer, TokenCount
 
@@ -21,11 +21,8 @@ ALERT_MOMENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A window that was due at ``end_s`` (of the generator's clock), and what became of it.
-
-    ``seen_s`` is None when no answer came; ``latency_s``: from its last frame's arrival at the replica, as the answer
-    says.
-    """
+    """A window that was due at ``end_s`` (of the generator's clock): ``seen_s``: when its answer came, if it did;
+    ``latency_s``: from its last frame's arrival at the replica, as the answer says."""
 
     end_s: float
     seen_s: float | None = None
@@ -72,10 +69,10 @@ class CameraLedger:
 
     def saw(self, answer: Answer, seen_s: float) -> None:
         """An answer came; only the first of a window's questions counts."""
-        end_s = self.began_s + answer.end / MICROSECONDS
-        slot = Slot(end_s, seen_s, answer.gated, answer.timing.latency_s, answer.tokens)
-        self._answers.setdefault(answer.end, slot)
-        self._windows.setdefault(answer.end, (answer.window, answer.start))
+        if answer.end not in self._answers:
+            end_s = self.began_s + answer.end / MICROSECONDS
+            self._answers[answer.end] = Slot(end_s, seen_s, answer.gated, answer.timing.latency_s, answer.tokens)
+            self._windows[answer.end] = answer.window, answer.start
 
     @property
     def seen(self) -> int:
@@ -91,10 +88,9 @@ class CameraLedger:
         """
         until_s = min(until_s, self.until_s)
         ends = sorted(self._answers)
-        strides = self._strides(ends)
         found: list[Slot] = []
         before_s, stride_s = self.began_s if self.from_s is None else self.from_s, self.stride_s
-        for end, own_s in zip(ends, strides, strict=True):
+        for end, own_s in zip(ends, self._strides(ends), strict=True):
             slot = self._answers[end]
             longest_s = max(stride_s, own_s or stride_s)
             found += self._missing(before_s, slot.end_s - (1 - ROUNDING) * longest_s, longest_s)
@@ -112,11 +108,11 @@ class CameraLedger:
 
     def _strides(self, ends: Sequence[int]) -> list[float | None]:
         """The stride that each of these windows ended by, as far as it, or else the next one, tells."""
-        own: list[float | None] = []
-        for before, end in zip([None, *ends], ends, strict=False):
-            follows = before is not None and self._follows(before, end)
-            own.append(max(self.stride_s, (end - before) / MICROSECONDS) if follows and before is not None else None)
-        return [mine or after for mine, after in zip(own, [*own[1:], None], strict=False)]
+        own = [
+            max(self.stride_s, (end - before) / MICROSECONDS) if self._follows(before, end) else None
+            for before, end in pairwise(ends)
+        ]
+        return [mine or after for mine, after in zip([None, *own], [*own, None], strict=True)][: len(ends)]
 
     def _follows(self, before: int, end: int) -> bool:
         """Whether no window of the cluster's lies between two, and the camera did not begin anew."""
@@ -179,13 +175,9 @@ def account(
     ``since_s``: windows due after it may still be answered, unless one after them was. ``most``: windows that there can
     have been when the cluster counted (:meth:`CameraLedger.most`).
     """
-    missing = sum(slot.seen_s is None for slot in slots)
-    overdue = 0
-    for slot in reversed(slots):
-        if slot.seen_s is not None or slot.end_s <= since_s:
-            break
-        overdue += 1
-    missing -= overdue
+    may_come = takewhile(lambda slot: slot.seen_s is None and slot.end_s > since_s, reversed(slots))
+    overdue = sum(1 for _ in may_come)
+    missing = sum(slot.seen_s is None for slot in slots) - overdue
     unseen = 0 if listened else min(missing, max(0, counted.answered - seen))
     given_up = min(missing - unseen, counted.given_up)
     silent = missing - unseen - given_up
@@ -209,13 +201,9 @@ def alert_times(slots: Sequence[Slot], stride_s: float, from_s: float, until_s: 
     """Seconds from something that begins at any moment of ``[from_s, until_s)`` to the first answer of a window that it
     is in; infinite where none came. ``ALERT_MOMENTS`` moments a stride."""
     ends = [slot.end_s for slot in slots]
-    earliest = math.inf
-    first_seen = []
+    seen = [math.inf if slot.seen_s is None else slot.seen_s for slot in slots]
     # The first answer among this window's and those after it.
-    for slot in reversed(slots):
-        earliest = min(earliest, math.inf if slot.seen_s is None else slot.seen_s)
-        first_seen.append(earliest)
-    first_seen.reverse()
+    first_seen = list(accumulate(reversed(seen), min))[::-1]
     times = []
     step = stride_s / ALERT_MOMENTS
     for number in range(math.floor((until_s - from_s) / step)):

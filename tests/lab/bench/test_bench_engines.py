@@ -8,9 +8,7 @@ import pytest
 
 from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
-from cluster.lab.bench.engines import FIGURES, figures_of
-from cluster.lab.bench.engines.contestants import CONTESTANTS
-from cluster.lab.bench.engines.interleaved import Entrant, Measured, run_interleaved
+from cluster.lab.bench.engines import CONTESTANTS, FIGURES, Entrant, Steps, figures_of, run_interleaved
 from cluster.lab.bench.harness import main
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.scenes.street_clips import make_clip
@@ -81,7 +79,7 @@ def test_every_figure_names_contestants():
 def test_figures_are_ratios_of_those_that_ran():
     seconds = {"vllm_full": 6.0, "vllm_full_uncached": 9.0, "native_full": 10.0, "native": 0.75}
     seconds |= {"vllm_pruned": 2.0}
-    measured = {name: Measured(seconds=[each - 0.5, each + 0.5]) for name, each in seconds.items()}
+    measured = {name: Steps(seconds=[each - 0.5, each + 0.5]) for name, each in seconds.items()}
     measured["vllm_full"].queries, measured["vllm_full"].hits = 200, 3
     assert figures_of(measured) == {
         "native_over_vllm_full": 8.0,

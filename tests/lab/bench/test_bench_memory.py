@@ -15,10 +15,10 @@ import torch
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import against_goals, main
 from cluster.lab.bench.memory import GOALS, PARTS, evidence
+from cluster.lab.bench.memory.compressors import COMPARED, object_cells
 from cluster.lab.bench.memory.footage import Listener, ListeningBank, made_chunks
 from cluster.lab.bench.memory.frames import WatchedEngine, best_clusters
-from cluster.lab.bench.memory.objects import COMPARED, object_cells
-from cluster.lab.bench.memory.rekv import published_frames
+from cluster.lab.bench.memory.published import published_frames
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import TrueObject, TrueSample
@@ -54,7 +54,7 @@ def measured(clip: Path, tmp_path: Path, *options: str) -> dict[str, Any]:
 def test_every_compressor_is_held_to_the_cap_and_timed(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.lab.bench.memory.coverage.SHARES", (8,))
+    monkeypatch.setattr("cluster.lab.bench.memory.compressors.SHARES", (8,))
     found = measured(clip, tmp_path, "--part", "compress", "coverage", "--caps", "24", "--seconds", "18")
     assert found["figures"]["cap_violations"] == 0
     rows = {name: [row for row in found["rows"] if row["part"] == name] for name in ("compress", "coverage")}
@@ -87,8 +87,8 @@ def test_cells_of_moving_objects_by_hand(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_of_objects_is_counted(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.lab.bench.memory.objects.TUNED", ())
-    monkeypatch.setattr("cluster.lab.bench.memory.objects.HELD_OUT", (("street", 3),))
+    monkeypatch.setattr("cluster.lab.bench.memory.compressors.TUNED", ())
+    monkeypatch.setattr("cluster.lab.bench.memory.compressors.HELD_OUT", (("street", 3),))
     found = measured(clip, tmp_path, "--part", "objects", "--object-seconds", "20")
     assert {row["compressor"] for row in found["rows"]} == set(COMPARED)
     for row in found["rows"]:
@@ -312,8 +312,9 @@ def test_a_listener_names_what_its_retriever_does_and_remembers_the_last_rows() 
     for query in (torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])):
         chosen = listener.select(query, table).clusters
     assert chosen.tolist() == [0]
-    rows, read = listener.found[id(table)]
+    [rows], tables, [read] = listener.calls[-1]
     assert rows.tolist() == [[1.0, 0.0]]
+    assert tables == [table]
     assert read.tolist() == [True, False, True]
 
 

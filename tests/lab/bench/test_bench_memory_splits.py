@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from cluster.lab.bench.memory.splits import Asked, measure_splits
+from cluster.lab.bench.memory.footage import Asked
+from cluster.lab.bench.memory.splits import measure_splits
 from cluster.memory.head_memory import KVChunk
 from cluster.types import MICROSECONDS
 

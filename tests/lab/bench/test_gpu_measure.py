@@ -12,8 +12,7 @@ from cluster.codec.nvdec import Nvdec
 from cluster.errors import ConfigError
 from cluster.lab.bench import harness
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
-from cluster.lab.bench.gpu_decode import DecodeLoad, decode_rates
-from cluster.lab.bench.gpu_frontend import HostNvdecDecoder, host_nvdec
+from cluster.lab.bench.gpu_frontend import DecodeLoad, HostNvdecDecoder, decode_rates, host_nvdec
 from cluster.lab.bench.gpu_measure import PARTS, search_streams
 from cluster.models.loading import load_random_shape
 

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from cluster.lab.bench.harness import BenchResult, Part, load_module, run_parts
+from cluster.lab.bench.harness import BenchResult, Goals, Part, load_module, run_parts
 
 PARTS: dict[str, str] = {
     "positions": "positions_wrong: every token's (t, row, col) against the published rule written by hand",
@@ -22,7 +22,7 @@ PARTS: dict[str, str] = {
 """Part -> its figure and what it is; each is a module with ``measure(seed) -> Part``, of that name here or
 ``IN_CHECKOUT``."""
 
-GOALS: dict[str, tuple[str, float]] = {
+GOALS: Goals = {
     "positions_wrong": ("<=", 0.0),
     "gate_missed": ("<=", 0.0),
     "window_after_gap": (">=", 0.95),

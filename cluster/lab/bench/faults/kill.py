@@ -10,14 +10,14 @@ read.
 import multiprocessing
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.footage import made_chunks
+from cluster.lab.bench.memory.footage import add_written, made_chunks
 from cluster.lab.bench.node import FINGERPRINT, far_tier
 from cluster.lab.bench.processes import RedisServer
 from cluster.memory.bank import MemoryBank
@@ -48,7 +48,8 @@ _PROCESSES.set_forkserver_preload([__name__])
 def measure(seed: int) -> Part:
     """Figure ``restored_after_kill``: the least share of tokens over all kills."""
     draw = random.Random(seed)
-    rows: list[dict[str, Any]] = []
+    # Tokens named, and the share of them that came back, by tier and point.
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for name, kills in (("node", KILLS // 2), ("redis", KILLS - KILLS // 2)):
         with _tier(name) as address:
             points = _run(address, None)[0]
@@ -57,39 +58,18 @@ def measure(seed: int) -> Part:
                 at = min(points - 1, int((kill + draw.random()) * points / kills))
                 _, point, named = _run(address, at)
                 restored, of = _restored(address)
-                rows.append(
-                    {
-                        "tier": name,
-                        "point": point,
-                        "write": at,
-                        "named": named,
-                        "restored": restored,
-                        "share": 0.0 if of < named else restored / named if named else 1.0,
-                    }
-                )
+                share = 0.0 if of < named else restored / named if named else 1.0
+                found.setdefault((name, point), []).append((named, share))
+    rows: list[dict[str, Any]] = []
+    for (tier, point), each in sorted(found.items()):
+        most_named, least_share = max(named for named, _ in each), min(share for _, share in each)
+        rows.append({"tier": tier, "point": point, "kills": len(each), "named": most_named, "share": least_share})
     note = (
         "every row is one kill -9; named: tokens that the last manifest the tier acknowledged names; restored: tokens "
         "whose blocks another process read whole; share is 0 where its manifest names fewer, and 1 where none was "
         "acknowledged yet"
     )
-    return Part({"restored_after_kill": min(row["share"] for row in rows)}, _summary(rows), [note])
-
-
-def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By tier and point."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault((row["tier"], row["point"]), []).append(row)
-    return [
-        {
-            "tier": tier,
-            "point": point,
-            "kills": len(these),
-            "named": max(row["named"] for row in these),
-            "share": min(row["share"] for row in these),
-        }
-        for (tier, point), these in sorted(found.items())
-    ]
+    return Part({"restored_after_kill": min(row["share"] for row in rows)}, rows, [note])
 
 
 @contextmanager
@@ -105,26 +85,24 @@ def _tier(name: str) -> Iterator[str]:
 def _run(address: str, at: int | None) -> tuple[int, str, int]:
     """Have the memory written, up to the write numbered ``at``; returns how many points were passed, the last one, and
     the tokens that the last acknowledged manifest names."""
-    tier = opened(address)
-    tier.drop(CAMERA)
-    tier.close()
+    with closing(_open(address)) as tier:
+        tier.drop(CAMERA)
     mine, its = _PROCESSES.Pipe()
     process = _PROCESSES.Process(target=write, args=(address, its), daemon=True)
     process.start()
     its.close()
     passed, point, named = 0, "", 0
     try:
-        while True:
-            point, tokens = mine.recv()
-            # After a manifest was acknowledged.
-            named = tokens if point == "manifest+" else named
-            if passed == at:
-                break
-            passed += 1
-            mine.send(None)
-    except EOFError:
-        # It has written everything.
-        pass
+        # It ends once it has written everything.
+        with suppress(EOFError):
+            while True:
+                point, tokens = mine.recv()
+                # After a manifest was acknowledged.
+                named = tokens if point == "manifest+" else named
+                if passed == at:
+                    break
+                passed += 1
+                mine.send(None)
     finally:
         process.kill()
         process.join()
@@ -133,16 +111,15 @@ def _run(address: str, at: int | None) -> tuple[int, str, int]:
 
 
 def _restored(address: str) -> tuple[int, int]:
-    """Tokens that another process can read, and those that the manifest it finds names."""
-    tier = opened(address)
-    try:
-        return readable(tier)
-    finally:
-        tier.close()
+    """Tokens that another process reads of the camera, and those that the manifest it finds names."""
+    with closing(_open(address)) as tier:
+        memory = StreamMemory(CAMERA, SPEC, TierStack([Arena(_HOST, slab_bytes=_SLAB), tier]))
+        memory.restore(sweep=False)
+        blocks = readable_blocks(memory)
+        return sum(map(len, blocks)), held_tokens(memory) + memory.counts.lost
 
 
-# -- the process that is killed ------------------------------------------------------------------
-def opened(address: str) -> Tier:
+def _open(address: str) -> Tier:
     """The tier at an address: a Redis server's, or a node's."""
     if "://" in address:
         return RedisTier(
@@ -151,22 +128,22 @@ def opened(address: str) -> Tier:
     return RemoteTier(address, fingerprint=FINGERPRINT, deadline_s=_DEADLINE_S, name="low")
 
 
-def readable(tier: Tier) -> tuple[int, int]:
-    """Tokens that a new process reads of the camera, and those that the manifest names."""
-    memory = StreamMemory(CAMERA, SPEC, TierStack([Arena(_HOST, slab_bytes=_SLAB), tier]))
-    memory.restore(sweep=False)
-    whole = read = 0
-    for layer, h, head in memory.iter_heads():
-        loaded = memory.block_loader(layer, h)(head.table.block.tolist())
-        whole += head.tokens
-        read += sum(
-            len(one.block)
-            for cluster, one in enumerate(loaded)
-            if one.block is not None and head.matches_cluster(cluster, one.block)
-        )
-    return read, whole + memory.counts.lost
+def held_tokens(memory: StreamMemory) -> int:
+    """Tokens in clusters."""
+    return sum(head.tokens for _, _, head in memory.iter_heads())
 
 
+def readable_blocks(memory: StreamMemory) -> list[Block]:
+    """Blocks of a memory's clusters that its tiers have, whole."""
+    return [
+        one.block
+        for layer, h, head in memory.iter_heads()
+        for cluster, one in enumerate(memory.block_loader(layer, h)(head.table.block.tolist()))
+        if one.block is not None and head.matches_cluster(cluster, one.block)
+    ]
+
+
+# -- the process that is killed ------------------------------------------------------------------
 class Halting(TierStack):
     """Halts before and after each write to the lowest tier."""
 
@@ -176,8 +153,7 @@ class Halting(TierStack):
         self._told = told
 
     def _halt(self, point: str) -> None:
-        held = 0 if self.memory is None else sum(head.tokens for _, _, head in self.memory.iter_heads())
-        self._told.send((point, held))
+        self._told.send((point, 0 if self.memory is None else held_tokens(self.memory)))
         self._told.recv()
 
     def store(self, items: Sequence[tuple[BlockKey, Block]], *, copies: bool = True) -> list[Outcome]:
@@ -207,11 +183,9 @@ class Halting(TierStack):
 def write(address: str, told: Connection) -> None:
     """Write a memory from its first frame to well beyond its cap."""
     torch.set_num_threads(1)
-    tiers = Halting([Arena(_HOST, slab_bytes=_SLAB), opened(address)], told)
+    tiers = Halting([Arena(_HOST, slab_bytes=_SLAB), _open(address)], told)
     bank = MemoryBank(tiers)
     bank.open_stream(CAMERA, SPEC)
     tiers.memory, _ = bank.get_memory(CAMERA)
     for chunk in made_chunks(CAMERA, FRAMES, **SHAPE):
-        bank.accept_chunk(chunk)
-        bank.schedule_saves()
-        bank.wait_written()
+        add_written(bank, chunk)

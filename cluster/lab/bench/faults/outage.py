@@ -9,12 +9,12 @@ import signal
 import time
 from typing import Any
 
+from cluster.lab.bench.faults.kill import held_tokens, readable_blocks
 from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.footage import made_chunks
+from cluster.lab.bench.memory.footage import add_written, made_chunks
 from cluster.lab.bench.node import FINGERPRINT
 from cluster.lab.bench.processes import RedisServer
 from cluster.memory.bank import MemoryBank
-from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.redis import RedisTier
 from cluster.memory.tiers.stack import TierStack
@@ -46,11 +46,9 @@ def _round(url: str, pid: int, seed: int) -> dict[str, Any]:
     first.open_stream(CAMERA, _SPEC)
     chunks = list(made_chunks(CAMERA, FRAMES + MORE, **SHAPE, seed=seed))
     for chunk in chunks[:FRAMES]:
-        first.accept_chunk(chunk)
-        first.schedule_saves()
-        first.wait_written()
+        add_written(first, chunk)
     first.save_stream(CAMERA)
-    held = _settled(first.get_memory(CAMERA)[0])
+    held = held_tokens(first.get_memory(CAMERA)[0])
     os.kill(pid, signal.SIGSTOP)
     try:
         second = _bank(url)
@@ -70,7 +68,8 @@ def _round(url: str, pid: int, seed: int) -> dict[str, Any]:
         second.tiers.finish_deletions()
         second.wait_written()
         time.sleep(0.05)
-    restored = _readable(memory, FRAMES)
+    # Tokens of frames that left before the restart.
+    restored = sum(int((block.frame < FRAMES).sum()) for block in readable_blocks(memory))
     for bank in (first, second):
         bank.tiers.close()
     return {
@@ -84,17 +83,3 @@ def _round(url: str, pid: int, seed: int) -> dict[str, Any]:
 def _bank(url: str) -> MemoryBank:
     redis = RedisTier(url, fingerprint=FINGERPRINT, cap_bytes=_SPEC.cap_bytes, ttl_s=600, deadline_s=2.0)
     return MemoryBank(TierStack([Arena(2**25, slab_bytes=2**18), redis]))
-
-
-def _settled(memory: StreamMemory) -> int:
-    return sum(head.tokens for _, _, head in memory.iter_heads())
-
-
-def _readable(memory: StreamMemory, before: int) -> int:
-    """Tokens of frames that left before the restart, in blocks that can be read."""
-    found = 0
-    for layer, h, head in memory.iter_heads():
-        for cluster, one in enumerate(memory.block_loader(layer, h)(head.table.block.tolist())):
-            if one.block is not None and head.matches_cluster(cluster, one.block):
-                found += int((one.block.frame < before).sum())
-    return found

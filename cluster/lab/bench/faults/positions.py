@@ -4,6 +4,7 @@ Clips at four frame rates go through the real codec processor, patch sampler and
 with lost packets. The rules below walk over a window token by token and share no code with the models.
 """
 
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ LOST_S = ((19.0, 20.0), (47.3, 48.3))
 QUESTION = Question("q", "Is anyone climbing the fence?")
 
 Position = tuple[int, int, int]
+Cell = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class SeenFrame:
     time_s: Fraction
     rows: int
     columns: int
-    cells: Sequence[tuple[int, int]]
+    cells: Sequence[Cell]
 
 
 def qwen2_5_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
@@ -77,28 +79,31 @@ def qwen2_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per
     return positions + [(largest + 1 + at,) * 3 for at in range(question)]
 
 
+def _text_around(frames: Sequence[SeenFrame]) -> tuple[list[Cell], list[Cell]]:
+    """Text tokens that stand before and behind each frame."""
+    written = next((frame.cells for frame in frames if frame.cells), [])
+    before = list(itertools.takewhile(lambda cell: cell[0] < 0, written))
+    return before, [cell for cell in written[len(before) :] if cell[0] < 0]
+
+
 def qwen3_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
     """Qwen3-VL: a plain sequence of text and pictures, one after the other; a picture is a square of its longer side,
     and its tokens stand at (0, row, column) from its beginning (arXiv 2511.21631, 2)."""
     del tokens_per_second
-    written = next((frame.cells for frame in frames if frame.cells), [])
-    text = [k for row, k in written if row < 0]
-    before = 0
-    while before < len(written) and written[before][0] < 0:
-        before += 1
+    before, behind = _text_around(frames)
     positions = [(at, at, at) for at in range(system)]
     following = system
     for frame in frames:
-        places: dict[tuple[int, int], Position] = {}
-        for k in text[:before]:
-            places[-1, k] = (following,) * 3
+        places: dict[Cell, Position] = {}
+        for cell in before:
+            places[cell] = (following,) * 3
             following += 1
         for row in range(frame.rows):
             for column in range(frame.columns):
                 places[row, column] = (following, following + row, following + column)
         following += max(frame.rows, frame.columns)
-        for k in text[before:]:
-            places[-1, k] = (following,) * 3
+        for cell in behind:
+            places[cell] = (following,) * 3
             following += 1
         positions += [places[cell] for cell in frame.cells]
     return positions + [(following + at,) * 3 for at in range(question)]
@@ -107,17 +112,13 @@ def qwen3_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per
 def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
     """InternVL: a plain sequence, in which every frame takes the place of all its tokens whatever is kept of it."""
     del tokens_per_second
-    written = next((frame.cells for frame in frames if frame.cells), [])
-    text = sorted(k for row, k in written if row < 0)
-    before = 0
-    while before < len(written) and written[before][0] < 0:
-        before += 1
+    before, behind = _text_around(frames)
     positions = [(at, at, at) for at in range(system)]
     following = system
     for frame in frames:
-        places: dict[tuple[int, int], int] = {}
+        places: dict[Cell, int] = {}
         inside = [(row, column) for row in range(frame.rows) for column in range(frame.columns)]
-        for cell in [*((-1, k) for k in text[:before]), *inside, *((-1, k) for k in text[before:])]:
+        for cell in [*before, *inside, *behind]:
             places[cell] = following
             following += 1
         positions += [(places[cell],) * 3 for cell in frame.cells]

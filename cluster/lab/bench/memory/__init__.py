@@ -23,19 +23,15 @@ from functools import partial
 from pathlib import Path
 
 from cluster.lab.bench.frames import add_clip_arguments
-from cluster.lab.bench.harness import BenchResult, Part, run_parts
+from cluster.lab.bench.harness import BenchResult, Goals, Part, run_parts
 from cluster.lab.bench.memory import (
     cap,
-    compress,
-    coverage,
-    day,
+    compressors,
     evidence,
     frames,
     history,
-    objects,
     prefetch,
-    published_infinipot_v,
-    rekv,
+    published,
     restore,
     retrieval,
     splits,
@@ -45,23 +41,23 @@ from cluster.lab.bench.memory.footage import Footage
 PARTS: dict[str, Callable[[Footage], Part]] = {
     # First: what it may grow by would hide in memory that other parts have freed.
     "cap": lambda footage: cap.measure(footage.args),
-    "compress": compress.measure,
-    "coverage": coverage.measure,
-    "day": day.measure,
+    "compress": compressors.measure_cost,
+    "coverage": compressors.measure_coverage,
+    "day": history.measure_day,
     "evidence": evidence.measure,
-    "objects": objects.measure,
-    "infinipot_v": lambda _footage: published_infinipot_v.measure(),
+    "objects": compressors.measure_objects,
+    "infinipot_v": lambda _footage: published.measure_infinipot_v(),
     "frames": frames.measure,
     "retrieval": retrieval.measure,
-    "rekv": rekv.measure,
-    "history": history.measure,
+    "rekv": published.measure_rekv,
+    "history": history.measure_history,
     "prefetch": prefetch.measure,
     "splits": splits.measure,
     "restore": restore.measure,
 }
 
 
-GOALS: dict[str, tuple[str, float]] = {
+GOALS: Goals = {
     "cap_violations": ("<=", 0.0),
     "memory_growth": ("<=", 0.01),
     "leak_at_ten_caps": ("<=", 0.1),
@@ -110,11 +106,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--object-seconds", type=float, default=96.0, metavar="S", help="of each clip of part objects (default: 96)"
     )
     parser.add_argument(
-        "--caps", type=int, nargs="+", default=compress.CAPS, metavar="N", help="tokens, in part compress"
+        "--caps", type=int, nargs="+", default=compressors.CAPS, metavar="N", help="tokens, in part compress"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write the timeline of the prefetch there (SVG)")
     cap.add_arguments(parser)
-    day.add_arguments(parser)
     evidence.add_arguments(parser)
     history.add_arguments(parser)
     prefetch.add_arguments(parser)
@@ -122,10 +117,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Measure the parts that were named, or all."""
-    import torch
-
-    if args.threads:
-        torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as directory:
         footage = Footage(args, Path(directory))
         return run_parts("memory", {name: partial(PARTS[name], footage) for name in args.part or PARTS}, GOALS)

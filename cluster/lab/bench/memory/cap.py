@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import Part, print_progress
 from cluster.lab.bench.memory.footage import CAMERA, made_chunks
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
@@ -99,12 +99,18 @@ class CountingArena(Arena):
         return outcomes
 
 
+def _memory(spec: MemorySpec) -> tuple[StreamMemory, Arena, CountingArena]:
+    """A memory above host memory and a node."""
+    cap = spec.cap_bytes
+    host = Arena(max(_SLAB, cap // 2), slab_bytes=_SLAB)
+    # Room for slabs that are partly empty; what a stream may hold is the cap.
+    node = CountingArena(2 * cap, name="node", stream_bytes=cap, evicts=False, slab_bytes=_SLAB)
+    return StreamMemory(CAMERA, spec, TierStack([host, node])), host, node
+
+
 def _watch(frames: int, spec: MemorySpec) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Figures and rows of one memory."""
-    host = Arena(CAP_BYTES // 2, slab_bytes=_SLAB)
-    # Room for slabs that are partly empty; what a stream may hold is the cap.
-    node = CountingArena(2 * CAP_BYTES, name="node", stream_bytes=CAP_BYTES, evicts=False, slab_bytes=_SLAB)
-    memory = StreamMemory(CAMERA, spec, TierStack([host, node]))
+    memory, host, node = _memory(spec)
     process = psutil.Process()
     warm = round(frames * WARM_UP)
     warm_rss = violations = taken = 0
@@ -122,8 +128,21 @@ def _watch(frames: int, spec: MemorySpec) -> tuple[dict[str, float], list[dict[s
             warm_rss = process.memory_info().rss
         if number % (frames // ROWS) == 0:
             gc.collect()
-            rows.append(_row(number, memory, most, process, time.perf_counter() - began))
-            print(f"cap: {number}/{frames} frames, {rows[-1]['rss_mib']} MiB", file=sys.stderr)
+            rows.append(
+                {
+                    "organiser": spec.organiser,
+                    "frames": number,
+                    "frames_held": memory.frames,
+                    "tokens": memory.tokens,
+                    "clusters": sum(len(head.organiser.table) for _, _, head in memory.iter_heads()),
+                    "compressions": memory.counts.compressions,
+                    "lost": memory.counts.lost + memory.counts.frames_dropped,
+                    **{f"most_{name}_kib": round(nbytes / 2**10) for name, nbytes in most.items()},
+                    "rss_mib": round(process.memory_info().rss / 2**20, 1),
+                    "ms_per_frame": (time.perf_counter() - began) / number * 1000,
+                }
+            )
+            print_progress(f"cap: {number}/{frames} frames, {rows[-1]['rss_mib']} MiB")
             most = dict.fromkeys(most, 0)
     figures = {
         "cap_violations": float(violations),
@@ -138,9 +157,7 @@ def _watch(frames: int, spec: MemorySpec) -> tuple[dict[str, float], list[dict[s
 def leak(cap_bytes: int) -> float:
     """Growth of the most that the process takes, while a memory that was full takes in ten times its cap, as a share of
     the cap."""
-    host = Arena(max(_SLAB, cap_bytes // 2), slab_bytes=_SLAB)
-    node = Arena(2 * cap_bytes, name="node", stream_bytes=cap_bytes, evicts=False, slab_bytes=_SLAB)
-    memory = StreamMemory(CAMERA, MemorySpec(cap_bytes=cap_bytes), TierStack([host, node]))
+    memory, _, _ = _memory(MemorySpec(cap_bytes=cap_bytes))
     process, taken = psutil.Process(), 0
     # What a compression takes comes and goes; at any one moment it would hide a growth, or be taken for one.
     most = dict.fromkeys((1, 11), 0)
@@ -154,20 +171,3 @@ def leak(cap_bytes: int) -> float:
             break
     memory.tiers.close()
     return (most[11] - most[1]) / cap_bytes
-
-
-def _row(
-    frames: int, memory: StreamMemory, most: dict[str, int], process: psutil.Process, seconds: float
-) -> dict[str, Any]:
-    return {
-        "organiser": memory.spec.organiser,
-        "frames": frames,
-        "frames_held": memory.frames,
-        "tokens": memory.tokens,
-        "clusters": sum(len(head.organiser.table) for heads in memory.heads for head in heads),
-        "compressions": memory.counts.compressions,
-        "lost": memory.counts.lost + memory.counts.frames_dropped,
-        **{f"most_{name}_kib": round(nbytes / 2**10) for name, nbytes in most.items()},
-        "rss_mib": round(process.memory_info().rss / 2**20, 1),
-        "ms_per_frame": seconds / frames * 1000,
-    }

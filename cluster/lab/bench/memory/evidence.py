@@ -11,7 +11,6 @@ knows what it looks for: recall is then the share of passages, layers and heads 
 """
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.footage import Footage
+from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.memory.footage import Footage, IntArray, covered_cells
 from cluster.lab.evaluation.memory.answer import load_head_tokens, open_memory
 from cluster.lab.evaluation.memory.long_scene import LongScene
 from cluster.lab.evaluation.memory.recording import record
@@ -44,6 +43,8 @@ NEEDED = (1, 4)
 SHARES = (4, 8, 16, 64)
 _NAMES = {8: "eighth", 64: "64th"}
 _CAMERA = CameraSettings(640, 360, 5.0, "h264", 4.0, 0, 27)
+_CELLS = 2**20
+"""More than a frame has."""
 _SEED = 7000
 """First of the scenes' seeds; no policy was tuned on them."""
 
@@ -63,11 +64,17 @@ class Watched:
     """What one drawn camera left behind.
 
     * ``chunks``: KV of its frames, in time order
-    * ``passages``: per object, its tokens as sorted numbers :func:`token_number`
+    * ``passages``: per object, its tokens as sorted numbers: the frame's place in ``chunks`` times 2^20, and the cell
     """
 
     chunks: Sequence[KVChunk]
     passages: Sequence[Tensor]
+
+    def token_numbers(self, memory: StreamMemory, frame: Tensor, cell: Tensor) -> Tensor:
+        """Numbers of tokens of a memory, by its own numbers of their frames."""
+        number_at = {chunk.pts: number for number, chunk in enumerate(self.chunks)}
+        numbers = [number_at[memory.frame_time(each)] for each in frame.tolist()]
+        return torch.tensor(numbers, dtype=torch.int64) * _CELLS + cell
 
     @property
     def tokens(self) -> int:
@@ -84,7 +91,7 @@ def measure(footage: Footage) -> Part:
     watched = []
     for scene in scenes:
         watched.append(watch(model, scene, footage.directory, args.fps))
-        print(f"evidence: scene {scene.seed}, {len(watched[-1].passages)} objects", file=sys.stderr)
+        print_progress(f"evidence: scene {scene.seed}, {len(watched[-1].passages)} objects")
     rows: list[dict[str, Any]] = []
     figures: dict[str, float] = {}
     for share in SHARES:
@@ -97,16 +104,16 @@ def measure(footage: Footage) -> Part:
             row |= {**estimate(_mean(recall), *weights).row("recall"), "recall_4": float(stricter.mean())}
             rows.append(row | estimate(_mean(own - recall), *weights).row("ours_more"))
         rows += _read_rows(watched, share)
-        print(f"evidence: 1/{share}", file=sys.stderr)
+        print_progress(f"evidence: 1/{share}")
         if name := _NAMES.get(share):
             others = [recall for setting, (recall, *_) in found.items() if setting.compressor != ours(1.0).compressor]
             figures[f"evidence_recall_{name}"] = float(own.mean())
             figures[f"evidence_gain_{name}"] = float(own.mean() - max(each.mean() for each in others))
+    objects, tokens = (sum(counts) for counts in zip(*((len(w.passages), w.tokens) for w in watched), strict=True))
     note = (
-        f"model {args.model}, {len(scenes)} drawn cameras of {args.scene_seconds:g} s, {sum(map(_objects, watched))} "
-        f"objects, {sum(each.tokens for each in watched)} tokens of a layer and head; caps are shares of their bytes, "
-        "index included; held, read: shares of the tokens; rows with a retriever: found by a query that is the mean "
-        "key of a passage"
+        f"model {args.model}, {len(scenes)} drawn cameras of {args.scene_seconds:g} s, {objects} objects, {tokens} "
+        "tokens of a layer and head; caps are shares of their bytes, index included; held, read: shares of the tokens; "
+        "rows with a retriever: found by a query that is the mean key of a passage"
     )
     return Part(figures, rows, [note])
 
@@ -125,40 +132,29 @@ def watch(model: VisionLanguageModel, scene: LongScene, folder: Path, fps: float
             second = (chunk.pts - recording.begin) / MICROSECONDS + sample / fps
             for object_id, cells in shown_cells(renderer, second, chunk.rows, chunk.columns):
                 kept = np.intersect1d(cells, chunk.cell.numpy())
-                shown.setdefault(object_id, []).extend(token_number(number, kept))
+                shown.setdefault(object_id, []).extend((number * _CELLS + kept).tolist())
     passages = [torch.tensor(sorted(set(tokens))) for tokens in shown.values() if tokens]
     return Watched(chunks, passages)
 
 
-def shown_cells(renderer: SceneRenderer, second: float, rows: int, columns: int) -> Iterator[tuple[int, Any]]:
+def shown_cells(renderer: SceneRenderer, second: float, rows: int, columns: int) -> Iterator[tuple[int, IntArray]]:
     """(object, cells at least half covered by its box, or the one with its centre) at this second."""
     for each in renderer.objects(second):
-        left, top, right, bottom = np.clip(each.box, 0, 1)
-        across, down = (
-            np.clip(np.minimum(np.arange(count) + 1, end * count) - np.maximum(np.arange(count), begin * count), 0, 1)
-            for begin, end, count in ((left, right, columns), (top, bottom, rows))
-        )
-        cells = np.flatnonzero((down[:, None] * across[None]).ravel() >= 0.5)
-        middle = min(int((top + bottom) / 2 * rows), rows - 1), min(int((left + right) / 2 * columns), columns - 1)
-        yield each.id, cells if len(cells) else np.array([middle[0] * columns + middle[1]])
-
-
-def token_number(frame: int, cells: Any) -> list[int]:
-    """One number per token of the ``frame``-th frame."""
-    return [frame * 2**20 + int(cell) for cell in cells]
+        left, top, right, bottom = box = np.clip(each.box, 0, 1) * (columns, rows, columns, rows)
+        cells = covered_cells(box, (rows, columns))
+        row, column = min(int((top + bottom) / 2), rows - 1), min(int((left + right) / 2), columns - 1)
+        yield each.id, cells if len(cells) else np.array([row * columns + column])
 
 
 def found_passages(memory: StreamMemory, watched: Watched) -> Floats:
     """Share of layers and heads that hold enough of each passage, ``[len(NEEDED), passages]``."""
-    number_at = {chunk.pts: number for number, chunk in enumerate(watched.chunks)}
     found = np.zeros((len(NEEDED), len(watched.passages)))
-    heads = [(layer, h) for layer, row in enumerate(memory.heads) for h in range(len(row))]
-    for layer, h in heads:
+    heads = list(memory.iter_heads())
+    for layer, h, _ in heads:
         held = load_head_tokens(memory, layer, h)
         if held is None:
             continue
-        numbers = [number_at[memory.frame_time(int(frame))] for frame in held.frame[0]]
-        tokens = torch.tensor(numbers) * 2**20 + held.cell[0]
+        tokens = watched.token_numbers(memory, held.frame[0], held.cell[0])
         counts = [int(torch.isin(each, tokens).sum()) for each in watched.passages]
         sizes = [len(each) for each in watched.passages]
         found += [np.array(counts) >= np.minimum(needed, sizes) for needed in NEEDED]
@@ -221,18 +217,12 @@ def _read_rows(watched: Sequence[Watched], share: int) -> list[dict[str, Any]]:
 def read_passages(memory: StreamMemory, watched: Watched, retriever: Retriever) -> tuple[Floats, float]:
     """Share of layers and heads ``[passages]`` that read a token of each passage for the mean key of its tokens, and
     the share of the held tokens that they read."""
-    number_at = {chunk.pts: number for number, chunk in enumerate(watched.chunks)}
-    token = torch.cat([torch.tensor(token_number(n, chunk.cell.tolist())) for n, chunk in enumerate(watched.chunks)])
+    token = torch.cat([number * _CELLS + chunk.cell.long() for number, chunk in enumerate(watched.chunks)])
     at = [torch.searchsorted(token, passage) for passage in watched.passages]
     found, read, held = np.zeros(len(watched.passages)), 0, 0
     for layer, row in enumerate(memory.heads):
         key = torch.cat([chunk.key[layer].float() for chunk in watched.chunks], dim=1)
-        numbers = [
-            torch.tensor([number_at[memory.frame_time(frame)] for frame in head.frame.tolist()], dtype=torch.int64)
-            * 2**20
-            + head.cell
-            for head in row
-        ]
+        numbers = [watched.token_numbers(memory, head.frame, head.cell) for head in row]
         tables = [head.table for head in row]
         for index, (passage, rows) in enumerate(zip(watched.passages, at, strict=True)):
             chosen = retriever.select_layer(key[:, rows].mean(dim=1, keepdim=True), tables)
@@ -246,7 +236,3 @@ def read_passages(memory: StreamMemory, watched: Watched, retriever: Retriever) 
 def _mean(values: Floats) -> Any:
     """``weights [b, n]`` -> weighted mean ``[b]``."""
     return lambda weights: (weights @ values) / np.maximum(weights.sum(axis=1), 1e-12)
-
-
-def _objects(watched: Watched) -> int:
-    return len(watched.passages)

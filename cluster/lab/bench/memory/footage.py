@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cluster.engine.native.ask_run import NativeAskRun
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.bench.frames import clip_names, made_clips, prune_clip, read_clip
-from cluster.lab.bench.memory.splits import Asked
 from cluster.lab.bench.node import DelayedArena
 from cluster.lab.bench.window import QUESTION
 from cluster.memory.bank import MemoryBank
@@ -25,6 +27,8 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS, AskSpec, FrameSample, MemorySpec, StreamSpec
+
+IntArray = npt.NDArray[np.int64]
 
 _SCENE = 64
 _LOOK = 16
@@ -61,6 +65,39 @@ def made_chunks(
         )
 
 
+def model_chunks(model: VisionLanguageModel, frames: int, *, rows: int, columns: int) -> Iterator[KVChunk]:
+    """:func:`made_chunks` of the model's shape."""
+    config = model.text_config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shape = {"layers": len(model.layers), "heads": config.num_key_value_heads, "width": width}
+    return made_chunks(CAMERA, frames, rows=rows, columns=columns, **shape)
+
+
+def add_written(bank: MemoryBank, chunk: KVChunk) -> None:
+    """Hand a frame to a camera's memory and wait: frames that come faster than they can be put away are dropped."""
+    bank.accept_chunk(chunk)
+    bank.schedule_saves()
+    bank.wait_written()
+
+
+def run_question(engine: NativeEngine, text: str) -> NativeAskRun:
+    """A question about the camera's past, answered with one token."""
+    run = engine.ask(AskSpec(CAMERA, text, max_new_tokens=1))
+    while run.step() is not None:
+        pass
+    return run
+
+
+def covered_cells(box: Iterable[float], grid: tuple[int, int]) -> IntArray:
+    """Cells of a ``grid`` (rows, columns) of which at least half is in a box: left, top, right, bottom, in cells."""
+    left, top, right, bottom = box
+    down, across = (
+        np.clip(np.minimum(np.arange(count) + 1, end) - np.maximum(np.arange(count), begin), 0, 1)
+        for count, begin, end in zip(grid, (top, left), (bottom, right), strict=True)
+    )
+    return np.flatnonzero((down[:, None] * across[None]).ravel() >= 0.5)
+
+
 CAMERA = "camera"
 QUESTIONS = (
     "Is a person walking through the picture?",
@@ -72,6 +109,16 @@ ASK_EVERY = 16
 """Frames that leave a window between two questions."""
 
 _ROOM = 2**30
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A question: ``frames`` had left the window by then; ``queries`` per layer ``[Hkv, r, D]``, before rotary;
+    ``predicted``: the same of every layer but the first, as predicted in the layer before."""
+
+    frames: int
+    queries: Sequence[Tensor]
+    predicted: Sequence[Tensor] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -94,12 +141,13 @@ class Watched:
 class Listener(Retriever):
     """A retriever that remembers what it was asked, predictions apart.
 
-    ``found`` by table: the query rows ``[r, D]``, and for each token whether it was among those named ``[n]``.
+    ``calls``, a layer each: the query rows ``[H, r, D]``, the tables, and for each head whether each token was among
+    those named ``[n]``.
     """
 
     def __init__(self, retriever: Retriever) -> None:
         self._retriever = retriever
-        self.found: dict[int, tuple[Tensor, Tensor]] = {}
+        self.calls: list[tuple[Tensor, Sequence[ClusterTable], list[Tensor]]] = []
         self.predicted: Listener | None = None
 
     def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
@@ -109,9 +157,9 @@ class Listener(Retriever):
     def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
         """See :class:`Retriever`."""
         chosen = self._retriever.select_layer(query, tables)
-        for rows, table, one in zip(query, tables, chosen, strict=True):
-            # As the table is now: a cluster may be split once the question is over.
-            self.found[id(table)] = rows.float().clone(), torch.isin(table.of_token, one.clusters)
+        # As the tables are now: a cluster may be split once the question is over.
+        named = [torch.isin(table.of_token, one.clusters) for table, one in zip(tables, chosen, strict=True)]
+        self.calls.append((query.clone(), tables, named))
         return chosen
 
     def for_prediction(self) -> Listener:
@@ -119,9 +167,9 @@ class Listener(Retriever):
         self.predicted = Listener(self._retriever.for_prediction())
         return self.predicted
 
-    def of(self, memory: StreamMemory, layer: int, head: int) -> tuple[Tensor, Tensor]:
-        """What was found for a layer's and head's own rows."""
-        return self.found[id(memory.heads[layer][head].organiser.table)]
+    def queries(self) -> list[Tensor]:
+        """Rows of each call ``[H, r, D]`` in float32."""
+        return [query.float() for query, _, _ in self.calls]
 
 
 class ListeningBank(MemoryBank):
@@ -146,24 +194,6 @@ class ListeningBank(MemoryBank):
         self.listener = Listener(retriever)
         return memory, self.listener
 
-    def queries(self, stream: str) -> list[Tensor]:
-        """Raw rows per layer ``[Hkv, r, D]`` of the last question."""
-        assert self.listener is not None
-        return self._rows(stream, self.listener)
-
-    def predictions(self, stream: str) -> list[Tensor]:
-        """Raw rows that were predicted of every layer but the first."""
-        assert self.listener is not None
-        assert self.listener.predicted is not None
-        return self._rows(stream, self.listener.predicted, first=1)
-
-    def _rows(self, stream: str, listener: Listener, first: int = 0) -> list[Tensor]:
-        memory, _ = super().get_memory(stream)
-        return [
-            torch.stack([listener.of(memory, layer, h)[0] for h in range(len(memory.heads[layer]))])
-            for layer in range(first, len(memory.heads))
-        ]
-
 
 class Footage:
     """The clips of one run. ``directory``: where made clips go."""
@@ -183,13 +213,10 @@ class Footage:
     def _model(self, name: str) -> VisionLanguageModel:
         return load_model(name, device=self.args.device, dtype=self.args.dtype)
 
-    @property
+    @cached_property
     def clips(self) -> list[Path]:
         """Those that were named, else two made ones."""
-        if self.args.clips:
-            return list(self.args.clips)
-        made = [self.directory / "street.mp4", self.directory / "noisy.mp4"]
-        return made if all(path.exists() for path in made) else made_clips(self.directory)
+        return list(self.args.clips or made_clips(self.directory))
 
     def _samples(self, name: str) -> list[tuple[str, list[FrameSample]]]:
         """Every clip as a decoder would send it to this model."""
@@ -223,6 +250,9 @@ class Footage:
                 bank.get_memory(CAMERA)[0].settle()
                 # Each with its predictions, whichever way is faster here.
                 engine.ask(AskSpec(CAMERA, text, max_new_tokens=1), prefetch=True).step()
-                watched.asked.append(Asked(len(bank.chunks), bank.queries(CAMERA), bank.predictions(CAMERA)))
+                heard = bank.listener
+                assert heard is not None
+                assert heard.predicted is not None
+                watched.asked.append(Asked(len(bank.chunks), heard.queries(), heard.predicted.queries()))
         watched.chunks = bank.chunks
         return watched

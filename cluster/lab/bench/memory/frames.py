@@ -7,7 +7,7 @@ is that of a frame's own queries and of all past keys, each rotated at the place
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,10 +20,9 @@ from cluster.engine.window.kv import rotate_wide
 from cluster.engine.window.windowed_engine import WindowStats, WindowWork
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.footage import Footage, ListeningBank
+from cluster.lab.bench.memory.footage import Footage, Listener, ListeningBank
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieval_session import RetrievedKV
-from cluster.memory.retrieve import Retrieved, Retriever
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import FrameSample, MemorySpec
@@ -66,12 +65,12 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
         memory = MemorySpec(compressor="none", cap_bytes=_ROOM, frame_retrieval=policy)
         # Frames are computed once, each when it is new.
         engines[name].admit(replace(footage.spec(memory), refresh="none"))
-    windows: dict[str, list[tuple[WindowStats, float]]] = {name: [] for name in engines}
+    windows: dict[str, list[WindowStats]] = {name: [] for name in engines}
     for sample in samples:
         for name, engine in engines.items():
             for request in engine.push(sample):
                 engine.step([request])
-                windows[name] += [(stats, stats.timing.llm_s) for stats in engine.stats.windows]
+                windows[name] += engine.stats.windows
             assert engine.memories is not None
             # Frames that come faster than they can be put away would be dropped.
             engine.memories.wait_written()
@@ -79,9 +78,9 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
     assert isinstance(watched, WatchedEngine)
     if not watched.recalls:
         raise ConfigError(f"{clip}: no frame read a cluster in {footage.args.seconds:g} s; take more --seconds")
-    reading = [place for place, (stats, _) in enumerate(windows["with"]) if stats.reads.frames]
-    spent = {name: sum(windows[name][place][1] for place in reading) for name in ("without", "with")}
-    reads = [windows["with"][place][0].reads for place in reading]
+    reading = [place for place, stats in enumerate(windows["with"]) if stats.reads.frames]
+    spent = {name: sum(windows[name][place].timing.llm_s for place in reading) for name in ("without", "with")}
+    reads = [windows["with"][place].reads for place in reading]
     frames = sum(each.frames for each in reads)
     heads = len(model.layers) * model.text_config.num_key_value_heads
     held, read = sum(each.held_tokens for each in reads), sum(each.read_tokens for each in reads)
@@ -103,26 +102,6 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
         "waited_ms": 1000 * sum(each.waited_s for each in reads) / frames,
         "late": sum(each.unavailable for each in reads),
     }
-
-
-@dataclass(slots=True, eq=False)
-class Recorder(Retriever):
-    """A retriever that remembers what it was asked: per call the query rows ``[H, r, D]``, the tables, and for each
-    head whether each token is among those named."""
-
-    inner: Retriever
-    calls: list[tuple[Tensor, Sequence[ClusterTable], list[Tensor]]] = field(default_factory=list)
-
-    def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
-        """See :class:`Retriever`."""
-        return self.inner.select(query, table)
-
-    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
-        """See :class:`Retriever`."""
-        chosen = self.inner.select_layer(query, tables)
-        named = [torch.isin(table.of_token, one.clusters) for table, one in zip(tables, chosen, strict=True)]
-        self.calls.append((query.clone(), tables, named))
-        return chosen
 
 
 class WatchedEngine(NativeEngine):
@@ -152,20 +131,20 @@ class WatchedEngine(NativeEngine):
             self._rotary[frame.pts] = self.model.rotary(frame.positions)
         past = plan.work.past
         if isinstance(past, FramePast):
-            recorder = past.session.retriever = Recorder(past.session.retriever)
+            listener = past.session.retriever = Listener(past.session.retriever)
             close = past.close
 
             def compare() -> None:
                 close()
-                self._compare(recorder, past, [frame.pts for frame in new])
+                self._compare(listener, past, [frame.pts for frame in new])
 
             past.close = compare  # type: ignore[method-assign]
         return plan
 
-    def _compare(self, recorder: Recorder, past: FramePast, new: Sequence[int]) -> None:
+    def _compare(self, listener: Listener, past: FramePast, new: Sequence[int]) -> None:
         keys: dict[int, tuple[Tensor, Tensor]] = {}
         # Each layer asks for one frame after the other.
-        for number, (query, tables, named) in enumerate(recorder.calls):
+        for number, (query, tables, named) in enumerate(listener.calls):
             layer, at = divmod(number, len(new))
             if layer not in keys:
                 keys[layer] = self._past_keys(past, layer, len(tables[0].of_token))

@@ -1,34 +1,50 @@
-"""Whether a question takes longer the more is remembered: time to the first token at much and at little history.
+"""Whether a question takes longer the more is remembered, on made KV of the model's shape; questions to much and to
+little take turns.
 
-Made KV of the model's shape in host memory, nothing compressed, and a retriever that reads the same number of tokens
-however many there are. Questions to both take turns.
+Part ``history``: nothing is compressed, all lies in host memory, and a retriever reads the same number of tokens
+however many there are. Part ``day``: a day of one camera in production's memory, at its default cap and with its
+retriever, whose reading follows the attention: bytes of all that is kept, and what a question after hours costs over
+one after minutes. Frames come at the pace of a busy drawn street (part ``evidence``: 12 tokens a second), into a tier
+that holds no more than the cap and counts all its bytes: blocks, index and manifest.
 """
 
 import argparse
+import itertools
 import statistics
-import sys
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage, made_chunks
+from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage, add_written, model_chunks, run_question
 from cluster.memory.bank import MemoryBank
+from cluster.memory.head_memory import KVChunk
+from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
-from cluster.types import AskSpec, MemorySpec
+from cluster.types import MemorySpec
 
 READ = 512
-"""Tokens of each layer and head that a question reads, at least."""
+"""Tokens of each layer and head that a question of part history reads, at least."""
 
 _ROWS, _COLUMNS = 4, 8
+_DAY_ROWS, _DAY_COLUMNS = 3, 4
+_SLAB = 64 * 2**10
 _ROOM = 2**31
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the package."""
+    parser.add_argument(
+        "--day-seconds",
+        type=int,
+        default=86_400,
+        metavar="S",
+        help="of part day, 20 min of computing in all; questions after a third of it (default: %(default)s)",
+    )
     parser.add_argument(
         "--history",
         type=int,
@@ -39,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def measure(footage: Footage) -> Part:
+def measure_history(footage: Footage) -> Part:
     """Figure ``ttft_64k_over_4k``, named by what ``args.history`` is by default.
 
     Raises:
@@ -51,30 +67,32 @@ def measure(footage: Footage) -> Part:
     frame, block = _ROWS * _COLUMNS, MemorySpec().block_frames
     if not frame * block <= little < much:
         raise ConfigError(f"--history takes two numbers, {frame * block} or more and the second larger")
-    engines = {tokens: _remembering(model, tokens) for tokens in (little, much)}
-    asked: dict[int, list[tuple[float, float]]] = {tokens: [] for tokens in engines}
-    for number in range(1 + len(QUESTIONS) * args.repeats):
-        for tokens, (engine, _) in engines.items():
-            run = engine.ask(AskSpec(CAMERA, QUESTIONS[number % len(QUESTIONS)], max_new_tokens=1))
-            while run.step() is not None:
-                pass
-            # The first question of each finds everything cold.
-            if number:
-                stats = run.retrieval.stats
-                asked[tokens].append((run.result.first_token_s, stats.fetched_tokens))
+    spec = MemorySpec(compressor="none", retriever="top_k", retriever_options={"tokens": READ}, cap_bytes=_ROOM)
+    engines: dict[int, NativeEngine] = {}
+    build_s: dict[int, float] = {}
+    for tokens in (little, much):
+        engine = engines[tokens] = _engine(model, Arena(_ROOM), spec)
+        build_s[tokens] = 0.0
+        for chunk in model_chunks(model, tokens // frame, rows=_ROWS, columns=_COLUMNS):
+            began = time.perf_counter()
+            add_written(_bank(engine), chunk)
+            build_s[tokens] += time.perf_counter() - began
+        print_progress(f"history: {tokens} tokens")
+    asked = _ask_in_turns(engines, args.repeats)
     rows: list[dict[str, Any]] = []
-    for tokens, (engine, build_s) in engines.items():
-        memory, _ = engine.memories.get_memory(CAMERA)  # type: ignore[union-attr]
+    for tokens, engine in engines.items():
+        memory = _memory(engine)
         tables = [head.organiser.table for heads in memory.heads for head in heads]
+        times, read = zip(*asked[tokens], strict=True)
         rows.append(
             {
                 "history": tokens,
                 "mib": sum(memory.tiers.usage(CAMERA).values()) / 2**20,
                 "clusters": sum(map(len, tables)) / len(tables),
-                "read": statistics.fmean(read for _, read in asked[tokens]) / len(tables),
-                "ttft_ms": statistics.median(seconds for seconds, _ in asked[tokens]) * 1000,
-                "ttft_worst_ms": max(seconds for seconds, _ in asked[tokens]) * 1000,
-                "build_s": build_s,
+                "read": statistics.fmean(read) / len(tables),
+                "ttft_ms": statistics.median(times) * 1000,
+                "ttft_worst_ms": max(times) * 1000,
+                "build_s": build_s[tokens],
             }
         )
     note = (
@@ -84,31 +102,80 @@ def measure(footage: Footage) -> Part:
     return Part({"ttft_64k_over_4k": rows[1]["ttft_ms"] / rows[0]["ttft_ms"]}, rows, [note])
 
 
-def _remembering(model: VisionLanguageModel, tokens: int) -> tuple[NativeEngine, float]:
-    """An engine whose one camera has so much behind it, and the seconds that taking it in took."""
-    bank = MemoryBank(TierStack([Arena(_ROOM)]))
-    engine = NativeEngine(model, memories=bank)
-    bank.open_stream(
-        CAMERA, MemorySpec(compressor="none", retriever="top_k", retriever_options={"tokens": READ}, cap_bytes=_ROOM)
-    )
-    config = model.text_config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    chunks = made_chunks(
-        CAMERA,
-        tokens // (_ROWS * _COLUMNS),
-        layers=len(model.layers),
-        heads=config.num_key_value_heads,
-        rows=_ROWS,
-        columns=_COLUMNS,
-        width=width,
-    )
-    seconds = 0.0
-    for chunk in chunks:
-        began = time.perf_counter()
-        bank.accept_chunk(chunk)
-        bank.schedule_saves()
-        # Frames that come faster than they can be put away would be dropped.
-        bank.wait_written()
-        seconds += time.perf_counter() - began
-    print(f"history: {tokens} tokens", file=sys.stderr)
-    return engine, seconds
+def measure_day(footage: Footage) -> Part:
+    """Figures ``ttft_8h_over_10min`` and ``bytes_per_camera_day`` (share of the cap), named by the default day.
+
+    Raises:
+        ConfigError: the day is too short.
+    """
+    args = footage.args
+    spec, seconds = MemorySpec(), args.day_seconds
+    minutes, hours = seconds // 144, seconds // 3
+    if not minutes:
+        raise ConfigError("--day-seconds is at least 144, of which a 144th is a frame")
+    model = footage.model(args.model)
+    engines: dict[int, NativeEngine] = {}
+    frames: dict[int, Iterator[KVChunk]] = {}
+    for span in (minutes, hours):
+        # Room for slabs that are partly empty; what the stream may hold is the cap.
+        tier = Arena(2 * spec.cap_bytes, stream_bytes=spec.cap_bytes, evicts=False, slab_bytes=_SLAB)
+        engines[span] = _engine(model, tier, spec)
+        frames[span] = model_chunks(model, seconds, rows=_DAY_ROWS, columns=_DAY_COLUMNS)
+    rows = [_watch(engines[span], frames[span], span) for span in engines]
+    asked = _ask_in_turns(engines, args.repeats)
+    for row in rows:
+        row["ttft_ms"] = statistics.median(first_s for first_s, _ in asked[row["seconds"]]) * 1000
+    print_progress(f"day: first token after hours over minutes {rows[1]['ttft_ms'] / rows[0]['ttft_ms']:.2f}")
+    rows.append(_watch(engines[hours], frames[hours], seconds - hours))
+    figures = {
+        "ttft_8h_over_10min": rows[1]["ttft_ms"] / rows[0]["ttft_ms"],
+        "bytes_per_camera_day": max(row["most_mib"] for row in rows) * 2**20 / spec.cap_bytes,
+    }
+    cap = f"cap {spec.cap_bytes / 2**20:g} MiB, most_mib: largest at any time"
+    note = f"{cap}; {spec.compressor}, {spec.organiser}, {spec.retriever}; model {args.model}"
+    return Part(figures, rows, [note])
+
+
+def _engine(model: VisionLanguageModel, tier: Arena, spec: MemorySpec) -> NativeEngine:
+    bank = MemoryBank(TierStack([tier]))
+    bank.open_stream(CAMERA, spec)
+    return NativeEngine(model, memories=bank)
+
+
+def _bank(engine: NativeEngine) -> MemoryBank:
+    assert engine.memories is not None
+    return engine.memories
+
+
+def _memory(engine: NativeEngine) -> StreamMemory:
+    return _bank(engine).get_memory(CAMERA)[0]
+
+
+def _ask_in_turns(engines: Mapping[int, NativeEngine], repeats: int) -> dict[int, list[tuple[float, int]]]:
+    """All questions, so many times: of each engine's seconds to the first token, and tokens fetched. The first question
+    finds everything cold and does not count."""
+    asked: dict[int, list[tuple[float, int]]] = {name: [] for name in engines}
+    for number in range(1 + len(QUESTIONS) * repeats):
+        for name, engine in engines.items():
+            run = run_question(engine, QUESTIONS[number % len(QUESTIONS)])
+            if number:
+                asked[name].append((run.result.first_token_s, run.retrieval.stats.fetched_tokens))
+    return asked
+
+
+def _watch(engine: NativeEngine, chunks: Iterator[KVChunk], seconds: int) -> dict[str, Any]:
+    """Take in so many frames more, one a second of the camera's time; a row of what is held then."""
+    memory, most = _memory(engine), 0
+    for chunk in itertools.islice(chunks, seconds):
+        add_written(_bank(engine), chunk)
+        most = max(most, sum(memory.tiers.usage(CAMERA).values()))
+        if (chunk.index + 1) % 3600 == 0:
+            print_progress(f"day: hour {(chunk.index + 1) // 3600}")
+    return {
+        "seconds": chunk.index + 1,
+        "tokens": memory.tokens // max(1, sum(map(len, memory.heads))),
+        "frames": memory.frames,
+        "compressions": memory.counts.compressions,
+        "lost": memory.counts.lost + memory.counts.frames_dropped,
+        "most_mib": most / 2**20,
+    }

@@ -8,17 +8,17 @@ was not hidden. The first layer has none before it, so of ``n`` layers at most `
 from __future__ import annotations
 
 import argparse
-import sys
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.footage import CAMERA, Watched
+from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched
 from cluster.lab.bench.node import DelayedArena
 from cluster.lab.report import charts
 from cluster.memory.prefetch import FetchEvent, Prefetcher, PrefetchStats
@@ -32,8 +32,6 @@ from cluster.types import MemorySpec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from cluster.lab.bench.memory.footage import Footage
 
 BEFORE = 0.1
 """Of a layer's work, what is done when the next layer's query is predicted: its MLP is most of it, and comes after."""
@@ -56,13 +54,8 @@ def remembered(watched: Watched) -> tuple[StreamMemory, DelayedArena]:
 def measure_asked(
     watched: Watched, memory: StreamMemory, retriever: Retriever, tier: DelayedArena, latency_s: float, work: Work
 ) -> tuple[float, PrefetchRun]:
-    """Questions about a clip, layer by layer with the queries and the predictions that the model really had.
-
-    Args:
-        memory: of the clip, in ``tier``.
-        retriever: names what a layer wants.
-        latency_s: added to every load.
-        work: what each layer does.
+    """Questions about a clip, layer by layer with the queries and the predictions that the model really had, while
+    every load takes ``latency_s`` longer and each layer does ``work``.
 
     Returns:
         Share of the wanted blocks that were predicted, of layers that have one before them; and the times, summed up
@@ -72,8 +65,7 @@ def measure_asked(
     without, first = _questions(watched, memory, retriever, work, ahead=False)
     ahead, _ = _questions(watched, memory, retriever, work, ahead=True)
     later = ahead.used + ahead.missed - first
-    hidden = 1 - ahead.waited_s / without.waited_s
-    return ahead.used / later, PrefetchRun(hidden, ahead.waited_s, without.waited_s, (), (), ahead)
+    return ahead.used / later, PrefetchRun(without.waited_s, ahead)
 
 
 def _questions(
@@ -111,15 +103,21 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRun:
-    """``waited_s`` with blocks loaded ahead, ``transfer_s`` without; ``hidden``: the share of the latter that is gone.
-    ``events``, ``computes`` and ``stats`` are those of the run with blocks loaded ahead."""
+    """``transfer_s``: waited without blocks loaded ahead; ``stats``, ``events`` and ``computes`` of the run with."""
 
-    hidden: float
-    waited_s: float
     transfer_s: float
-    events: tuple[FetchEvent, ...]
-    computes: tuple[Compute, ...]
     stats: PrefetchStats
+    events: Sequence[FetchEvent] = ()
+    computes: Sequence[Compute] = ()
+
+    @property
+    def waited_s(self) -> float:
+        return self.stats.waited_s
+
+    @property
+    def hidden(self) -> float:
+        """Share of ``transfer_s`` that is gone."""
+        return 1 - self.waited_s / self.transfer_s
 
 
 class Work:
@@ -184,18 +182,17 @@ def measure_prefetch(
         predicted.append(keys[wrong_here : blocks_per_layer + wrong_here])
     work = Work(compute_s)
     _question(tier, wanted[:2], None, work)
-    without = _question(tier, wanted, None, work)
+    without, *_ = _question(tier, wanted, None, work)
     ahead = _question(tier, wanted, predicted, work)
     tier.close()
-    waited_s, transfer_s = ahead[2].waited_s, without[2].waited_s
-    return PrefetchRun(1 - waited_s / transfer_s, waited_s, transfer_s, *ahead)
+    return PrefetchRun(without.waited_s, *ahead)
 
 
 def _question(
     tier: Tier, wanted: Sequence[Sequence[BlockKey]], predicted: Sequence[Sequence[BlockKey]] | None, work: Work
-) -> tuple[tuple[FetchEvent, ...], tuple[Compute, ...], PrefetchStats]:
+) -> tuple[PrefetchStats, list[FetchEvent], list[Compute]]:
     events: list[FetchEvent] = []
-    computes = []
+    computes: list[Compute] = []
     with Prefetcher(tier.load, deadline_s=60.0, on_event=events.append) as fetcher:
         for layer, keys in enumerate(wanted):
             if any(one.outcome is not Outcome.HIT for one in fetcher.fetch(keys)):
@@ -205,7 +202,7 @@ def _question(
             began = time.perf_counter()
             work()
             computes.append(Compute(layer, began, time.perf_counter()))
-    return tuple(events), tuple(computes), fetcher.stats
+    return fetcher.stats, events, computes
 
 
 def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figure:
@@ -257,29 +254,19 @@ def measure(footage: Footage) -> Part:
     rows: list[dict[str, Any]] = []
     figures = {}
     for latency in LATENCIES_MS:
+        made = partial(measure_prefetch, latency / 1000, layers=args.layers, blocks_per_layer=args.blocks)
         # What a layer's blocks really take here: the latency, reading them, and a turn on a busy processor.
-        alone = measure_prefetch(
-            latency / 1000, layers=args.layers, compute_s=latency / 1000, blocks_per_layer=args.blocks
-        )
-        compute_s = alone.transfer_s / args.layers * COMPUTE_SHARE
+        compute_s = made(compute_s=latency / 1000).transfer_s / args.layers * COMPUTE_SHARE
         for accuracy in ACCURACIES:
-            runs = [
-                measure_prefetch(
-                    latency / 1000,
-                    layers=args.layers,
-                    compute_s=compute_s,
-                    blocks_per_layer=args.blocks,
-                    accuracy=accuracy,
-                )
-                for _ in range(args.repeats)
-            ]
-            done = sorted(runs, key=lambda one: one.hidden)[len(runs) // 2]
+            runs = [made(compute_s=compute_s, accuracy=accuracy) for _ in range(args.repeats)]
+            done = sorted(runs, key=operator.attrgetter("hidden"))[len(runs) // 2]
             if accuracy == 1:
                 figures[f"prefetch_hidden_{latency}ms"] = done.hidden
                 if args.out is not None:
-                    _write(args.out / "prefetch.svg", charts.svg(timeline(done.events, done.computes)))
+                    args.out.mkdir(parents=True, exist_ok=True)
+                    (args.out / "prefetch.svg").write_text(charts.svg(timeline(done.events, done.computes)))
             rows.append(_row("made", latency, compute_s, args.layers, accuracy, done))
-        print(f"prefetch: {latency} ms", file=sys.stderr)
+        print_progress(f"prefetch: {latency} ms")
     recall, hidden = [], []
     models = (args.model, args.bench_model)
     for name in models:
@@ -299,7 +286,7 @@ def measure(footage: Footage) -> Part:
                 hidden.append(done.hidden)
             rows.append(_row(name, latency, compute_s, layers, right, done))
         tier.close()
-        print(f"prefetch: {name} on {watched.clip}", file=sys.stderr)
+        print_progress(f"prefetch: {name} on {watched.clip}")
     figures |= {"prediction_recall": min(recall), "prefetch_hidden_real": min(hidden)}
     random = ", ".join(f"{name}: random weights {footage.model(name).random_weights}" for name in models)
     notes = [
@@ -326,8 +313,3 @@ def _row(
         "waited_without_ms": done.transfer_s * 1000,
         **{name: getattr(done.stats, name) for name in ("used", "late", "missed", "wasted", "predicted")},
     }
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)

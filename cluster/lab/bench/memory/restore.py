@@ -5,7 +5,6 @@ engine takes the camera up from there; a third one is given all frames once more
 as the first.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from cluster.engine.native.engine import NativeEngine
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import Part, print_progress
 from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
@@ -32,7 +31,7 @@ def measure(footage: Footage) -> Part:
     rows: list[dict[str, Any]] = []
     for clip, samples in footage.samples(args.model):
         rows.append(measure_restore(model, footage.spec(MemorySpec()), clip, samples, args.repeats))
-        print(f"restore: {clip}", file=sys.stderr)
+        print_progress(f"restore: {clip}")
     note = (
         "restored: admitting the camera, window and memory from the tiers; computed: all its frames through tower, "
         "language model and memory; logit_diff: largest of a question's first token, restored against never gone"

@@ -13,7 +13,6 @@ would take.
 
 import itertools
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,14 +21,21 @@ from typing import Any
 import torch
 
 from cluster.engine.native.engine import NativeEngine
-from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage, ListeningBank, Watched
+from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.memory.footage import (
+    CAMERA,
+    QUESTIONS,
+    Footage,
+    ListeningBank,
+    Watched,
+    run_question,
+)
 from cluster.lab.bench.node import far_tier
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.base import Outcome as Kept
+from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS, AskSpec, MemorySpec
@@ -44,6 +50,8 @@ REKV_TOKENS = 65_536
 TOP = 16
 """True top keys of a query row."""
 
+RATIOS = ("ttft_ratio", "transfers_ratio")
+
 _ROOM = 2**30
 _NOISE = 0.1
 # Host memory above the node while a camera is watched: tiers.host_bytes by default, for the 64 cameras of a node.
@@ -56,35 +64,24 @@ Setting = tuple[str, dict[str, Any]]
 """A retriever and its options."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Means over questions; ``ttft_s`` the median of all, ``share`` the share of the tokens that may be read."""
-
-    organiser: str
-    share: float
-    recall: float
-    read: float
-    transfers: float
-    ttft_s: float
-
-
 def measure(footage: Footage) -> Part:
     """Figures ``ttft_vs_token_retrieval``, ``transfers_vs_token_retrieval``: on the clip where they are
-    smaller; of each organiser, and without its name of the one that begins to answer soonest."""
+    smaller; of each organiser, and without its name of the one that begins to answer soonest. ``ttft_vs_rekv``."""
     args = footage.args
     model = footage.model(args.model)
     rows: list[dict[str, Any]] = []
-    ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in CLUSTERED}
     for watched in footage.watched(args.model):
-        tokens = measure_organiser(model, watched, "tokens", _top(TOKENS_SHARE), 0.0, args.repeats)
-        rows.append(_row(watched, tokens, tokens))
+        tokens = _measure_organiser(model, watched, "tokens", _top(TOKENS_SHARE), 0.0, args.repeats)
+        rows.append(_against(tokens, tokens))
         for name in CLUSTERED:
-            found = measure_organiser(model, watched, name, _top(*CLUSTER_SHARES), tokens.recall, args.repeats)
-            rows.append(_row(watched, found, tokens))
-            ratios[name].append((tokens.ttft_s / found.ttft_s, tokens.transfers / found.transfers))
-            print(f"retrieval: {watched.clip}, {name}", file=sys.stderr)
-    worst = {name: tuple(map(min, zip(*pairs, strict=True))) for name, pairs in ratios.items()}
-    best = max(worst, key=lambda name: worst[name])
+            found = _measure_organiser(model, watched, name, _top(*CLUSTER_SHARES), tokens["recall"], args.repeats)
+            rows.append(_against(found, tokens))
+            print_progress(f"retrieval: {watched.clip}, {name}")
+    worst = {
+        name: tuple(min(row[ratio] for row in rows if row["organiser"] == name) for ratio in RATIOS)
+        for name in CLUSTERED
+    }
+    best = max(CLUSTERED, key=lambda name: worst[name])
     notes = [
         f"figures without a name are those of {best}; top {TOP} keys of each query row; tokens read "
         f"{TOKENS_SHARE:g} of all, clusters as much as it takes to find as many top keys; a transfer is a block of one "
@@ -101,12 +98,12 @@ def measure(footage: Footage) -> Part:
             rekv = frames.outcome([frames.ask(text) for text in QUESTIONS])
             # Its authors keep a frame's heads in one block: so many frames of single heads are as many blocks.
             frames.choose([("rekv", {"frames": ReKV().frames // model.text_config.num_key_value_heads})], 0.0)
-            ours.choose(_top(*REKV_SHARES), rekv.recall)
+            ours.choose(_top(*REKV_SHARES), rekv["recall"])
             asked = [(frames.ask(text), ours.ask(text)) for _ in range(args.repeats) for text in QUESTIONS]
         joined, found = frames.outcome([one for one, _ in asked]), ours.outcome([one for _, one in asked])
-        rows += [_row(longer, rekv, joined), _row(longer, joined, joined), _row(longer, found, joined)]
-        faster.append(joined.ttft_s / found.ttft_s)
-        print(f"retrieval: {watched.clip}, rekv", file=sys.stderr)
+        rows += [_against(each, joined) for each in (rekv, joined, found)]
+        faster.append(rows[-1]["ttft_ratio"])
+        print_progress(f"retrieval: {watched.clip}, rekv")
     figures["ttft_vs_rekv"] = min(faster)
     return Part(figures, rows, notes)
 
@@ -121,24 +118,23 @@ def again_and_again(watched: Watched, tokens: int) -> Watched:
     rng = torch.Generator().manual_seed(0)
     chunks: list[KVChunk] = []
     span, count = watched.chunks[-1].pts - watched.chunks[0].pts + MICROSECONDS, 0
-    for number in itertools.count():
-        for chunk in watched.chunks:
-            if count >= tokens:
-                return replace(watched, chunks=chunks)
-            noise = _NOISE * chunk.key.float().std() * torch.randn(chunk.key.shape, generator=rng)
-            chunks.append(replace(chunk, key=chunk.key + noise.to(chunk.key), pts=chunk.pts + number * span))
-            count += chunk.tokens
-    raise AssertionError
+    for number, chunk in itertools.product(range(1 + tokens // watched.tokens), watched.chunks):
+        if count >= tokens:
+            break
+        noise = _NOISE * chunk.key.float().std() * torch.randn(chunk.key.shape, generator=rng)
+        chunks.append(replace(chunk, key=chunk.key + noise.to(chunk.key), pts=chunk.pts + number * span))
+        count += chunk.tokens
+    return replace(watched, chunks=chunks)
 
 
-def measure_organiser(
+def _measure_organiser(
     model: VisionLanguageModel,
     watched: Watched,
     organiser: str,
     settings: Sequence[Setting],
     recall: float,
     repeats: int,
-) -> Outcome:
+) -> dict[str, Any]:
     """Ask all questions about what left a clip's windows; the first setting that finds ``recall``, or the last."""
     with remembered(model, watched, organiser) as memory:
         memory.choose(settings, recall)
@@ -154,6 +150,7 @@ class Remembered:
     """A camera's memory and who asks about it; ``keys [L, H, n, D]`` of all its tokens; ``share`` and ``recall``: of
     the setting that was chosen."""
 
+    clip: str
     engine: NativeEngine
     bank: ListeningBank
     spec: MemorySpec
@@ -170,30 +167,36 @@ class Remembered:
                 return
 
     def ask(self, text: str) -> Asked:
-        run = self.engine.ask(AskSpec(CAMERA, text, max_new_tokens=1))
-        while run.step() is not None:
-            pass
+        run = run_question(self.engine, text)
         stats = run.retrieval.stats
         return stats.fetched_share, stats.clusters, run.result.first_token_s
 
-    def outcome(self, asked: Sequence[Asked]) -> Outcome:
+    def outcome(self, asked: Sequence[Asked]) -> dict[str, Any]:
+        """Means over questions; ``ttft_ms`` the median of all, ``share`` that of the tokens that may be read."""
         read, blocks, seconds = zip(*asked, strict=True)
-        means = statistics.fmean(read), statistics.fmean(blocks)
-        return Outcome(self.spec.organiser, self.share, self.recall, *means, statistics.median(seconds))
+        return {
+            "clip": self.clip,
+            "organiser": self.spec.organiser,
+            "tokens": self.keys.shape[2],
+            "share": self.share,
+            "recall": self.recall,
+            "read": statistics.fmean(read),
+            "transfers": statistics.fmean(blocks),
+            "ttft_ms": statistics.median(seconds) * 1000,
+        }
 
     def _recall(self, text: str) -> float:
         """Mean over layers, heads and query rows."""
-        memory, _ = self.bank.get_memory(CAMERA)
         self.bank.listen = True
         self.engine.ask(AskSpec(CAMERA, text, max_new_tokens=1)).step()
         self.bank.listen = False
         assert self.bank.listener is not None
         found = []
-        for layer, of_layer in enumerate(self.keys):
-            for head, keys in enumerate(of_layer):
-                query, read = self.bank.listener.of(memory, layer, head)
-                best = (query @ keys.mT).topk(min(TOP, len(keys)), dim=1).indices
-                found.append(float(read[best].float().mean()))
+        for queries, (_, _, named), keys in zip(
+            self.bank.listener.queries(), self.bank.listener.calls, self.keys, strict=True
+        ):
+            best = (queries @ keys.mT).topk(min(TOP, keys.shape[1]), dim=2).indices
+            found += [float(read[rows].float().mean()) for read, rows in zip(named, best, strict=True)]
         return statistics.fmean(found)
 
 
@@ -208,25 +211,17 @@ def remembered(model: VisionLanguageModel, watched: Watched, organiser: str) -> 
             if not watching.recent:
                 # As production does after each block; blocks that were replaced are deleted only then.
                 watching.save()
-        if not watching.settle() or watching.save() is not Kept.HIT:
+        if not watching.settle() or watching.save() is not Outcome.HIT:
             raise RuntimeError("the bench's node did not take all frames")
         bank = ListeningBank(TierStack([Arena(_HOST, slab_bytes=_SLAB), node]))
         engine = NativeEngine(model, memories=bank)
         bank.open_stream(CAMERA, spec)
         bank.get_memory(CAMERA)[0].settle()
-        yield Remembered(engine, bank, spec, torch.cat([chunk.key.float() for chunk in watched.chunks], dim=2))
+        yield Remembered(
+            watched.clip, engine, bank, spec, torch.cat([chunk.key.float() for chunk in watched.chunks], dim=2)
+        )
 
 
-def _row(watched: Watched, found: Outcome, tokens: Outcome) -> dict[str, Any]:
-    return {
-        "clip": watched.clip,
-        "organiser": found.organiser,
-        "tokens": watched.tokens,
-        "share": found.share,
-        "recall": found.recall,
-        "read": found.read,
-        "transfers": found.transfers,
-        "ttft_ms": found.ttft_s * 1000,
-        "ttft_ratio": tokens.ttft_s / found.ttft_s,
-        "transfers_ratio": tokens.transfers / found.transfers,
-    }
+def _against(found: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
+    ratios = (reference[name] / found[name] for name in ("ttft_ms", "transfers"))
+    return {**found, **dict(zip(RATIOS, ratios, strict=True))}

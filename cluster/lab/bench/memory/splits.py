@@ -5,23 +5,20 @@ once fetches a cluster for it wherever it lies; who defers splits it when a ques
 clusters up to a share of all tokens, and recall is the share of its true top keys, over all tokens, that these hold.
 """
 
-from __future__ import annotations
-
+import itertools
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cluster.lab.bench.harness import Part
+from cluster.lab.bench.memory.footage import Asked, Footage
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import Mosaic, VisualPartitions
 from cluster.memory.retrieve.top_k import TopK
-
-if TYPE_CHECKING:
-    from cluster.lab.bench.memory.footage import Footage
 
 SHARES = (0.05, 0.1, 0.2)
 FIGURE_SHARE = 0.1
@@ -29,38 +26,16 @@ SIMILARITY = 0.6
 """Of visual partitions, as a stream's memory has it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A question: ``frames`` had left the window by then; ``queries`` per layer ``[Hkv, r, D]``, before rotary;
-    ``predicted``: the same of every layer but the first, as predicted in the layer before."""
-
-    frames: int
-    queries: Sequence[Tensor]
-    predicted: Sequence[Tensor] = ()
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Sums over layers and heads, and over their questions."""
-
-    splits: int = 0
-    fetched: int = 0
-    clusters: int = 0
-    founded: int = 0
-    groupings: int = 0
-    deferred: int = 0
-    merged: int = 0
-    recalls: list[float] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)
-
-
 class _Run:
-    """One layer and head with all its tokens in reach, playing the tiers itself."""
+    """One layer and head with all its tokens in reach, playing the tiers itself. ``fetched``: clusters that were to be
+    split; ``recalls``, ``shares``: of each question."""
 
-    def __init__(self, width: int, tally: _Tally, share: float, top: int, options: dict[str, Any]) -> None:
+    def __init__(self, width: int, share: float, top: int, options: dict[str, Any]) -> None:
         self.organiser = Mosaic(width, **options)
-        self.retriever = TopK(share=share)
-        self.tally, self.top = tally, top
+        self.retriever, self.top = TopK(share=share), top
+        self.fetched = 0
+        self.recalls: list[float] = []
+        self.shares: list[float] = []
         self.key, self.value = torch.zeros(0, width), torch.zeros(0, width)
         self.frame = torch.zeros(0, dtype=torch.int64)
         # Uids of the clusters that are at hand.
@@ -84,18 +59,10 @@ class _Run:
         chosen = self.retriever.select(query, table).clusters
         loaded = torch.isin(table.of_token, chosen)
         best = (query @ self.key.mT).topk(min(self.top, len(self.key)), dim=1).indices
-        self.tally.recalls.append(float(loaded[best].float().mean()))
-        self.tally.shares.append(float(loaded.float().mean()))
+        self.recalls.append(float(loaded[best].float().mean()))
+        self.shares.append(float(loaded.float().mean()))
         self.resident = set(table.uid[chosen].tolist())
         self._split(self.resident)
-
-    def finish(self) -> None:
-        self.tally.splits += self.organiser.splits
-        self.tally.founded += self.organiser.founded
-        self.tally.groupings += self.organiser.groupings
-        self.tally.deferred += self.organiser.deferred
-        self.tally.merged += self.organiser.merged
-        self.tally.clusters += len(self.organiser.table)
 
     def _split(self, within: set[int] | None) -> None:
         """Merge and split what waits, among some clusters or all; parts of what is at hand are at hand."""
@@ -107,7 +74,7 @@ class _Run:
         ]:
             # One at a time: merging changes the numbers of those behind.
             number = waiting[0]
-            self.tally.fetched += int(table.uid[number]) not in self.resident
+            self.fetched += int(table.uid[number]) not in self.resident
             # New tokens stay at hand until they are merged.
             founded = self.organiser.founded_for(number)
             if len(founded):
@@ -148,37 +115,32 @@ def measure_splits(
     partition = _partitions(chunks, similarity)
     figures: dict[str, float] = {}
     for name, defer in (("eager", False), ("deferred", True)):
-        tally = _Tally()
         layers, heads, _, width = chunks[0].key.shape
         chosen = {**(options or {}), "defer": defer}
-        runs = [[_Run(width, tally, share, top, chosen) for _ in range(heads)] for _ in range(layers)]
+        runs = {place: _Run(width, share, top, chosen) for place in itertools.product(range(layers), range(heads))}
         waiting = sorted(asked, key=lambda each: each.frames)
         for first in range(0, len(chunks) - block + 1, block):
             until = first + block
-            for layer, per_head in enumerate(runs):
-                for h, run in enumerate(per_head):
-                    run.add(_tokens(chunks[first:until], partition[first:until], layer, h))
+            for (layer, h), run in runs.items():
+                run.add(_tokens(chunks[first:until], partition[first:until], layer, h))
             while waiting and waiting[0].frames < until + block:
                 now = waiting.pop(0)
                 if now.frames < until:
                     continue
-                for layer, per_head in enumerate(runs):
-                    for h, run in enumerate(per_head):
-                        run.ask(now.queries[layer][h].float())
-        for per_head in runs:
-            for run in per_head:
-                run.finish()
+                for (layer, h), run in runs.items():
+                    run.ask(now.queries[layer][h].float())
+        organisers = [run.organiser for run in runs.values()]
         figures |= {
-            f"splits_{name}": float(tally.splits),
-            f"fetched_{name}": float(tally.fetched),
-            f"founded_{name}": float(tally.founded),
-            f"merged_{name}": float(tally.merged),
-            f"divisions_{name}": float(tally.splits + tally.groupings),
-            f"clusters_{name}": float(tally.clusters),
-            f"recall_{name}": _mean(tally.recalls),
-            f"loaded_{name}": _mean(tally.shares),
+            f"splits_{name}": float(sum(each.splits for each in organisers)),
+            f"fetched_{name}": float(sum(run.fetched for run in runs.values())),
+            f"founded_{name}": float(sum(each.founded for each in organisers)),
+            f"merged_{name}": float(sum(each.merged for each in organisers)),
+            f"divisions_{name}": float(sum(each.splits + each.groupings for each in organisers)),
+            f"clusters_{name}": float(sum(len(each.table) for each in organisers)),
+            f"recall_{name}": _mean([recall for run in runs.values() for recall in run.recalls]),
+            f"loaded_{name}": _mean([loaded for run in runs.values() for loaded in run.shares]),
         }
-        figures["put_off"] = float(tally.deferred)
+        figures["put_off"] = float(sum(each.deferred for each in organisers))
     for figure, of in (("saving", "splits"), ("saving_divisions", "divisions")):
         eager = figures[f"{of}_eager"]
         figures[figure] = (eager - figures[f"{of}_deferred"]) / max(1.0, eager)
@@ -207,16 +169,14 @@ def _partitions(chunks: Sequence[KVChunk], similarity: float | None) -> list[int
 
 
 def _tokens(chunks: Sequence[KVChunk], partition: Sequence[int], layer: int, head: int) -> NewTokens:
-    def per_token(values: Sequence[float]) -> Tensor:
-        return torch.cat([torch.full((c.tokens,), v, dtype=torch.float64) for c, v in zip(chunks, values, strict=True)])
-
+    tokens = torch.tensor([chunk.tokens for chunk in chunks])
     return NewTokens(
         key=torch.cat([chunk.key[layer, head] for chunk in chunks]).float(),
         value=torch.cat([chunk.value[layer, head] for chunk in chunks]).float(),
-        frame=per_token([chunk.index for chunk in chunks]).long(),
-        partition=per_token(partition).long(),
+        frame=torch.tensor([chunk.index for chunk in chunks]).repeat_interleave(tokens),
+        partition=torch.tensor(partition).repeat_interleave(tokens),
     )
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    return statistics.fmean(values) if values else 0.0

@@ -1,21 +1,33 @@
-"""InfiniPot-V as published: its rule in numpy, and how much of what it keeps the production compressor keeps.
+"""Policies as published: their rules in numpy, apart from production's code, and how often production does the same.
 
-The rule is that of the paper's algorithm 2 as its published code reads it, for whole frames and one compression, with
-the paper's settings and the pools of that code. It is stated apart from the compressor, cell by cell and in float64.
+* InfiniPot-V: the rule of the paper's algorithm 2 as its published code reads it, for whole frames and one compression,
+  with the paper's settings and the pools of that code, cell by cell and in float64
+* ReKV: the frames that questions read, by real frames and question queries from a memory of whole frames; the rule goes
+  through the raw keys of all frames, with a key head repeated for each of its query heads
 """
 
-import sys
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.lab.bench.harness import Part
-from cluster.lab.bench.memory.footage import CAMERA, made_chunks
-from cluster.memory.stream import join_frames
-from cluster.registry import compressors
+from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched, made_chunks
+from cluster.memory.retrieval_session import RetrievalSession
+from cluster.memory.stream import StreamMemory, join_frames
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.registry import compressors, retrievers
+from cluster.types import MemorySpec
 
 Floats = npt.NDArray[np.float64]
+
+FRAMES = 8
+"""Frames a question reads with ReKV: fewer than there are at any question."""
+
+_ROOM = 2**30
 
 POOLS = ((7, 3), (5, 2), (3, 1), (1, 0))
 """(width, dimensions) of the pools in each quarter of the layers."""
@@ -83,7 +95,7 @@ def _pool_norms(norms: Floats, width: int, dimensions: int) -> Floats:
     return means
 
 
-def measure() -> Part:
+def measure_infinipot_v() -> Part:
     """Figure ``infinipot_v_parity``: the share of the rule's tokens that the compressor keeps as well, in the layer
     and head with the smallest."""
     rows: list[dict[str, Any]] = []
@@ -119,6 +131,63 @@ def measure() -> Part:
                     "overlap_mean": sum(same) / len(same),
                 }
             )
-    print("infinipot_v: as published", file=sys.stderr)
+    print_progress("infinipot_v: as published")
     note = "infinipot_v_paper against the published rule in numpy: whole made frames, one compression, with its pools"
     return Part({"infinipot_v_parity": min(row["overlap"] for row in rows)}, rows, [note])
+
+
+def measure_rekv(footage: Footage) -> Part:
+    """Figure ``rekv_parity``: share of layers and questions in which every head read just the published frames."""
+    query_heads = footage.model(footage.args.model).text_config.num_attention_heads
+    rows: list[dict[str, Any]] = []
+    for watched in footage.watched(footage.args.model):
+        same = same_frames(watched, query_heads)
+        layers, heads = watched.chunks[0].key.shape[:2]
+        rows.append(
+            {
+                "clip": watched.clip,
+                "questions": len(watched.asked),
+                "layers": layers,
+                "key_heads": heads,
+                "query_heads": query_heads,
+                "frames": watched.asked[-1].frames,
+                "read": FRAMES,
+                "parity": statistics.fmean(same),
+            }
+        )
+    return Part({"rekv_parity": min(row["parity"] for row in rows)}, rows)
+
+
+def same_frames(watched: Watched, query_heads: int) -> list[bool]:
+    """For each question and layer, whether all heads read the published frames and no other."""
+    spec = MemorySpec(compressor="none", organiser="frames", cap_bytes=_ROOM)
+    memory = StreamMemory(CAMERA, spec, TierStack([Arena(_ROOM)]))
+    retriever = retrievers.get("rekv")(frames=FRAMES)
+    keys = [chunk.key.float().cpu().numpy() for chunk in watched.chunks]
+    found = []
+    for asked in watched.asked:
+        for chunk in watched.chunks[memory.frames : asked.frames]:
+            memory.add_chunk(chunk)
+        memory.settle()
+        with RetrievalSession(memory, retriever) as retrieval:
+            for layer, query in enumerate(asked.queries):
+                by_head = query.cpu().numpy().reshape(query_heads, -1, query.shape[2])
+                wanted = published_frames(by_head, [key[layer] for key in keys[: asked.frames]], FRAMES)
+                read = retrieval.fetch(layer, query)
+                frames = [set(of[there].tolist()) for of, there in zip(read.frame, read.valid, strict=True)]
+                found.append(all(each == wanted for each in frames))
+    return found
+
+
+def published_frames(query: np.ndarray, keys: Sequence[np.ndarray], count: int) -> set[int]:
+    """Numbers of the ``count`` frames whose mean key has the largest dot product with the mean query, heads
+    concatenated.
+
+    Args:
+        query: all query heads, before rotary ``[H, r, D]``.
+        keys: per frame, before rotary ``[Hkv, t, D]``.
+    """
+    group = len(query) // len(keys[0])
+    question = query.astype(np.float64).mean(axis=1).ravel()
+    frames = np.stack([key.astype(np.float64).mean(axis=1).repeat(group, axis=0).ravel() for key in keys])
+    return set(np.argsort(-(frames @ question), kind="stable")[:count].tolist())
