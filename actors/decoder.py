@@ -14,8 +14,7 @@ from cluster.codec.nvdec import shared_nvdec
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, CameraAssignment, Route
-from cluster.decoder.decode_gate import make_decode_gate
-from cluster.decoder.decode_pressure import DecodePressure
+from cluster.decoder.decode_load import DecodeGate, DecodePressure
 from cluster.decoder.discovery import NetworkSearch
 from cluster.decoder.footage import service as recorder
 from cluster.decoder.footage.camera import CameraFootage
@@ -60,7 +59,7 @@ class Decoder(ActorProcess):
         self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
         self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), tls=self._tls)
         self._spans = make_spans(config.tracing, name)
-        self._decode_gate = make_decode_gate()
+        self._decode_gate = DecodeGate()
         self._pressure = DecodePressure()
         metrics.decode_behind.set_function(lambda: self._pressure.behind)
         metrics.decode_keyframes_only.set_function(lambda: len(self._pressure.down))

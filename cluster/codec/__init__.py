@@ -49,7 +49,10 @@ def open_source(uri: str | SourceAddress, **options: Any) -> Source:
         if scheme == "file":
             return FileSource(Path(unquote(urlsplit(address.reveal()).path)), **options)
         if scheme == "demo":
-            return FileSource(_bundled_clip(address), **options)
+            name = address.reveal().partition("://")[2]
+            if name not in CLIPS:
+                raise ConfigError(f"there is no bundled clip {name!r}; there are: {', '.join(CLIPS)}")
+            return FileSource(CLIPS[name], **options)
         if not scheme:
             return FileSource(address.reveal(), **options)
     except ValueError:
@@ -58,10 +61,3 @@ def open_source(uri: str | SourceAddress, **options: Any) -> Source:
         raise ConfigError(f"source {str(address) or 'push'!r} does not take these options: {error}") from None
     known = ", ".join(PROTOCOLS)
     raise ConfigError(f"source {address!r} has an unknown scheme {scheme!r}; there are: {known}, file, demo, push")
-
-
-def _bundled_clip(address: SourceAddress) -> Path:
-    name = address.reveal().partition("://")[2]
-    if name not in CLIPS:
-        raise ConfigError(f"there is no bundled clip {name!r}; there are: {', '.join(CLIPS)}")
-    return CLIPS[name]

@@ -1,5 +1,6 @@
 """Video file source: once or looped, as fast as it is read or in real time."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,14 @@ _LAST_FRAME_S = 1.0
 _LAST_FRAME_SHARE = 0.1
 
 _OPTIONS = PROBING | {"protocol_whitelist": "file", "format_whitelist": CONTAINERS}
+
+_REFUSALS: dict[type[Exception], str] = {
+    FileNotFoundError: "does not exist",
+    IsADirectoryError: "is a directory, not a video",
+    PermissionError: "may not be read by this user",
+    av.InvalidDataError: "is not a video, or is damaged or truncated beyond reading",
+    av.ArgumentError: "is not a video, or is damaged or truncated beyond reading",
+}
 
 # How long a video of one single picture lasts; microseconds.
 _ONE_PICTURE = 40_000
@@ -57,16 +66,12 @@ class FileSource:
         self.roots = roots
         self.rounds = 0
         self._closed = threading.Event()
-        self._ended = False
+        self.ended = False
         self._container: InputContainer | None = None
         self._demuxer: Demuxer | None = None
 
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
     def open(self) -> StreamHeader:
-        self._ended = False
+        self.ended = False
         self.rounds = 0
         self._demuxer = self._open(first_sequence=0)
         return self._demuxer.header
@@ -98,7 +103,7 @@ class FileSource:
                 if self._closed.is_set():
                     return
             if not self.loop:
-                self._ended = True
+                self.ended = True
                 return
             if not started:
                 raise SourceError(f"{self.name} has no keyframe to start decoding at", retryable=False)
@@ -108,13 +113,12 @@ class FileSource:
             demuxer = self._open(demuxer.sequence)
 
     def _read(self, demuxer: Demuxer) -> Iterator[EncodedPacket]:
-        end = start = None
+        start, end = math.inf, -math.inf
         begun = demuxer.sequence
         try:
             for packet in demuxer.packets():
                 if packet.pts is not None:
-                    end = packet.pts if end is None else max(end, packet.pts)
-                    start = packet.pts if start is None else min(start, packet.pts)
+                    start, end = min(start, packet.pts), max(end, packet.pts)
                 yield packet
         except av.FFmpegError as error:
             raise SourceError(f"{self.name} cannot be read to its end: {_reason(error)}", retryable=False) from None
@@ -124,7 +128,7 @@ class FileSource:
                 raise SourceError(
                     f"{self.name} is truncated: it ends after {read} of {demuxer.frames} frames", retryable=False
                 )
-        elif demuxer.duration and end is not None and start is not None:
+        elif demuxer.duration and end >= start:
             stated, found = demuxer.duration / MICROSECONDS, (end - start) / MICROSECONDS
             if stated - found > max(_LAST_FRAME_S, _LAST_FRAME_SHARE * stated):
                 raise SourceError(
@@ -152,18 +156,10 @@ class FileSource:
             if self.path.stat().st_size == 0:
                 raise SourceError(f"{name} is empty (0 bytes)", retryable=False)
             self._container = av.open(str(self.path.absolute()), options=_OPTIONS)
-        except FileNotFoundError:
-            raise SourceError(f"{name} does not exist", retryable=False) from None
-        except IsADirectoryError:
-            raise SourceError(f"{name} is a directory, not a video", retryable=False) from None
-        except PermissionError:
-            raise SourceError(f"{name} may not be read by this user", retryable=False) from None
-        except (av.InvalidDataError, av.ArgumentError):
-            raise SourceError(
-                f"{name} is not a video, or is damaged or truncated beyond reading", retryable=False
-            ) from None
         except (av.FFmpegError, OSError) as error:
-            raise SourceError(f"{name} cannot be opened: {_reason(error)}", retryable=False) from None
+            refusals = (refusal for kind, refusal in _REFUSALS.items() if isinstance(error, kind))
+            refusal = next(refusals, f"cannot be opened: {_reason(error)}")
+            raise SourceError(f"{name} {refusal}", retryable=False) from None
         try:
             return Demuxer(self._container, name, first_sequence)
         except SourceError:

@@ -14,6 +14,7 @@ Where that exceeds its threshold too, the next keyframe is the witness: packets 
 before a keyframe that shows whether anything has changed; their samples wait for it.
 """
 
+import bisect
 import heapq
 import math
 from collections import deque
@@ -97,8 +98,7 @@ class QuietModel:
         """Changed area of the next picture, its running mean and its mean over seconds, 0..1; infinite for an unknown
         class. ``weight``: of the picture in the last one."""
         self._place += 1
-        place = next((index for index, last in enumerate(_PLACES) if self._place <= last), len(_PLACES))
-        key = picture.kind, picture.reference, picture.layer, place
+        key = picture.kind, picture.reference, picture.layer, bisect.bisect_left(_PLACES, self._place)
         known = self._sizes.get(key)
         if known is None or len(known) < CLASS_LEAST:
             self._pending.append((key, size, 0.0, 0.0))
@@ -206,7 +206,6 @@ class LazyDecode:
 
     @property
     def holding(self) -> int:
-        """Packets held."""
         return len(self._held)
 
     def holds(self, packet: EncodedPacket, data: bytes) -> bool:
@@ -238,7 +237,11 @@ class LazyDecode:
         step_s = 0.0 if last is None else abs(packet.pts - last) / MICROSECONDS
         area, mean, slow = self._model.add(picture, size, min(1.0, step_s / SLOW_S))
         quiet = area <= AREA and mean <= MEAN_AREA
-        outside = not quiet and self._exceeds_spread(area, mean)
+        outside = False
+        if not quiet:
+            # Taken of hundreds of pictures, and wanted for few packets.
+            most_area, most_mean = self._model.spread()
+            outside = area > most_area or mean > most_mean
         believed = quiet or (not outside and slow <= SLOW_AREA and self.wait_s > 0)
         self._doubted |= not believed
         self.told = not believed and (outside or not self._keyframe_is_near(packet.pts))
@@ -281,7 +284,6 @@ class LazyDecode:
         return times
 
     def clear(self) -> None:
-        """Forget what is held."""
         self._held.clear()
         self._times.clear()
         self.held_bytes = 0
@@ -323,11 +325,6 @@ class LazyDecode:
             return True
         self.events["overflow"] += 1
         return False
-
-    def _exceeds_spread(self, area: float, mean: float) -> bool:
-        # Taken of hundreds of pictures, and wanted for few packets.
-        most_area, most_mean = self._model.spread()
-        return area > most_area or mean > most_mean
 
     def _keyframe_is_near(self, pts: int) -> bool:
         """Whether the next keyframe is expected within ``wait_s``, a GOP being as long as the last one."""

@@ -3,37 +3,21 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum, auto
 from typing import Any
 
 import av
 from av.video.frame import VideoFrame
 
-from cluster.codec.change import no_change
-from cluster.codec.decoder import DecodeError, Decoder
+from cluster.codec.decoder import DecodeError, Decoder, PicturesTooLargeError
 from cluster.codec.lazy import HeldPacket, LazyDecode
 from cluster.codec.motion import ReferenceDistance
-from cluster.codec.picture_memory import PicturesTooLargeError
 from cluster.codec.privacy import PrivacyMasks
-from cluster.codec.stats import CodecStats
+from cluster.codec.stream_state import CodecStats, PictureView, Trust, no_change
 from cluster.codec.timeline import Sampling
-from cluster.codec.view import PictureView
 from cluster.types import SampledPicture
 
 ShowsChange = Callable[[SampledPicture], bool]
 """Whether the pruner would find change in a picture; leaves its state as it is."""
-
-
-class Trust(Enum):
-    """What the decoder's pictures depend on."""
-
-    LOST = auto()
-    """Nothing decodes until a keyframe's packet comes."""
-    RECOVERING = auto()
-    """That packet went in; the first picture that needs nothing before it has not come out yet."""
-    SKIPPED = auto()
-    """The same where the pictures before it were left undecoded: nothing is missing."""
-    TRUSTED = auto()
 
 
 class LazyFeed(ABC):
@@ -75,7 +59,7 @@ class LazyFeed(ABC):
         changed = lazy.restarts and lazy.unsure and self._shows_change(each)
         lazy.events["found"] += changed
         if lazy.holding and lazy.restarts and not changed:
-            samples = self._skip_held()
+            samples = self._skip_held(lazy)
             lost = self._trust is Trust.LOST
             if self._recover(each) and not lost:
                 self._trust = Trust.SKIPPED
@@ -134,7 +118,6 @@ class LazyFeed(ABC):
                 break
             if time is None:
                 continue
-            self.stats.last_pts = time
             view, last = self._view, self._last_sample
             if view is None or last is None or not self._sampling.is_sample(time):
                 continue
@@ -147,19 +130,17 @@ class LazyFeed(ABC):
                 samples.append(sample)
         return samples
 
-    def _skip_held(self) -> list[SampledPicture]:
+    def _skip_held(self, lazy: LazyDecode) -> list[SampledPicture]:
         """Drop what is held; samples at the rest of its times."""
-        if self.lazy is None:
-            return []
-        samples = self._repeat(self.lazy.skip())
-        self.stats.frames_spared = self.lazy.spared
+        samples = self._repeat(lazy.skip())
+        self.stats.frames_spared = lazy.spared
         return samples
 
     def _end_held(self) -> list[SampledPicture]:
         """At the end of the video: as at a keyframe, or all of it decoded where no keyframe can be waited for."""
-        if self.lazy is None or not self.lazy.unsure:
-            return self._skip_held()
-        return self._decode_held(self.lazy)
+        if self.lazy is None:
+            return []
+        return self._decode_held(self.lazy) if self.lazy.unsure else self._skip_held(self.lazy)
 
     def _lose_held(self) -> None:
         """Decoding is to begin anew after a loss."""

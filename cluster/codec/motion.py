@@ -199,7 +199,6 @@ class ReferenceDistance:
         self._shown = None
 
     def record_decoded(self, pts: int | None, reference: bool) -> None:
-        """Record a packet sent to the decoder."""
         if pts is not None:
             self._decoded.append((pts, reference))
 

@@ -18,7 +18,9 @@ _HEVC_IRAP = range(16, 24)
 _RECOVERY_POINT = 6
 _CHROMA_PROFILES = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
 
+MOST_REFERENCES = 32
 FRAMED_CODECS = frozenset({"h264", "hevc"})
+PARAMETER_SETS = {"h264": (H264_SPS, H264_PPS), "hevc": (HEVC_VPS, HEVC_SPS, HEVC_PPS)}
 
 PictureType = Literal["I", "P", "B"]
 
@@ -115,27 +117,34 @@ def unit_starts(data: bytes) -> Iterator[int]:
         at = data.find(_SHORT_START, at + 3)
 
 
+def unit_end(data: bytes, start: int) -> int:
+    """Offset behind the NAL unit that holds ``start``; trailing zeros are left in."""
+    end = data.find(_SHORT_START, start)
+    return len(data) if end < 0 else end
+
+
 def holds_parameter_sets(codec: str, data: bytes) -> bool:
     """Whether parameter sets stand before the first picture of an Annex-B packet."""
     for start in unit_starts(data):
         kind = unit_kind(codec, data[start])
-        if (codec == "h264" and kind == H264_SPS) or (codec == "hevc" and HEVC_VPS <= kind <= HEVC_PPS):
+        if kind in PARAMETER_SETS[codec]:
             return True
-        if _is_picture(codec, kind):
+        if is_picture(codec, kind):
             return False
     return False
 
 
 def starts_decoding(codec: str, data: bytes) -> bool:
-    """Whether a decoder can start at this Annex-B packet: IDR, H.264 recovery point, or HEVC random access picture."""
-    for start in unit_starts(data):
+    """Whether a decoder can start at this Annex-B packet: IDR, H.264 recovery point, or HEVC random access picture.
+    False for other codecs."""
+    for start in unit_starts(data) if codec in FRAMED_CODECS else ():
         kind = unit_kind(codec, data[start])
         if codec == "h264":
             if kind == H264_IDR or (kind == H264_SEI and _RECOVERY_POINT in _sei_types(data, start + 1)):
                 return True
         elif kind in _HEVC_IRAP:
             return True
-        if _is_picture(codec, kind):
+        if is_picture(codec, kind):
             return False
     return False
 
@@ -145,14 +154,14 @@ def unit_kind(codec: str, header: int) -> int:
     return header & 0x1F if codec == "h264" else header >> 1 & 0x3F
 
 
-def _is_picture(codec: str, kind: int) -> bool:
+def is_picture(codec: str, kind: int) -> bool:
+    """Whether a ``nal_unit_type`` is that of a coded slice."""
     return H264_SLICE <= kind <= H264_IDR if codec == "h264" else kind < HEVC_VPS
 
 
 def _sei_types(data: bytes, at: int) -> list[int]:
     """Payload types of one SEI NAL unit (H.264 §7.3.2.3.1); emulation bytes inside long payloads end the walk early."""
-    end = data.find(_SHORT_START, at)
-    end = len(data) if end < 0 else end
+    end = unit_end(data, at)
     types: list[int] = []
     while at + 1 < end and data[at] != 0x80:
         values = []
@@ -189,6 +198,9 @@ class Bits:
         self._left -= count
         return self._value >> self._left & (1 << count) - 1
 
+    def flag(self) -> bool:
+        return self.bits(1) == 1
+
     def ue(self) -> int:
         """Exp-Golomb code (H.264 §9.1)."""
         rest = self._value & (1 << self._left) - 1
@@ -196,6 +208,11 @@ class Bits:
         if zeros > 31:
             raise ValueError("an Exp-Golomb code is too long")
         return self.bits(2 * zeros + 1) - 1
+
+    def skip_ue(self, count: int) -> None:
+        """Skip Exp-Golomb codes, signed or not."""
+        for _ in range(count):
+            self.ue()
 
     def se(self) -> int:
         """Signed Exp-Golomb code (H.264 §9.1.1)."""
@@ -205,16 +222,20 @@ class Bits:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Decoder demands of a sequence parameter set: coded size, bit depth, and picture buffer.
+    """Sequence parameter set ``number``: coded size, bit depth, picture buffer, and what slice headers depend on.
 
-    ``pictures``: the references, the one being decoded and the one being shown.
+    ``pictures``: the references, the one being decoded and the one being shown. ``order_bits``: of
+    ``pic_order_cnt_lsb``, 0 without.
     """
 
+    number: int
     width: int
     height: int
     chroma: int
     depth: int
     references: int
+    colour_planes: bool
+    order_bits: int
 
     @property
     def pictures(self) -> int:
@@ -228,14 +249,12 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class H264Sequence(Sequence):
-    """What its slice headers are read with. ``order_type``: ``pic_order_cnt_type``; ``order_bits``: of type 0;
-    ``order_deltas``: whether type 1 sends them. ``frames_only``: no fields."""
+    """``order_type``: ``pic_order_cnt_type``; ``order_deltas``: whether type 1 sends them. ``frames_only``: no
+    fields."""
 
     frame_num_bits: int
-    colour_planes: bool
     gaps_allowed: bool
     order_type: int
-    order_bits: int
     order_deltas: bool
     frames_only: bool
 
@@ -244,99 +263,117 @@ def sequences(codec: str, data: bytes) -> Iterator[Sequence]:
     """All readable sequence parameter sets in an Annex-B packet."""
     if codec not in FRAMED_CODECS:
         return
-    sps = H264_SPS if codec == "h264" else HEVC_SPS
+    sps, read = (H264_SPS, read_h264_sequence) if codec == "h264" else (HEVC_SPS, _read_hevc_sequence)
     for start in unit_starts(data):
         if unit_kind(codec, data[start]) == sps:
             try:
-                read = read_h264_sequence if codec == "h264" else _read_hevc_sps
-                yield read(data[start + 1 : start + 512])
+                yield read(data[start : start + 512])
             except ValueError:
                 continue
 
 
-def _read_hevc_sps(payload: bytes) -> Sequence:
-    """The fields up to the sizes of the picture buffer (H.265 §7.3.2.2.1, §7.3.3), after the header's first byte.
+def _read_hevc_sequence(unit: bytes) -> Sequence:
+    bits = Bits(unit[1:])
+    if bits.bits(8) >> 3:
+        raise ValueError("a parameter set of another layer, which no decoder here looks at")
+    return read_hevc_sequence_start(bits)
+
+
+def read_hevc_sequence_start(bits: Bits) -> Sequence:
+    """The fields up to the sizes of the picture buffer (H.265 §7.3.2.2.1), after the header's two bytes.
 
     Raises:
-        ValueError: cut short, or of another layer, which no decoder here looks at.
+        ValueError: cut short.
     """
-    bits = Bits(payload)
-    if bits.bits(8) >> 3:
-        raise ValueError("a parameter set of another layer")
     bits.bits(4)
     sub_layers = bits.bits(3)
-    bits.bits(1 + 88 + 8)
+    bits.bits(1)
+    # profile_tier_level (§7.3.3)
+    bits.bits(88 + 8)
     present = [(bits.bits(1), bits.bits(1)) for _ in range(sub_layers)]
     if sub_layers:
         bits.bits(2 * (8 - sub_layers))
     for profile, level in present:
         bits.bits(88 * profile + 8 * level)
-    bits.ue()
-    chroma = bits.ue()
-    if chroma == 3:
-        bits.bits(1)
+    number, chroma = bits.ue(), bits.ue()
+    colour_planes = chroma == 3 and bits.flag()
     width, height = bits.ue(), bits.ue()
-    if bits.bits(1):
-        for _ in range(4):
-            bits.ue()
+    if bits.flag():
+        bits.skip_ue(4)
     depth = 8 + max(bits.ue(), bits.ue())
-    bits.ue()
-    pictures = 0
-    for _ in range(sub_layers + 1 if bits.bits(1) else 1):
+    order_bits = bits.ue() + 4
+    references = 0
+    for _ in range(sub_layers + 1 if bits.flag() else 1):
         # One less than the buffer holds, the picture in decoding included: the references.
-        pictures = max(pictures, bits.ue())
-        bits.ue()
-        bits.ue()
-    return Sequence(width, height, chroma, depth, pictures)
+        references = max(references, bits.ue())
+        bits.skip_ue(2)
+    return Sequence(number, width, height, chroma, depth, references, colour_planes, order_bits)
 
 
-def read_h264_sequence(payload: bytes) -> H264Sequence:
-    """The fields of a sequence parameter set up to the picture's size (H.264 §7.3.2.1.1)."""
-    bits = Bits(payload)
+def read_h264_sequence(unit: bytes) -> H264Sequence:
+    """The fields of a sequence parameter set up to the picture's size (H.264 §7.3.2.1.1).
+
+    Raises:
+        ValueError: cut short.
+    """
+    bits = Bits(unit[1:])
     profile = bits.bits(8)
     bits.bits(16)
-    bits.ue()
-    planes, chroma, depth = False, 1, 8
+    number = bits.ue()
+    colour_planes, chroma, depth = False, 1, 8
     if profile in _CHROMA_PROFILES:
         chroma = bits.ue()
-        if chroma == 3:
-            planes = bool(bits.bits(1))
+        colour_planes = chroma == 3 and bits.flag()
         depth = 8 + max(bits.ue(), bits.ue())
         bits.bits(1)
-        if bits.bits(1):
+        if bits.flag():
             for index in range(8 if chroma != 3 else 12):
-                if bits.bits(1):
+                if bits.flag():
                     _skip_scaling_list(bits, 16 if index < 6 else 64)
     frame_num_bits = bits.ue() + 4
     order, order_bits, order_deltas = bits.ue(), 0, False
     if order == 0:
         order_bits = bits.ue() + 4
     elif order == 1:
-        order_deltas = not bits.bits(1)
-        bits.se()
-        bits.se()
-        for _ in range(bits.ue()):
-            bits.se()
-    references, gaps_allowed = bits.ue(), bool(bits.bits(1))
+        order_deltas = not bits.flag()
+        bits.skip_ue(2)
+        bits.skip_ue(bits.ue())
+    references, gaps_allowed = bits.ue(), bits.flag()
     width, height = 16 * (bits.ue() + 1), 16 * (bits.ue() + 1)
-    frames_only = bool(bits.bits(1))
+    frames_only = bits.flag()
     if not frames_only:
         # Fields: the height is that of one.
         height *= 2
     return H264Sequence(
+        number,
         width,
         height,
         chroma,
         depth,
         references,
+        colour_planes,
+        order_bits,
         frame_num_bits,
-        planes,
         gaps_allowed,
         order,
-        order_bits,
         order_deltas,
         frames_only,
     )
+
+
+def read_reference_counts(bits: Bits, kind: PictureType, usual: tuple[int, int]) -> list[int]:
+    """Number of references in each list of a slice (H.264 §7.3.3, H.265 §7.3.6.1); ``usual``: of its picture.
+
+    Raises:
+        ValueError: cut short, or more than there can be.
+    """
+    lists = ("I", "P", "B").index(kind)
+    counts = list(usual[:lists])
+    if lists and bits.flag():
+        counts = [bits.ue() + 1 for _ in range(lists)]
+    if max(counts, default=0) > MOST_REFERENCES:
+        raise ValueError("more references than there can be")
+    return counts
 
 
 def _skip_scaling_list(bits: Bits, size: int) -> None:
@@ -378,7 +415,7 @@ class H264FrameNumbers:
             kind = header & 0x1F
             if kind == H264_SPS:
                 try:
-                    self._sequence = read_h264_sequence(data[start + 1 : start + 512])
+                    self._sequence = read_h264_sequence(data[start : start + 512])
                 except ValueError:
                     self._sequence = None
             elif kind in (H264_SLICE, 2, H264_IDR):
@@ -390,9 +427,7 @@ class H264FrameNumbers:
             return SliceInfo(reference, lost=False)
         try:
             bits = Bits(payload)
-            bits.ue()
-            bits.ue()
-            bits.ue()
+            bits.skip_ue(3)
             if self._sequence.colour_planes:
                 bits.bits(2)
             number = bits.bits(self._sequence.frame_num_bits)

@@ -1,4 +1,4 @@
-"""Decoding on an NVIDIA GPU (NVDEC) through PyAV: the sessions of this process, and why there is none.
+"""Decoding on an NVIDIA GPU (NVDEC) through PyAV: the sessions of this process, and which cameras have one.
 
 Pictures stay on the device, where :mod:`cluster.decoder.gpu` works on them. Only the bitstream's own headers are read
 here, so that gaps, anchors and resynchronisation are the CPU decoder's; there are no motion vectors.
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import av
 from av.codec.codec import Codec
@@ -21,11 +21,11 @@ from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 from av.video.frame import VideoFrame
 
-from cluster.codec.decoder import Decoder
+from cluster.codec.decoder import DECODED_BYTES, DecodeError, Decoder, PicturesTooLargeError
 from cluster.codec.nal import Sequence
-from cluster.codec.picture_memory import DECODED_BYTES
-from cluster.codec.zones import Outlines
-from cluster.types import BoolGrid, PictureHeader
+from cluster.codec.picture import Outlines
+from cluster.codec.source import StreamHeader
+from cluster.types import BoolGrid, EncodedPacket, PictureHeader
 
 SPARE_SURFACES = 4
 """Pictures that a session holds beyond what its stream refers to: the ones that are sampled."""
@@ -36,6 +36,7 @@ RETRY_S = 600.0
 _NO_DEVICE = 100
 
 Kind = tuple[str, int, int, int]
+DecodeWish = Literal["auto", "cuda", "cpu"]
 
 
 class NvdecError(Exception):
@@ -168,7 +169,6 @@ class Nvdec:
             self.sessions += 1
 
     def free_session(self) -> None:
-        """A decoder is gone."""
         with self._lock:
             self.sessions -= 1
 
@@ -279,3 +279,57 @@ def probe_machine(load: Callable[[str], Any] = ctypes.CDLL) -> None:
         )
     if not torch.cuda.is_available():
         raise NvdecError("torch finds no GPU")
+
+
+class DecodeDevice:
+    """Makes the decoders of one camera, with a session of NVDEC or on the CPU; used by its thread.
+
+    * ``name``: "cuda" or "cpu", empty before the first decoder
+    * ``fallback``: why it is not the GPU; empty where the CPU was asked for, and for "auto" on a machine without a GPU
+
+    Once the GPU has refused the stream, the CPU decodes it until :meth:`reset`.
+    """
+
+    def __init__(self, wish: DecodeWish, nvdec: Nvdec | None, decoded_bytes: int) -> None:
+        self.name = self.fallback = ""
+        self._wish = wish
+        self._nvdec = nvdec if wish != "cpu" else None
+        self._decoded_bytes = decoded_bytes
+        self._refused = False
+
+    def reset(self) -> None:
+        """Try the GPU again with the next decoder."""
+        self._refused = False
+
+    def leave(self, reason: str) -> None:
+        """Make decoders for the CPU from here on."""
+        self._refused, self.fallback = True, reason
+
+    def make_decoder(self, header: StreamHeader, size: tuple[int, int]) -> Decoder:
+        """Raises SourceError: this FFmpeg cannot decode the codec."""
+        arguments = header.codec, header.extradata, self._decoded_bytes, size
+        if self._nvdec is not None and not self._refused:
+            try:
+                decoder = self._nvdec.open(*arguments)
+            except NvdecError as error:
+                self.leave("" if error.absent and self._wish == "auto" else str(error))
+            else:
+                self.name, self.fallback = decoder.device, ""
+                return decoder
+        self.name = Decoder.device
+        return Decoder(*arguments)
+
+    def decode_refused(
+        self, refusing: Decoder | None, packet: EncodedPacket, data: bytes, header: StreamHeader
+    ) -> tuple[Decoder, list[VideoFrame]] | None:
+        """Decode on the CPU what was the first packet to a decoder on the GPU; None if the video is damaged instead."""
+        if not isinstance(refusing, NvdecDecoder) or refusing.proven or self._nvdec is None:
+            return None
+        decoder = Decoder(header.codec, header.extradata, self._decoded_bytes, (header.width, header.height))
+        try:
+            frames = decoder.decode(data, packet.pts, packet.dts)
+        except (DecodeError, PicturesTooLargeError):
+            return None
+        self.leave(self._nvdec.refuse(refusing.kind))
+        self.name = decoder.device
+        return decoder, frames

@@ -30,11 +30,8 @@ _NEUTRAL = 128
 
 
 class PrivacyMasks:
-    """All masks of one camera, for pictures of any size and format; belongs to one thread.
-
-    Args:
-        polygons: each at least three points ``(x, y)``, shares of the width and height in 0..1 from the top left.
-    """
+    """All masks of one camera, for pictures of any size and format; belongs to one thread. ``polygons``: each at least
+    three points ``(x, y)``, shares of the width and height in 0..1 from the top left."""
 
     def __init__(self, polygons: Sequence[Polygon]) -> None:
         self.polygons = tuple(polygons)
@@ -114,22 +111,13 @@ def shrink(raster: BoolGrid, width: int, height: int) -> BoolGrid:
     """A subsampled plane's pixels of which any part is masked."""
     if raster.shape == (height, width):
         return raster
-    down, across = _step(raster.shape[0], height), _step(raster.shape[1], width)
-    padded = np.zeros((height * down, width * across), np.bool_)
-    padded[: raster.shape[0], : raster.shape[1]] = raster
-    small = np.zeros((height, width), np.bool_)
-    for row in range(down):
-        for column in range(across):
-            small |= padded[row::down, column::across]
+    # Pixels per sample are a power of two; the last sample may have fewer.
+    rows, cols = (
+        np.arange(samples) << ((pixels - 1) // samples).bit_length()
+        for pixels, samples in zip(raster.shape, (height, width), strict=True)
+    )
+    small: BoolGrid = np.logical_or.reduceat(np.logical_or.reduceat(raster, rows, axis=0), cols, axis=1)
     return small
-
-
-def _step(pixels: int, samples: int) -> int:
-    """Pixels per sample, a power of two; the last sample may have fewer."""
-    step = 1
-    while step * samples < pixels:
-        step *= 2
-    return step
 
 
 def fill(polygon: Polygon, width: int, height: int) -> BoolGrid:

@@ -8,19 +8,16 @@ from typing import Any
 import av
 from av.video.frame import PictureType, VideoFrame
 
-from cluster.codec.decode_device import DecodeDevice, DecodeWish
-from cluster.codec.decoder import MOST_THREADS, DecodeError, Decoder
+from cluster.codec.decoder import DECODED_BYTES, MOST_THREADS, DecodeError, Decoder, PicturesTooLargeError, trim_heap
 from cluster.codec.lazy import HeldPacket, LazyDecode
-from cluster.codec.lazy_feed import LazyFeed, ShowsChange, Trust
+from cluster.codec.lazy_feed import LazyFeed, ShowsChange
 from cluster.codec.motion import ReferenceDistance
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
-from cluster.codec.nvdec import DevicePicture, Nvdec
-from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError, trim_heap
+from cluster.codec.nvdec import DecodeDevice, DecodeWish, DevicePicture, Nvdec
 from cluster.codec.privacy import Polygon, PrivacyMasks
 from cluster.codec.source import StreamHeader
-from cluster.codec.stats import CodecStats
+from cluster.codec.stream_state import CodecStats, PictureView, Trust
 from cluster.codec.timeline import AnchorRule, Sampling, Timeline
-from cluster.codec.view import PictureView
 from cluster.errors import SourceError
 from cluster.types import EncodedPacket, PatchGeometry, SampledPicture
 
@@ -107,7 +104,6 @@ class CodecProcessor(LazyFeed):
         self._lose()
 
     def change_fps(self, fps: float) -> None:
-        """Change the sampling rate."""
         self._sampling.change_fps(fps)
 
     def feed(self, packet: EncodedPacket) -> list[SampledPicture]:
@@ -248,7 +244,7 @@ class CodecProcessor(LazyFeed):
 
     def _recover(self, each: HeldPacket) -> bool:
         packet, data = each.packet, each.data
-        if not packet.keyframe and not (packet.codec in FRAMED_CODECS and starts_decoding(packet.codec, data)):
+        if not packet.keyframe and not starts_decoding(packet.codec, data):
             return False
         if self._suspect:
             # A decoder that raised may have kept more than flushing clears.
@@ -294,7 +290,6 @@ class CodecProcessor(LazyFeed):
 
     def _lose(self) -> None:
         self._trust = Trust.LOST
-        self.stats.trusted = False
         self._gap = True
         self._numbers.reset()
         self._order.reset()
@@ -327,14 +322,15 @@ class CodecProcessor(LazyFeed):
                     self._lose()
                     return None
             self._restart()
-            grid, view = None if view is None else view.grid, self._make_view(frame)
+            grid = None if view is None else view.grid
+            self.stats.width, self.stats.height = size = frame.width, frame.height
+            view = self._view = PictureView(*size, self._geometry, self._masks, self.options.zones)
             self._fresh = self._fresh or grid != view.grid
-            self.stats.width, self.stats.height = frame.width, frame.height
         pts = frame.pts if frame.pts is not None else frame.dts
         time = None if self._is_repeated(pts) else self._place(pts, keyframe=frame.key_frame)
         if self._trust is Trust.LOST:
             return None
-        past, future = self._order.scale_factors(pts, self._reorders)
+        past, future = self._order.scale_factors(pts, self._decoder is not None and self._decoder.reorders)
         if self.device.name == "cpu":
             view.change.add_picture(frame, past, future)
         if frame.pict_type == PictureType.I or frame.key_frame:
@@ -343,7 +339,6 @@ class CodecProcessor(LazyFeed):
             self._note_shown(frame, pts)
         if time is None:
             return None
-        self.stats.last_pts = time
         return self._sample(frame, time, view) if self._sampling.is_sample(time) else None
 
     def _trustworthy(self, frame: VideoFrame) -> bool:
@@ -361,17 +356,12 @@ class CodecProcessor(LazyFeed):
         if not frame.key_frame and not gradual:
             return False
         skipped, self._trust = self._trust is Trust.SKIPPED, Trust.TRUSTED
-        self.stats.trusted = True
         self.stats.refusal = ""
         if skipped:
             self._timeline.resume()
         else:
             self._restart()
         return True
-
-    def _make_view(self, frame: VideoFrame) -> PictureView:
-        self._view = PictureView(frame.width, frame.height, self._geometry, self._masks, self.options.zones)
-        return self._view
 
     def _restart(self) -> None:
         self._gap = True
@@ -383,8 +373,8 @@ class CodecProcessor(LazyFeed):
 
     def _place(self, pts: int | None, *, keyframe: bool) -> int | None:
         timeline, stats = self._timeline, self.stats
-        moment = timeline.place_picture(pts)
-        if moment.jumped:
+        time = timeline.place_picture(pts)
+        if timeline.jumped:
             stats.resyncs["timestamps"] += 1
             self._fresh = True
             if keyframe:
@@ -392,11 +382,7 @@ class CodecProcessor(LazyFeed):
             else:
                 self._lose()
         stats.pts_missing, stats.pts_repeated, stats.pts_jumps = timeline.missing, timeline.repeated, timeline.jumps
-        return moment.time
-
-    @property
-    def _reorders(self) -> bool:
-        return self._decoder is not None and self._decoder.reorders
+        return time
 
     def _sample(self, frame: VideoFrame, time: int, view: PictureView) -> SampledPicture | None:
         if self.device.name != "cpu":
@@ -429,19 +415,17 @@ class CodecProcessor(LazyFeed):
 
     def _header_of_sample(self, time: int, view: PictureView) -> dict[str, Any]:
         """Fields of the next sample's :class:`~cluster.types.PictureHeader`; counts it."""
-        stats, fresh, gap = self.stats, self._fresh, self._gap and not self._fresh
-        anchor = self._anchors.is_anchor(time)
-        index = stats.frames_sampled
-        stats.scenes += fresh
-        stats.anchors += anchor
-        stats.frames_sampled += 1
-        self._fresh = self._gap = False
-        return {
-            "index": index,
+        header: dict[str, Any] = {
+            "index": self.stats.frames_sampled,
             "pts": time,
-            "anchor": anchor,
-            "fresh": fresh,
+            "anchor": self._anchors.is_anchor(time),
+            "fresh": self._fresh,
             "grid": view.grid,
             "hidden": view.hidden,
-            "gap": gap,
+            "gap": self._gap and not self._fresh,
         }
+        self.stats.scenes += self._fresh
+        self.stats.anchors += header["anchor"]
+        self.stats.frames_sampled += 1
+        self._fresh = self._gap = False
+        return header

@@ -3,8 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 
-from cluster.codec.packet_queue import PacketQueue
-from cluster.codec.source import StreamHeader
+from cluster.codec.source import PacketQueue, StreamHeader
 from cluster.errors import SourceError
 from cluster.types import EncodedPacket
 

@@ -1,11 +1,15 @@
-"""Slice headers of H.264 and HEVC (ITU-T H.264 §7.3.3, H.265 §7.3.6): type, quantiser and layer of a coded picture.
+"""Slice headers of H.264 and HEVC: type, quantiser and layer of a coded picture.
 
-Read from a packet's first slice without decoding. The whole header has to be walked, since the quantiser is near its
-end; what lies behind it is not read.
+Read from a packet's first slice without decoding (ITU-T H.264 §7.3.2.2, §7.3.3; H.265 in
+:mod:`cluster.codec.hevc_slice`). The whole header has to be walked, since the quantiser is near its end; what lies
+behind it is not read.
 """
 
-from cluster.codec.h264_slice import H264Picture, read_h264_picture, read_h264_slice
-from cluster.codec.hevc_slice import HevcPicture, HevcSequence, read_hevc_picture, read_hevc_sequence, read_hevc_slice
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.codec.hevc_slice import read_hevc_picture, read_hevc_sequence, read_hevc_slice
 from cluster.codec.nal import (
     H264_IDR,
     H264_PPS,
@@ -17,7 +21,9 @@ from cluster.codec.nal import (
     Bits,
     CodedPicture,
     H264Sequence,
+    PictureType,
     read_h264_sequence,
+    read_reference_counts,
     unit_kind,
     unit_starts,
 )
@@ -31,69 +37,159 @@ class SliceHeaders:
     """Reads the packets of one stream in decoding order, and the parameter sets among them.
 
     A packet without a readable first slice, or with unknown parameter sets, gives None. Every parameter set replaces
-    the last one of its number; a damaged one removes it.
+    the last one of its number; a damaged one removes all.
     """
 
     def __init__(self, codec: str, parameter_sets: bytes = b"") -> None:
         self._codec = codec
-        self._h264: dict[int, H264Sequence] = {}
-        self._h264_pictures: dict[int, H264Picture] = {}
-        self._hevc: dict[int, HevcSequence] = {}
-        self._hevc_pictures: dict[int, HevcPicture] = {}
+        self._sequences: dict[int, Any] = {}
+        self._pictures: dict[int, Any] = {}
         self.read(parameter_sets)
 
     def read(self, data: bytes) -> CodedPicture | None:
         """The first coded picture of an Annex-B packet."""
-        if self._codec == "h264":
-            return self._read_h264(data)
-        return self._read_hevc(data) if self._codec == "hevc" else None
-
-    def _read_h264(self, data: bytes) -> CodedPicture | None:
+        syntax = _SYNTAX.get(self._codec)
+        if syntax is None:
+            return None
         for start in unit_starts(data):
-            kind = unit_kind("h264", data[start])
-            if kind in (H264_SPS, H264_PPS):
-                self._keep_h264_set(kind, data[start + 1 : start + _SETS_BYTES])
-            elif kind in (H264_SLICE, H264_IDR):
+            kind = unit_kind(self._codec, data[start])
+            if kind == syntax.sps:
+                _keep(self._sequences, syntax.read_sequence, data[start : start + _SETS_BYTES])
+            elif kind == syntax.pps:
+                _keep(self._pictures, syntax.read_picture, data[start : start + _SETS_BYTES])
+            elif kind in syntax.slices:
                 try:
-                    payload = data[start + 1 : start + _HEADER_BYTES]
-                    return read_h264_slice(payload, data[start], self._h264, self._h264_pictures)
-                except (ValueError, KeyError):
-                    return None
-        return None
-
-    def _keep_h264_set(self, kind: int, payload: bytes) -> None:
-        try:
-            if kind == H264_SPS:
-                bits = Bits(payload)
-                bits.bits(24)
-                self._h264[bits.ue()] = read_h264_sequence(payload)
-            else:
-                number, picture = read_h264_picture(Bits(payload))
-                self._h264_pictures[number] = picture
-        except ValueError:
-            (self._h264 if kind == H264_SPS else self._h264_pictures).clear()
-
-    def _read_hevc(self, data: bytes) -> CodedPicture | None:
-        for start in unit_starts(data):
-            kind = unit_kind("hevc", data[start])
-            if kind in (HEVC_SPS, HEVC_PPS):
-                self._keep_hevc_set(kind, data[start + 2 : start + _SETS_BYTES])
-            elif kind < HEVC_VPS:
-                try:
-                    layer = (data[start + 1] & 7) - 1
-                    payload = data[start + 2 : start + _HEADER_BYTES]
-                    return read_hevc_slice(payload, kind, layer, self._hevc, self._hevc_pictures)
+                    return syntax.read_slice(data[start : start + _HEADER_BYTES], self._sequences, self._pictures)
                 except (ValueError, KeyError, IndexError):
                     return None
         return None
 
-    def _keep_hevc_set(self, kind: int, payload: bytes) -> None:
-        try:
-            if kind == HEVC_SPS:
-                number, sequence = read_hevc_sequence(Bits(payload))
-                self._hevc[number] = sequence
-            else:
-                number, picture = read_hevc_picture(Bits(payload))
-                self._hevc_pictures[number] = picture
-        except ValueError:
-            (self._hevc if kind == HEVC_SPS else self._hevc_pictures).clear()
+
+def _keep(known: dict[int, Any], read: Callable[[bytes], Any], unit: bytes) -> None:
+    try:
+        found = read(unit)
+    except ValueError:
+        known.clear()
+    else:
+        known[found.number] = found
+
+
+@dataclass(frozen=True, slots=True)
+class H264Picture:
+    """Fields of a picture parameter set (§7.3.2.2) that slice headers depend on."""
+
+    number: int
+    sequence: int
+    cabac: bool
+    order_present: bool
+    references: tuple[int, int]
+    weighted: bool
+    weighted_b: int
+    qp: int
+    redundant: bool
+
+
+def read_h264_picture(unit: bytes) -> H264Picture:
+    """A picture parameter set.
+
+    Raises:
+        ValueError: cut short, or with slice groups.
+    """
+    bits = Bits(unit[1:])
+    number, sequence = bits.ue(), bits.ue()
+    cabac, order_present = bits.flag(), bits.flag()
+    if bits.ue():
+        raise ValueError("slice groups, which nobody uses")
+    references = bits.ue() + 1, bits.ue() + 1
+    weighted, weighted_b = bits.flag(), bits.bits(2)
+    qp = 26 + bits.se()
+    bits.skip_ue(2)
+    bits.bits(2)
+    redundant = bits.flag()
+    return H264Picture(number, sequence, cabac, order_present, references, weighted, weighted_b, qp, redundant)
+
+
+def read_h264_slice(unit: bytes, sequences: dict[int, H264Sequence], pictures: dict[int, H264Picture]) -> CodedPicture:
+    """A slice header.
+
+    Raises:
+        ValueError: cut short or damaged.
+        KeyError: its parameter sets are unknown.
+    """
+    bits = Bits(unit[1:])
+    idr, reference = unit_kind("h264", unit[0]) == H264_IDR, bool(unit[0] & 0x60)
+    bits.ue()
+    # SP and SI, of the extended profile, are read as P and I.
+    kind: PictureType = ("P", "B", "I", "P", "I")[bits.ue() % 5]
+    picture = pictures[bits.ue()]
+    sequence = sequences[picture.sequence]
+    if sequence.colour_planes:
+        bits.bits(2)
+    bits.bits(sequence.frame_num_bits)
+    field = not sequence.frames_only and bits.flag()
+    if field:
+        bits.bits(1)
+    if idr:
+        bits.ue()
+    if sequence.order_type == 0 or sequence.order_deltas:
+        if sequence.order_type == 0:
+            bits.bits(sequence.order_bits)
+        else:
+            bits.se()
+        if picture.order_present and not field:
+            bits.se()
+    if picture.redundant:
+        bits.ue()
+    if kind == "B":
+        bits.bits(1)
+    counts = read_reference_counts(bits, kind, picture.references)
+    for _ in counts:
+        # Changes of the list.
+        if bits.flag():
+            while bits.ue() != 3:
+                bits.ue()
+    if (picture.weighted and kind == "P") or (picture.weighted_b == 1 and kind == "B"):
+        _skip_h264_weights(bits, counts, chroma=bool(sequence.chroma) and not sequence.colour_planes)
+    if reference:
+        _skip_h264_marking(bits, idr)
+    if picture.cabac and kind != "I":
+        bits.ue()
+    return CodedPicture(kind, picture.qp + bits.se(), reference)
+
+
+def _skip_h264_weights(bits: Bits, counts: list[int], *, chroma: bool) -> None:
+    bits.ue()
+    if chroma:
+        bits.ue()
+    for count in counts:
+        for _ in range(count):
+            if bits.flag():
+                bits.skip_ue(2)
+            if chroma and bits.flag():
+                bits.skip_ue(4)
+
+
+def _skip_h264_marking(bits: Bits, idr: bool) -> None:
+    if idr:
+        bits.bits(2)
+    elif bits.flag():
+        while operation := bits.ue():
+            bits.skip_ue(2 if operation == 3 else 0 if operation == 5 else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Syntax:
+    """NAL unit types of a codec, and how units of them are read."""
+
+    sps: int
+    pps: int
+    slices: Container[int]
+    read_sequence: Callable[[bytes], Any]
+    read_picture: Callable[[bytes], Any]
+    read_slice: Callable[[bytes, dict[int, Any], dict[int, Any]], CodedPicture]
+
+
+_SYNTAX = {
+    "h264": _Syntax(H264_SPS, H264_PPS, (H264_SLICE, H264_IDR), read_h264_sequence, read_h264_picture, read_h264_slice),
+    "hevc": _Syntax(HEVC_SPS, HEVC_PPS, range(HEVC_VPS), read_hevc_sequence, read_hevc_picture, read_hevc_slice),
+}

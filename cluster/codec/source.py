@@ -1,6 +1,9 @@
-"""Source interface (step 1): yields encoded packets, decodes nothing."""
+"""Source interface (step 1): yields encoded packets, decodes nothing; and the queue between receiver and decoder."""
 
-from collections.abc import Iterator
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -82,3 +85,79 @@ class Source(Protocol):
     def close(self) -> None:
         """Stop for good, from any thread; a blocked ``open`` or ``packets`` returns within a second."""
         ...
+
+
+class PacketQueue:
+    """FIFO bounded by packets and bytes. When full, new packets are dropped up to the next keyframe, as they could not
+    be decoded anyway. Drops are counted, and the consumer sees missing ``sequence`` numbers. Thread-safe."""
+
+    def __init__(self, max_packets: int, max_bytes: int) -> None:
+        self.max_packets = max_packets
+        self.max_bytes = max_bytes
+        self.dropped = 0
+        self.bytes = 0
+        self.waited_s = 0.0
+        """How long the packet that was taken last had waited."""
+        self._packets: deque[EncodedPacket] = deque()
+        self._came: deque[float] = deque()
+        self._changed = threading.Condition()
+        self.closed = False
+        self._until_keyframe = False
+
+    def __len__(self) -> int:
+        return len(self._packets)
+
+    @property
+    def behind_s(self) -> float:
+        """Age of the oldest packet in seconds; 0 when empty."""
+        try:
+            return time.monotonic() - self._came[0]
+        except IndexError:
+            return 0.0
+
+    def put(self, packet: EncodedPacket) -> bool:
+        """False if the packet was dropped."""
+        return self.put_all((packet,)) == 1
+
+    def put_all(self, packets: Sequence[EncodedPacket]) -> int:
+        """Number of packets accepted; the consumer is woken once."""
+        came = time.monotonic()
+        with self._changed:
+            taken = sum(self._put(packet, came) for packet in packets)
+            if taken:
+                self._changed.notify()
+            return taken
+
+    def _put(self, packet: EncodedPacket, came: float) -> bool:
+        if self._until_keyframe and packet.keyframe:
+            self._until_keyframe = False
+        full = len(self._packets) >= self.max_packets or self.bytes + len(packet.data) > self.max_bytes
+        if self.closed or self._until_keyframe or full:
+            self.dropped += 1
+            self._until_keyframe = True
+            return False
+        self._packets.append(packet)
+        self._came.append(came)
+        self.bytes += len(packet.data)
+        return True
+
+    def get(self, timeout_s: float | None = None) -> EncodedPacket | None:
+        """The oldest packet; None when closed and empty, or after ``timeout_s``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._packets or self.closed, timeout_s)
+            if not self._packets:
+                return None
+            packet = self._packets.popleft()
+            self.waited_s = time.monotonic() - self._came.popleft()
+            self.bytes -= len(packet.data)
+            return packet
+
+    def close(self, *, discard: bool = False) -> None:
+        """Refuse new packets; queued ones stay readable unless discarded."""
+        with self._changed:
+            self.closed = True
+            if discard:
+                self._packets.clear()
+                self._came.clear()
+                self.bytes = 0
+            self._changed.notify_all()

@@ -1,5 +1,6 @@
 """Source supervision: open, forward packets, and reconnect with exponential backoff."""
 
+import contextlib
 import random
 import threading
 import time
@@ -33,10 +34,6 @@ class Backoff:
         return min(self.longest_s, plain * (1.0 + self.jitter * (2.0 * draw - 1.0)))
 
 
-def _ignore(_status: SourceStatus) -> None:
-    pass
-
-
 class SourceSupervisor:
     """Runs one source in the calling thread until it ends, fails for good, or another thread calls ``stop``."""
 
@@ -47,7 +44,6 @@ class SourceSupervisor:
         self._stopped = threading.Event()
         self._attempts = 0
         self._opened = 0
-        self._on_state: Callable[[SourceStatus], None] = _ignore
 
     def stop(self) -> None:
         """Make ``run`` return within about a second, even while waiting or blocked in the network."""
@@ -58,7 +54,7 @@ class SourceSupervisor:
         self,
         on_header: Callable[[StreamHeader], None],
         on_packet: Callable[[EncodedPacket], None],
-        on_state: Callable[[SourceStatus], None] = _ignore,
+        on_state: Callable[[SourceStatus], None] = lambda _: None,
     ) -> SourceStatus:
         """Blocking: calls ``on_header`` at every (re)connection, then ``on_packet`` for each packet. Returns the last
         status.
@@ -66,15 +62,12 @@ class SourceSupervisor:
         Exceptions of the callbacks propagate after the source is closed.
         """
         self._on_state = on_state
-        try:
-            return self._run(on_header, on_packet)
-        finally:
-            self.source.close()
+        with contextlib.closing(self.source):
+            return self._run(self.source, on_header, on_packet)
 
     def _run(
-        self, on_header: Callable[[StreamHeader], None], on_packet: Callable[[EncodedPacket], None]
+        self, source: Source, on_header: Callable[[StreamHeader], None], on_packet: Callable[[EncodedPacket], None]
     ) -> SourceStatus:
-        source = self.source
         while not self._stopped.is_set():
             self._tell(CameraState.WAITING if source.pushed else CameraState.CONNECTING)
             started: float | None = None
@@ -92,9 +85,7 @@ class SourceSupervisor:
                         break
                     on_packet(packet)
             except SourceError as error:
-                if self._stopped.is_set():
-                    break
-                if not error.retryable:
+                if not error.retryable and not self._stopped.is_set():
                     return self._tell(CameraState.ERROR, str(error))
                 reason = str(error)
             if self._stopped.is_set():

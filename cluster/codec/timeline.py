@@ -1,7 +1,5 @@
 """Timestamps, sampling and anchors on clocks that repeat, jump or are missing."""
 
-from dataclasses import dataclass
-
 from cluster.types import MICROSECONDS
 
 _DEFAULT_INTERVAL = MICROSECONDS // 25
@@ -9,14 +7,6 @@ _DEFAULT_INTERVAL = MICROSECONDS // 25
 _PATIENCE = 25
 # Corrections of a camera's clock up to this far back only repeat a moment.
 _REPEAT = MICROSECONDS
-
-
-@dataclass(frozen=True, slots=True)
-class PicturePlacement:
-    """``time`` in microseconds, None if the picture cannot be placed; ``jumped``: the clock was reset."""
-
-    time: int | None
-    jumped: bool = False
 
 
 class Timeline:
@@ -31,6 +21,8 @@ class Timeline:
 
     def __init__(self, max_gap_s: float) -> None:
         self.missing = self.repeated = self.jumps = 0
+        self.jumped = False
+        """Whether the clock was reset before the picture placed last."""
         self._max_gap = int(max_gap_s * MICROSECONDS)
         self._interval: int | None = None
         self._last: int | None = None
@@ -47,7 +39,9 @@ class Timeline:
         self._last = None
         self._unplaced = 0
 
-    def place_picture(self, pts: int | None) -> PicturePlacement:
+    def place_picture(self, pts: int | None) -> int | None:
+        """Time of the next picture in microseconds, None if it cannot be placed."""
+        self.jumped = False
         if pts is None:
             self.missing += 1
             return self._extrapolate()
@@ -63,29 +57,29 @@ class Timeline:
             return self._at(pts)
         if -_REPEAT < step <= 0:
             self.repeated += 1
-            return self._extrapolate() if self._unplaced >= _PATIENCE else self._pass_over()
+            if self._unplaced >= _PATIENCE:
+                return self._extrapolate()
+            self._unplaced += 1
+            return None
         self.jumps += 1
-        self._at(pts)
-        return PicturePlacement(pts, jumped=True)
+        self.jumped = True
+        return self._at(pts)
 
-    def _at(self, time: int) -> PicturePlacement:
+    def _at(self, time: int) -> int:
         self._last = time
         self._unplaced = 0
         self._resuming = False
-        return PicturePlacement(time)
+        return time
 
-    def _pass_over(self) -> PicturePlacement:
-        self._unplaced += 1
-        return PicturePlacement(None)
-
-    def _extrapolate(self) -> PicturePlacement:
+    def _extrapolate(self) -> int | None:
         interval = self._interval or _DEFAULT_INTERVAL
         if self._last is None:
             if self._unplaced < _PATIENCE:
-                return self._pass_over()
+                self._unplaced += 1
+                return None
             self._last = -interval
         self._last += interval
-        return PicturePlacement(self._last)
+        return self._last
 
 
 class Sampling:
@@ -139,7 +133,6 @@ class AnchorRule:
         self._intra_since_sample = False
 
     def note_intra_picture(self, time: int | None) -> None:
-        """Record that an I-frame was shown."""
         self._intra_since_sample = True
         if time is not None:
             if self._last_intra is not None:
@@ -147,16 +140,13 @@ class AnchorRule:
             self._last_intra = time
 
     def is_anchor(self, time: int) -> bool:
-        """Whether the sample at ``time`` is an anchor."""
         intra, self._intra_since_sample = self._intra_since_sample, False
         if self._last_anchor is not None:
             if time - self._last_anchor < self._interval - self._tolerance:
                 return False
-            if not intra and not self._overdue(time):
+            long_gop = self._distance is not None and self._distance > self._interval + self._tolerance
+            late = self._last_intra is None or time - self._last_intra >= self._interval - self._tolerance
+            if not (intra or long_gop or late):
                 return False
         self._last_anchor = time
         return True
-
-    def _overdue(self, time: int) -> bool:
-        long_gop = self._distance is not None and self._distance > self._interval + self._tolerance
-        return long_gop or self._last_intra is None or time - self._last_intra >= self._interval - self._tolerance

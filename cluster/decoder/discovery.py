@@ -71,12 +71,7 @@ def named_network(text: str, allowed: Sequence[Network]) -> Network:
 
 
 class NetworkSearch:
-    """Searches of one process, one at a time.
-
-    Args:
-        allowed: ``security.discovery_networks``.
-        probe_port: where probes go; another one in tests.
-    """
+    """Searches of one process, one at a time, in ``security.discovery_networks``. ``probe_port``: where probes go."""
 
     def __init__(self, allowed: Sequence[Network], *, probe_port: int = PORT) -> None:
         self._allowed, self._port = allowed, probe_port

@@ -11,6 +11,7 @@ from typing import Literal
 from sightline.v1 import frames_pb2
 
 from cluster.types import FrameSample, StreamSpec
+from cluster.types.reports import WindowCounters
 
 RefusalName = Literal["", "frame", "spec", "not_open"]
 
@@ -19,9 +20,6 @@ _REFUSALS: dict[int, RefusalName] = {
     frames_pb2.FRAME_REFUSAL_SPEC: "spec",
     frames_pb2.FRAME_REFUSAL_NOT_OPEN: "not_open",
 }
-
-NO_WINDOWS = (0, 0, 0)
-"""Windows done, gated and dropped at a replica that has just got a camera."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +43,9 @@ class LostCamera:
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """Status of one camera's path. ``dropped``: the replica was slow; ``lost``: the connection broke;
-    ``windows_closed``: answered, dropped and waiting ones; ``window_end``: of the last window that closed at the
-    present replica, on the camera's clock; ``refused``: why the replica refuses the camera's frames, empty once it
-    accepts them again."""
+    """Status of one camera's path. ``dropped``: the replica was slow; ``lost``: the connection broke; ``windows``: see
+    :attr:`Lane.counters`; ``refused``: why the replica refuses the camera's frames, empty once it accepts them
+    again."""
 
     address: str
     connected: bool
@@ -57,11 +54,7 @@ class LaneStatus:
     sent: int
     dropped: int
     lost: int
-    windows_done: int
-    windows_gated: int
-    windows_dropped: int
-    windows_closed: int
-    window_end: int | None
+    windows: WindowCounters
     refused: str
 
 
@@ -89,8 +82,7 @@ class Lane:
     """One camera: frames queued for and in flight to ``address``.
 
     ``term``: see ``StreamOpen``; ``not_open``: reported by the replica, so the next frame opens it again. ``windows``:
-    done, gated and dropped there; ``closed``: how many have closed there, and the end of the last; ``before``: at
-    replicas that have handed the camera over.
+    there; ``before``: at replicas that have handed the camera over.
     """
 
     spec: StreamSpec
@@ -107,18 +99,18 @@ class Lane:
     sent: int = 0
     dropped: int = 0
     lost: int = 0
-    windows: tuple[int, int, int] = NO_WINDOWS
-    closed: tuple[int, int | None] = (0, None)
-    before: tuple[int, int, int] = NO_WINDOWS
+    windows: WindowCounters = field(default_factory=WindowCounters)
+    before: WindowCounters = field(default_factory=WindowCounters)
     hand_over: HandOver | None = None
     # Start of the first frame of a dropped queue, on the camera's clock, until the camera is told.
     cut: int | None = None
 
     @property
-    def settled(self) -> tuple[int, int, int]:
-        """Windows done, gated and dropped, at this and earlier replicas."""
-        done, gated, dropped = (now + before for now, before in zip(self.windows, self.before, strict=True))
-        return done, gated, dropped
+    def counters(self) -> WindowCounters:
+        """Windows at this and earlier replicas; of the earlier ones only settled windows have closed."""
+        now, before = self.windows, self.before
+        done, gated, dropped = now.done + before.done, now.gated + before.gated, now.dropped + before.dropped
+        return WindowCounters(done, gated, dropped, now.closed + before.settled, now.end)
 
     def wants(self, sample: FrameSample) -> bool:
         """Whether a frame can be used: after a loss, and once a hand-over has begun, only after a fresh one."""
@@ -160,8 +152,8 @@ class Lane:
 
     def finish_hand_over(self, move: HandOver) -> None:
         """Continue at the hand-over's target, with the held frames."""
-        self.before = self.settled if move.saved else NO_WINDOWS
-        self.windows, self.closed = NO_WINDOWS, (0, None)
+        self.before = self.counters if move.saved else WindowCounters()
+        self.windows = WindowCounters()
         self.address, self.queue, self.hand_over = move.target, move.held, None
         self.wants_fresh = not self.queue
 
@@ -171,8 +163,8 @@ class Lane:
             while self.in_flight.popleft() != ack.index:
                 pass
         self.credit = ack.credit
-        self.windows = (ack.windows_done, ack.windows_gated, ack.windows_dropped)
-        self.closed = ack.windows_closed, ack.window_end if ack.HasField("window_end") else None
+        end = ack.window_end if ack.HasField("window_end") else None
+        self.windows = WindowCounters(ack.windows_done, ack.windows_gated, ack.windows_dropped, ack.windows_closed, end)
         if ack.closed and self.hand_over is not None:
             self.hand_over.closed, self.hand_over.saved = True, ack.saved
             self.hand_over.done.set()
@@ -192,10 +184,8 @@ class Lane:
 
     def status(self, *, connected: bool) -> LaneStatus:
         waiting, under_way = len(self.queue), len(self.in_flight)
-        counts = (self.sent, self.dropped, self.lost)
-        closed, end = self.closed
-        told = (sum(self.before) + closed, end, self.refused)
-        return LaneStatus(self.address, connected, waiting, under_way, *counts, *self.settled, *told)
+        counts = self.sent, self.dropped, self.lost
+        return LaneStatus(self.address, connected, waiting, under_way, *counts, self.counters, self.refused)
 
 
 @dataclass(slots=True)

@@ -11,13 +11,16 @@ import grpc.aio
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
-from cluster.decoder.frame_lanes import NO_WINDOWS, HandOver, Lane, LaneStatus, LostCamera, ReplicaLink
+from cluster.decoder.frame_lanes import HandOver, Lane, LaneStatus, LostCamera, ReplicaLink
 from cluster.types import FrameSample, StreamSpec
+from cluster.types.reports import WindowCounters
 from cluster.wire.channel import Call, CallEndedError, finish, open_channel, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
 from cluster.wire.tls import PeerTls
 
 log = logging.getLogger(__name__)
+
+CONNECT_S = 5.0
 
 
 class FrameSender:
@@ -40,7 +43,6 @@ class FrameSender:
         *,
         max_queue: int = 32,
         backoff: Backoff | None = None,
-        connect_s: float = 5.0,
         fresh_s: float = 2.0,
         hand_over_s: float = 10.0,
         tls: PeerTls | None = None,
@@ -50,7 +52,6 @@ class FrameSender:
         self._max_queue = max_queue
         self._tls = tls
         self._backoff = backoff or Backoff(first_s=0.1, longest_s=2.0)
-        self._connect_s = connect_s
         self._fresh_s, self._hand_over_s = fresh_s, hand_over_s
         self._lock = threading.Lock()
         self._lanes: dict[str, Lane] = {}
@@ -97,7 +98,7 @@ class FrameSender:
                     self._wake(old)
                 lane.cut_queue()
                 lane.reset()
-                lane.spec, lane.address, lane.windows, lane.before = spec, address, NO_WINDOWS, NO_WINDOWS
+                lane.spec, lane.address, lane.windows, lane.before = spec, address, WindowCounters(), WindowCounters()
             elif lane.spec != spec:
                 lane.spec, lane.opened = spec, False
             self._ready(camera, self._link(address))
@@ -221,7 +222,7 @@ class FrameSender:
         with self._lock:
             if self._lanes.get(camera) is not lane:
                 return
-            old, settled = lane.address, sum(lane.settled)
+            old, settled = lane.address, lane.counters.settled
             frames = lane.reset()
             if link := self._links.get(old):
                 if not move.closed:
@@ -249,7 +250,7 @@ class FrameSender:
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or error.code().name
             except TimeoutError:
-                reason = f"no answer within {self._connect_s:g} s"
+                reason = f"no answer within {CONNECT_S:g} s"
             except Exception as error:
                 # A defect here must cost one connection, not the replica's link for good.
                 log.error("sending frames to %s failed", link.address, exc_info=error)
@@ -301,7 +302,7 @@ class FrameSender:
 
     async def _exchange(self, link: ReplicaLink, call: Call) -> None:
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with asyncio.timeout(CONNECT_S):
                 await call.wait_for_connection()
             link.connected = True
             writer = asyncio.create_task(self._write(link, call))

@@ -45,13 +45,8 @@ async def _refuse_redirect(*_: Any) -> None:
 
 @asynccontextmanager
 async def confined_device(url: str, user: str, password: str) -> AsyncGenerator[Any, None]:
-    """A device whose services are known; password digests are made with the device's own clock.
-
-    Args:
-        url: scheme, address and port.
-        user: empty: nobody.
-        password: sent as a digest (WS-UsernameToken).
-    """
+    """A device at ``url`` (scheme, address and port) whose services are known; no ``user``: nobody. Password digests
+    (WS-UsernameToken) are made with the device's own clock."""
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_refuse_redirect)
     parts = urlsplit(url)

@@ -16,6 +16,8 @@ from cluster.wire.ingest import PushProgress
 if TYPE_CHECKING:
     from cluster.decoder.running_camera import RunningCamera
 
+POLL_S = 0.02
+
 
 class QueueSink:
     """One push camera: converts packets and offers them to its :class:`PushSource`.
@@ -24,10 +26,9 @@ class QueueSink:
     buffered only in the source's bounded queue.
     """
 
-    def __init__(self, source: PushSource, *, max_credit: int = 256, poll_s: float = 0.02) -> None:
+    def __init__(self, source: PushSource, *, max_credit: int = 256) -> None:
         self._source = source
         self._max_credit = max_credit
-        self._poll_s = poll_s
         self._codec = ""
         self._ended = ""
         self._retired = False
@@ -75,7 +76,7 @@ class QueueSink:
             self._taken.clear()
             restored = now.credit >= self._max_credit
             try:
-                await asyncio.wait_for(self._taken.wait(), None if restored else self._poll_s)
+                await asyncio.wait_for(self._taken.wait(), None if restored else POLL_S)
             except TimeoutError:
                 continue
 

@@ -1,22 +1,23 @@
 """Pipeline of one camera from its source to kept patches, on its own thread."""
 
+from __future__ import annotations
+
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor, StreamHeader, open_source
-from cluster.codec.decode_device import DecodeWish
-from cluster.codec.picture_memory import DECODED_BYTES
-from cluster.codec.privacy import Polygon
+from cluster.codec.nvdec import DevicePicture, Nvdec, shared_nvdec
 from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.codec.stream_state import CodecStats
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.config.sources import file_roots
 from cluster.control.ladder import Rung
-from cluster.decoder.decode_gate import DecodeGate
-from cluster.decoder.device_path import DecodeDevices, DevicePath
+from cluster.decoder.decode_load import DecodeGate
 from cluster.decoder.footage.camera import CameraFootage, clip_lookback_s
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.picture_statistics import PictureStatistics
@@ -34,26 +35,19 @@ from cluster.types import (
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
 
+if TYPE_CHECKING:
+    from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend, DeviceSample
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineSettings:
-    """``fps``: samples per second. ``pruner``: a name in the registry, ``pruner_options`` its parameters. ``masks``:
-    privacy masks. ``zones``: outlined for the model. ``decoded_bytes``: memory limit of decoded pictures. ``decode``:
-    on which device."""
+class PipelineSettings(CodecOptions):
+    """Options of the codec; ``pruner``: a name in the registry, ``pruner_options`` its parameters."""
 
-    fps: float = 2.0
-    anchor_interval_s: float = 8.0
     pruner: str = "replenish"
     pruner_options: Mapping[str, float] = field(default_factory=dict)
     backoff: Backoff = field(default_factory=Backoff)
-    masks: tuple[Polygon, ...] = ()
-    zones: tuple[Polygon, ...] = ()
-    decoded_bytes: int = DECODED_BYTES
-    decode: DecodeWish = "cpu"
-    lazy: bool = False
-    lazy_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,49 +57,83 @@ class PipelineStatus:
     * ``retry_in_s``: seconds until the next attempt, in BACKOFF
     * ``last_frame_age_s``: seconds since the last decoded picture, None before the first
     * ``samples_out``: frames the sink accepted; ``samples_dropped``: it was full, or a gap cut a temporal pair
-    * ``tokens_full``, ``tokens_kept``: visual tokens of ``samples_out`` without pruning, and as sent
-    * ``activity``: of the newest frame, 0..1
-    * ``decode_s``, ``prune_s``, ``send_s``: seconds spent on decoding and change grids, masks and patches, the sink
     * ``picture``: statistics of the newest sample, None before the first
     * ``decode``: "cuda" or "cpu", empty before the stream is open; ``reason`` says why it is not the GPU asked for
-    * ``frames_spared``: never decoded; ``lazy``, ``lazy_events``: of lazy decoding (see LazyDecode), empty where off
+    * ``lazy``, ``lazy_events``: of lazy decoding (see LazyDecode), empty where off
     """
 
     camera: str
     state: CameraState
     reason: str
     retry_in_s: float
-    reconnects: int
-    codec: str
-    width: int
-    height: int
-    cue: str
-    frames_decoded: int
-    frames_sampled: int
-    decode_errors: int
-    gaps: int
+    stats: CodecStats
     last_frame_age_s: float | None
     samples_out: int
     samples_dropped: int
-    tokens_full: int
-    tokens_kept: int
-    activity: float
-    decode_s: float
-    prune_s: float
-    send_s: float
-    picture: PictureHealth | None = None
-    decode: str = ""
-    frames_spared: int = 0
-    lazy: str = ""
-    lazy_events: Mapping[str, int] = field(default_factory=dict)
+    picture: PictureHealth | None
+    decode: str
+    lazy: str
+    lazy_events: Mapping[str, int]
 
     @property
     def decoding(self) -> str:
         """Where it is decoded, with the share of frames that lazy decoding spares, or why it spares none."""
         if not self.lazy:
             return self.decode
-        spared = self.frames_spared / max(1, self.frames_decoded + self.frames_spared)
+        stats = self.stats
+        spared = stats.frames_spared / max(1, stats.frames_decoded + stats.frames_spared)
         return f"{self.decode}, {f'{spared:.0%} spared' if self.lazy == 'on' else self.lazy}"
+
+
+def _shared_frontend() -> DeviceFrontend:
+    # With it comes torch, which a decoder on the CPU does without.
+    from cluster.decoder.gpu.frontend import shared_frontend
+
+    return shared_frontend()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeDevices:
+    """The GPU of a process: ``nvdec`` decodes; ``frontend`` gives what works on its pictures, once there are any."""
+
+    nvdec: Nvdec = field(default_factory=shared_nvdec)
+    frontend: Callable[[], DeviceFrontend] = _shared_frontend
+
+
+class DevicePath:
+    """One camera's part of the front end; used by its thread."""
+
+    def __init__(self, sampler: PatchSampler, devices: DecodeDevices) -> None:
+        self._sampler = sampler
+        self._devices = devices
+        self._camera: DeviceCamera | None = None
+
+    def process(self, picture: DevicePicture, *, alone: bool) -> tuple[DeviceSample, FrameSample | None]:
+        """Prune a sample, in one batch with those of other cameras; ``alone``: its frame has no other samples.
+
+        Raises:
+            ImportError: there is no torch.
+            NotImplementedError: a format that cannot be read on the GPU.
+            RuntimeError: the GPU failed.
+        """
+        frontend = self._devices.frontend()
+        if self._camera is None:
+            self._camera = frontend.add_camera(self._sampler)
+        try:
+            sample = frontend.process(self._camera, picture)
+        except frontend.fatal as error:
+            # No call of this process to the GPU will succeed again.
+            self._devices.nvdec.fail(f"the GPU failed: {str(error).splitlines()[0]}")
+            raise
+        return sample, self.flush() if sample.frame is None and alone else sample.frame
+
+    def flush(self) -> FrameSample | None:
+        """See :meth:`PatchSampler.flush`."""
+        return None if self._camera is None else self._devices.frontend().flush(self._camera)
+
+    def clear(self) -> None:
+        """Give the camera's memory on the GPU back."""
+        self._camera = None
 
 
 Sink = Callable[[FrameSample], None]
@@ -148,16 +176,7 @@ class CameraPipeline:
         self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
         self._processor = CodecProcessor(
             geometry,
-            CodecOptions(
-                fps=settings.fps,
-                anchor_interval_s=settings.anchor_interval_s,
-                masks=settings.masks,
-                zones=settings.zones,
-                decoded_bytes=settings.decoded_bytes,
-                decode=settings.decode,
-                lazy=settings.lazy,
-                lazy_wait_s=settings.lazy_wait_s,
-            ),
+            settings,
             devices.nvdec,
             self._sampler.shows_change,
         )
@@ -172,14 +191,11 @@ class CameraPipeline:
         self._status = SourceStatus(CameraState.WAITING)
         self._told_at = time.monotonic()
         self._last_frame_at: float | None = None
-        self._out = self._refused = self._tokens_full = self._tokens_kept = 0
-        self._activity = 0.0
+        self._out = self._refused = 0
         # Unix seconds of the newest packet, for tracing; read in the camera's thread.
         self.taken_s = self.decoded_s = 0.0
-        self._decode_s = self._prune_s = self._send_s = 0.0
 
     def start(self) -> None:
-        """Start the camera's thread; once."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
@@ -198,7 +214,6 @@ class CameraPipeline:
 
     @property
     def running(self) -> bool:
-        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def force_anchor(self) -> None:
@@ -232,27 +247,12 @@ class CameraPipeline:
             state=source.state,
             reason=source.reason,
             retry_in_s=max(0.0, source.retry_in_s - (now - self._told_at)),
-            reconnects=source.reconnects,
-            codec=stats.codec,
-            width=stats.width,
-            height=stats.height,
-            cue=stats.cue,
-            frames_decoded=stats.frames_decoded,
-            frames_sampled=stats.frames_sampled,
-            decode_errors=stats.decode_errors,
-            gaps=stats.gaps,
+            stats=replace(stats, resyncs=stats.resyncs.copy()),
             last_frame_age_s=None if self._last_frame_at is None else now - self._last_frame_at,
             samples_out=self._out,
             samples_dropped=self._refused + self._sampler.dropped,
-            tokens_full=self._tokens_full,
-            tokens_kept=self._tokens_kept,
-            activity=self._activity,
-            decode_s=self._decode_s,
-            prune_s=self._prune_s,
-            send_s=self._send_s,
             picture=self._watch.health,
             decode=device.name,
-            frames_spared=stats.frames_spared,
             lazy="" if lazy is None else lazy.state,
             lazy_events={} if lazy is None else dict(lazy.events),
         )
@@ -263,7 +263,10 @@ class CameraPipeline:
             final = self._supervisor.run(self._open, self._feed, self._on_state)
             if not self._stopping.is_set():
                 self._finish()
-                final = self._check_ended(final)
+                stats = self._processor.stats
+                if final.state is CameraState.ENDED and (stats.refusal or stats.frames_decoded == 0):
+                    reason = f"the video ended without one decodable picture ({stats.decode_errors} decoding errors)"
+                    final = SourceStatus(CameraState.ERROR, stats.refusal or reason)
         except SourceError as error:
             final = SourceStatus(CameraState.ERROR, str(error))
         except Exception as error:
@@ -310,9 +313,7 @@ class CameraPipeline:
         self.taken_s = time.time()
         # Skipping packets takes no time and needs no slot.
         with nullcontext() if alone and not packet.keyframe else self._gate:
-            start = time.perf_counter()
             frames = self._processor.decode_keyframe_only(packet) if alone else self._processor.feed(packet)
-            self._decode_s += time.perf_counter() - start
         self.decoded_s = time.time()
         # A camera whose pictures are skipped on purpose must not appear as failing.
         lazy = self._processor.lazy
@@ -335,14 +336,12 @@ class CameraPipeline:
         """Sample and send pictures; ``alone``: no later picture can be paired with them."""
         for frame in frames:
             with self._gate:
-                start = time.perf_counter()
                 if not frame.repeated:
                     self._watch.add_sample(frame)
                 sample = self._sampler.feed(frame)
                 self._processor.label(frame, changed=self._sampler.activity > 0)
                 if sample is None and alone:
                     sample = self._sampler.flush()
-                self._prune_s += time.perf_counter() - start
             if sample is not None:
                 if self._show is not None and not frame.repeated:
                     self._show(frame, sample.mask)
@@ -351,7 +350,6 @@ class CameraPipeline:
     def _process_on_device(self, *, alone: bool = False) -> None:
         """The same of pictures on the GPU, without the gate: other cameras join the batch."""
         for picture in self._processor.pop_device_pictures():
-            start = time.perf_counter()
             try:
                 sample, frame = self._device.process(picture, alone=alone)
             except (ImportError, NotImplementedError, RuntimeError) as error:
@@ -359,7 +357,6 @@ class CameraPipeline:
                 self._processor.leave_device(f"the GPU failed: {first}")
                 self._note_device()
                 return
-            self._prune_s += time.perf_counter() - start
             self._watch.add(sample.picture, sample.thumbnail, sample.difference)
             if frame is not None:
                 if self._show is not None:
@@ -367,27 +364,13 @@ class CameraPipeline:
                 self._send(frame)
 
     def _send(self, sample: FrameSample) -> None:
-        self._activity = sample.activity
-        start = time.perf_counter()
         try:
             self._sink(sample)
         except CapacityError:
             self._refused += 1
             self._sampler.force_anchor()
             return
-        finally:
-            self._send_s += time.perf_counter() - start
         self._out += 1
-        self._tokens_full += sample.grid.tokens
-        self._tokens_kept += sample.tokens
-
-    def _check_ended(self, final: SourceStatus) -> SourceStatus:
-        """Raise if a video ended without a picture, or in the middle of skipped packets."""
-        stats = self._processor.stats
-        if final.state is CameraState.ENDED and (stats.refusal or stats.frames_decoded == 0):
-            reason = f"the video ended without one decodable picture ({stats.decode_errors} decoding errors)"
-            return SourceStatus(CameraState.ERROR, stats.refusal or reason, reconnects=final.reconnects)
-        return final
 
 
 def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingBudget | None) -> CameraFootage:

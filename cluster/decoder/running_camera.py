@@ -11,8 +11,7 @@ from cluster import metrics
 from cluster.codec import CameraState, NetworkSource, PushSource
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
-from cluster.decoder.decode_gate import DecodeGate
-from cluster.decoder.decode_pressure import DecodeBacklog
+from cluster.decoder.decode_load import DecodeBacklog, DecodeGate
 from cluster.decoder.footage.camera import clip_lookback_s
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LaneStatus, LostCamera
@@ -130,7 +129,6 @@ class RunningCamera:
 
     @property
     def pipeline_status(self) -> PipelineStatus:
-        """Snapshot of its pipeline."""
         return self._pipeline.status()
 
     @property
@@ -177,11 +175,7 @@ class RunningCamera:
         self._metrics.quality.set(rung.value)
         self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
         self._update_keyframes_only()
-        with self._lock:
-            self.spec = self._spec_at(rung)
-            self._update_lookback()
-            if not rung.shed:
-                self._in_flight.set_stride(self.spec.stride_s)
+        self._update_spec()
         if self.address is not None and not rung.shed and not self.idle:
             self._sender.assign(self.spec, self.address)
 
@@ -217,11 +211,7 @@ class RunningCamera:
             return False
         self.settings = settings
         self.refusal = ""
-        with self._lock:
-            self.spec = self._spec_at(self.rung)
-            self._update_lookback()
-            if not self.rung.shed:
-                self._in_flight.set_stride(self.spec.stride_s)
+        self._update_spec()
         if self.address is not None and not self.idle:
             self._sender.assign(self.spec, self.address)
         self.follow_schedule(time.time())
@@ -251,10 +241,14 @@ class RunningCamera:
         spec = self.settings.stream_spec(time.time() if now_s is None else now_s)
         return stream_spec_at(replace(spec, life=self.life), rung)
 
-    def _update_lookback(self) -> None:
-        """Adapt the ring: with another stride incidents open at another delay."""
-        if self.footage.ring is not None:
-            self.footage.ring.keep_s = clip_lookback_s(self.settings, self._config, self.spec.stride_s)
+    def _update_spec(self) -> None:
+        with self._lock:
+            self.spec = self._spec_at(self.rung)
+            if self.footage.ring is not None:
+                # With another stride incidents open at another delay.
+                self.footage.ring.keep_s = clip_lookback_s(self.settings, self._config, self.spec.stride_s)
+            if not self.rung.shed:
+                self._in_flight.set_stride(self.spec.stride_s)
 
     def on_lost(self, event: LostCamera) -> None:
         """Handle a lost replica or connection, or a refusal."""
@@ -290,8 +284,8 @@ class RunningCamera:
         lane = self._sender.status(self.settings.name)
         if lane is None or lane.address != self.address:
             return None
-        settled = lane.windows_done + lane.windows_gated + lane.windows_dropped
-        self._count_lost(self._in_flight.set_settled(settled, lane.windows_closed, lane.window_end))
+        windows = lane.windows
+        self._count_lost(self._in_flight.set_settled(windows.settled, windows.closed, windows.end))
         return lane
 
     def _send(self, sample: FrameSample) -> None:
@@ -314,7 +308,10 @@ class RunningCamera:
                 sample = replace(sample, fresh=False, gap=True)
             self._begun = True
         if self._trace is not None and self.address is not None and not unwanted:
-            sample = self._trace.trace_frame(sample, self.spec.stride_s, self._frame_times())
+            waited_s = self._source.waited_s if isinstance(self._source, PushSource) else 0.0
+            taken_s = self._pipeline.taken_s
+            times = FrameTimes(taken_s - waited_s, taken_s, self._pipeline.decoded_s)
+            sample = self._trace.trace_frame(sample, self.spec.stride_s, times)
         taken = self.address is not None and not self.refusal and not unwanted and self._sender.send(sample)
         reason = unwanted or ("replica_slow" if self.address else "no_replica")
         with self._lock:
@@ -345,10 +342,6 @@ class RunningCamera:
         if self._take_cut() is not None:
             self._unsent.begin(self._in_flight.last_window_end, "no_replica")
 
-    def _frame_times(self) -> FrameTimes:
-        pipeline, waited_s = self._pipeline, self._source.waited_s if isinstance(self._source, PushSource) else 0.0
-        return FrameTimes(pipeline.taken_s - waited_s, pipeline.taken_s, pipeline.decoded_s)
-
     def _wait_for_room(self) -> None:
         """Hold a file back until the replica has capacity or is back."""
         while not self._stopping:
@@ -377,32 +370,34 @@ class RunningCamera:
         reason = status.reason
         if self.refusal:
             state, reason = "error", self.refusal
-        elif self.idle and status.state is CameraState.RUNNING:
-            reason = NOT_ASKED
-        elif self.address is None and status.state is CameraState.RUNNING:
-            reason = "no replica is ready for it"
-        elif lane is not None and lane.refused and status.state is CameraState.RUNNING:
-            reason = f"its replica refuses its frames: {lane.refused}"
-        elif self.rung.shed and status.state is CameraState.RUNNING:
-            reason = "shed: the replicas are overloaded"
-        elif self._behind and status.state is CameraState.RUNNING:
-            reason = "keyframes only: its decoder is overloaded"
         elif status.state is CameraState.RUNNING:
-            reason = reason or self.footage.shortage(self.settings.name)
+            reason = self._reason_unsent(lane) or reason or self.footage.shortage(self.settings.name)
         self._measure(status, state)
         return replace(
             report,
             state=state,
             reason=reason,
             retry_in_s=status.retry_in_s,
-            codec=status.codec,
-            width=status.width,
-            height=status.height,
-            cue=status.cue,
+            codec=status.stats.codec,
+            width=status.stats.width,
+            height=status.stats.height,
+            cue=status.stats.cue,
             decode=status.decoding,
             last_frame_age_s=status.last_frame_age_s or 0.0,
             picture=status.picture,
         )
+
+    def _reason_unsent(self, lane: LaneStatus | None) -> str:
+        """Why a running camera sends no frames; empty if it does."""
+        if self.idle:
+            return NOT_ASKED
+        if self.address is None:
+            return "no replica is ready for it"
+        if lane is not None and lane.refused:
+            return f"its replica refuses its frames: {lane.refused}"
+        if self.rung.shed:
+            return "shed: the replicas are overloaded"
+        return "keyframes only: its decoder is overloaded" if self._behind else ""
 
     def last_report(self, status: PipelineStatus | None = None) -> CameraReport:
         """What it counted so far, as it reports after its stop; ``status``: of its pipeline, now if not given."""
@@ -429,7 +424,7 @@ class RunningCamera:
         totals = self._totals.counts()
         self._metrics.decode_errors.inc(self._counter_increase("decode_errors", totals["decode_errors"]))
         self._metrics.gaps.inc(self._counter_increase("gaps", totals["gaps"]))
-        for result, frames in (("decoded", status.frames_decoded), ("spared", status.frames_spared)):
+        for result, frames in (("decoded", status.stats.frames_decoded), ("spared", status.stats.frames_spared)):
             metrics.video_frames.labels(result).inc(self._counter_increase(result, frames))
         self._metrics.count_lazy_events(
             {name: self._counter_increase(name, n) for name, n in status.lazy_events.items()}
@@ -445,4 +440,4 @@ class RunningCamera:
 
 def _counts(status: PipelineStatus) -> dict[str, int]:
     names = "frames_decoded", "frames_sampled", "decode_errors", "gaps"
-    return {name: getattr(status, name) for name in names}
+    return {name: getattr(status.stats, name) for name in names}

@@ -40,7 +40,6 @@ class PacketTimes:
     bytes: int = 0
 
     def add(self, packet: EncodedPacket) -> None:
-        """Record one packet, in decoding order."""
         if packet.pts is None or len(self.times) >= MOST_TIMES:
             return
         if packet.keyframe:
@@ -100,11 +99,7 @@ def watch_source(
 ) -> SourceTest:
     """Run the camera's own pipeline on its source until two keyframes and enough samples have come; blocks.
 
-    Args:
-        camera: resolved settings.
-        config: of the process: which files may be opened, redirects.
-        geometry: of the model.
-        longest_s: beyond the time to connect.
+    ``config``: which files may be opened, redirects. ``longest_s``: beyond the time to connect.
 
     Raises:
         ConfigError: a camera that pushes, or another address that cannot be opened here.
@@ -158,17 +153,17 @@ def watch_source(
     plain, kept = shown.render(), shown.render(kept=True)
     pictures, gop_s = times.gop
     return SourceTest(
-        codec=status.codec,
-        width=status.width,
-        height=status.height,
+        codec=status.stats.codec,
+        width=status.stats.width,
+        height=status.stats.height,
         fps=times.fps,
         gop_pictures=pictures,
         gop_s=gop_s,
         kbit_s=times.kbit_s,
-        cue=status.cue,
+        cue=status.stats.cue,
         decode=status.decode,
         first_picture_s=first_s or time.monotonic() - began_s,
-        decode_errors=status.decode_errors,
+        decode_errors=status.stats.decode_errors,
         kept=samples[2] / samples[1] if samples[1] else 0.0,
         jpeg=plain.jpeg,
         kept_jpeg=kept.jpeg,
@@ -176,11 +171,7 @@ def watch_source(
 
 
 class SourceTester:
-    """Tests of one process, :data:`MOST_AT_ONCE` at once.
-
-    Args:
-        config: of the process.
-    """
+    """Tests of one process, :data:`MOST_AT_ONCE` at once."""
 
     def __init__(self, config: SightlineConfig) -> None:
         self._config = config

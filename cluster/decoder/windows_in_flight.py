@@ -165,12 +165,8 @@ class WindowsInFlight:
 
     def uncounted_since(self, sample: FrameSample, cut: int | None) -> int:
         """Where unsent windows are counted from when ``sample`` is the first unsent frame: the end of the window that
-        the replica has begun, which it answers although frames are missing.
-
-        Args:
-            sample: the frame.
-            cut: start of a queue that was dropped before it; ``None`` where there is none.
-        """
+        the replica has begun, which it answers although frames are missing. ``cut``: start of a queue that was dropped
+        before it."""
         since = self.last_window_end
         stride = round(self.stride_s * MICROSECONDS)
         # Longer than two windows, or negative: the clock jumped, or video never came, which the replica counts.
@@ -247,47 +243,43 @@ class WindowsInFlight:
 class UnsentWindows:
     """Whole windows within periods of unsent frames; the replica counts the rest of a gap.
 
-    ``windows``: in total; ``reason``: why the newest period's frames are not sent.
+    ``windows``: in total; ``reason``: why the newest period's frames are not sent; ``since``: where windows are counted
+    from in such a period, on the camera's clock, ``None`` outside.
     """
 
     windows: int = 0
     reason: str = ""
-    _since: int | None = None
+    since: int | None = None
     # End of the newest frame in this period but its first.
     _newest: int | None = None
 
     def begin(self, since: int | None, reason: str) -> None:
         """Nothing is sent from ``since`` on, for ``reason``; in such a period, only the reason changes."""
         self.reason = reason
-        if self._since is None:
-            self._since, self._newest = since, None
-
-    @property
-    def since(self) -> int | None:
-        """Where windows are counted from in a period of unsent frames, on the camera's clock; ``None`` outside."""
-        return self._since
+        if self.since is None:
+            self.since, self._newest = since, None
 
     def end(self) -> None:
         """A frame was sent."""
-        self._since = None
+        self.since = None
 
     def count(self, sample: FrameSample, stride_s: float) -> int:
         """Count up to this unsent or first sent frame; returns how many windows that adds."""
-        if self._since is None:
+        if self.since is None:
             return 0
         stride = round(stride_s * MICROSECONDS)
         if self._newest is not None and sample.pts - self._newest > stride + _KEYFRAMES_US:
             # The clock jumped ahead, or video never came, which the replica counts.
-            self._since = sample.pts
+            self.since = sample.pts
         self._newest = sample.end
         # A frame belongs to the window that covers most of it, as at the replica.
-        windows = math.floor((sample.pts + sample.duration // 8 - self._since) / stride)
+        windows = math.floor((sample.pts + sample.duration // 8 - self.since) / stride)
         if windows < -1:
             # The camera's clock was set back: earlier times are meaningless.
-            self._since = sample.pts
+            self.since = sample.pts
         if windows <= 0:
             return 0
-        self._since += windows * stride
+        self.since += windows * stride
         self.windows += windows
         return windows
 
@@ -311,7 +303,6 @@ class AccountedFrames:
         self._begin = self._newest = None
 
     def span(self, in_flight: WindowsInFlight, unsent: UnsentWindows) -> AccountedSpan | None:
-        """The span; ``None`` before the first frame."""
         begin, newest = self._begin, self._newest
         if begin is None or newest is None:
             return None

@@ -117,6 +117,11 @@ class WindowCounters:
     closed: int = 0
     end: int | None = None
 
+    @property
+    def settled(self) -> int:
+        """Windows that are answered or dropped."""
+        return self.done + self.gated + self.dropped
+
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:

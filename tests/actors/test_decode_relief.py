@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from actors.decoder import Decoder
-from cluster.decoder.decode_pressure import HOLD_S, DecodeBacklog, DecodePressure
+from cluster.decoder.decode_load import HOLD_S, DecodeBacklog, DecodePressure
 from cluster.types.cameras import Priority
 
 

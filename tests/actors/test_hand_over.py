@@ -112,7 +112,7 @@ def test_a_drained_replica_loses_no_window_and_nothing_is_computed_again(clip, p
     assert [end for _, end in told] == [told[0][1] + STRIDE * number for number in range(len(told))]
     assert (first.drops, second.drops, first.losses, second.losses) == ([], [], 0, 0)
     # Counters go on over moves; what was answered last is known with the next acknowledgement.
-    assert len(told) - 3 <= status.windows_done + status.windows_gated <= len(told)
+    assert len(told) - 3 <= status.windows.done + status.windows.gated <= len(told)
     assert (report.counts["windows_lost"], report.counts["windows_dropped"]) == (0, 0)
     # The first window at the new place rests on what the old one had computed.
     assert second.answers[0].tokens.reused > 0

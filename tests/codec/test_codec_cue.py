@@ -11,7 +11,7 @@ from codec_clips import FPS, GEOMETRY, encode, process, read, walk
 from hostile_video import H264Writer
 
 from cluster.codec import StreamHeader
-from cluster.codec.change import ChangeAccumulator
+from cluster.codec.stream_state import ChangeAccumulator
 from cluster.types import MICROSECONDS, ChangeGrid, EncodedPacket
 
 WIDTH, HEIGHT = 256, 128

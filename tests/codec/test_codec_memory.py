@@ -12,9 +12,8 @@ from hostile_video import H264Writer
 from waiting import until
 
 from cluster.codec import CameraState, FileSource, PushSource, StreamHeader
-from cluster.codec.decoder import Decoder
+from cluster.codec.decoder import Decoder, PicturesTooLargeError
 from cluster.codec.nal import sequences
-from cluster.codec.picture_memory import PicturesTooLargeError
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
 from cluster.types import MICROSECONDS, EncodedPacket, SampledPicture
@@ -205,7 +204,7 @@ def test_a_refused_camera_says_why_and_runs_again_when_it_asks_for_less() -> Non
         until(lambda: pipeline.status().state is CameraState.ERROR)
         assert "1920 x 1088 with 16 references" in pipeline.status().reason
         source.offer_all(video[2:])
-        until(lambda: pipeline.status().frames_decoded == 2)
+        until(lambda: pipeline.status().stats.frames_decoded == 2)
         assert (pipeline.status().state, pipeline.status().reason) == (CameraState.RUNNING, "")
     finally:
         assert pipeline.stop()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.codec import PushSource, StreamHeader
-from cluster.codec.packet_queue import PacketQueue
+from cluster.codec.source import PacketQueue
 from cluster.errors import SourceError
 from cluster.types import EncodedPacket
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from codec_clips import GEOMETRY, encode, process, read, walk
 
-from cluster.codec.zones import COLOURS, outline_zones
+from cluster.codec.picture import COLOURS, outline_zones
 from cluster.types import PatchGeometry
 
 LEFT = ((0.1, 0.2), (0.4, 0.2), (0.4, 0.8), (0.1, 0.8))

@@ -11,10 +11,9 @@ from cluster.codec import CameraState, FileSource, PushSource
 from cluster.codec.nvdec import Nvdec, shared_nvdec
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.camera import CameraEntry
-from cluster.decoder.device_path import DecodeDevices
 from cluster.decoder.footage.pictures import LatestPicture
 from cluster.decoder.gpu.frontend import DeviceFrontend
-from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus, pipeline_settings
+from cluster.decoder.pipeline import CameraPipeline, DecodeDevices, PipelineSettings, PipelineStatus, pipeline_settings
 from cluster.lab.bench.gpu_frontend import host_nvdec
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import FrameSample, PatchGeometry
@@ -83,8 +82,8 @@ def test_a_camera_on_the_gpu_sends_what_one_on_the_cpu_sends(clip, caplog):
     # Vectors add little to luma.
     shares = [np.mean([frame.mask.mean() for frame in run.frames if not frame.anchor]) for run in (device, host)]
     assert shares[0] == pytest.approx(shares[1], abs=0.02)
-    assert (device.status.cue, host.status.cue) == ("luma", "vectors+luma")
-    assert device.status.tokens_kept < 0.5 * device.status.tokens_full
+    assert (device.status.stats.cue, host.status.stats.cue) == ("luma", "vectors+luma")
+    assert sum(frame.tokens for frame in device.frames) < 0.5 * sum(frame.grid.tokens for frame in device.frames)
     health, reference = device.status.picture, host.status.picture
     assert health.pts == reference.pts
     for name in ("changed", "still_s", "luma", "spread", "strangeness"):

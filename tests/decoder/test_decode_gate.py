@@ -2,13 +2,13 @@
 
 import pytest
 
-from cluster.decoder import decode_gate
-from cluster.decoder.decode_gate import DecodeGate
+from cluster.decoder import decode_load
+from cluster.decoder.decode_load import DecodeGate
 
 
 def test_busy_share_is_that_of_all_slots_since_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr(decode_gate.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(decode_load.time, "monotonic", lambda: now_s[0])
     gate = DecodeGate(2)
     with gate:
         now_s[0] += 3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.decoder.decode_pressure import HOLD_S, SETTLE_S, DecodeBacklog, DecodePressure
+from cluster.decoder.decode_load import HOLD_S, SETTLE_S, DecodeBacklog, DecodePressure
 from cluster.types.cameras import Priority
 
 STRIDE_S = 8.0

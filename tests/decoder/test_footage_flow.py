@@ -11,7 +11,7 @@ import pytest
 from footage_parts import HEIGHT, STEP, WIDTH, Alarm, full_disk, grey, level, played, sample, shifted, site, video
 from PIL import Image
 from rpc_serving import serving
-from sightline.v1 import memory_pb2, memory_pb2_grpc
+from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
 from waiting import until_async
 
 from actors.cli import main
@@ -20,7 +20,6 @@ from cluster.client import GatewayClient
 from cluster.codec.source import StreamHeader
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
-from cluster.decoder.footage.service import RecordOrder
 from cluster.errors import (
     ForbiddenError,
     NotReadyError,
@@ -492,7 +491,7 @@ def _picture(address):
 async def test_a_reader_that_leaves_stops_the_recording(tmp_path, h264):
     async with site(tmp_path, after_s=60) as running:
         running.feed(h264, 110)
-        parts = running.recorder.record(RecordOrder("gate", 0, 90_000_000, 60.0))
+        parts = running.recorder.record(pictures_pb2.RecordRequest(camera="gate", until=90_000_000, deadline_s=60.0))
         async with contextlib.aclosing(parts):
             await anext(parts)
             assert running.recorder._recording == 1

@@ -344,7 +344,7 @@ def test_a_camera_that_is_asked_nothing_sends_nothing_and_misses_nothing(bench, 
     assert metrics.camera_asked.labels("gate")._value.get() == 1
 
     # The replica counts from nothing since it was opened again; what it had answered before is no loss.
-    until(lambda: bench.sender.status("gate").windows_done == (len(keeper.frames) - sent) // 2, "what is answered")
+    until(lambda: bench.sender.status("gate").windows.done == (len(keeper.frames) - sent) // 2, "what is answered")
     bench.camera.route(None)
     assert bench.camera.report().counts["windows_lost"] <= 1
 

@@ -202,7 +202,7 @@ def test_a_replica_that_dies(bench, replica, before_s, away_s) -> None:
     bench.camera.route(bench.replica(replica))
     bench.push(before_s)
     settle(bench, replica)
-    until(lambda: bench.sender.status("gate").windows_done == len(replica.answers), "every answer acknowledged")
+    until(lambda: bench.sender.status("gate").windows.done == len(replica.answers), "every answer acknowledged")
     other = Replica()
     try:
         bench.camera.route(None)

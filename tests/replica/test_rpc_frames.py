@@ -36,7 +36,7 @@ async def test_frames_arrive_in_order_and_unchanged(make, until):
                 assert np.array_equal(got.patches, sent.patches)
                 assert np.array_equal(got.mask, sent.mask)
                 assert (got.index, got.pts, got.fresh, got.digest) == (i, sent.pts, sent.fresh, sent.digest)
-        await until(lambda: sender.status("gate").windows_done == 20)
+        await until(lambda: sender.status("gate").windows.done == 20)
         assert (sender.status("gate").in_flight, sender.status("gate").dropped) == (0, 0)
         assert lost == []
 
@@ -75,7 +75,7 @@ async def test_an_answered_window_is_acknowledged_before_the_next_frame(make, un
         await until(lambda: len(replica.frames["gate"]) == 3)
         answered = 1
         servicer.acknowledge("gate")
-        await until(lambda: sender.status("gate").windows_done == 1)
+        await until(lambda: sender.status("gate").windows.done == 1)
         servicer.acknowledge("unknown")
         assert sender.send(make.sample(index=3))
         await until(lambda: len(replica.frames["gate"]) == 4)
@@ -89,7 +89,7 @@ async def test_a_sender_reads_acknowledgements_of_many_cameras(make, until):
         for camera in cameras:
             sender.assign(make.spec(camera), address)
             assert sender.send(make.sample(camera, 0))
-        await until(lambda: all(sender.status(camera).windows_done == 1 for camera in cameras))
+        await until(lambda: all(sender.status(camera).windows.done == 1 for camera in cameras))
         assert [sender.status(camera).in_flight for camera in cameras] == [0] * 5
 
 
@@ -359,7 +359,7 @@ async def test_a_newer_decoder_takes_the_camera_over(make, until):
         await until(lambda: replica.indices() == [0, 10, 11])
         assert replica.lost == [], "it belongs to the newer connection"
         # With what was done for the other one.
-        await until(lambda: new.status("gate").windows_closed == 3)
+        await until(lambda: new.status("gate").windows.closed == 3)
 
 
 async def test_a_released_camera_stays_open_for_the_decoder_that_has_it_next(make, until):
@@ -404,7 +404,7 @@ async def test_a_decoder_that_stood_still_is_told_with_its_next_frame_and_opens_
         assert old.send(make.sample(index=4))
         await until(lambda: replica.indices() == [0, 100, 3, 4])
         assert len(replica.opened) == 3
-        await until(lambda: old.status("gate").windows_done == 4)
+        await until(lambda: old.status("gate").windows.done == 4)
         assert old.status("gate").refused == ""
         assert len(lost) == 1
 

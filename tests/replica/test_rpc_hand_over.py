@@ -59,8 +59,8 @@ async def test_frames_before_the_fresh_one_go_to_the_old_replica_and_the_rest_wa
         assert new.opened == [], "the new one must not look for a window that is still written"
         old.may.set()
         await until(lambda: new.indices() == [4, 5])
-        await until(lambda: sender.status("gate").windows_done == 4 + 2)
-        assert sender.status("gate").windows_dropped == 100, "what the old one settled still counts"
+        await until(lambda: sender.status("gate").windows.done == 4 + 2)
+        assert sender.status("gate").windows.dropped == 100, "what the old one settled still counts"
         assert sender.status("gate").dropped == sender.status("gate").lost == 0
         assert (lost, old.closed) == ([], [])
         assert sender.send(make.sample("gate", 6))
@@ -73,8 +73,8 @@ async def test_a_window_that_cannot_be_handed_over_is_told_with_what_was_settled
         await until(lambda: it.new.indices() == [1])
         [event] = it.lost
         assert (event.camera, event.address, event.settled, event.frames) == ("gate", it.here, 101, 0)
-        await until(lambda: it.sender.status("gate").windows_done == 1)
-        assert it.sender.status("gate").windows_dropped == 0
+        await until(lambda: it.sender.status("gate").windows.done == 1)
+        assert it.sender.status("gate").windows.dropped == 0
 
 
 async def test_a_replica_that_never_lets_go_holds_nobody_up_for_long(make, until):

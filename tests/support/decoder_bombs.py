@@ -148,7 +148,7 @@ def main(small: Path, path: Path) -> None:
             {
                 "peak_mb": round(peak, 1),
                 "kept_mb": round(process_memory_mib("VmRSS") - before, 1),
-                "pictures": status.frames_decoded,
+                "pictures": status.stats.frames_decoded,
                 "refused": refused,
             }
         )

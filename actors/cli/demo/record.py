@@ -14,7 +14,7 @@ import torch
 from actors.cli.demo.live import LiveRun
 from actors.cli.demo.plan import CAMERAS, SCENE_SECONDS
 from cluster.codec.processor import CodecOptions
-from cluster.codec.stats import CodecStats
+from cluster.codec.stream_state import CodecStats
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.bench.frames import PrunedClip, prune_clip, read_clip

@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from sightline.v1.pictures_pb2 import RecordEnd, RecordPart, RecordRequest
+
 from cluster import metrics
 from cluster.alerts.clips.footage_store import Deleted, DraftFile, FootageStore, Kind, StorageError
 from cluster.alerts.incident import AlertEvent, ClipState, Incident
 from cluster.config.alerts import ClipsConfig
-from cluster.decoder.footage.service import ClipEnd, ClipPart, RecordOrder, Snapshot
 from cluster.errors import NotReadyError, SightlineError, UnavailableError
 from cluster.security.private_files import open_private
 from cluster.types import MICROSECONDS
@@ -34,8 +35,7 @@ TRIES, PAUSE_S = 3, 1.0
 MOST_NEWS = 10_000
 KNOWN = "cameras.json"
 
-Recorded = Snapshot | ClipPart | ClipEnd
-Record = Callable[[RecordOrder], AsyncGenerator[Recorded, None]]
+Record = Callable[[RecordRequest], AsyncGenerator[RecordPart, None]]
 """Records a clip at the camera's decoder; raises ``SightlineError``."""
 
 
@@ -211,7 +211,7 @@ class FootageCollector:
         await self._on_disk(making.finish)
         self._settle(incident, kind, making.state, making.note)
 
-    async def _collect(self, order: RecordOrder, making: _ClipJob) -> None:
+    async def _collect(self, order: RecordRequest, making: _ClipJob) -> None:
         for attempt in range(TRIES):
             try:
                 async with contextlib.aclosing(self._record(order)) as parts:
@@ -276,7 +276,7 @@ class _ClipJob:
         self._incident = incident
         self._kind: Kind = kind
         self._draft: DraftFile | None = None
-        self._end: ClipEnd | None = None
+        self._end: RecordEnd | None = None
         self._snapshot: Literal["", "kept", "failed"] = ""
         self._shows = False
         self.begun = False
@@ -284,24 +284,24 @@ class _ClipJob:
         self.state: ClipState = "none"
         self.note = ""
 
-    def add_part(self, part: Recorded) -> None:
+    def add_part(self, part: RecordPart) -> None:
         self.begun = True
         now_s = time.time()
         try:
-            match part:
-                case Snapshot(data):
+            match part.WhichOneof("part"):
+                case "snapshot":
                     self._snapshot = "failed"
                     draft = self._store.begin(self._incident.camera, self._incident.id, "snapshot", now_s)
-                    _filled(draft, data)
+                    _filled(draft, part.snapshot)
                     self._snapshot = "kept"
-                case ClipPart(data):
+                case "clip":
                     if self._draft is None:
                         self._draft = self._store.begin(self._incident.camera, self._incident.id, self._kind, now_s)
-                    self._draft.write(data)
+                    self._draft.write(part.clip)
                     # The first part may be nothing but the file header.
-                    self._shows = self._shows or b"moof" in data
-                case ClipEnd():
-                    self._end = part
+                    self._shows = self._shows or b"moof" in part.clip
+                case "end":
+                    self._end = part.end
         except StorageError as error:
             self.trouble = str(error)
 
@@ -327,15 +327,15 @@ class _ClipJob:
             self._draft.abandon()
 
 
-def record_order(incident: Incident, kind: Kind, settings: ClipsConfig) -> RecordOrder:
+def record_order(incident: Incident, kind: Kind, settings: ClipsConfig) -> RecordRequest:
     """What to record of an incident: ``before_s`` before its start until ``after_s`` after its last known time; for its
     end clip, the same around its last moment."""
     before, after = round(settings.before_s * MICROSECONDS), round(settings.after_s * MICROSECONDS)
     until = incident.end + after
     start = (incident.end if kind == "end" else incident.start) - before
     start = max(start, until - round(settings.longest_s * MICROSECONDS))
-    return RecordOrder(
-        incident.camera,
+    return RecordRequest(
+        camera=incident.camera,
         start=start,
         until=max(until, start + 1),
         deadline_s=settings.after_s + SLACK_S,

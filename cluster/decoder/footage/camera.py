@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 
-from cluster.codec.picture_memory import DECODED_BYTES
+from cluster.codec.decoder import DECODED_BYTES
 from cluster.codec.privacy import Polygon, PrivacyMasks
 from cluster.codec.source import Source, StreamHeader
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
@@ -52,7 +52,6 @@ class CameraFootage:
         return 0 if self.ring is None else self.ring.delete_before(before_s)
 
     def close(self) -> None:
-        """Release the ring when the camera is removed."""
         self.latest.clear()
         if self.ring is not None:
             self.ring.close()
@@ -81,20 +80,16 @@ class _RingTap:
         try:
             for packet in self._source.packets():
                 if watched:
-                    watched = self._take(packet)
+                    try:
+                        self._ring.add_packet(packet)
+                    except Exception:
+                        # An error of the ring must not stop the camera.
+                        log.exception("no clips of this camera until it connects again")
+                        self._ring.delete_before()
+                        watched = False
                 yield packet
         finally:
             self._ring.pause("the video ended" if self._source.ended else "the connection to the camera was lost")
-
-    def _take(self, packet: EncodedPacket) -> bool:
-        try:
-            self._ring.add_packet(packet)
-        except Exception:
-            # An error of the ring must not stop the camera.
-            log.exception("no clips of this camera until it connects again")
-            self._ring.delete_before()
-            return False
-        return True
 
     def close(self) -> None:
         self._source.close()
@@ -109,13 +104,7 @@ MB = 1_000_000
 
 def clip_lookback_s(settings: CameraConfig, config: SightlineConfig, stride_s: float | None = None) -> float:
     """Seconds that a clip reaches back when its incident opens: to the first positive window, plus the configured lead
-    and the longest delay of an answer.
-
-    Args:
-        settings: of the camera.
-        config: of the cluster.
-        stride_s: of its windows, where it currently differs from ``settings``.
-    """
+    and the longest delay of an answer. ``stride_s``: of its windows, where it currently differs from ``settings``."""
     stride_s = settings.window.stride_s if stride_s is None else stride_s
     asked = max((question.consecutive or 0 for question in settings.questions), default=0)
     windows_s = settings.window.length_s + (max(asked, config.alerts.consecutive) - 1) * stride_s
@@ -124,9 +113,9 @@ def clip_lookback_s(settings: CameraConfig, config: SightlineConfig, stride_s: f
     return min(config.clips.before_s + windows_s, config.clips.longest_s) + late_s
 
 
-def footage_bytes(seconds: float, bits_per_s: float = TYPICAL_BITS_PER_S) -> int:
-    """Bytes of this many seconds, in whole GOPs."""
-    return round((seconds + GROUP_S) * bits_per_s / 8)
+def footage_bytes(seconds: float) -> int:
+    """Bytes of this many seconds of an ordinary camera, in whole GOPs."""
+    return round((seconds + GROUP_S) * TYPICAL_BITS_PER_S / 8)
 
 
 def clip_shortages(config: SightlineConfig) -> list[str]:
@@ -141,8 +130,9 @@ def clip_shortages(config: SightlineConfig) -> list[str]:
     found = []
     if large := [name for name, size in wanted.items() if size > clips.ring_camera_bytes]:
         most = max(wanted[name] for name in large)
+        named = f"camera {large[0]}" if len(large) == 1 else f"{len(large)} cameras ({large[0]}, …)"
         found.append(
-            f"clips of {_listed(large)} will begin late if they send {rate} or more: their packets take up to "
+            f"clips of {named} will begin late if they send {rate} or more: their packets take up to "
             f"{most / MB:.0f} MB, and clips.ring_camera_bytes is {clips.ring_camera_bytes / MB:.0f} MB"
         )
     decoders = config.cluster.decoders
@@ -153,9 +143,3 @@ def clip_shortages(config: SightlineConfig) -> list[str]:
             f"packets take {each / MB:.0f} MB of a decoder, and clips.ring_bytes is {clips.ring_bytes / MB:.0f} MB"
         )
     return found
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) > 1:
-        return f"{len(names)} cameras ({names[0]}, …)"
-    return f"camera {names[0]}"

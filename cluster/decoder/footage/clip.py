@@ -1,16 +1,15 @@
 """Writes packets into a fragmented MP4 that browsers play: remuxed, or decoded, masked and re-encoded."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import av
 from av.video.frame import PictureType, VideoFrame
 from av.video.reformatter import ColorRange, VideoReformatter
 
-from cluster.codec.decoder import DecodeError, Decoder
-from cluster.codec.picture_memory import DECODED_BYTES, PicturesTooLargeError
+from cluster.codec.decoder import DECODED_BYTES, DecodeError, Decoder, PicturesTooLargeError
 from cluster.decoder.footage.segments import Segment, SegmentPacket
 from cluster.errors import SourceError
 from cluster.types import MICROSECONDS
@@ -43,38 +42,13 @@ Painter = Callable[[VideoFrame], VideoFrame]
 """Applied to every decoded picture before it is shown: privacy masks."""
 
 
-class ClipWriter(Protocol):
-    """Takes packets in decoding order and returns finished parts of the file. Any thread, one at a time."""
-
-    def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
-        """Write packets; returns what is complete: whole boxes that never change later.
-
-        Raises:
-            SourceError: the packets cannot be made into a clip.
-        """
-        ...
-
-    def close(self) -> bytes:
-        """Finish the file; returns the rest. Raises like :meth:`feed`."""
-        ...
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """First and last time of the clip so far, camera microseconds; (0, 0) while it is empty."""
-        ...
-
-
 def clip_writer(
     segment: Segment, start: int, *, painter: Painter | None, height: int, decoded_bytes: int = DECODED_BYTES
-) -> ClipWriter:
-    """Create the cheapest sufficient writer.
+) -> "Remuxer | Transcoder":
+    """The cheapest sufficient writer. The clip begins with the picture at ``start``, or with the keyframe before it.
 
-    Args:
-        segment: of the packets.
-        start: the clip begins with the picture at ``start``, or with the keyframe before it.
-        painter: masks, which force re-encoding.
-        height: largest picture height when re-encoding.
-        decoded_bytes: memory limit for decoded pictures.
+    ``painter``: masks, which force re-encoding; ``height``: largest picture height then. ``decoded_bytes``: memory
+    limit for decoded pictures.
     """
     if painter is None and segment.codec in PLAYED:
         return Remuxer(segment, decoded_bytes=decoded_bytes)
@@ -96,8 +70,20 @@ class _Parts:
         return b"".join(parts)
 
 
+@contextlib.contextmanager
+def _sourced(done: str) -> Iterator[None]:
+    """Raise FFmpeg's errors as ``SourceError``; ``done``: what the video cannot be."""
+    try:
+        yield
+    except (av.FFmpegError, ValueError) as error:
+        raise SourceError(f"its video cannot be {done} ({error})", retryable=False) from None
+
+
 class Remuxer:
-    """Remuxes H.264 or HEVC unchanged, from the first packet on, a keyframe. ``live``: a part for each packet."""
+    """Remuxes H.264 or HEVC unchanged, from the first packet on, a keyframe. ``live``: a part for each packet.
+
+    Any thread, one at a time.
+    """
 
     def __init__(self, segment: Segment, *, live: bool = False, decoded_bytes: int = DECODED_BYTES) -> None:
         self._decoded_bytes = decoded_bytes
@@ -111,24 +97,27 @@ class Remuxer:
 
     @property
     def span(self) -> tuple[int, int]:
+        """First and last time of the clip so far, camera microseconds; (0, 0) while it is empty."""
         return self._first_time, self._last_time
 
     def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
-        try:
+        """Write packets in decoding order; returns what is complete: whole boxes that never change later.
+
+        Raises:
+            SourceError: the packets cannot be made into a clip.
+        """
+        with _sourced("put into a clip"):
             for placed in packets:
                 if self._container is None:
                     self._open(placed)
                 self._mux(placed)
-        except (av.FFmpegError, ValueError) as error:
-            raise SourceError(f"its video cannot be put into a clip ({error})", retryable=False) from None
         return self._parts.take()
 
     def close(self) -> bytes:
+        """Finish the file; returns the rest. Raises like :meth:`feed`."""
         if self._container is not None:
-            try:
+            with _sourced("put into a clip"):
                 self._container.close()
-            except (av.FFmpegError, ValueError) as error:
-                raise SourceError(f"its video cannot be put into a clip ({error})", retryable=False) from None
         return self._parts.take()
 
     def _open(self, first: SegmentPacket) -> None:
@@ -159,7 +148,7 @@ class Remuxer:
 
 
 class Transcoder:
-    """Decodes, masks, scales down if needed, and encodes as H.264 on one thread."""
+    """Decodes, masks, scales down if needed, and encodes as H.264 on one thread; used like :class:`Remuxer`."""
 
     def __init__(self, segment: Segment, start: int, painter: Painter | None, height: int, decoded_bytes: int) -> None:
         self._segment = segment
@@ -195,11 +184,9 @@ class Transcoder:
             with contextlib.suppress(DecodeError, PicturesTooLargeError):
                 self._encode(self._decoder.drain())
         if self._container is not None:
-            try:
+            with _sourced("re-encoded"):
                 self._container.mux(self._stream.encode(None))
                 self._container.close()
-            except (av.FFmpegError, ValueError) as error:
-                raise SourceError(f"its video cannot be re-encoded ({error})", retryable=False) from None
         return self._parts.take()
 
     def _encode(self, frames: Sequence[VideoFrame]) -> None:
@@ -211,10 +198,8 @@ class Transcoder:
                 self._open(frame, time)
             elif time <= self._last:
                 continue
-            try:
+            with _sourced("re-encoded"):
                 self._add(frame, time)
-            except (av.FFmpegError, ValueError) as error:
-                raise SourceError(f"its video cannot be re-encoded ({error})", retryable=False) from None
             self._last = time
 
     def _open(self, frame: VideoFrame, time: int) -> None:

@@ -5,14 +5,13 @@ import io
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from av.video.frame import VideoFrame
 
-from cluster.codec.decoder import DecodeError, Decoder
-from cluster.codec.picture_memory import DECODED_BYTES
+from cluster.codec.decoder import DECODED_BYTES, DecodeError, Decoder
 from cluster.decoder.footage.clip import Painter
 from cluster.decoder.footage.segments import SegmentPacket
 from cluster.errors import NotReadyError, SourceError
@@ -49,6 +48,7 @@ class _Shown:
     frame: ShownPicture
     mask: BoolGrid
     at_s: float
+    made: dict[tuple[bool, int], tuple[bytes, int, int]] = field(default_factory=dict)
 
 
 class LatestPicture:
@@ -57,25 +57,17 @@ class LatestPicture:
     def __init__(self) -> None:
         self._shown: _Shown | None = None
         self._lock = threading.Lock()
-        self._made_of: _Shown | None = None
-        self._made: dict[tuple[bool, int], tuple[bytes, int, int]] = {}
 
     def show(self, frame: ShownPicture, mask: BoolGrid) -> None:
         """Set the newest sample; called in the camera's thread."""
         self._shown = _Shown(frame, mask, time.monotonic())
 
     def clear(self) -> None:
-        """Drop the picture until the next sample."""
-        with self._lock:
-            self._shown = self._made_of = None
-            self._made = {}
+        self._shown = None
 
     def render(self, *, kept: bool = False, width: int = 0) -> Picture:
-        """Render as JPEG, cached per form. Takes milliseconds: not for an event loop.
-
-        Args:
-            kept: show pruned patches dark and grey.
-            width: pixels; the sample's own for 0 or more than it has.
+        """Render as JPEG, cached per form; ``kept``: pruned patches are dark and grey; ``width``: pixels, the sample's
+        own for 0 or more than it has. Takes milliseconds: not for an event loop.
 
         Raises:
             NotReadyError: there is no picture.
@@ -86,17 +78,15 @@ class LatestPicture:
         grid = shown.frame.grid
         width = min(max(width, NARROWEST), grid.width) if width else grid.width
         with self._lock:
-            if self._made_of is not shown:
-                self._made_of, self._made = shown, {}
-            made = self._made.get((kept, width))
+            made = shown.made.get((kept, width))
             if made is None:
                 # Resize first: drawing the kept patches dominates.
                 pixels = resized(shown.frame.host_rgb(), width)
                 high, wide = pixels.shape[:2]
                 made = to_jpeg(overlay(pixels, shown.mask) if kept else pixels), wide, high
-                if len(self._made) >= _CACHED:
-                    self._made.pop(next(iter(self._made)))
-                self._made[kept, width] = made
+                if len(shown.made) >= _CACHED:
+                    shown.made.pop(next(iter(shown.made)))
+                shown.made[kept, width] = made
         jpeg, wide, high = made
         etag = f"{shown.frame.pts:x}-{shown.frame.index:x}-{'k' if kept else 'p'}{wide}"
         return Picture(jpeg, etag, shown.frame.pts, max(0.0, time.monotonic() - shown.at_s), wide, high)
@@ -129,11 +119,8 @@ def still(
 ) -> bytes:
     """The picture at ``moment`` in the camera's own size (at most 1080 lines) as JPEG.
 
-    Args:
-        packets: one GOP, from its keyframe on.
-        moment: the camera's microseconds; the last picture before it is used, at most 64 after the keyframe.
-        painter: privacy masks.
-        decoded_bytes: memory limit for decoded pictures.
+    ``packets``: one GOP, from its keyframe on. The last picture before ``moment`` (the camera's microseconds) is used,
+    at most 64 after the keyframe. ``painter``: privacy masks. ``decoded_bytes``: memory limit for decoded pictures.
 
     Raises:
         SourceError: nothing can be decoded, or not within ``decoded_bytes``.

@@ -23,45 +23,23 @@ class RingBudget:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lock = threading.Lock()
-        self._held = 0
-        self._rings = 0
-        self._short = 0
-
-    @property
-    def held(self) -> int:
-        return self._held
-
-    @property
-    def short(self) -> int:
+        self.held = 0
+        self.short = 0
         """Number of rings that do not reach back as far as configured."""
-        return self._short
+        self._rings = 0
+        self._lock = threading.Lock()
 
-    def count_short(self, by: int) -> None:
-        """Change the number of short rings."""
+    def change(self, *, rings: int = 0, held: int = 0, short: int = 0) -> None:
+        """Add to the numbers of rings, of bytes they hold, and of short rings."""
         with self._lock:
-            self._short += by
-
-    def add_ring(self) -> None:
-        """Register a ring."""
-        with self._lock:
-            self._rings += 1
-
-    def remove_ring(self, held: int) -> None:
-        """Unregister a ring that held so many bytes."""
-        with self._lock:
-            self._rings -= 1
-            self._held -= held
-
-    def add_bytes(self, by: int) -> None:
-        """Change the total."""
-        with self._lock:
-            self._held += by
+            self._rings += rings
+            self.held += held
+            self.short += short
 
     def is_exceeded(self, own: int) -> bool:
         """Whether a ring that holds ``own`` bytes must shrink."""
         with self._lock:
-            return self._held > self.limit and own > self.limit // max(1, self._rings)
+            return self.held > self.limit and own > self.limit // max(1, self._rings)
 
 
 @dataclass(slots=True)
@@ -111,13 +89,11 @@ class Recording:
             return taken
 
     def end(self, why: str) -> None:
-        """Stop recording."""
         with self._lock:
             if not self.done:
                 self.end_reason = why
 
     def add_packet(self, placed: SegmentPacket) -> None:
-        """Append the camera's next packet."""
         with self._lock:
             if self.done:
                 return
@@ -149,35 +125,25 @@ class PacketRing:
         self._segmenter = Segmenter()
         self._gops: deque[_Gop] = deque()
         self._recordings: list[Recording] = []
-        self._bytes = 0
+        self.bytes = 0
+        self.short = ""
+        """Setting that limits the ring to less than ``keep_s``; empty when none does."""
         self._joined = True
         self._overflown = False
-        self._short = ""
         self._arrived_s = 0.0
-        budget.add_ring()
-
-    @property
-    def bytes(self) -> int:
-        return self._bytes
-
-    @property
-    def short(self) -> str:
-        """Setting that limits the ring to less than ``keep_s``; empty when none does."""
-        return self._short
+        budget.change(rings=1)
 
     def shortage(self) -> str:
         """The same as a sentence with figures."""
-        with self._lock:
-            groups = self._gops
-            held_s = groups[-1].packets[-1].at_s - groups[0].packets[0].at_s if groups else 0.0
-            rate = f" at {8e-6 * self._bytes / held_s:.1f} Mbit/s" if held_s else ""
-            limit = f"{self.most_bytes / 1e6:.0f} MB"
-            if self._short == OF_ALL:
-                limit = f"{self._budget.limit / 1e6:.0f} MB for all cameras"
-            return (
-                f"its packets reach back {held_s:.0f} of {self.keep_s:.0f} s{rate}, so that clips begin late: "
-                f"{self._short} is {limit}"
-            )
+        held_s = self.seconds
+        rate = f" at {8e-6 * self.bytes / held_s:.1f} Mbit/s" if held_s else ""
+        limit = f"{self.most_bytes / 1e6:.0f} MB"
+        if self.short == OF_ALL:
+            limit = f"{self._budget.limit / 1e6:.0f} MB for all cameras"
+        return (
+            f"its packets reach back {held_s:.0f} of {self.keep_s:.0f} s{rate}, so that clips begin late: "
+            f"{self.short} is {limit}"
+        )
 
     @property
     def seconds(self) -> float:
@@ -187,13 +153,11 @@ class PacketRing:
 
     # -- the camera's thread --------------------------------------------------------------------
     def open(self, header: StreamHeader) -> None:
-        """Handle that the source has connected."""
         with self._lock:
             self._segmenter.open(header)
             self._end_recordings()
 
     def add_packet(self, packet: EncodedPacket) -> None:
-        """Append the next packet."""
         with self._lock:
             placed = self._segmenter.assign(packet)
             self._end_recordings()
@@ -201,8 +165,7 @@ class PacketRing:
                 return
             for recording in self._recordings:
                 recording.add_packet(placed)
-            if self._recordings:
-                self._recordings = [each for each in self._recordings if not each.done]
+            self._drop_ended()
             if placed.starts:
                 self._gops.append(_Gop(placed.segment))
                 self._overflown = False
@@ -212,8 +175,8 @@ class PacketRing:
             group, size = self._gops[-1], len(packet.data)
             group.packets.append(placed)
             group.bytes += size
-            self._bytes += size
-            self._budget.add_bytes(size)
+            self.bytes += size
+            self._budget.change(held=size)
             self._trim(placed.at_s)
 
     def pause(self, why: str) -> None:
@@ -278,7 +241,7 @@ class PacketRing:
         """Drop GOPs that began more than ``before_s`` seconds ago (0: all) and end the recordings that begin earlier;
         returns bytes."""
         with self._lock:
-            held, groups = self._bytes, self._gops
+            held, groups = self.bytes, self._gops
             newest = groups[-1].packets[-1] if groups else None
             keep_s = before_s - (time.monotonic() - self._arrived_s) if before_s else -math.inf
             while newest is not None and groups and newest.at_s - groups[0].packets[0].at_s > keep_s:
@@ -287,12 +250,12 @@ class PacketRing:
             for recording in self._recordings:
                 if newest is None or recording.start < newest.order - keep_s * MICROSECONDS:
                     recording.end("the camera was forgotten")
-            self._recordings = [each for each in self._recordings if not each.done]
-            return held - self._bytes
+            self._drop_ended()
+            return held - self.bytes
 
     def expire(self, idle_s: float) -> None:
         """Drop all packets of a camera that has sent nothing for so long."""
-        if self._bytes and time.monotonic() - self._arrived_s > idle_s:
+        if self.bytes and time.monotonic() - self._arrived_s > idle_s:
             self.delete_before()
 
     def close(self) -> None:
@@ -303,8 +266,8 @@ class PacketRing:
             self._joined = False
             self._gops.clear()
             self._note_short("")
-            self._budget.remove_ring(self._bytes)
-            self._bytes = 0
+            self._budget.change(rings=-1, held=-self.bytes)
+            self.bytes = 0
             self._end_recordings(STOPPED)
 
     # -- inside ---------------------------------------------------------------------------------
@@ -344,26 +307,26 @@ class PacketRing:
 
     def _give_up(self, group: _Gop) -> None:
         group.segment.cut = True
-        self._drop(group.bytes)
+        self.bytes -= group.bytes
+        self._budget.change(held=-group.bytes)
 
     def _too_much(self) -> str:
         """Setting whose limit is exceeded."""
-        if self._bytes > self.most_bytes:
+        if self.bytes > self.most_bytes:
             return OF_CAMERA
-        return OF_ALL if self._budget.is_exceeded(self._bytes) else ""
+        return OF_ALL if self._budget.is_exceeded(self.bytes) else ""
 
     def _note_short(self, short: str) -> None:
-        self._budget.count_short(bool(short) - bool(self._short))
-        self._short = short
-
-    def _drop(self, size: int) -> None:
-        self._bytes -= size
-        self._budget.add_bytes(-size)
+        self._budget.change(short=bool(short) - bool(self.short))
+        self.short = short
 
     def _end_recordings(self, why: str = "") -> None:
         """End recordings whose segment is over, or with ``why`` all."""
-        ended = [each for each in self._recordings if why or (each.segment is not None and each.segment.end_reason)]
-        for recording in ended:
-            recording.end(why or (recording.segment.end_reason if recording.segment is not None else ""))
-        if ended:
+        for recording in self._recordings:
+            if reason := why or (recording.segment.end_reason if recording.segment is not None else ""):
+                recording.end(reason)
+        self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        if self._recordings:
             self._recordings = [each for each in self._recordings if not each.done]

@@ -2,7 +2,18 @@
 
 from dataclasses import dataclass
 
-from cluster.codec.nal import FRAMED_CODECS, HEVC_PPS, HEVC_VPS, starts_decoding, unit_kind, unit_starts
+from cluster.codec.nal import (
+    FRAMED_CODECS,
+    H264_SPS,
+    HEVC_SPS,
+    PARAMETER_SETS,
+    START_CODE,
+    is_picture,
+    starts_decoding,
+    unit_end,
+    unit_kind,
+    unit_starts,
+)
 from cluster.codec.source import StreamHeader
 from cluster.types import MICROSECONDS, EncodedPacket
 
@@ -10,7 +21,6 @@ _BACK = MICROSECONDS
 """A clock that jumps back so far was reset; less is B-pictures, or a camera that repeats itself."""
 _AHEAD = 10 * MICROSECONDS
 _LATE = 1024
-_H264_SPS, _H264_PPS, _HEVC_SPS = 7, 8, 33
 
 
 @dataclass(slots=True)
@@ -62,13 +72,11 @@ class Segmenter:
         self._waiting = self._lost = False
 
     def open(self, header: StreamHeader) -> None:
-        """Handle a (re)connected source."""
         self._header = header
         self._sequence = None
         self.end("the connection to the camera was lost")
 
     def end(self, why: str) -> None:
-        """End the current segment."""
         if self._segment is not None and not self._segment.end_reason:
             self._segment.end_reason = why
         self._segment = self._order = None
@@ -83,7 +91,7 @@ class Segmenter:
             self._header = StreamHeader(packet.codec, 0, 0, b"")
             self.end("the camera changed its codec")
         order = self._ordered(packet)
-        starts = can_start(packet)
+        starts = packet.keyframe or starts_decoding(packet.codec, packet.data)
         if starts:
             self._configured(packet)
         elif self._waiting:
@@ -136,36 +144,16 @@ class Segmenter:
         self._sets = sets
 
 
-def can_start(packet: EncodedPacket) -> bool:
-    """Whether a decoder can begin with this packet."""
-    return packet.keyframe or (packet.codec in FRAMED_CODECS and starts_decoding(packet.codec, packet.data))
-
-
 def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
     """The sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both as
     Annex-B, empty where there are none."""
     sizes, every = b"", b""
-    heads = _heads(codec, data)
-    ends = [*(start - 3 for start in heads[1:]), len(data)]
-    for start, end in zip(heads, ends, strict=False):
-        kind = unit_kind(codec, data[start])
-        if codec == "h264":
-            is_set, is_size = kind in (_H264_SPS, _H264_PPS), kind == _H264_SPS
-        else:
-            is_set, is_size = HEVC_VPS <= kind <= HEVC_PPS, kind == _HEVC_SPS
-        if is_set:
-            unit = b"\0\0\0\1" + data[start:end].rstrip(b"\0")
-            every += unit
-            sizes += unit if is_size else b""
-    return sizes, every
-
-
-def _heads(codec: str, data: bytes) -> list[int]:
-    """Offsets of NAL units up to and including the first picture."""
-    found = []
     for start in unit_starts(data):
-        found.append(start)
         kind = unit_kind(codec, data[start])
-        if (1 <= kind <= 5) if codec == "h264" else (kind < HEVC_VPS):
+        if is_picture(codec, kind):
             break
-    return found
+        if kind in PARAMETER_SETS[codec]:
+            unit = START_CODE + data[start : unit_end(data, start)].rstrip(b"\0")
+            every += unit
+            sizes += unit if kind in (H264_SPS, HEVC_SPS) else b""
+    return sizes, every

@@ -7,25 +7,25 @@ import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
+from sightline.v1.pictures_pb2 import RecordEnd, RecordPart, RecordRequest
 
 from cluster.config.alerts import ClipsConfig
 from cluster.decoder.discovery import NetworkSearch
 from cluster.decoder.footage.camera import CameraFootage
-from cluster.decoder.footage.clip import LIVE, PLAYED, ClipWriter, Remuxer, clip_writer
+from cluster.decoder.footage.clip import LIVE, PLAYED, Remuxer, Transcoder, clip_writer
 from cluster.decoder.footage.pictures import Picture, still
 from cluster.decoder.footage.ring import Recording
 from cluster.decoder.source_test import SourceTester
-from cluster.errors import CapacityError, NotReadyError, SightlineError, SourceError
+from cluster.errors import CapacityError, NotReadyError, SourceError
 from cluster.wire.channel import ChannelPool
 from cluster.wire.convert import settings_from_json
-from cluster.wire.mapping import from_message, to_message
-from cluster.wire.status import abort, as_told, is_ours, to_error
+from cluster.wire.mapping import to_message
+from cluster.wire.status import as_told, explained, is_ours, to_error
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,49 +43,9 @@ _PACKETS = 16
 """Packets fed at once: clips alternate on the thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordOrder:
-    """A clip to record; see ``RecordRequest`` in protos/sightline/v1/pictures.proto."""
-
-    camera: str
-    start: int
-    until: int
-    deadline_s: float
-    moment: int = 0
-    only_clip: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A JPEG."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ClipPart:
-    """The next bytes of the clip: whole parts, each of which can be the last."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ClipEnd:
-    """``first``, ``last``: period that the clip shows, camera microseconds, both 0 for none. ``note``: what is missing,
-    empty when it is complete."""
-
-    first: int
-    last: int
-    note: str
-
-
 class Recorder:
-    """Runs on one event loop; decoding, encoding and writing are done on threads.
-
-    Args:
-        settings: sizes and limits.
-        cameras: camera -> its footage; raises ``UnknownCameraError``.
-    """
+    """Runs on one event loop; decoding, encoding and writing are done on threads. ``cameras``: camera -> its footage;
+    raises ``UnknownCameraError``."""
 
     def __init__(self, settings: ClipsConfig, cameras: Callable[[str], CameraFootage]) -> None:
         self._settings = settings
@@ -123,8 +83,9 @@ class Recorder:
         """Delete footage of a camera older than ``before_s`` seconds; returns bytes. Raises ``UnknownCameraError``."""
         return self._cameras(camera).delete_before(before_s)
 
-    async def record(self, order: RecordOrder) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
-        """Yield the snapshot, the clip as it grows, and its end. Close the generator to cancel.
+    async def record(self, order: RecordRequest) -> AsyncGenerator[RecordPart, None]:
+        """Yield the snapshot, the clip as it grows in whole parts, each of which can be the last, and its end. Close
+        the generator to cancel.
 
         Raises:
             UnknownCameraError: this process does not run the camera.
@@ -142,7 +103,7 @@ class Recorder:
             if not order.only_clip:
                 snapshot = await self._snapshot(footage, order.moment)
                 if snapshot:
-                    yield Snapshot(snapshot)
+                    yield RecordPart(snapshot=snapshot)
             async for part in self._clip(footage, recording, order.deadline_s):
                 yield part
         finally:
@@ -181,7 +142,7 @@ class Recorder:
             while packets := recording.pop_packets() or not recording.done:
                 if packets is True:
                     await asyncio.sleep(LIVE_POLL_S)
-                elif data := await self._on(self._live, lambda taken=packets: writer.feed(taken)):  # type: ignore[misc]
+                elif data := await self._on(self._live, writer.feed, packets):
                     yield data
         finally:
             self._watching -= 1
@@ -195,9 +156,7 @@ class Recorder:
         assert footage.ring is not None
         packets = footage.ring.gop_packets(moment)
         try:
-            return await self._on(
-                self._stills, lambda: still(packets, moment, footage.make_painter(), footage.decoded_bytes)
-            )
+            return await self._on(self._stills, still, packets, moment, footage.make_painter(), footage.decoded_bytes)
         except SourceError as error:
             log.debug("no still: %s", error)
         try:
@@ -205,17 +164,16 @@ class Recorder:
         except NotReadyError:
             return b""
 
-    async def _clip(
-        self, footage: CameraFootage, recording: Recording, deadline_s: float
-    ) -> AsyncIterator[ClipPart | ClipEnd]:
+    async def _clip(self, footage: CameraFootage, recording: Recording, deadline_s: float) -> AsyncIterator[RecordPart]:
         segment = recording.segment
         if segment is None:
-            yield ClipEnd(0, 0, recording.end_reason)
+            yield RecordPart(end=RecordEnd(note=recording.end_reason))
             return
         painter = footage.make_painter()
         anew = painter is not None or segment.codec not in PLAYED
         if anew and self._reencoding >= MOST_REENCODED:
-            yield ClipEnd(0, 0, f"{self._reencoding} clips are being re-encoded already")
+            note = f"{self._reencoding} clips are being re-encoded already"
+            yield RecordPart(end=RecordEnd(note=note))
             return
         writer = clip_writer(
             segment,
@@ -229,25 +187,30 @@ class Recorder:
             trouble = ""
             try:
                 async for data in self._written(writer, recording, deadline_s):
-                    yield ClipPart(data)
+                    yield RecordPart(clip=data)
             except SourceError as error:
                 trouble = str(error)
             try:
                 if data := await self._on(self._clips, writer.close):
-                    yield ClipPart(data)
+                    yield RecordPart(clip=data)
             except SourceError as error:
                 trouble = trouble or str(error)
-            yield ClipEnd(*writer.span, _note(recording, trouble))
+            first, last = writer.span
+            lost = "packets were lost on the way" if recording.losses else ""
+            note = "; ".join(filter(None, (recording.missing, lost, trouble, recording.end_reason)))
+            yield RecordPart(end=RecordEnd(first=first, last=last, note=note))
         finally:
             self._reencoding -= anew
 
-    async def _written(self, writer: ClipWriter, recording: Recording, deadline_s: float) -> AsyncIterator[bytes]:
+    async def _written(
+        self, writer: Remuxer | Transcoder, recording: Recording, deadline_s: float
+    ) -> AsyncIterator[bytes]:
         now = asyncio.get_running_loop().time
         deadline = now() + deadline_s
         while True:
             done = recording.done
             if packets := recording.pop_packets(_PACKETS):
-                if data := await self._on(self._clips, lambda taken=packets: writer.feed(taken)):  # type: ignore[misc]
+                if data := await self._on(self._clips, writer.feed, packets):
                     yield data
             elif done:
                 return
@@ -257,14 +220,8 @@ class Recorder:
                 await asyncio.sleep(POLL_S)
 
     @staticmethod
-    async def _on(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
-
-
-def _note(recording: Recording, trouble: str) -> str:
-    """What is missing, in one line."""
-    lost = "packets were lost on the way" if recording.losses else ""
-    return "; ".join(filter(None, (recording.missing, lost, trouble, recording.end_reason)))
+    async def _on(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
 
 
 def _lower_thread_priority() -> None:
@@ -288,100 +245,61 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
     async def Test(  # noqa: N802
         self, request: pictures_pb2.TestRequest, context: Context
     ) -> pictures_pb2.TestReply:
-        """See the proto."""
-        try:
+        async with explained(context):
             settings = settings_from_json(request.settings_json)
             found = await self._tester.test(request.camera, request.source, settings)
-        except (SightlineError, ValueError) as error:
-            await abort(context, error)
         return to_message(pictures_pb2.TestReply, found)
 
     async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Context) -> None:  # noqa: N802
-        """See the proto."""
-        try:
-            found = self._search.search(request.network, request.user, request.password)
-            async with contextlib.aclosing(found) as parts:
-                async for each in parts:
-                    await context.write(to_message(pictures_pb2.DiscoverReply, each))
-        except (SightlineError, ValueError) as error:
-            await abort(context, error)
+        found = self._search.search(request.network, request.user, request.password)
+        async with explained(context), contextlib.aclosing(found) as parts:
+            async for each in parts:
+                await context.write(to_message(pictures_pb2.DiscoverReply, each))
 
     async def Picture(  # noqa: N802
         self, request: pictures_pb2.PictureRequest, context: Context
     ) -> pictures_pb2.PictureReply:
-        """See the proto."""
-        try:
+        async with explained(context):
             picture = await self._recorder.picture(request.camera, kept=request.kept, width=request.width)
-        except (SightlineError, ValueError) as error:
-            await abort(context, error)
         return to_message(pictures_pb2.PictureReply, picture)
 
     async def Live(self, request: pictures_pb2.LiveRequest, context: Context) -> None:  # noqa: N802
-        """See the proto."""
-        try:
-            async with contextlib.aclosing(self._recorder.watch(request.camera)) as parts:
-                async for data in parts:
-                    await context.write(pictures_pb2.LivePart(data=data))
-        except (SightlineError, ValueError) as error:
-            await abort(context, error)
+        async with explained(context), contextlib.aclosing(self._recorder.watch(request.camera)) as parts:
+            async for data in parts:
+                await context.write(pictures_pb2.LivePart(data=data))
 
     async def Record(self, request: pictures_pb2.RecordRequest, context: Context) -> None:  # noqa: N802
-        """See the proto."""
-        order = from_message(RecordOrder, request, deadline_s=min(request.deadline_s, LONGEST_S))
-        try:
-            async with contextlib.aclosing(self._recorder.record(order)) as parts:
-                async for part in parts:
-                    match part:
-                        case Snapshot(data):
-                            await context.write(pictures_pb2.RecordPart(snapshot=data))
-                        case ClipPart(data):
-                            # Sent in whole parts: if this process dies, what has arrived is playable.
-                            await context.write(pictures_pb2.RecordPart(clip=data))
-                        case ClipEnd(first, last, note):
-                            end = pictures_pb2.RecordEnd(first=first, last=last, note=note)
-                            await context.write(pictures_pb2.RecordPart(end=end))
-        except (SightlineError, ValueError) as error:
-            await abort(context, error)
+        request.deadline_s = min(request.deadline_s, LONGEST_S)
+        async with explained(context), contextlib.aclosing(self._recorder.record(request)) as parts:
+            async for part in parts:
+                # The clip is sent in whole parts: if this process dies, what has arrived is playable.
+                await context.write(part)
 
     async def Forget(  # noqa: N802
         self, request: pictures_pb2.ForgetFootageRequest, context: Context
     ) -> pictures_pb2.ForgetFootageReply:
-        """See the proto."""
-        try:
-            return pictures_pb2.ForgetFootageReply(
-                bytes=self._recorder.delete_footage(request.camera, request.before_s)
-            )
-        except SightlineError as error:
-            await abort(context, error)
+        async with explained(context):
+            deleted = self._recorder.delete_footage(request.camera, request.before_s)
+        return pictures_pb2.ForgetFootageReply(bytes=deleted)
 
 
 class DecoderRecorder:
-    """Client that records at the camera's decoder (:data:`cluster.alerts.clips.footage_collector.Record`).
-
-    Args:
-        route: camera -> ``host:port`` of its decoder; raises ``UnavailableError`` while there is none.
-    """
+    """Client that records at the camera's decoder (:data:`cluster.alerts.clips.footage_collector.Record`). ``route``:
+    camera -> ``host:port`` of its decoder; raises ``UnavailableError`` while there is none."""
 
     def __init__(self, route: Callable[[str], Awaitable[str]], channels: ChannelPool) -> None:
         self._route = route
         self._channels = channels
 
-    async def __call__(self, order: RecordOrder) -> AsyncGenerator[Snapshot | ClipPart | ClipEnd, None]:
+    async def __call__(self, order: RecordRequest) -> AsyncGenerator[RecordPart, None]:
         """See :meth:`Recorder.record`; ``UnavailableError``: the decoder is gone, parts received so far are good."""
-        request = to_message(pictures_pb2.RecordRequest, order)
         address = await self._route(order.camera)
         try:
             async with self._channels.lease(address) as channel:
-                call = pictures_pb2_grpc.RecorderStub(channel).Record(request)
+                call = pictures_pb2_grpc.RecorderStub(channel).Record(order)
                 try:
                     async for part in call:
-                        match part.WhichOneof("part"):
-                            case "snapshot":
-                                yield Snapshot(part.snapshot)
-                            case "clip":
-                                yield ClipPart(part.clip)
-                            case "end":
-                                yield ClipEnd(part.end.first, part.end.last, part.end.note)
+                        yield part
                 finally:
                     call.cancel()
         except grpc.aio.AioRpcError as error:

@@ -5,16 +5,15 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from cluster.codec.nvdec import DevicePicture
+from cluster.codec.picture import Outlines
 from cluster.codec.privacy import covered, shrink
-from cluster.codec.zones import Outlines
-from cluster.decoder.gpu.picture import luma_difference, scale_planes, to_rgb
-from cluster.decoder.gpu.planes import Planes
+from cluster.decoder.gpu.picture import Planes, luma_difference, scale_planes, to_rgb
 from cluster.decoder.gpu.replenish import CellMemory, replenish
 from cluster.types import (
     THUMBNAIL_STRIDE,
@@ -47,7 +46,7 @@ class DeviceSample:
     rgb: torch.Tensor
     difference: FloatGrid
     thumbnail: UInt8Array
-    frame: FrameSample | None
+    frame: FrameSample | None = None
 
     @property
     def index(self) -> int:
@@ -120,7 +119,6 @@ class DeviceCamera:
         return self._last
 
     def memory(self, grid: PatchGrid, samples: int, device: torch.device) -> CellMemory:
-        """What the model has of its cells."""
         if self._memory is None:
             self._memory = CellMemory.empty(grid, samples, device)
         return self._memory
@@ -138,17 +136,6 @@ class _Job:
     done: Future[DeviceSample]
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A job whose picture is pruned; ``decision`` and the rest are on the host."""
-
-    job: _Job
-    rgb: torch.Tensor
-    decision: PruneDecision
-    difference: FloatGrid
-    thumbnail: UInt8Array
-
-
 class DeviceFrontend:
     """Work on the pictures of all cameras of a process, in a thread of its own, on the device that they lie on."""
 
@@ -161,7 +148,6 @@ class DeviceFrontend:
         self._thread.start()
 
     def add_camera(self, sampler: PatchSampler) -> DeviceCamera:
-        """State of one more camera."""
         return DeviceCamera(sampler)
 
     def process(self, camera: DeviceCamera, picture: DevicePicture) -> DeviceSample:
@@ -206,16 +192,17 @@ class DeviceFrontend:
             with torch.inference_mode():
                 pruned = [each for key, group in groups.items() for each in prune_pictures(*key, group)]
                 ready = _ready(pruned)
-                selections = [each.job.camera.sampler.add(each.job.picture, each.decision, each.rgb) for each in ready]
+                selections = [
+                    job.camera.sampler.add(job.picture, decision, sample.rgb) for job, decision, sample in ready
+                ]
                 cut = iter(cut_selections([each for each in selections if each is not None]))
         except Exception as error:
             for job in jobs:
                 if not job.done.done():
                     job.done.set_exception(error)
             return
-        for each, selection in zip(ready, selections, strict=True):
-            frame = None if selection is None else next(cut)
-            each.job.done.set_result(DeviceSample(each.job.picture, each.rgb, each.difference, each.thumbnail, frame))
+        for (job, _, sample), selection in zip(ready, selections, strict=True):
+            job.done.set_result(sample if selection is None else replace(sample, frame=next(cut)))
 
 
 @functools.cache
@@ -252,9 +239,11 @@ def prune_pictures(
     torch._foreach_copy_(last, list(luma.unbind()))
     results = [difference, luma[:, ::THUMBNAIL_STRIDE, ::THUMBNAIL_STRIDE]]
     if samples:
-        seen = torch.from_numpy(np.stack([_seen(picture) for picture in pictures])).to(device, non_blocking=True)
+        whole = np.ones((grid.rows, grid.cols), np.bool_)
+        shown_cells = [whole if picture.hidden is None else ~picture.hidden for picture in pictures]
+        seen = torch.from_numpy(np.stack(shown_cells)).to(device, non_blocking=True)
         policies = [camera.sampler.pruner for camera in cameras]
-        decided = replenish(
+        results += replenish(
             [policy for policy in policies if isinstance(policy, Replenish)],
             [camera.memory(grid, samples, device) for camera in cameras],
             luma,
@@ -263,7 +252,6 @@ def prune_pictures(
             begin,
             grid,
         )
-        results += [decided.mask, decided.activity]
     else:
         results.append(luma)
     # Into pinned memory, where the device has it: nobody waits before all of them are under way.
@@ -274,13 +262,10 @@ def prune_pictures(
         yield job, outlined, [each[place] for each in host]
 
 
-def _seen(picture: DevicePicture) -> BoolGrid:
-    shape = picture.grid.rows, picture.grid.cols
-    return np.ones(shape, np.bool_) if picture.hidden is None else ~picture.hidden
-
-
-def _ready(pruned: Sequence[tuple[_Job, torch.Tensor, list[torch.Tensor]]]) -> list[_Ready]:
-    """The batch's results once they have arrived."""
+def _ready(
+    pruned: Sequence[tuple[_Job, torch.Tensor, list[torch.Tensor]]],
+) -> list[tuple[_Job, PruneDecision, DeviceSample]]:
+    """The batch's results on the host, once they have arrived."""
     for _, rgb, _ in pruned[:1]:
         _wait(rgb.device)
     ready = []
@@ -290,7 +275,7 @@ def _ready(pruned: Sequence[tuple[_Job, torch.Tensor, list[torch.Tensor]]]) -> l
             decision = PruneDecision(decided[0], float(decided[1]))
         else:
             decision = _prune_on_host(job, rgb, difference, decided[0])
-        ready.append(_Ready(job, rgb, decision, difference, thumbnail))
+        ready.append((job, decision, DeviceSample(job.picture, rgb, difference, thumbnail)))
     return ready
 
 

@@ -34,14 +34,6 @@ class CellMemory:
         return cls(pixels, cells, cells.clone(), torch.full((samples,), torch.inf, device=device))
 
 
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """``mask`` ``[n, rows, cols]`` bool and ``activity`` ``[n]``, see PruneDecision."""
-
-    mask: torch.Tensor
-    activity: torch.Tensor
-
-
 def replenish(
     policies: Sequence[Replenish],
     memories: Sequence[CellMemory],
@@ -50,13 +42,12 @@ def replenish(
     anchor: Sequence[bool],
     begin: Sequence[bool],
     grid: PatchGrid,
-) -> Decisions:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Decide on one sample ``luma`` ``[n, height, width]`` of each camera, and remember what is kept.
 
-    Args:
-        seen: ``[n, rows, cols]``, cells that no privacy mask hides.
-        anchor: samples that keep everything.
-        begin: samples before which nothing is known (random access).
+    ``seen`` ``[n, rows, cols]``: cells that no privacy mask hides. ``anchor``: samples that keep everything; ``begin``:
+    before which nothing is known (random access). Returns ``mask`` ``[n, rows, cols]`` bool and ``activity`` ``[n]``,
+    see PruneDecision.
     """
     device = luma.device
     settings = _Settings.of(policies, memories, begin, device)
@@ -77,8 +68,9 @@ def replenish(
     changed = (difference > thresholds) & seen
     suspicious = difference > thresholds - settings.credit
     changed_groups = _any_in_group(changed, grid)
-    mask = changed | (_dilate(changed) & suspicious & (settings.dilation > 0))
-    mask = _expand(_any_in_group(mask, grid), grid)
+    beside = functional.max_pool2d(changed.float()[:, None], 3, stride=1, padding=1)[:, 0] > 0
+    groups = _any_in_group(changed | (beside & suspicious & (settings.dilation > 0)), grid)
+    mask = groups.repeat_interleave(grid.merge, 1).repeat_interleave(grid.merge, 2)
 
     noise = stored_noise + torch.minimum(
         torch.maximum(difference - stored_noise, -settings.patience), settings.patience * RISE
@@ -104,7 +96,7 @@ def replenish(
     for place in learns:
         memories[place].learnt += 1
     activity = torch.where(first[:, 0, 0], 1.0, changed_groups.flatten(1).to(torch.float32).mean(1))
-    return Decisions(store, activity)
+    return store, activity
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +206,6 @@ def _pixels(cells: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
 
 def _any_in_group(mask: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
     return mask.reshape(-1, grid.group_rows, grid.merge, grid.group_cols, grid.merge).any(4).any(2)
-
-
-def _expand(groups: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
-    return groups.repeat_interleave(grid.merge, 1).repeat_interleave(grid.merge, 2)
-
-
-def _dilate(mask: torch.Tensor) -> torch.Tensor:
-    return functional.max_pool2d(mask.float()[:, None], 3, stride=1, padding=1)[:, 0] > 0
 
 
 def _write(memories: Sequence[CellMemory], luma: torch.Tensor, means: torch.Tensor, noise: torch.Tensor) -> None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.codec.change import ChangeAccumulator
 from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
-from cluster.codec.stats import CodecStats
+from cluster.codec.stream_state import ChangeAccumulator, CodecStats
 from cluster.lab.bench.harness import add_model_arguments, timed_calls
 from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, SampledPicture
 from cluster.vision import make_pruner

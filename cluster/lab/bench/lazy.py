@@ -138,7 +138,8 @@ def _run(path: Path, settings: PipelineSettings) -> LazyRun:
     if not frames or status.state != "ended":
         raise ConfigError(f"{path}: {status.reason or 'it has no pictures'}")
     seconds = (frames[-1].pts + frames[-1].duration - frames[0].pts) / MICROSECONDS
-    return LazyRun(frames, sent_at, status.frames_decoded, status.frames_spared, status.lazy, cpu_s, seconds)
+    stats = status.stats
+    return LazyRun(frames, sent_at, stats.frames_decoded, stats.frames_spared, status.lazy, cpu_s, seconds)
 
 
 class _TimedSource(FileSource):
@@ -181,8 +182,8 @@ def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
 
 # -- the footage -----------------------------------------------------------------------------------
 WIDTH, HEIGHT, FPS = 640, 360, 10
-_DAY = Conditions("day", (1.0, 1.0, 0.98), 1.0, 0.0, 60.0, 1.2, 0.0, 0.0, False)
-_NIGHT = replace(_DAY, light="night", level=0.45, noise=2.5, monochrome=True)
+_DAY = Conditions((1.0, 1.0, 0.98), level=1.0, noise=1.2)
+_NIGHT = replace(_DAY, level=0.45, noise=2.5, monochrome=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ STRATA = (
     Stratum("noisy", replace(_NIGHT, level=0.5, noise=5.5, flicker=0.03)),
     Stratum("drift", replace(_DAY, drift=0.25, drift_s=40.0), people=0),
     Stratum("edge", _DAY, people=0, edge=True),
-    Stratum("low_contrast", replace(_DAY, light="dusk", level=0.65), contrast=0.5),
+    Stratum("low_contrast", replace(_DAY, level=0.65), contrast=0.5),
     Stratum("slow", _DAY, pace=0.5),
     Stratum("foliage", _DAY, quiet=False, tree=True),
     Stratum("busy", _DAY, quiet=False, people=14, cars=6),

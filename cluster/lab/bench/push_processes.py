@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
 from cluster.codec.push import PushSource
-from cluster.decoder.decode_gate import make_decode_gate
+from cluster.decoder.decode_load import DecodeGate
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.frame_lanes import LostCamera
@@ -85,7 +85,7 @@ class Cameras:
         self._replica, self._geometry, self._stride_s = replica, geometry, stride_s
         self._sender = FrameSender(self._on_lost)
         self._rings = RingBudget(2**30)
-        self._decode_gate = make_decode_gate()
+        self._decode_gate = DecodeGate()
         self._sinks: dict[str, QueueSink] = {}
         self._pipelines: list[CameraPipeline] = []
         self.lost = 0
@@ -113,9 +113,9 @@ class Cameras:
     def counts(self) -> dict[str, int]:
         statuses = [pipeline.status() for pipeline in self._pipelines]
         return {
-            "pictures": sum(status.frames_decoded for status in statuses),
+            "pictures": sum(status.stats.frames_decoded for status in statuses),
             "frames": sum(status.samples_out for status in statuses),
-            "lost": self.lost + sum(status.samples_dropped + status.gaps for status in statuses),
+            "lost": self.lost + sum(status.samples_dropped + status.stats.gaps for status in statuses),
         }
 
     def _send(self, sample: FrameSample) -> None:

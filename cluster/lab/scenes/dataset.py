@@ -91,7 +91,6 @@ def _pictures(clip: Path, times: Sequence[float]) -> list[Image.Image]:
 
 
 def _mark(image: Image.Image, truth: SceneTruth, second: float) -> None:
-    """Draw boxes and names of the events of an instant."""
     draw = ImageDraw.Draw(image)
     across, down = image.width / truth.width, image.height / truth.height
     for event in truth.events:
@@ -165,13 +164,8 @@ def make_scenes(
 ) -> MadeScenes:
     """Encode a set of scenes as ``directory/<name>.mp4`` with ``<name>.json`` beside each, and write the index.
 
-    Complete clips are kept, so an interrupted call can be resumed.
-
-    Args:
-        directory: created if missing.
-        wanted: which scenes.
-        jobs: number of processes.
-        on_clip: called with the path of every finished clip, at once for existing ones.
+    Complete clips are kept, so an interrupted call can be resumed. ``jobs``: number of processes. ``on_clip``: called
+    with the path of every finished clip, at once for existing ones.
 
     Raises:
         ConfigError: the directory holds scenes made with other settings, or ``jobs`` is less than 1.

@@ -68,14 +68,10 @@ def _quiet_ffmpeg() -> Iterator[None]:
 
 
 def encode_scene(scene: Scene, path: str | Path, *, event: str | None = "any") -> SceneTruth:
-    """Draw and encode one scene and save its truth as JSON beside the video.
+    """Draw and encode one scene at its camera's size and rate, and save its truth as JSON beside the video.
 
-    The bytes are reproducible. Both files appear only when complete, the video last.
-
-    Args:
-        scene: drawn at its camera's size and rate.
-        path: of the MP4; its folder must exist.
-        event: argument that ``make_scene`` was given, recorded in the truth.
+    The bytes are reproducible. Both files appear only when complete, the video last. ``event``: argument that
+    ``make_scene`` was given, recorded in the truth.
 
     Raises:
         OSError: the folder cannot be written.
@@ -143,13 +139,9 @@ class SceneClip:
 def encode_missing_clips(
     clips: Sequence[SceneClip], folder: Path, *, jobs: int = 1, on_clip: Callable[[Path], None] = lambda _: None
 ) -> int:
-    """Encode the clips that are not encoded yet; returns how many.
+    """Encode the clips of ``folder`` that are not encoded yet, with ``jobs`` processes; returns how many.
 
-    Args:
-        clips: their paths lie in ``folder``.
-        folder: created if missing.
-        jobs: number of processes.
-        on_clip: called with the path of every finished clip, at once for existing ones.
+    ``on_clip``: called with the path of every finished clip, at once for existing ones.
 
     Raises:
         SightlineError: a clip cannot be written, or a process died.

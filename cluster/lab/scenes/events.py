@@ -49,7 +49,6 @@ class SceneBuilder:
         return actor
 
     def add_bag(self, keys: list[Keyframe], **more: object) -> Actor:
-        """Append a bag of random form and colour."""
         form, color = self.rng.choice(["case", "box", "sack"]), self.rng.choice(["black", "red", "blue", "yellow"])
         return self.add_actor("bag", keys, form=str(form), color=str(color), **more)
 
@@ -81,11 +80,21 @@ class SceneBuilder:
         start = self.outside_x(direction)
         return [Keyframe(arrive - abs(x - start) / speed, start, y, "walking"), Keyframe(arrive, x, y, then)]
 
-    def walk_out(self, x: float, y: float, leave: float, direction: int, speed: float) -> list[Keyframe]:
+    def walk_out(
+        self, x: float, y: float, leave: float, direction: int, speed: float, state: str = "walking"
+    ) -> list[Keyframe]:
         """Keyframes of a person who leaves ``(x, y)`` at ``leave``."""
         end = self.outside_x(-direction)
-        gone = leave + abs(end - x) / speed
-        return [Keyframe(leave, x, y, "walking"), Keyframe(gone, end, y, "walking")]
+        return [Keyframe(leave, x, y, state), Keyframe(leave + abs(end - x) / speed, end, y, state)]
+
+    def throughout(self, x: float, y: float, state: str) -> list[Keyframe]:
+        """Keyframes of who is there all the time."""
+        return [Keyframe(-1.0, x, y, state), Keyframe(self.seconds + 1, x, y, state)]
+
+    def random_lane(self) -> tuple[bool, int]:
+        """Whether it is the lane near the camera, and its direction."""
+        near = self.chance(0.5)
+        return near, 1 if near else -1
 
     def vehicle_form(self) -> str:
         return str(self.rng.choice(["car", "car", "car", "van", "bus"]))
@@ -122,10 +131,7 @@ def runner(builder: SceneBuilder, at: float) -> None:
     """A person runs through alone."""
     y, direction = builder.pavement_y(), builder.random_direction()
     speed = 2.2 * builder.walking_speed(y)
-    start, end = builder.outside_x(direction), builder.outside_x(-direction)
-    builder.add_actor(
-        "person", [Keyframe(at, start, y, "running"), Keyframe(at + abs(end - start) / speed, end, y, "running")]
-    )
+    builder.add_actor("person", builder.walk_out(builder.outside_x(direction), y, at, direction, speed, "running"))
 
 
 def crouch(builder: SceneBuilder, at: float) -> None:
@@ -179,29 +185,24 @@ def waits_with_bag(builder: SceneBuilder, at: float) -> None:
 def standing_bag(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always there
     """A box or bin that is there throughout."""
     x, y = builder.pavement_spot(margin=0.15)
-    builder.add_bag([Keyframe(-1.0, x, y, "furniture"), Keyframe(builder.seconds + 1, x, y, "furniture")])
+    builder.add_bag(builder.throughout(x, y, "furniture"))
 
 
 def sitter(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always there
     """A person sits on a box throughout."""
     x, y = builder.pavement_spot(margin=0.2)
-    builder.add_actor(
-        "person",
-        [Keyframe(-1.0, x, y, "sitting"), Keyframe(builder.seconds + 1, x, y, "sitting")],
-        facing=builder.random_direction(),
-    )
+    builder.add_actor("person", builder.throughout(x, y, "sitting"), facing=builder.random_direction())
 
 
 def traffic(builder: SceneBuilder, at: float) -> None:
     """A vehicle on its lane."""
-    near = builder.chance(0.5)
-    builder.drive_through(at, near=near, direction=1 if near else -1, speed=builder.uniform(0.28, 0.75))
+    near, direction = builder.random_lane()
+    builder.drive_through(at, near=near, direction=direction, speed=builder.uniform(0.28, 0.75))
 
 
 def brief_stop(builder: SceneBuilder, at: float) -> None:
     """A vehicle halts for a moment and drives on."""
-    near = builder.chance(0.5)
-    direction = 1 if near else -1
+    near, direction = builder.random_lane()
     form = builder.vehicle_form()
     start, end = builder.lane_ends(direction, form, near)
     x, speed = builder.uniform(0.4, ASPECT - 0.4), builder.uniform(0.3, 0.55)
@@ -221,8 +222,8 @@ def parked(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always t
     over_zone = zone.x0 - 0.4 < x < zone.x1 + 0.4 and zone.y0 - 0.02 < y < zone.y1 + 0.3
     if y - 0.05 < builder.layout.horizon or over_zone:
         return
-    keys = [Keyframe(-1.0, x, y, "parked"), Keyframe(builder.seconds + 1, x, y, "parked")]
-    builder.add_actor("vehicle", keys, form="car", facing=builder.random_direction(), scale=0.9 * VEHICLE_SCALE)
+    keys, facing = builder.throughout(x, y, "parked"), builder.random_direction()
+    builder.add_actor("vehicle", keys, form="car", facing=facing, scale=0.9 * VEHICLE_SCALE)
 
 
 DISTRACTORS: dict[str, Callable[[SceneBuilder, float], None]] = {
@@ -255,12 +256,7 @@ def fight(builder: SceneBuilder, at: float) -> None:
         speed = builder.walking_speed(y) * builder.pace
         place = x + side * gap
         keys = builder.walk_in(place, y, at, -side, speed, "fighting")
-        run = 1.8 * builder.walking_speed(y)
-        end = builder.outside_x(-side)
-        keys += [
-            Keyframe(at + lasting, place, y, "running"),
-            Keyframe(at + lasting + abs(end - place) / run, end, y, "running"),
-        ]
+        keys += builder.walk_out(place, y, at + lasting, side, 1.8 * builder.walking_speed(y), "running")
         people.append(_event_person(builder, keys, 0))
     _event(builder, "fight", at, min(at + lasting, builder.seconds), people)
 
@@ -278,10 +274,10 @@ def intrusion(builder: SceneBuilder, at: float) -> None:
     keys = builder.walk_in(entry_x, outside, cross, direction, speed, "walking")
     if zone.fence:
         keys += [
-            Keyframe(at, entry_x, edge_y, "climbing", 0.0),
+            Keyframe(at, entry_x, edge_y, "climbing"),
             Keyframe(at + 0.8, entry_x, (edge_y + inside_y) / 2, "climbing", 0.3),
+            Keyframe(at + 1.6, entry_x, inside_y, "walking"),
         ]
-        keys.append(Keyframe(at + 1.6, entry_x, inside_y, "walking"))
     else:
         keys += [Keyframe(at, entry_x, edge_y, "walking"), Keyframe(at + 1.2, entry_x, inside_y, "walking")]
     to_x = builder.uniform(zone.x0 + 0.08, zone.x1 - 0.08)
@@ -310,8 +306,7 @@ def left_object(builder: SceneBuilder, at: float) -> None:
 
 def stopped_vehicle(builder: SceneBuilder, at: float) -> None:
     """A vehicle stops on its lane until the end (or for at least 12 s)."""
-    near = builder.chance(0.5)
-    direction = 1 if near else -1
+    near, direction = builder.random_lane()
     form = str(builder.rng.choice(["car", "car", "van"]))
     start, end = builder.lane_ends(direction, form, near)
     x = builder.uniform(0.45, ASPECT - 0.45)
@@ -333,13 +328,13 @@ def stopped_vehicle(builder: SceneBuilder, at: float) -> None:
 
 def wrong_way(builder: SceneBuilder, at: float) -> None:
     """A vehicle drives on a lane against its direction."""
-    near = builder.chance(0.5)
-    direction = -1 if near else 1
+    near, direction = builder.random_lane()
     form = builder.vehicle_form()
-    start, end = builder.lane_ends(direction, form, near)
     speed = builder.uniform(0.28, 0.45) * builder.pace
-    actor = builder.drive_through(at, near=near, direction=direction, speed=speed, form=form, contrast=builder.contrast)
-    _event(builder, "wrong_way", at, min(at + abs(end - start) / speed, builder.seconds), [actor])
+    actor = builder.drive_through(
+        at, near=near, direction=-direction, speed=speed, form=form, contrast=builder.contrast
+    )
+    _event(builder, "wrong_way", at, min(actor.keys[-1].t, builder.seconds), [actor])
 
 
 def _event_person(builder: SceneBuilder, keys: list[Keyframe], facing: int, **more: object) -> Actor:

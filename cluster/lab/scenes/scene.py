@@ -31,15 +31,14 @@ class Conditions:
     """Light, weather and sensor. ``noise`` in grey levels, ``flicker`` and ``drift`` as relative gain, ``rain`` in
     0..1."""
 
-    light: str
     tint: tuple[float, float, float]
     level: float
-    drift: float
-    drift_s: float
-    noise: float
-    flicker: float
-    rain: float
-    monochrome: bool
+    drift: float = 0.0
+    drift_s: float = 1.0
+    noise: float = 0.0
+    flicker: float = 0.0
+    rain: float = 0.0
+    monochrome: bool = False
 
     def gain(self, second: float, number: int) -> float:
         """Brightness at ``second`` in frame ``number``; 1 in steady daylight."""
@@ -80,7 +79,6 @@ def sample_conditions(light: str, strata: frozenset[str], rng: np.random.Generat
     level = {"day": rng.uniform(0.85, 1.08), "dusk": rng.uniform(0.58, 0.72), "night": rng.uniform(0.4, 0.54)}[light]
     tint = {"day": (1.0, 1.0, 0.98), "dusk": (1.06, 0.95, 0.9), "night": (0.9, 0.97, 1.16)}[light]
     return Conditions(
-        light=light,
         tint=tint,
         level=float(level),
         drift=float(rng.uniform(0.0, 0.06)),
@@ -180,14 +178,10 @@ class Scene:
 def make_scene(
     split: Split, index: int, *, seconds: float = 40.0, event: str | tuple[str, ...] | None = "any"
 ) -> Scene:
-    """Script scene ``index`` of a split, deterministically.
+    """Script scene ``index`` of a split, ``seconds`` (at least 24) long, deterministically.
 
-    Args:
-        split: train, validation or test. Their seeds are disjoint; test has its own layouts, textures and camera
-            settings.
-        index: at least 0.
-        seconds: length, at least 24.
-        event: ``any`` draws none, one or two events; a kind or several force these; None allows distractors only.
+    The splits' seeds are disjoint; test has its own layouts, textures and camera settings. ``event``: ``any`` draws
+    none, one or two events; a kind or several force these; None allows distractors only.
 
     Raises:
         ConfigError: unknown split or event, negative index, or a scene too short for an event.

@@ -24,31 +24,24 @@ _GOP_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class ClipKind:
-    """Look and encoding of a kind of clip. ``noise`` in grey levels, ``flicker`` as relative gain."""
+    """Look and encoding of a kind of clip. ``movers``: whether anything moves."""
 
-    about: str
+    conditions: Conditions
+    light: str = "day"
     codec: str = "h264"
     crf: int = 23
     bframes: int = 0
-    light: str = "day"
-    level: float = 1.0
-    tint: tuple[float, float, float] = (1.0, 1.0, 0.98)
-    noise: float = 0.0
-    flicker: float = 0.0
     movers: bool = True
 
 
+_DAY, _DUSK, _NIGHT = (1.0, 1.0, 0.98), (1.06, 0.95, 0.9), (0.88, 0.96, 1.2)
 CLIP_KINDS: dict[str, ClipKind] = {
-    "street": ClipKind("a quiet street with a few people and vans"),
-    "noisy": ClipKind(
-        "the same street through a poor sensor: noise, flicker, B-frames", bframes=2, noise=6.5, flicker=0.04
-    ),
-    "hevc": ClipKind(
-        "the street at dusk, in HEVC", codec="hevc", crf=26, light="dusk", level=0.68, tint=(1.06, 0.95, 0.9)
-    ),
-    "night": ClipKind(
-        "the street at night; nothing moves", light="night", level=0.23, tint=(0.88, 0.96, 1.2), noise=1.8, movers=False
-    ),
+    # A quiet street with a few people and vans.
+    "street": ClipKind(Conditions(_DAY, level=1.0)),
+    # The same street through a poor sensor.
+    "noisy": ClipKind(Conditions(_DAY, level=1.0, noise=6.5, flicker=0.04), bframes=2),
+    "hevc": ClipKind(Conditions(_DUSK, level=0.68), light="dusk", codec="hevc", crf=26),
+    "night": ClipKind(Conditions(_NIGHT, level=0.23, noise=1.8), light="night", movers=False),
 }
 
 
@@ -62,16 +55,10 @@ def make_clip(
     seed: int = 0,
     crf: int | None = None,
 ) -> SceneTruth:
-    """Draw and encode one clip, save its truth as JSON beside it and return it.
+    """Draw and encode one clip of :data:`CLIP_KINDS`, save its truth as JSON beside it and return it.
 
-    Args:
-        kind: one of ``CLIP_KINDS``.
-        path: of the MP4; its folder must exist.
-        seconds: length; the story repeats with variations every 24 s.
-        fps: frames per second.
-        size: width and height in pixels, both even.
-        seed: same seed, same clip.
-        crf: quality for x264 or x265, 0 to 51, instead of the kind's own.
+    The story repeats with variations every 24 s; same ``seed``, same clip. ``size``: width and height in pixels, both
+    even. ``crf``: quality for x264 or x265, 0 to 51, instead of the kind's own.
 
     Raises:
         ConfigError: unknown kind, or invalid length, rate or size.
@@ -107,26 +94,15 @@ def street_scene(style: ClipKind, camera: CameraSettings, seconds: float, seed: 
     builder = SceneBuilder(layout, seconds, np.random.default_rng([seed, 2]))
     for cycle in range(math.ceil(seconds / CYCLE_S) if style.movers else 0):
         _add_cycle(builder, cycle * CYCLE_S)
-    conditions = Conditions(
-        light=style.light,
-        tint=style.tint,
-        level=style.level,
-        drift=0.0,
-        drift_s=1.0,
-        noise=style.noise,
-        flicker=style.flicker,
-        rain=0.0,
-        monochrome=False,
-    )
     return Scene(
         split="validation",
         index=seed,
         seconds=seconds,
         layout=layout,
         light=style.light,
-        strata=frozenset({"noisy"} if style.flicker else ()),
+        strata=frozenset({"noisy"} if style.conditions.flicker else ()),
         camera=camera,
-        conditions=conditions,
+        conditions=style.conditions,
         actors=tuple(builder.actors),
         events=(),
         tree=False,

@@ -25,14 +25,10 @@ _BASE = {
     "hedge": (70, 98, 58),
 }
 
-
 RANDOM = "drawn"
 """A random surface for each seed."""
-
-
 MIXED = "mixed"
 """A random surface from a wider range: stains, speckles, slats, patches."""
-
 
 # Roughness: amplitude of coarse, fine and grain noise in grey levels.
 _ROUGH = {

@@ -7,7 +7,7 @@ import torch
 from cluster.codec.nvdec import DevicePicture
 from cluster.decoder.gpu import frontend as module
 from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend
-from cluster.decoder.gpu.planes import Planes, colour_factors
+from cluster.decoder.gpu.picture import Planes, colour_factors
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.types import PatchGeometry
 from cluster.vision.pruners.base import make_pruner

@@ -12,8 +12,8 @@ import torch
 
 from cluster.codec.file import FileSource
 from cluster.codec.nvdec import DevicePicture
+from cluster.codec.picture import outline_zones
 from cluster.codec.processor import CodecOptions, CodecProcessor
-from cluster.codec.zones import outline_zones
 from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend, DeviceSample
 from cluster.lab.bench.gpu_frontend import compare_clips, host_nvdec
 from cluster.lab.scenes.street_clips import make_clip

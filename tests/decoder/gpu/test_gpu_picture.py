@@ -8,8 +8,15 @@ from av.video.reformatter import Interpolation, VideoReformatter
 
 from cluster.codec.picture import LumaDifference, PictureScaler
 from cluster.codec.privacy import covered, fill
-from cluster.decoder.gpu.picture import cell_means, luma_difference, masked_quantile, scale_planes, to_rgb
-from cluster.decoder.gpu.planes import Planes, colour_factors
+from cluster.decoder.gpu.picture import (
+    Planes,
+    cell_means,
+    colour_factors,
+    luma_difference,
+    masked_quantile,
+    scale_planes,
+    to_rgb,
+)
 from cluster.types import PatchGeometry, PatchGrid
 from cluster.vision.pruners import cells
 

@@ -80,7 +80,7 @@ def test_every_decision_of_every_camera_is_the_pruners():
             for camera in cameras:
                 camera.host.margin = camera.device.margin = 6.0
         wanted = [camera.host.prune(sample) for camera, sample in zip(cameras, samples, strict=True)]
-        found = replenish(
+        masks, activities = replenish(
             [camera.device for camera in cameras],
             [camera.memory for camera in cameras],
             torch.from_numpy(np.stack([sample.luma for sample in samples])),
@@ -90,8 +90,8 @@ def test_every_decision_of_every_camera_is_the_pruners():
             GRID,
         )
         for place, (camera, decision) in enumerate(zip(cameras, wanted, strict=True)):
-            assert np.array_equal(found.mask[place].numpy(), decision.mask), (index, place)
-            assert found.activity[place].item() == pytest.approx(decision.activity, abs=1e-6)
+            assert np.array_equal(masks[place].numpy(), decision.mask), (index, place)
+            assert activities[place].item() == pytest.approx(decision.activity, abs=1e-6)
             remembered = camera.host._memory
             assert remembered is not None
             assert np.array_equal(camera.memory.luma.numpy(), remembered.luma)

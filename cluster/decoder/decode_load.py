@@ -1,11 +1,19 @@
-"""Overload policy of a decoder process: which cameras decode keyframes only, so that the others keep up."""
+"""Decoding load of a process: how many cameras decode at once, and which of them decode keyframes only, so that the
+others keep up."""
 
 import math
+import os
+import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from cluster.types.cameras import Priority
+
+MOST = 8
+"""Most threads of a process that decode at once: more gain nothing under the GIL."""
 
 LATE, CALM = 0.5, 0.1
 """Decode backlog in strides: above the first, answers are about to be late; below the second, there is capacity."""
@@ -22,6 +30,55 @@ HOLD_S, LONGEST_HOLD_S = 10.0, 600.0
 
 SLOW_S = 60.0
 """Seconds within which a backlog shows that restored cameras exceed the capacity."""
+
+
+class DecodeGate:
+    """Fair semaphore for decoding: a free slot goes to the thread that has waited longest.
+
+    Without a limit, a hundred late cameras contend for the GIL, and the event loop, which sends frames and heartbeats,
+    gets a hundredth of it. ``threading.Semaphore`` is unfair: the thread that releases a slot takes it again for its
+    next packet before any waiting one has woken up.
+    """
+
+    def __init__(self, places: int | None = None) -> None:
+        """``places``: slots; by default as many as this process has cores, at most :data:`MOST`."""
+        self._places = self._free = places or min(len(os.sched_getaffinity(0)), MOST)
+        self._busy_s = 0.0
+        self._since_s = self._taken_s = time.monotonic()
+        self._waiting: deque[threading.Lock] = deque()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._free:
+                self._count()
+                self._free -= 1
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._count()
+                self._free += 1
+
+    def take_busy_share(self) -> float:
+        """Share of the slots that was taken since the last call."""
+        with self._lock:
+            self._count()
+            busy_s, self._busy_s = self._busy_s, 0.0
+            passed_s, self._taken_s = self._since_s - self._taken_s, self._since_s
+        return busy_s / (self._places * passed_s) if passed_s else 0.0
+
+    def _count(self) -> None:
+        now_s = time.monotonic()
+        self._busy_s += (self._places - self._free) * (now_s - self._since_s)
+        self._since_s = now_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,137 @@
+"""State of one camera's stream: counters, what its pictures depend on, and by their size masks, outlines and change.
+
+Codec and picture evidence of change between two samples is combined here.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Literal
+
+import numpy as np
+from av.video.frame import PictureType, VideoFrame
+
+from cluster.codec.motion import MotionField, frame_vectors
+from cluster.codec.picture import LumaDifference, Outlines, PictureScaler, outline_zones
+from cluster.codec.privacy import Polygon, PrivacyMasks, covered
+from cluster.types import BoolGrid, ChangeGrid, PatchGeometry, PatchGrid, UInt8Array
+
+Cue = Literal["vectors+luma", "luma"]
+
+
+@dataclass(slots=True)
+class CodecStats:
+    """Counters of one stream since its start. ``resyncs``: by reason:
+
+    ``gap`` (sequence hole), ``lost_reference`` (found in the bitstream), ``corrupt``, ``timestamps``, ``resolution``,
+    ``codec``, ``too_large``, and what callers of ``resync`` say. ``gaps`` counts the first two. ``refusal``: why
+    nothing is decoded now, a sentence; it goes when a picture comes. ``scenes``: fresh samples; all but the first are
+    of a clock that jumped or of another grid.
+    ``frames_spared``: never decoded, as nothing happened in them (see LazyDecode).
+    """
+
+    packets: int = 0
+    packets_skipped: int = 0
+    packets_repeated: int = 0
+    frames_decoded: int = 0
+    frames_spared: int = 0
+    frames_sampled: int = 0
+    anchors: int = 0
+    scenes: int = 0
+    decode_errors: int = 0
+    corrupt_frames: int = 0
+    gaps: int = 0
+    pts_missing: int = 0
+    pts_repeated: int = 0
+    pts_jumps: int = 0
+    resyncs: Counter[str] = field(default_factory=Counter)
+    codec: str = ""
+    width: int = 0
+    height: int = 0
+    cue: str = ""
+    refusal: str = ""
+
+
+class Trust(Enum):
+    """What the decoder's pictures depend on."""
+
+    LOST = auto()
+    """Nothing decodes until a keyframe's packet comes."""
+    RECOVERING = auto()
+    """That packet went in; the first picture that needs nothing before it has not come out yet."""
+    SKIPPED = auto()
+    """The same where the pictures before it were left undecoded: nothing is missing."""
+    TRUSTED = auto()
+
+
+def no_change(grid: PatchGrid, cue: Cue) -> ChangeGrid:
+    """Of a sample that repeats the one before."""
+    still = np.zeros((grid.rows, grid.cols), np.float32)
+    return ChangeGrid(still, still, still, luma=still, cue=cue, frames=0)
+
+
+class ChangeAccumulator:
+    """Accumulates every shown picture since the last sample into one ChangeGrid; for one picture size.
+
+    ``cue`` is derived from the decoder's output: an inter picture without vectors is either all new content or comes
+    from a decoder that exports none. It counts as new content if another inter picture since the sample before last had
+    vectors; otherwise only luma is used. I-frames never have vectors and decide nothing. ``masked`` ``[height,
+    width]``: pixels whose motion is ignored.
+    """
+
+    def __init__(self, width: int, height: int, grid: PatchGrid, masked: BoolGrid | None = None) -> None:
+        self.cue: Cue = "luma"
+        self._motion = MotionField(width, height, grid, masked)
+        self._luma = LumaDifference(grid, masked)
+        self._shape = (grid.rows, grid.cols)
+        self._gave = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Clear everything except whether there are vectors; the last sample's luma too."""
+        self._motion.reset()
+        self._luma.reset()
+        self._frames = self._inter = self._with_vectors = 0
+
+    def add_picture(self, frame: VideoFrame, past: float, future: float) -> None:
+        """Accumulate one picture. An I-frame has no vectors; the samples' luma covers it."""
+        self._frames += 1
+        if frame.pict_type == PictureType.I:
+            return
+        self._inter += 1
+        vectors = frame_vectors(frame)
+        if vectors is None:
+            self._motion.add_uncovered()
+        else:
+            self._with_vectors += 1
+            self._motion.add_vectors(vectors, past, future)
+
+    def pop_change(self, luma: UInt8Array) -> ChangeGrid:
+        """The change up to a sample with this luma ``[height, width]``; starts the next interval."""
+        if self._inter:
+            given = self._with_vectors > 0
+            self.cue = "vectors+luma" if given or self._gave else "luma"
+            self._gave = given
+        planes = self._motion.pop_planes()
+        if self.cue == "luma":
+            zero = np.zeros(self._shape, np.float32)
+            planes = zero, zero, zero
+        frames = self._frames
+        self._frames = self._inter = self._with_vectors = 0
+        return ChangeGrid(*planes, luma=self._luma(luma), cue=self.cue, frames=frames)
+
+
+class PictureView:
+    """State that depends on the picture size: grid, scaler, accumulated change, masks, outlines of zones."""
+
+    def __init__(
+        self, width: int, height: int, geometry: PatchGeometry, masks: PrivacyMasks, zones: Sequence[Polygon] = ()
+    ) -> None:
+        self.width, self.height = width, height
+        self.grid: PatchGrid = geometry.grid(width, height)
+        self.scaler = PictureScaler(self.grid)
+        self.masked: BoolGrid | None = masks.raster(width, height) if masks else None
+        self.hidden = None if self.masked is None else covered(self.masked, self.grid.rows, self.grid.cols)
+        self.outlines: Outlines | None = outline_zones(zones, self.grid)
+        self.change = ChangeAccumulator(width, height, self.grid, self.masked)
