@@ -42,7 +42,7 @@ NEEDED = (1, 4)
 """Tokens of a passage that a head must hold, or all where there are fewer: of ``recall`` and ``recall_4``."""
 SHARES = (4, 8, 16, 64)
 _NAMES = {8: "eighth", 64: "64th"}
-_CAMERA = CameraSettings(640, 360, 5.0, "h264", 4.0, 0, 27)
+CAMERA = CameraSettings(640, 360, 5.0, "h264", 4.0, 0, 27)
 _CELLS = 2**20
 """More than a frame has."""
 _SEED = 7000
@@ -87,7 +87,7 @@ def measure(footage: Footage) -> Part:
     how much more they find than the best other compressor."""
     args = footage.args
     model = footage.model(args.model)
-    scenes = [LongScene(args.scene_seconds, _SEED + number, camera=_CAMERA) for number in range(args.scenes)]
+    scenes = [LongScene(args.scene_seconds, _SEED + number, camera=CAMERA) for number in range(args.scenes)]
     watched = []
     for scene in scenes:
         watched.append(watch(model, scene, footage.directory, args.fps))
@@ -124,7 +124,7 @@ def watch(model: VisionLanguageModel, scene: LongScene, folder: Path, fps: float
     encode_missing_clips([clip], folder)
     recording = record(model, clip.path, WindowShape(fps=fps), [scene.seconds])
     chunks = recording.seen(0)
-    renderer = SceneRenderer(scene.scene, _CAMERA.width, _CAMERA.height)
+    renderer = SceneRenderer(scene.scene, CAMERA.width, CAMERA.height)
     samples = model.geometry.temporal
     shown: dict[int, list[int]] = {}
     for number, chunk in enumerate(chunks):
@@ -134,6 +134,16 @@ def watch(model: VisionLanguageModel, scene: LongScene, folder: Path, fps: float
                 kept = np.intersect1d(cells, chunk.cell.numpy())
                 shown.setdefault(object_id, []).extend((number * _CELLS + kept).tolist())
     passages = [torch.tensor(sorted(set(tokens))) for tokens in shown.values() if tokens]
+    return Watched(chunks, passages)
+
+
+def repeated(watched: Watched, chunks: Sequence[KVChunk]) -> Watched:
+    """The same again and again, as these ``chunks`` are; a passage is all of its repetitions."""
+    length = len(watched.chunks)
+    passages = []
+    for passage in watched.passages:
+        again = torch.cat([passage + first * _CELLS for first in range(0, len(chunks), length)])
+        passages.append(again[again < len(chunks) * _CELLS])
     return Watched(chunks, passages)
 
 
