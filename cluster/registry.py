@@ -119,40 +119,40 @@ compressors: Registry[Any] = Registry(
     "compressor",
     {
         "cords": "cluster.memory.compress.cords:CoRDS",
-        "infinipot": "cluster.memory.compress.infinipot:InfiniPot",
+        "infinipot": "cluster.memory.compress.attention:InfiniPot",
         "infinipot_v": "cluster.memory.compress.infinipot_v:InfiniPotV",
         "infinipot_v_paper": "cluster.memory.compress.infinipot_v:InfiniPotVPaper",
-        "livevlm": "cluster.memory.compress.livevlm:LiveVLM",
+        "livevlm": "cluster.memory.compress.attention:LiveVLM",
         "none": "cluster.memory.compress.simple:Full",
         "novelty": "cluster.memory.compress.novelty:Novelty",
         "sliding": "cluster.memory.compress.simple:Sliding",
-        "snapkv": "cluster.memory.compress.snapkv:SnapKV",
-        "streammem": "cluster.memory.compress.streammem:StreamMem",
+        "snapkv": "cluster.memory.compress.attention:SnapKV",
+        "streammem": "cluster.memory.compress.attention:StreamMem",
         "uniform": "cluster.memory.compress.simple:Uniform",
     },
 )
 organisers: Registry[Any] = Registry(
     "organiser",
     {
-        "frames": "cluster.memory.organise.frames:Frames",
-        "kvmu": "cluster.memory.organise.kvmu:KVMU",
+        "frames": "cluster.memory.organise.simple:Frames",
+        "kvmu": "cluster.memory.organise.resv:KVMU",
         "mosaic": "cluster.memory.organise.mosaic:Mosaic",
         "resv": "cluster.memory.organise.resv:ReSV",
-        "tokens": "cluster.memory.organise.tokens:Tokens",
+        "tokens": "cluster.memory.organise.simple:Tokens",
     },
 )
 retrievers: Registry[Any] = Registry(
     "retriever",
     {
         "rekv": "cluster.memory.retrieve.rekv:ReKV",
-        "top_k": "cluster.memory.retrieve.top_k:TopK",
-        "two_stage": "cluster.memory.retrieve.two_stage:TwoStage",
+        "top_k": "cluster.memory.retrieve.nearest:TopK",
+        "two_stage": "cluster.memory.retrieve.nearest:TwoStage",
         "wicsum": "cluster.memory.retrieve.wicsum:WiCSum",
     },
 )
 frame_retrievals: Registry[Any] = Registry(
     "frame retrieval",
-    {"resv": "cluster.memory.frame_retrieval.resv:ReSVFrames"},
+    {"resv": "cluster.memory.frame_retrieval:ReSVFrames"},
 )
 tiers: Registry[Any] = Registry(
     "KV tier",

@@ -19,10 +19,10 @@ KINDS = {
     "pruners": ("cluster.vision.pruners.keep_all", "KeepAll", {"pruning": {"policy": "mine"}}),
     "refresh_policies": ("cluster.engine.window.refresh.controls", "All", {"window": {"refresh": "mine"}}),
     "compressors": ("cluster.memory.compress.simple", "Sliding", {"memory": {"compressor": "mine"}}),
-    "organisers": ("cluster.memory.organise.frames", "Frames", {"memory": {"organiser": "mine"}}),
-    "retrievers": ("cluster.memory.retrieve.top_k", "TopK", {"memory": {"retriever": "mine"}}),
+    "organisers": ("cluster.memory.organise.simple", "Frames", {"memory": {"organiser": "mine"}}),
+    "retrievers": ("cluster.memory.retrieve.nearest", "TopK", {"memory": {"retriever": "mine"}}),
     "frame_retrievals": (
-        "cluster.memory.frame_retrieval.resv",
+        "cluster.memory.frame_retrieval",
         "ReSVFrames",
         {"memory": {"frame_retrieval": "mine"}},
     ),

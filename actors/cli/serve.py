@@ -58,7 +58,7 @@ def serve(
     from rich.markup import escape
 
     from cluster.config import load_config
-    from cluster.models.catalog import PRESETS
+    from cluster.models.presets import PRESETS
 
     loaded = with_state(load_config(config, parse_settings(settings)), state)
     screen = console(stderr=json == "-")

@@ -106,11 +106,7 @@ class MemoryBank:
 
     def prepare_stream(self, stream: str, spec: MemorySpec | None) -> None:
         """Restore a stream from the tiers before it is opened. Callable from any thread, so that the engine's thread
-        does not wait for the tiers.
-
-        Raises:
-            ConfigError: an unknown policy or option.
-        """
+        does not wait for the tiers. ``ConfigError`` for an unknown policy or option."""
         if spec is None or stream in self._memories or stream in self._last_writes:
             return
         deletions = self._deletions
@@ -127,13 +123,11 @@ class MemoryBank:
         return memory, memory.restored_window() if memory.restore() is Outcome.HIT else None
 
     def open_stream(self, stream: str, spec: MemorySpec | None) -> bytes | None:
-        """Open, continue or reconfigure a stream's memory; ``spec`` None deletes it.
+        """Open, continue or reconfigure a stream's memory; ``spec`` None deletes it. ``ConfigError`` for an unknown
+        policy or option.
 
         Returns the window state that was saved with the memory; None if there is none or the tiers cannot be read now
         (the memory is then restored as soon as they can).
-
-        Raises:
-            ConfigError: an unknown policy or option.
         """
         if stream in self._visited:
             # Another process may have written it since: restore from the tiers.
@@ -194,7 +188,6 @@ class MemoryBank:
         self._update_report(memory)
 
     def wants_queries(self, stream: str) -> bool:
-        """Whether the stream's compressor uses :meth:`observe_queries`."""
         memory = self._memories.get(stream)
         return memory is not None and memory.wants_queries
 
@@ -251,15 +244,10 @@ class MemoryBank:
             self._update_report(memory)
 
     def wait_written(self, timeout_s: float = 60.0) -> bool:
-        """Wait until all scheduled writes are done; False after ``timeout_s``."""
         return self.writer.wait_idle(timeout_s)
 
     def get_memory(self, stream: str) -> tuple[StreamMemory, Retriever]:
-        """A stream's memory and its retriever.
-
-        Raises:
-            NotReadyError: it has none.
-        """
+        """A stream's memory and its retriever; ``NotReadyError`` where it has none."""
         memory = self._memories.get(stream) or self._reopen(stream)
         if memory is None:
             raise NotReadyError(
@@ -287,7 +275,6 @@ class MemoryBank:
         return memory
 
     def _close_visited(self, stream: str) -> None:
-        """Release a memory that was opened for questions only."""
         if stream in self._released:
             self._close_memory(stream)
         else:
@@ -404,11 +391,7 @@ class MemoryBank:
         return deleted
 
     def memory_status(self, stream: str) -> MemoryStatus:
-        """Contents and health of a stream's memory.
-
-        Raises:
-            NotReadyError: it has none.
-        """
+        """Contents and health of a stream's memory; ``NotReadyError`` where it has none."""
         memory, _ = self.get_memory(stream)
         return memory.status()
 
@@ -440,5 +423,4 @@ class MemoryBank:
             self._reports.pop(stream, None)
 
     def streams(self) -> Sequence[str]:
-        """Names of the streams that have a memory here."""
         return list(self._memories)

@@ -81,12 +81,12 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
     for number, h, head in memory.iter_heads():
         (chosen, weight), before = stays[number][h], held[number][h].tokens
         old = chosen < before
-        load = functools.partial(_at_hand, loaded[number][h])
+        blocks = loaded[number][h]
         stay, of_those = chosen[old], None if weight is None else weight[old]
         if head.organiser.written_once:
             # Their weights stay: who keeps some sets them when tokens first compete.
             stay, of_those = whole_clusters(head.table, stay), None
-        if not memory.keep_tokens(number, h, stay, load, of_those):
+        if not memory.keep_tokens(number, h, stay, functools.partial(_at_hand, blocks), of_those):
             return None
         memory.counts.compressed_away += whole[number][h].tokens - len(stay) - int((~old).sum())
         if h == 0:
@@ -98,7 +98,7 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
 def whole_clusters(table: ClusterTable, chosen: Tensor) -> Tensor:
     """Numbers ``[m]``, ascending, of all tokens of the clusters with the largest shares of ``chosen [n]`` tokens, of
     equal ones the older: as many as hold ``n`` tokens or fewer, one at least."""
-    of_token, count = table.of_token.cpu(), table.count.cpu()
+    of_token, count = table.of_token, table.count
     share = torch.bincount(of_token[chosen], minlength=len(count)) / count
     order = share.argsort(descending=True, stable=True)
     taken = torch.zeros(len(count), dtype=torch.bool)
@@ -190,8 +190,8 @@ def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[
     value = torch.empty_like(key)
     order = of_token.argsort(stable=True)
     if blocks:
-        key[order] = torch.cat([block.key.cpu() for block in blocks.values()])
-        value[order] = torch.cat([block.value.cpu() for block in blocks.values()])
+        key[order] = torch.cat([block.key for block in blocks.values()])
+        value[order] = torch.cat([block.value for block in blocks.values()])
     weight = head.weight[None] if len(head.weight) else None
     frame, cell = head.frame.to(torch.int64), head.cell.to(torch.int64)
     kv = LayerKV(key[None], value[None], frame[None], cell[None], weight)

@@ -95,7 +95,6 @@ class LayerKV:
 
     @property
     def weights(self) -> Tensor:
-        """``weight``, with ones for None."""
         return torch.ones(self.frame.shape, device=self.key.device) if self.weight is None else self.weight
 
     def of_head(self, head: int, first: int) -> LayerKV:
@@ -169,12 +168,7 @@ class HeadMemory:
 
     @property
     def index_bytes(self) -> int:
-        """Approximate size of :meth:`state`."""
         return self.frame.nbytes + self.cell.nbytes + self.weight.nbytes + self.table.nbytes + NAMES_BYTES
-
-    def token_uids(self) -> Tensor:
-        """Cluster uid of each token ``[n]``."""
-        return self.table.uid[self.table.of_token]
 
     def cluster_numbers(self, uids: Sequence[int]) -> list[int]:
         """Table numbers of those of the clusters ``uids`` that exist."""
@@ -186,11 +180,10 @@ class HeadMemory:
         ]
 
     def representatives(self, clusters: Tensor) -> Block:
-        """Mean key and value of ``clusters`` ``[m]``, each as one token at the place of the member in the middle of its
-        time."""
+        """Mean key and value of ``clusters`` ``[m]``, each as one token at the place of its middle member in time."""
         table = self.table
         first = table.count.cumsum(0) - table.count
-        middle = table.order()[first[clusters] + table.count[clusters] // 2].cpu()
+        middle = table.order()[first[clusters] + table.count[clusters] // 2]
         return Block(table.mean[clusters], table.value_mean[clusters], self.frame[middle], self.cell[middle])
 
     # -- blocks -----------------------------------------------------------------------------------
@@ -200,7 +193,7 @@ class HeadMemory:
 
     def clusters_between(self, first: int, last: int) -> Tensor:
         """Clusters ``[m]`` with a token of the frames ``first`` to ``last``, ascending."""
-        there = ((self.frame >= first) & (self.frame <= last)).to(self.table.device)
+        there = (self.frame >= first) & (self.frame <= last)
         found: Tensor = torch.unique(self.table.of_token[there])
         return found
 
@@ -211,14 +204,12 @@ class HeadMemory:
     def members(self, clusters: Tensor) -> tuple[Tensor, list[int]]:
         """Frames and cells ``[2, n]`` of the members of ``clusters`` ``[m]``, one cluster after the other, and how many
         each has."""
-        clusters = clusters.cpu()
-        of_token = self.table.of_token.cpu()
         place = torch.full((len(self.table),), -1, dtype=torch.int64)
         place[clusters] = torch.arange(len(clusters))
-        of_token = place[of_token]
+        of_token = place[self.table.of_token]
         rows = (of_token >= 0).nonzero()[:, 0]
         rows = rows[of_token[rows].argsort(stable=True)]
-        return torch.stack([self.frame[rows], self.cell[rows]]), self.table.count.cpu()[clusters].tolist()
+        return torch.stack([self.frame[rows], self.cell[rows]]), self.table.count[clusters].tolist()
 
     def load_blocks(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
         """Load the blocks of clusters, by cluster number.
@@ -258,7 +249,7 @@ class HeadMemory:
             old.update({n: block for n, block in zip(clusters.tolist(), found, strict=True) if block is not None})
             return torch.tensor([block is not None for block in found], dtype=torch.bool)
 
-        numbers = self.organiser.add(tokens, at_hand).cpu()
+        numbers = self.organiser.add(tokens, at_hand)
         frame, cell = tokens.frame.to(torch.int32), cell.to(torch.int32)
         if len(self.weight) or bool((weight != 1).any()):
             held = self.weight if len(self.weight) else torch.ones(len(self.frame))
@@ -282,20 +273,20 @@ class HeadMemory:
         Raises:
             BlocksUnavailableError: its own members are not at hand.
         """
-        numbers = torch.cat([torch.tensor([cluster]), self.organiser.founded_for(cluster).cpu()])
+        numbers = torch.cat([torch.tensor([cluster]), self.organiser.founded_for(cluster)])
         loaded = [one.block for one in resident(self.table.block[numbers].tolist())]
         found = self.matching_blocks(numbers, loaded)
         if found[0] is None:
             raise BlocksUnavailableError
         parts = [(number, block) for number, block in zip(numbers.tolist(), found, strict=True) if block is not None]
-        at, order = torch.cat([self.table.members(number).cpu() for number, _ in parts]).sort()
+        at, order = torch.cat([self.table.members(number) for number, _ in parts]).sort()
         block = _concatenated([block for _, block in parts]).select(order)
         if len(parts) > 1:
             self.organiser.merge(cluster, torch.tensor([number for number, _ in parts[1:]]))
         new = self.organiser.split(cluster, block.key, block.value, block.frame.to(torch.int64))
         if new is None:
             return HeadChange([cluster], [block]) if len(parts) > 1 else HeadChange([], [])
-        leaves = self.table.of_token[at].cpu() == new
+        leaves = self.table.of_token[at] == new
         return HeadChange([cluster, new], [block.select(rows.nonzero()[:, 0]) for rows in (~leaves, leaves)])
 
     # -- tokens out -------------------------------------------------------------------------------
@@ -312,7 +303,7 @@ class HeadMemory:
         partly = thinned[torch.isin(thinned, remaining)].tolist()
         blocks = self.load_blocks(partly, load)
         # A cluster's members and its block's rows are in the same order.
-        members = torch.split(self.table.order().cpu(), self.table.count.tolist())
+        members = torch.split(self.table.order(), self.table.count.tolist())
         left = {n: block.select(stays[members[n]].nonzero()[:, 0]) for n, block in blocks.items()}
         uids = [int(uid[cluster]) for cluster in partly]
         thinned_tokens = torch.cat([kept[:0], *(members[n][stays[members[n]]] for n in left)])
@@ -323,7 +314,8 @@ class HeadMemory:
 
     def drop_clusters(self, uids: Sequence[int]) -> int:
         """Drop the tokens of clusters whose blocks are lost; returns how many."""
-        kept = (~torch.isin(self.token_uids(), torch.tensor(list(uids), dtype=torch.int64))).nonzero()[:, 0]
+        of_token = self.table.uid[self.table.of_token]
+        kept = (~torch.isin(of_token, torch.tensor(list(uids), dtype=torch.int64))).nonzero()[:, 0]
         lost = self.tokens - len(kept)
         if lost:
             self._narrow(kept, kept[:0], [])
@@ -335,8 +327,8 @@ class HeadMemory:
         key = torch.zeros(len(kept), self.table.mean.shape[1])
         value = torch.zeros_like(key)
         if blocks:
-            key[rows] = torch.cat([block.key.float().cpu() for block in blocks])
-            value[rows] = torch.cat([block.value.float().cpu() for block in blocks])
+            key[rows] = torch.cat([block.key.float() for block in blocks])
+            value[rows] = torch.cat([block.value.float() for block in blocks])
         frame, cell = self.frame[kept], self.cell[kept]
         self.table.keep_tokens(kept, key, value, frame.to(torch.int64))
         self.frame, self.cell = frame, cell
@@ -345,18 +337,14 @@ class HeadMemory:
 
     # -- restoring --------------------------------------------------------------------------------
     def state(self) -> dict[str, Tensor]:
-        """Tensors by name, the inverse of :meth:`load_state`."""
         parts = {"own": self.organiser.state(), "table": self.table.state()}
         named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
         weight = {"weight": self.weight} if len(self.weight) else {}
         return {"frame": self.frame, "cell": self.cell, "settled": torch.tensor(self.settled), **weight, **named}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the tensors of :meth:`state` into an empty head.
-
-        Raises:
-            ValueError: the state of another organiser or width, or inconsistent.
-        """
+        """Restore the tensors of :meth:`state` into an empty head; ``ValueError`` for the state of another organiser or
+        width, or an inconsistent one."""
         own, state = {"weight": self.weight, **self.state()}, {"weight": self.weight, **state}
         if own.keys() != state.keys():
             raise ValueError(f"names of another organiser's state: {', '.join(sorted(own.keys() ^ state.keys()))}")

@@ -84,12 +84,10 @@ class FrameLog:
         del self.numbers[place:], self.times[place:]
 
     def keep_frames(self, numbers: Collection[int]) -> None:
-        """Drop all other frames."""
         kept = [place for place, number in enumerate(self.numbers) if number in numbers]
         self.numbers, self.times = (_integers(part[place] for place in kept) for part in (self.numbers, self.times))
 
     def state(self) -> dict[str, Any]:
-        """JSON-compatible state."""
         return {
             "numbers": list(self.numbers),
             "times": list(self.times),
@@ -99,11 +97,7 @@ class FrameLog:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`state`.
-
-        Raises:
-            KeyError, TypeError, ValueError: of something else.
-        """
+        """Inverse of :meth:`state`; ``KeyError``, ``TypeError`` or ``ValueError`` of something else."""
         check_integers([state["next_number"], state["shift"]])
         numbers, times = check_integers(state["numbers"]), check_integers(state["times"])
         if len(numbers) != len(times):
@@ -119,24 +113,18 @@ PART_BYTES = 256 * 1024
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-@dataclass(slots=True)
-class Manifest:
-    """JSON ``header`` and named ``tensors`` of one stored memory."""
+def dump_manifest(header: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
+    """Serialise the JSON header and the named tensors of one stored memory."""
+    return dump_tensors(tensors, {"version": VERSION, **header})
 
-    header: dict[str, Any]
-    tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def dump(self) -> bytes:
-        return dump_tensors(self.tensors, {"version": VERSION, **self.header})
-
-    @classmethod
-    def load(cls, data: bytes) -> Self | None:
-        """The inverse of :meth:`dump`; None for anything else, or another version's."""
-        try:
-            header, tensors = read_header(data), load_parts(data)
-        except (ValueError, KeyError, TypeError):
-            return None
-        return cls(header, tensors) if header.pop("version", None) == VERSION else None
+def load_manifest(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """The inverse of :func:`dump_manifest`; None for anything else, or another version's."""
+    try:
+        header, tensors = read_header(data), load_parts(data)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return (header, tensors) if header.pop("version", None) == VERSION else None
 
 
 def dump_tensors(tensors: dict[str, Tensor], header: dict[str, Any] | None = None) -> bytes:
@@ -158,11 +146,7 @@ def dump_tensors(tensors: dict[str, Tensor], header: dict[str, Any] | None = Non
 
 
 def load_parts(data: bytes) -> dict[str, Tensor]:
-    """Deserialise named tensors.
-
-    Raises:
-        ValueError: not safetensors.
-    """
+    """Deserialise named tensors; ``ValueError`` where they are not safetensors."""
     try:
         return load_tensors(data)
     except SafetensorError as error:
@@ -170,11 +154,8 @@ def load_parts(data: bytes) -> dict[str, Tensor]:
 
 
 def read_header(data: bytes) -> dict[str, Any]:
-    """Read the JSON header from safetensors bytes, which begin with its length in eight little-endian bytes.
-
-    Raises:
-        ValueError, KeyError, TypeError: there is none.
-    """
+    """Read the JSON header from safetensors bytes, which begin with its length in eight little-endian bytes;
+    ``ValueError``, ``KeyError`` or ``TypeError`` where there is none."""
     size = int.from_bytes(data[:8], "little")
     if size > len(data):
         raise ValueError("shorter than its header says")
@@ -196,11 +177,7 @@ def to_byte_blocks(data: bytes) -> list[Block]:
 
 
 def from_byte_blocks(blocks: Iterable[Block]) -> bytes:
-    """Inverse of :func:`to_byte_blocks`.
-
-    Raises:
-        ValueError: blocks of something else.
-    """
+    """Inverse of :func:`to_byte_blocks`; ``ValueError`` where blocks hold something else."""
     parts = []
     for block in blocks:
         if block.key.dtype != torch.uint8 or len(block) != 1:
@@ -211,11 +188,7 @@ def from_byte_blocks(blocks: Iterable[Block]) -> bytes:
 
 
 def check_integers(found: Any, count: int | None = None) -> list[int]:
-    """Check that a JSON value is a list of integers, of length ``count`` if given, and return it.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """A JSON value as a list of integers, of length ``count`` if given; ``ValueError`` where it is not that."""
     if not isinstance(found, Sequence) or not all(type(each) is int for each in found):
         raise ValueError("a list of whole numbers is something else")
     if count is not None and len(found) != count:

@@ -25,13 +25,11 @@ class MemoryCounts:
     unreadable: int = 0
 
     def drop_frames(self, frames: int = 1) -> None:
-        """Count frames that were dropped before they were stored."""
         self.frames_dropped += frames
         with _lock:
             LOST["frames"] += frames
 
     def lose_tokens(self, tokens: int) -> None:
-        """Count stored tokens whose blocks are lost."""
         self.lost += tokens
         with _lock:
             LOST["tokens"] += tokens

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
-from types import TracebackType
 from typing import Self
 
 from cluster.memory.tiers.base import BlockKey, Loaded, Outcome, Tier
@@ -92,7 +91,6 @@ class Prefetcher:
             are split into this many loads, so that their latencies overlap.
         deadline_s: longest wait of one :meth:`fetch`.
         on_event: called after every load, in the loading thread.
-        weigh: approximate bytes of a block, to split a layer's blocks evenly; without it all count the same.
         capacity: most predicted blocks not yet fetched; beyond it the oldest are discarded.
     """
 
@@ -104,7 +102,6 @@ class Prefetcher:
         threads: int = 2,
         deadline_s: float = 2.0,
         on_event: Callable[[FetchEvent], None] | None = None,
-        weigh: Callable[[BlockKey], int] | None = None,
         capacity: int = 65536,
     ) -> None:
         if threads < 1 or capacity < 1 or deadline_s <= 0:
@@ -112,8 +109,7 @@ class Prefetcher:
                 f"a prefetcher of {threads} threads, {capacity} blocks and {deadline_s:g} s can do nothing"
             )
         self.stats = PrefetchStats()
-        self._load, self._on_event, self._weigh = load, on_event, weigh
-        self._at_hand = at_hand
+        self._load, self._on_event, self._at_hand = load, on_event, at_hand
         self._threads, self._deadline_s, self._capacity = threads, deadline_s, capacity
         self._lock = threading.Lock()
         self._done = threading.Condition(self._lock)
@@ -128,18 +124,12 @@ class Prefetcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def prefetch(self, keys: Sequence[BlockKey]) -> None:
         """Start loading predicted blocks, the most likely first; returns at once. Blocks loaded or in flight are not
-        requested twice.
-
-        Raises:
-            RuntimeError: the prefetcher is closed.
-        """
+        requested twice. ``RuntimeError`` once closed."""
         with self._lock:
             self._check_open()
             fresh = [key for key in dict.fromkeys(keys) if key not in self._expected]
@@ -150,19 +140,15 @@ class Prefetcher:
             for oldest in list(self._expected)[: max(0, len(self._expected) + len(fresh) - self._capacity)]:
                 self._give_up(oldest)
             self.stats.predicted += len(fresh)
-            for fetch in self._split(fresh, predicted=True):
-                self._queue.append(fetch)
-                self._expected.update(dict.fromkeys(fetch.wanted, fetch))
+            ahead = self._split(fresh, predicted=True)
+            self._queue += ahead
+            self._expected |= {key: fetch for fetch in ahead for key in fetch.wanted}
             self._start_loads()
 
     def fetch(self, keys: Sequence[BlockKey], deadline_s: float | None = None) -> list[Loaded]:
         """The wanted blocks in the order of ``keys``; ``RETRY`` for those that miss the deadline, which may be given.
-        Other predictions for the same layers are discarded.
-
-        Raises:
-            RuntimeError: the prefetcher is closed.
-            Exception: what ``load`` raised.
-        """
+        Other predictions for the same layers are discarded. Raises what ``load`` raised, and ``RuntimeError`` once
+        closed."""
         began = time.perf_counter()
         layers = {(key.stream, key.layer) for key in keys}
         with self._lock:
@@ -170,10 +156,16 @@ class Prefetcher:
             sources, missing = self._predicted_sources(dict.fromkeys(keys))
             for key in [key for key in self._expected if (key.stream, key.layer) in layers]:
                 self._give_up(key)
-        answers = self._copies_at_hand(missing)
+        answers: dict[BlockKey, Loaded] = {}
+        if self._at_hand is not None and missing:
+            copies = zip(missing, self._at_hand.load(missing), strict=True)
+            answers = {key: one for key, one in copies if one.outcome is Outcome.HIT}
         with self._lock:
             self.stats.at_hand += len(answers)
-            sources |= self._request([key for key in missing if key not in answers])
+            urgent = self._split([key for key in missing if key not in answers], predicted=False)
+            self._queue += urgent
+            sources |= {key: fetch for fetch in urgent for key in fetch.wanted}
+            self.stats.missed += sum(len(fetch.wanted) for fetch in urgent)
             self._start_loads()
             pending = list(dict.fromkeys(sources.values()))
             until = began + (self._deadline_s if deadline_s is None else deadline_s)
@@ -187,7 +179,6 @@ class Prefetcher:
         return [answers[key] for key in keys]
 
     def discard_predictions(self) -> None:
-        """Discard all predictions, after a question is answered."""
         with self._lock:
             for key in list(self._expected):
                 self._give_up(key)
@@ -197,17 +188,14 @@ class Prefetcher:
         self.discard_predictions()
         with self._lock:
             if not self._closed:
-                self._tell()
+                with _totals:
+                    for name in (counter.name for counter in fields(PrefetchStats)):
+                        setattr(TOTALS, name, getattr(TOTALS, name) + getattr(self.stats, name))
             self._closed = True
             self._queue.clear()
             self._done.notify_all()
             if wait:
                 self._done.wait_for(lambda: not self._active, _JOIN_S)
-
-    def _tell(self) -> None:
-        with _totals:
-            for counter in fields(PrefetchStats):
-                setattr(TOTALS, counter.name, getattr(TOTALS, counter.name) + getattr(self.stats, counter.name))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -231,19 +219,6 @@ class Prefetcher:
             self.stats.late += not fetch.over
         return sources, missing
 
-    def _copies_at_hand(self, keys: Sequence[BlockKey]) -> dict[BlockKey, Loaded]:
-        if self._at_hand is None or not keys:
-            return {}
-        loaded = self._at_hand.load(keys)
-        return {key: one for key, one in zip(keys, loaded, strict=True) if one.outcome is Outcome.HIT}
-
-    def _request(self, missing: Sequence[BlockKey]) -> dict[BlockKey, _Fetch]:
-        """Queue blocks that are wanted now; the fetch that each comes with."""
-        self.stats.missed += len(missing)
-        fetches = self._split(missing, predicted=False)
-        self._queue += fetches
-        return {key: fetch for fetch in fetches for key in fetch.wanted}
-
     def _answer(self, key: BlockKey, fetch: _Fetch) -> Loaded:
         if fetch.error is not None:
             raise fetch.error
@@ -264,23 +239,15 @@ class Prefetcher:
             self._queue.remove(fetch)
 
     def _split(self, keys: Sequence[BlockKey], *, predicted: bool) -> list[_Fetch]:
-        """At most ``threads`` fetches per layer, of similar weight, in the order of ``keys``."""
+        """At most ``threads`` fetches per layer, to which its blocks go in turn, in the order of ``keys``."""
         by_layer: dict[int, list[BlockKey]] = {}
         for key in keys:
             by_layer.setdefault(key.layer, []).append(key)
-        fetches = []
-        for layer, members in by_layer.items():
-            weights = [self._weigh(key) if self._weigh else 1 for key in members]
-            share = max(sum(weights), 1) / self._threads
-            parts: dict[int, dict[BlockKey, None]] = {}
-            before = 0
-            for key, weight in zip(members, weights, strict=True):
-                # By the block's middle, so that a large block does not pull others into its part.
-                part = min(int((before + weight / 2) / share), self._threads - 1)
-                parts.setdefault(part, {})[key] = None
-                before += weight
-            fetches += [_Fetch(layer, part, predicted, urgent=not predicted) for part in parts.values()]
-        return fetches
+        return [
+            _Fetch(layer, dict.fromkeys(part), predicted, urgent=not predicted)
+            for layer, members in by_layer.items()
+            for part in (members[at :: self._threads] for at in range(min(self._threads, len(members))))
+        ]
 
     def _next(self) -> _Fetch | None:
         """The next fetch: urgent ones first; predictions only on their share of the threads."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -58,11 +57,9 @@ class RetrievalStats:
 
     @property
     def fetched_share(self) -> float:
-        """Share of the held tokens that was fetched."""
         return self.fetched_tokens / self.held_tokens if self.held_tokens else 0.0
 
     def tokens_by_frame(self) -> dict[int, int]:
-        """Fetched tokens by frame number."""
         if not self.frames:
             return {}
         number, count = torch.unique(torch.cat(self.frames), return_counts=True)
@@ -119,7 +116,7 @@ class RetrievalSession:
         self.stats = RetrievalStats()
         tiers = memory.tiers
         at_hand = tiers.upper if tiers.upper.at_hand else None
-        self._prefetcher = Prefetcher(tiers.load, at_hand=at_hand, deadline_s=deadline_s)
+        self.prefetcher = Prefetcher(tiers.load, at_hand=at_hand, deadline_s=deadline_s)
         self._deadline_s, self._budget_s = deadline_s, budget_s
         # Nothing can be further away than the only tier.
         further = at_hand is not tiers.lowest
@@ -134,28 +131,17 @@ class RetrievalSession:
     def __enter__(self) -> RetrievalSession:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    @property
-    def prefetcher(self) -> Prefetcher:
-        return self._prefetcher
 
     def close(self, *, wait: bool = True) -> None:
         """End the loads and report lost clusters to the memory. ``wait``: for loads in flight."""
-        self._prefetcher.close(wait=wait)
+        self.prefetcher.close(wait=wait)
         if not self._closed:
             self._closed = True
             if self._choice is not None and len(self._fetched_s) > 1:
                 self._choice.note(self._ahead, (self._fetched_s[-1] - self._fetched_s[0]) / (len(self._fetched_s) - 1))
             self.memory.close_view(self.view, self._gone)
-
-    @property
-    def index_device(self) -> torch.device:
-        """Where clusters are selected."""
-        return self.view.heads[0][0].table.device if self.view.heads else torch.device("cpu")
 
     @property
     def prefetches(self) -> bool:
@@ -167,7 +153,7 @@ class RetrievalSession:
         :meth:`fetch_groups`; returns at once."""
         if self.prefetches:
             chosen = self._select(layer, query, sizes or [query.shape[1]], self._predictor)
-            self._prefetcher.prefetch(self._keys(layer, list(map(_of_any, chosen))))
+            self.prefetcher.prefetch(self._keys(layer, list(map(_of_any, chosen))))
 
     def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
         """KV for the raw query rows ``[H, r, D]`` of a layer, in time order; frames not clustered yet are always
@@ -183,9 +169,9 @@ class RetrievalSession:
         chosen = self._select(layer, query, sizes, self.retriever)
         clusters = list(map(_of_any, chosen))
         keys = self._keys(layer, clusters)
-        left_s = max(0.0, self._budget_s - self._prefetcher.stats.waited_s)
+        left_s = max(0.0, self._budget_s - self.prefetcher.stats.waited_s)
         deadline_s = min(left_s, self._deadline_s if deadline_s is None else deadline_s)
-        loaded = self._prefetcher.fetch(keys, deadline_s) if keys else []
+        loaded = self.prefetcher.fetch(keys, deadline_s) if keys else []
         if self._choice is not None and keys:
             self._fetched_s.append(time.perf_counter())
         parts = self._read(layer, chosen, clusters, loaded) if keys else []
@@ -203,11 +189,11 @@ class RetrievalSession:
             return []
         tables = [head.table for head in heads]
         if self.last_frame is not None:
-            chosen = [torch.zeros(len(sizes), len(table), dtype=torch.bool, device=table.device) for table in tables]
+            chosen = [torch.zeros(len(sizes), len(table), dtype=torch.bool) for table in tables]
             for of_head, head in zip(chosen, heads, strict=True):
                 of_head[:, head.clusters_between(self.first_frame, self.last_frame)] = True
             return chosen
-        chosen = retriever.select_groups(query.to(tables[0].device), sizes, tables)
+        chosen = retriever.select_groups(query.cpu(), sizes, tables)
         if not self.first_frame:
             return chosen
         return [of_head & (table.latest >= self.first_frame) for of_head, table in zip(chosen, tables, strict=True)]
@@ -236,7 +222,7 @@ class RetrievalSession:
             return []
         size = torch.tensor([0 if block is None else len(block) for block in found])
         of_cluster = torch.arange(len(heads)).repeat_interleave(torch.tensor(list(map(len, clusters))))
-        readers = torch.cat([groups.T[of_head] for groups, of_head in zip(chosen, clusters, strict=True)]).cpu()
+        readers = torch.cat([groups.T[of_head] for groups, of_head in zip(chosen, clusters, strict=True)])
         key, value, frame, cell = (
             torch.cat([getattr(block, part) for block in blocks]) for part in ("key", "value", "frame", "cell")
         )
@@ -270,11 +256,10 @@ class RetrievalSession:
         if head.table.value_mean.shape != head.table.mean.shape:
             other = torch.zeros_like(chosen)
         block = head.representatives(_of_any(other))
-        number, readers = torch.full((len(block),), h), other.T[_of_any(other)].cpu()
+        number, readers = torch.full((len(block),), h), other.T[_of_any(other)]
         return self._wanted(_Tokens(number, block.key, block.value, block.frame, block.cell, readers))
 
     def _wanted(self, tokens: _Tokens) -> _Tokens:
-        """Those of the frames that are asked about."""
         if not self.first_frame and self.last_frame is None and self.before is None:
             return tokens
         wanted = tokens.frame >= self.first_frame
@@ -354,10 +339,8 @@ class _Tokens:
         return len(self.head)
 
     def select(self, rows: Tensor) -> _Tokens:
-        """Tokens by number."""
-        there = rows.to(self.key.device)
-        numbers = (part[rows] for part in (self.frame, self.cell, self.readers))
-        return _Tokens(self.head[rows], self.key[there], self.value[there], *numbers)
+        parts = (self.head, self.key, self.value, self.frame, self.cell, self.readers)
+        return _Tokens(*(part[rows] for part in parts))
 
 
 def _of_any(chosen: Tensor) -> Tensor:

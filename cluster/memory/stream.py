@@ -16,9 +16,7 @@ from torch import Tensor
 from cluster.memory.compress import Compressor
 from cluster.memory.eviction import Heads, evict
 from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV
-from cluster.memory.manifest import (
-    FrameLog,
-)
+from cluster.memory.manifest import FrameLog
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.tiered_heads import WAITING, MemoryShape, TieredHeads
@@ -65,9 +63,9 @@ class StreamMemory(TieredHeads):
         spec: MemorySpec,
         tiers: TierStack,
         shape: MemoryShape | None = None,
-        give_way: Callable[[], None] = lambda: None,
+        yield_to_engine: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(stream, spec, tiers, shape, give_way)
+        super().__init__(stream, spec, tiers, shape, yield_to_engine)
         self.recent: list[KVChunk] = []
         self.waiting_bytes = 0
         # Newest frame of a restored memory; frames up to it may be in the restored window too.
@@ -105,7 +103,6 @@ class StreamMemory(TieredHeads):
             return self.log.times[-1] if self.log.times else None
 
     def memory_time(self, pts: int) -> int:
-        """Convert a camera's pts to memory time."""
         return self.log.time_of(pts)
 
     @property
@@ -115,7 +112,6 @@ class StreamMemory(TieredHeads):
 
     @property
     def frames(self) -> int:
-        """Number of stored frames."""
         return len(self.log)
 
     def status(self) -> MemoryStatus:
@@ -135,7 +131,6 @@ class StreamMemory(TieredHeads):
         )
 
     def frame_time(self, frame: int) -> int:
-        """Time (microseconds) of a stored frame."""
         return self.log.frame_time(frame)
 
     def frames_since(self, pts: int) -> int:
@@ -168,10 +163,7 @@ class StreamMemory(TieredHeads):
     @torch.inference_mode()
     def accept_chunk(self, chunk: KVChunk) -> None:
         """Queue one frame that left the window, in time order; :class:`FrameLog` assigns its number and time.
-
-        Raises:
-            ValueError: its KV has another shape than that of earlier frames.
-        """
+        ``ValueError`` where its KV has another shape than that of earlier frames."""
         layers, heads, _, width = chunk.key.shape
         shape = MemoryShape(layers, heads, width, chunk.key.dtype)
         if self.shape is None:
@@ -197,7 +189,6 @@ class StreamMemory(TieredHeads):
 
     @property
     def settle_due(self) -> bool:
-        """Whether enough frames wait for :meth:`settle`."""
         return len(self.recent) >= self.spec.block_frames or self.waiting_bytes >= self.spec.cap_bytes // WAITING
 
     def observe_queries(self, queries: Sequence[Tensor]) -> None:
@@ -208,7 +199,6 @@ class StreamMemory(TieredHeads):
 
     @property
     def wants_queries(self) -> bool:
-        """Whether the compressor uses :meth:`observe_queries`."""
         return self.compressor.wants_queries
 
     def change_spec(self, spec: MemorySpec) -> None:
@@ -242,9 +232,8 @@ class StreamMemory(TieredHeads):
     def settle(self, upto: int | None = None) -> bool:
         """Cluster waiting frames up to number ``upto`` and write them to the tiers; False if they go on waiting.
 
-        Raises:
-            Exception: from a policy or tier. The memory is unchanged except for a finished compression; frames that
-                fail twice are dropped.
+        Raises what a policy or tier does. The memory is then unchanged except for a finished compression; frames that
+        fail twice are dropped.
         """
         with self.exclusive:
             if self.restore() is Outcome.RETRY or not self.tiers.lowest.state().up:
@@ -335,7 +324,6 @@ class StreamMemory(TieredHeads):
         )
 
     def _remove_waiting(self, frames: Sequence[KVChunk]) -> None:
-        """Remove frames from the waiting list."""
         done = {chunk.index for chunk in frames}
         with self._lock:
             self.recent = [chunk for chunk in self.recent if chunk.index not in done]
@@ -418,14 +406,7 @@ class StreamMemory(TieredHeads):
         if times[0] < limit - round(self.spec.retention_s * MICROSECONDS / 16):
             self.delete_frames(before_frame=self.log.first_frame_since(limit))
 
-    def settled_frames(self) -> list[int]:
-        """Numbers of the frames that are clustered, in one head at least: others may be reached later."""
-        with self._lock:
-            until = max((head.settled for _, _, head in self.iter_heads()), default=0)
-            return [number for number in self.log.numbers if number < until]
-
     def _trim_frames(self) -> None:
-        """Remove frames without tokens from the log."""
         held = [head.frame for _, _, head in self.iter_heads() if head.tokens]
         there = set(torch.unique(torch.cat(held)).tolist()) if held else set()
         with self._lock:

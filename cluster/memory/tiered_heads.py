@@ -16,10 +16,11 @@ from cluster.memory.head_memory import BlocksLostError, BlocksUnavailableError, 
 from cluster.memory.manifest import (
     DTYPES,
     FrameLog,
-    Manifest,
     check_integers,
+    dump_manifest,
     dump_tensors,
     from_byte_blocks,
+    load_manifest,
     load_parts,
 )
 from cluster.memory.memory_counts import MemoryCounts
@@ -52,22 +53,20 @@ class MemoryShape:
 
 
 class TieredHeads:
-    """Clustered part of a memory. Hold ``exclusive`` for every call that changes it.
-
-    Args:
-        stream: its name.
-        spec: compressor, organiser, retriever and limits.
-        tiers: storage, shared with other streams.
-        shape: of the model's KV; a stored memory of another shape is not restored.
-        yield_to_engine: called between two pieces of slow work.
-    """
+    """Clustered part of a :class:`~cluster.memory.stream.StreamMemory`. Hold ``exclusive`` for every call that changes
+    it."""
 
     def __init__(
-        self, stream: str, spec: MemorySpec, tiers: TierStack, shape: MemoryShape | None, give_way: Callable[[], None]
+        self,
+        stream: str,
+        spec: MemorySpec,
+        tiers: TierStack,
+        shape: MemoryShape | None,
+        yield_to_engine: Callable[[], None],
     ) -> None:
         self.stream, self.spec, self.tiers = stream, spec, tiers
         self.shape = shape
-        self.yield_to_engine = give_way
+        self.yield_to_engine = yield_to_engine
         self.heads: list[list[HeadMemory]] = []
         self.counts = MemoryCounts()
         self.rows = self.columns = 1
@@ -94,8 +93,10 @@ class TieredHeads:
         self._lock = threading.Lock()
 
     def settled_frames(self) -> list[int]:
-        """Numbers of the clustered frames."""
-        raise NotImplementedError
+        """Numbers of the frames that are clustered, in one head at least: others may be reached later."""
+        with self._lock:
+            until = max((head.settled for _, _, head in self.iter_heads()), default=0)
+            return [number for number in self.log.numbers if number < until]
 
     def _append_waiting(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
         """Append frames that arrived before the restore to the restored log (``before``: the log until then). Under the
@@ -107,11 +108,10 @@ class TieredHeads:
         raise NotImplementedError
 
     def _load_compressor_state(self, state: dict[str, Tensor]) -> None:
-        """Restore :meth:`_compressor_state`."""
+        """Inverse of :meth:`_compressor_state`."""
         raise NotImplementedError
 
     def _create_heads(self) -> None:
-        """Create empty heads once the KV shape is known."""
         assert self.shape is not None
         organiser = organisers.get(self.spec.organiser)
         heads = [
@@ -133,7 +133,6 @@ class TieredHeads:
 
     @property
     def max_window_bytes(self) -> int:
-        """Largest window state that is saved."""
         return self.spec.cap_bytes // _WINDOW
 
     @property
@@ -216,7 +215,6 @@ class TieredHeads:
         return True
 
     def key_of(self, layer: int, h: int, cluster: int) -> BlockKey:
-        """Key of the block of a head's cluster."""
         return BlockKey(self.stream, layer, h, int(self.heads[layer][h].table.block[cluster]))
 
     def block_loader(self, layer: int, h: int, *, top: bool = False) -> Load:
@@ -225,7 +223,6 @@ class TieredHeads:
         return lambda numbers: source.load([BlockKey(self.stream, layer, h, number) for number in numbers])
 
     def iter_heads(self) -> Iterator[tuple[int, int, HeadMemory]]:
-        """(layer, head number, head) of all heads."""
         for number, heads in enumerate(self.heads):
             for h, head in enumerate(heads):
                 yield number, h, head
@@ -255,7 +252,7 @@ class TieredHeads:
         if self.unsaved:
             if not self._write_parts() or not self._save_compressor():
                 return False
-            if self.tiers.put_manifest(self.stream, self._manifest().dump()) is not Outcome.HIT:
+            if self.tiers.put_manifest(self.stream, self._manifest()) is not Outcome.HIT:
                 return False
             self.unsaved = False
             self.stored.manifest_written()
@@ -309,7 +306,7 @@ class TieredHeads:
             return self._put_bytes("compressor", data)
         return True
 
-    def _manifest(self) -> Manifest:
+    def _manifest(self) -> bytes:
         """Manifest of the current heads; waiting frames are not part of it."""
         with self._lock:
             state = self.log.state()
@@ -331,7 +328,7 @@ class TieredHeads:
             "named": {name: [key.block for key in keys] for name, keys in self.stored.named.items()},
             "compressor": self.spec.compressor,
         }
-        return Manifest(header, {} if self.partitions is None else self.partitions.state())
+        return dump_manifest(header, {} if self.partitions is None else self.partitions.state())
 
     @torch.inference_mode()
     def restore(self, *, sweep: bool = True) -> Outcome:
@@ -364,16 +361,12 @@ class TieredHeads:
         return self.stored.load_bytes("window")
 
     def _load_manifest(self, data: bytes) -> bool:
-        """Restore from a manifest; False if it is of another version or organiser.
-
-        Raises:
-            BlocksUnavailableError: index blocks cannot be loaded now.
-            Exception: the manifest is inconsistent or does not fit this memory.
-        """
-        manifest = Manifest.load(data)
-        if manifest is None or manifest.header["organiser"] != self.spec.organiser:
+        """Restore from a manifest; False if it is of another version or organiser. ``BlocksUnavailableError``: index
+        blocks cannot be loaded now; any other exception: it is inconsistent or does not fit this memory."""
+        loaded = load_manifest(data)
+        if loaded is None or loaded[0]["organiser"] != self.spec.organiser:
             return False
-        header, tensors = manifest.header, manifest.tensors
+        header, tensors = loaded
         layers, per_layer = int(header["layers"]), int(header["heads"])
         shape = MemoryShape(layers, per_layer, int(header["width"]), DTYPES[header["dtype"]]) if layers else self.shape
         if self.shape is not None and shape != self.shape:

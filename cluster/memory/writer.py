@@ -64,7 +64,6 @@ class StoredBlocks:
         return done
 
     def byte_items(self, data: bytes, layer: int, head: int) -> list[tuple[BlockKey, Block]]:
-        """Bytes as blocks under new keys."""
         return [(self.new_key(layer, head), block) for block in to_byte_blocks(data)]
 
     def put_bytes(self, name: str, data: bytes) -> bool:
@@ -181,8 +180,8 @@ class MemoryWriter:
     At most one entry waits per stream, which bounds the queue.
     """
 
-    def __init__(self, work: Callable[[str], None], *, threads: int = THREADS) -> None:
-        self._work, self._most = work, threads
+    def __init__(self, work: Callable[[str], None]) -> None:
+        self._work = work
         self._waiting: dict[str, None] = {}
         self._busy: set[str] = set()
         self._threads = 0
@@ -194,7 +193,7 @@ class MemoryWriter:
         """Queue a job for a stream; returns at once."""
         with self._changed:
             self._waiting[stream] = None
-            if len(self._waiting) + len(self._busy) > self._threads < self._most:
+            if len(self._waiting) + len(self._busy) > self._threads < THREADS:
                 self._threads += 1
                 threading.Thread(target=self._run, name=f"memory {self._threads}", daemon=True).start()
             self._changed.notify_all()
@@ -220,7 +219,6 @@ class MemoryWriter:
                 self._stepped.wait_for(lambda: not self._stepping, PATIENCE_S)
 
     def is_waiting(self, stream: str) -> bool:
-        """Whether a job of this stream is queued or running."""
         with self._changed:
             return stream in self._waiting or stream in self._busy
 

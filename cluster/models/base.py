@@ -25,9 +25,8 @@ from cluster.models.checkpoint import (
     fuse_norms,
     linear_weights,
 )
-from cluster.models.decoder_layer import DecoderLayer
 from cluster.models.float8 import use_float8
-from cluster.models.settings import ModelSettings
+from cluster.models.layers import DecoderLayer
 from cluster.models.upload import to_device, upload
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -117,15 +116,6 @@ class VisionLanguageModel(ABC):
     pixel_mean: ClassVar[tuple[float, ...]]
     pixel_std: ClassVar[tuple[float, ...]]
 
-    # Its parts have types only at run time.
-    model: Any
-    tokenizer: Any
-    geometry: PatchGeometry
-    device: torch.device
-    dtype: torch.dtype
-    random_weights: bool
-    settings: ModelSettings
-
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.model = checkpoint.model
         self.tokenizer = checkpoint.tokenizer
@@ -146,11 +136,8 @@ class VisionLanguageModel(ABC):
     # -- what a family adds -----------------------------------------------------------------------
     @abstractmethod
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
-        """Patch size, merge and temporal patch of the checkpoint.
-
-        Raises:
-            ModelError: a shape the pruned tower cannot serve.
-        """
+        """Patch size, merge and temporal patch of the checkpoint; ``ModelError`` for a shape the pruned tower cannot
+        serve."""
 
     @property
     def _text_model(self) -> Any:
@@ -171,7 +158,6 @@ class VisionLanguageModel(ABC):
         return [], []
 
     def frame_text_tokens(self, grid: PatchGrid) -> int:
-        """Text tokens around each frame."""
         nothing = torch.zeros(0, dtype=torch.uint8)
         return sum(map(len, self._frame_text(PatchBatch(nothing, nothing, grid))))
 
@@ -248,9 +234,7 @@ class VisionLanguageModel(ABC):
 
     def _prompt_ids(self, before: str, text: str, after: str) -> list[int]:
         """Token ids of a template around untrusted ``text``, whose special tokens are tokenised as plain characters.
-
-        Text without special tokens is tokenised together with the template, as in training.
-        """
+        Text without them is tokenised together with the template, as in training."""
         together, around = self._ids(before + text + after), [*self._ids(before), *self._ids(after)]
         if self._special_among(together) == self._special_among(around):
             return together
@@ -349,7 +333,6 @@ class VisionLanguageModel(ABC):
     # -- language model ---------------------------------------------------------------------------
     @cached_property
     def layers(self) -> Sequence[nn.Module]:
-        """Decoder layers in order."""
         return list(self._text_model.layers)
 
     @property
@@ -403,6 +386,14 @@ class VisionLanguageModel(ABC):
     def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
         """Logits ``[vocab]`` of transformers' own forward over a full window: the oracle of the test matrix."""
 
+    def _library_logits(self, ids: Sequence[int], **inputs: Any) -> Tensor:
+        """Logits ``[vocab]`` that transformers' own forward gives behind these tokens."""
+        tokens = torch.tensor([ids], device=self.device)
+        with self._library_attention():
+            output = self.model(input_ids=tokens, use_cache=False, logits_to_keep=1, **inputs)
+        logits: Tensor = output.logits[0, -1]
+        return logits
+
     @contextmanager
     def _library_attention(self) -> Iterator[None]:
         """Context with transformers' own SDPA, whatever attention function is installed, and convolutions in the
@@ -426,11 +417,9 @@ class VisionLanguageModel(ABC):
         """Floating-point operations of ``encode`` for frames with these patch counts (multiply-add = 2)."""
 
     def llm_flops(self, computed: int, attended: int) -> int:
-        """FLOPs of the decoder layers for ``computed`` tokens whose attention spans sum to ``attended``.
-
-        Linear layers and the two attention products; norms, activations and rotary are left out, and so is the output
-        head, which only the last token of each question passes.
-        """
+        """FLOPs of the decoder layers for ``computed`` tokens whose attention spans sum to ``attended``: linear layers
+        and the two attention products. Norms, activations and rotary are left out, and so is the output head, which
+        only the last token of each question passes."""
         config = self.text_config
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         per_pair = 4 * config.num_attention_heads * head * config.num_hidden_layers

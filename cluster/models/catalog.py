@@ -4,25 +4,9 @@ import json
 from pathlib import Path
 
 from cluster.errors import ModelError
+from cluster.models.presets import PRESETS
 from cluster.registry import families
 
-PRESETS = (
-    "bench-internvl3",
-    "bench-llava_next_video",
-    "bench-llava_onevision",
-    "bench-qwen2_5_vl",
-    "bench-qwen2_vl",
-    "bench-qwen3_vl",
-    "demo-internvl3",
-    "demo-qwen2_5_vl",
-    "kv7b-qwen2_5_vl",
-    "tiny-internvl3",
-    "tiny-llava_next_video",
-    "tiny-llava_onevision",
-    "tiny-qwen2_5_vl",
-    "tiny-qwen2_vl",
-    "tiny-qwen3_vl",
-)
 # Trained models that come with this package: name -> folder of the checkpoint.
 BUNDLED = {"demo": Path(__file__).parent / "demo"}
 
@@ -36,20 +20,16 @@ def locate(name: str) -> str:
 
 
 def check_model(name: str) -> None:
-    """Check that ``name`` is a preset, a bundled model, or has a ``config.json`` of a known family.
-
-    Looks at the file system, and at the hub for a hub id; weights are neither read nor fetched.
-
-    Raises:
-        ModelError: one sentence.
-    """
+    """Check that ``name`` is a preset, a bundled model, or has a ``config.json`` of a known family; ``ModelError`` with
+    one sentence otherwise. Looks at the file system, and at the hub for a hub id; weights are neither read nor
+    fetched."""
     if name in PRESETS:
         return
     folder = Path(locate(name)).expanduser()
     if name in BUNDLED and not (folder / "config.json").is_file():
         raise ModelError(
             f"this installation lacks the bundled model {name!r} ({folder} holds no checkpoint); "
-            f"install the package again, or name a preset ({', '.join(PRESETS)})"
+            f"install the package again, or name a preset ({', '.join(sorted(PRESETS))})"
         )
     if folder.is_dir():
         config = folder / "config.json"
@@ -58,7 +38,7 @@ def check_model(name: str) -> None:
     elif folder.is_file() or name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ModelError(
             f"there is no model {name!r}; name a bundled model ({', '.join(BUNDLED)}), "
-            f"a preset ({', '.join(PRESETS)}), the folder of a checkpoint, or a hub id"
+            f"a preset ({', '.join(sorted(PRESETS))}), the folder of a checkpoint, or a hub id"
         )
     else:
         config = _from_hub(name)

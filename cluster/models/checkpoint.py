@@ -21,6 +21,7 @@ PATCHES_PER_PASS = {"cpu": 4096, "cuda": 65536}
 INSTRUCTION = " Answer with yes or no only."
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -28,7 +29,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class Checkpoint:
     """A transformers model with its tokenizer, not wrapped yet.
 
-    ``mean``, ``std`` (RGB): of the image processor; ``None``: the family's defaults. ``max_pixels``: frame limit for
+    ``mean``, ``std`` (RGB): of the image processor; empty: the family's defaults. ``max_pixels``: frame limit for
     families of native resolution.
     """
 
@@ -37,8 +38,8 @@ class Checkpoint:
     device: torch.device
     dtype: torch.dtype
     random_weights: bool
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     max_pixels: int = 448 * 448
     settings: ModelSettings = field(default_factory=ModelSettings)
 
@@ -100,12 +101,18 @@ def _trained(special: tuple[str, ...], texts: tuple[str, ...]) -> str:
 
 def preset_tokenizer(special: Sequence[str], *, eos: str, pad: str, texts: Sequence[str] = ()) -> Any:
     """Build a deterministic ``PreTrainedTokenizerFast`` of at most ``VOCABULARY`` ids, the first being ``special``.
-
-    ``texts``: additional training text; frequent words become single tokens.
-    """
+    ``texts``: additional training text; frequent words become single tokens."""
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_trained(tuple(special), tuple(texts))),
         eos_token=eos,
         pad_token=pad,
         extra_special_tokens=[token for token in special if token not in (eos, pad)],
     )
+
+
+def preset_vocabulary(special: Sequence[str], *, eos: str, pad: str) -> tuple[Any, dict[str, int], dict[str, int]]:
+    """:func:`preset_tokenizer`, the ids of its ``special`` tokens, and its entries of a text configuration."""
+    tokenizer = preset_tokenizer(special, eos=eos, pad=pad)
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in special}
+    of_text = {"pad_token_id": ids[pad], "bos_token_id": ids[pad], "eos_token_id": ids[eos]}
+    return tokenizer, ids, {"vocab_size": VOCABULARY, **of_text}

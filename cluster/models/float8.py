@@ -29,7 +29,6 @@ class Float8Linear(nn.Linear):
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Self:
-        """The same layer in float8."""
         weight, scale = to_float8(linear.weight.detach())
         return cls(weight, scale.t().contiguous(), linear.bias)
 
@@ -64,11 +63,7 @@ def use_float8(module: nn.Module) -> None:
 
 
 def check_float8(device: torch.device) -> None:
-    """Check that a device has float8 products.
-
-    Raises:
-        ConfigError: a GPU older than Ada.
-    """
+    """Raises ``ConfigError`` for a GPU older than Ada, which has no float8 products."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
         name = torch.cuda.get_device_name(device)
         raise ConfigError(f"model.dtype float8 needs an Ada or Hopper GPU or a newer one, not {name}; take bfloat16")

@@ -8,21 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from cluster.errors import ModelError
-from cluster.models.base import PatchBatch, patch_counts
-from cluster.models.checkpoint import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    VOCABULARY,
-    Checkpoint,
-    linear_weights,
-    normalise,
-    preset_tokenizer,
-)
-from cluster.models.decoder_layer import joined_linear
+from cluster.models.base import PatchBatch
+from cluster.models.checkpoint import IMAGENET_MEAN, IMAGENET_STD, Checkpoint, preset_vocabulary
+from cluster.models.layers import joined_linear
 from cluster.models.packed_attention import SequencePacking, attend, prepend_token
 from cluster.models.sequential import SequentialFrames
 from cluster.models.upload import to_device
@@ -40,10 +31,6 @@ class InternVL(SequentialFrames):
     # frame's KV with it, so frames are told apart by their order alone.
     frame_brackets = ("<img>", "</img>\n")
     pixel_mean, pixel_std = IMAGENET_MEAN, IMAGENET_STD
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint)
-        self._tower: Any = self.model.model.vision_tower
 
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
         config, vision = checkpoint.model.config, checkpoint.model.config.vision_config
@@ -63,17 +50,9 @@ class InternVL(SequentialFrames):
 
     @classmethod
     def untrained(cls, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
-        tokenizer = preset_tokenizer(SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
-        ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
-        common = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
+        tokenizer, ids, common = preset_vocabulary(SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
         config = InternVLConfig(
-            text_config={
-                "model_type": "qwen2",
-                "vocab_size": VOCABULARY,
-                "pad_token_id": ids["<|endoftext|>"],
-                **common,
-                **text,
-            },
+            text_config={"model_type": "qwen2", **common, **text},
             vision_config={"attention_bias": True, **vision},
             image_token_id=ids["<IMG_CONTEXT>"],
             tie_word_embeddings=True,
@@ -96,42 +75,32 @@ class InternVL(SequentialFrames):
             hidden, first = hidden + table[place], first + table[0]
         hidden, rows = prepend_token(hidden, first, counts)
 
-        hidden = self._run_layers(hidden, packing)[rows]
+        for layer in self._tower_layers:
+            hidden = layer(hidden, packing)
+        # The last layer's features are normed.
+        hidden = (self._tower.layernorm(hidden) if self.model.config.vision_feature_layer == -1 else hidden)[rows]
         # A group's patches are row-major, which is the channel order of InternVL's pixel shuffle.
         merged = self.model.model.multi_modal_projector(hidden.reshape(-1, unit * hidden.shape[-1]))
         return list(torch.split(merged.to(self.dtype), cells))
 
-    def _run_layers(self, hidden: Tensor, packing: SequencePacking) -> Tensor:
-        """``hidden [n, D]`` through the tower, to the layer whose features the checkpoint uses."""
-        for layer in self._tower_layers:
-            hidden = layer(hidden, packing)
-        normed: Tensor = self._tower.layernorm(hidden) if self._feature_layer == -1 else hidden
-        return normed
-
-    @property
-    def _feature_layer(self) -> int:
-        return int(self.model.config.vision_feature_layer)
-
     @cached_property
     def _tower_layers(self) -> list[_TowerLayer]:
-        return [_TowerLayer(layer) for layer in self._tower.encoder.layer[: self._depth]]
+        return [_TowerLayer(layer) for layer in self._encoder_layers[: self._depth]]
 
-    @cached_property
-    def _depth(self) -> int:
-        """Layers to run: feature 0 is the embedding, feature i the output of the i-th layer, -1 the last."""
-        layer, layers = self._feature_layer, len(self._tower.encoder.layer)
-        return layer if layer >= 0 else layers + 1 + layer
+    @property
+    def _encoder_layers(self) -> Any:
+        return self._tower.encoder.layer
 
-    def _embed_patches(self, patches: Tensor) -> Tensor:
-        projection = self._tower.embeddings.patch_embeddings.projection
-        pixels = normalise(patches, self.mean, self.std, self.dtype).flatten(1)
-        return F.linear(pixels, projection.weight.flatten(1), projection.bias)
+    @property
+    def _patch_projection(self) -> Any:
+        return self._tower.embeddings.patch_embeddings.projection
 
-    def _raster(self, cells: Tensor) -> Tensor:
-        """Group cells ``[g, 2]`` -> raster index on the tile of each of their patches ``[g * merge**2]``."""
-        assert self.geometry.square is not None
-        row, col = self._patch_positions(cells).unbind(1)
-        return row * (self.geometry.square // self.geometry.patch) + col
+    @property
+    def _class_tokens(self) -> int:
+        return 1
+
+    def _projected(self, patches: int) -> int:
+        return patches // self.geometry.merge**2
 
     # -- the reference ----------------------------------------------------------------------------
     @property
@@ -140,28 +109,6 @@ class InternVL(SequentialFrames):
 
     def _pixels(self, frames: Sequence[PatchBatch]) -> dict[str, Tensor]:
         return {"pixel_values": torch.stack([self._picture(frame) for frame in frames])}
-
-    # -- sizes ------------------------------------------------------------------------------------
-    def tower_flops(self, frames: Sequence[PatchBatch | int]) -> int:
-        """See the base: linear layers and attention products of kept patches and one class token per frame."""
-        counts = [count for count in patch_counts(frames) if count]
-        patches = sum(counts)
-        embedding, layers, projector, width = self._tower_weights
-        pairs = sum((1 + count) ** 2 for count in counts)
-        return int(
-            2 * patches * embedding
-            + 2 * (patches + len(counts)) * layers
-            + 2 * patches // self.geometry.merge**2 * projector
-            + 4 * width * pairs
-        )
-
-    @cached_property
-    def _tower_weights(self) -> tuple[int, int, int, int]:
-        """Weights of patch embedding, layers and projector; widths of all layers together."""
-        embedding = self._tower.embeddings.patch_embeddings.projection.weight.numel()
-        layers = sum(linear_weights(layer) for layer in self._tower.encoder.layer[: self._depth])
-        width = self._depth * self._tower.config.hidden_size
-        return embedding, layers, linear_weights(self.model.model.multi_modal_projector), width
 
 
 class _TowerLayer:
@@ -175,7 +122,6 @@ class _TowerLayer:
         self._out = attention.projection_layer
 
     def __call__(self, hidden: Tensor, packing: SequencePacking) -> Tensor:
-        """``hidden [n, D]`` after the layer."""
         layer = self._layer
         query, key, value = self._project(layer.layernorm_before(hidden)).chunk(3, 1)
         if self._norms is not None:

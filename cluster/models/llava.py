@@ -1,16 +1,14 @@
 """LLaVA's video families: a square CLIP or SigLIP tower of absolute positions, pooled to a quarter of its patches."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cluster.errors import ModelError
-from cluster.models.base import PatchBatch, patch_counts
-from cluster.models.checkpoint import VOCABULARY, Checkpoint, linear_weights, normalise, preset_tokenizer
+from cluster.models.base import PatchBatch
+from cluster.models.checkpoint import Checkpoint, preset_vocabulary
 from cluster.models.packed_attention import PACKED, SequencePacking, prepend_token
 from cluster.models.sequential import SequentialFrames
 from cluster.models.upload import to_device
@@ -26,7 +24,6 @@ class Llava(SequentialFrames):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        self._tower: Any = self.model.model.vision_tower
         self._tower.config._attn_implementation = PACKED
 
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
@@ -44,12 +41,10 @@ class Llava(SequentialFrames):
     @classmethod
     def untrained(cls, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
         pad, eos, *_ = cls.special_tokens
-        tokenizer = preset_tokenizer(cls.special_tokens, eos=eos, pad=pad)
-        ids = {token: tokenizer.convert_tokens_to_ids(token) for token in cls.special_tokens}
-        common = {"pad_token_id": ids[pad], "bos_token_id": ids[pad], "eos_token_id": ids[eos]}
+        tokenizer, ids, common = preset_vocabulary(cls.special_tokens, eos=eos, pad=pad)
         make_config, make_model = cls.library
         config = make_config(
-            text_config={"vocab_size": VOCABULARY, **common, **text},
+            text_config={**common, **text},
             vision_config=vision,
             image_token_index=ids["<image>"],
             video_token_index=ids["<video>"],
@@ -60,18 +55,16 @@ class Llava(SequentialFrames):
     # -- vision -----------------------------------------------------------------------------------
     def _tower_features(self, patches: Tensor, raster: Tensor, counts: Sequence[int]) -> Tensor:
         """Features ``[n, D]`` of packed patches at these places of the tile, of frames with these patch counts."""
-        embeddings = self._tower.embeddings
-        projection, table = embeddings.patch_embedding, embeddings.position_embedding.weight
-        pixels = normalise(to_device(patches, self.device), self.mean, self.std, self.dtype).flatten(1)
-        hidden = F.linear(pixels, projection.weight.flatten(1), projection.bias)
-        extra = self._class_tokens
+        embeddings, extra = self._tower.embeddings, self._class_tokens
+        table = embeddings.position_embedding.weight
+        hidden = self._embed_patches(to_device(patches, self.device))
         hidden, rows = hidden + table[to_device(raster, self.device) + extra], None
         if extra:
             hidden, rows = prepend_token(hidden, embeddings.class_embedding + table[0], counts)
             hidden = self._tower.pre_layrnorm(hidden)
         packing = SequencePacking.of([count + extra for count in counts], self.device, self.dtype)
         hidden = hidden[None]
-        for layer in self._tower.encoder.layers[: self._depth]:
+        for layer in self._encoder_layers[: self._depth]:
             # SigLIP's attention hands on no argument but the mask.
             hidden = layer(hidden, packing)
         features: Tensor = hidden[0] if rows is None else hidden[0, rows]
@@ -82,10 +75,12 @@ class Llava(SequentialFrames):
         return int(hasattr(self._tower.embeddings, "class_embedding"))
 
     @property
-    def _depth(self) -> int:
-        """Layers to run: feature 0 is the embedding, feature i the output of the i-th layer, -1 the last."""
-        layer, layers = int(self.model.config.vision_feature_layer), len(self._tower.encoder.layers)
-        return layer if layer >= 0 else layers + 1 + layer
+    def _encoder_layers(self) -> Any:
+        return self._tower.encoder.layers
+
+    @property
+    def _patch_projection(self) -> Any:
+        return self._tower.embeddings.patch_embedding
 
     # -- the reference ----------------------------------------------------------------------------
     @property
@@ -94,24 +89,3 @@ class Llava(SequentialFrames):
 
     def _pixels(self, frames: Sequence[PatchBatch]) -> dict[str, Tensor]:
         return {"pixel_values_videos": torch.stack([self._picture(frame) for frame in frames])[None]}
-
-    # -- sizes ------------------------------------------------------------------------------------
-    @abstractmethod
-    def _projected(self, patches: int) -> int:
-        """Rows that the two linear layers behind the tower see, of this many patches."""
-
-    def tower_flops(self, frames: Sequence[PatchBatch | int]) -> int:
-        """See the base: linear layers and attention products of kept patches and any class token per frame."""
-        counts = [count for count in self._tower_patches(frames) if count]
-        patches, extra = sum(counts), self._class_tokens
-        layers = self._tower.encoder.layers[: self._depth]
-        return int(
-            2 * patches * self._tower.embeddings.patch_embedding.weight.numel()
-            + 2 * (patches + extra * len(counts)) * sum(linear_weights(layer) for layer in layers)
-            + 2 * self._projected(patches) * linear_weights(self.model.model.multi_modal_projector)
-            + 4 * self._tower.config.hidden_size * len(layers) * sum((extra + count) ** 2 for count in counts)
-        )
-
-    def _tower_patches(self, frames: Sequence[PatchBatch | int]) -> list[int]:
-        """Patches of each frame that go through the tower."""
-        return patch_counts(frames)

@@ -39,9 +39,7 @@ class LlavaNextVideo(Llava):
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
         """See the base. Each frame is its class token and its kept patches, with the position embeddings of their
         cells; a group's four patches are averaged."""
-        assert self.geometry.square is not None
-        row, col = self._patch_positions(torch.cat([frame.cells for frame in frames])).unbind(1)
-        raster = row * (self.geometry.square // self.geometry.patch) + col
+        raster = self._raster(torch.cat([frame.cells for frame in frames]))
         counts = [len(frame.patches) for frame in frames]
         features = self._tower_features(torch.cat([frame.patches for frame in frames]), raster, counts)
         pooled = features.view(-1, 4, features.shape[-1]).mean(1)

@@ -15,11 +15,10 @@ from torch.nn import functional as F
 from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 
 from cluster.models.base import PatchBatch
+from cluster.models.checkpoint import HALF
 from cluster.models.llava import Llava
 from cluster.models.upload import to_device
 from cluster.types import PatchGrid
-
-HALF = (0.5, 0.5, 0.5)
 
 
 class LlavaOnevision(Llava):

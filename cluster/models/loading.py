@@ -1,11 +1,13 @@
 """Model loading: presets by name, checkpoints by local path or hub id."""
 
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from transformers.image_processing_base import ImageProcessingMixin
 
@@ -14,7 +16,7 @@ from cluster.models.base import VisionLanguageModel
 from cluster.models.catalog import BUNDLED, check_model, locate
 from cluster.models.checkpoint import Checkpoint
 from cluster.models.float8 import check_float8
-from cluster.models.presets import PRESETS, SHAPES, Preset, initialise
+from cluster.models.presets import PRESETS, SHAPES, Preset
 from cluster.models.settings import ModelSettings
 from cluster.registry import families
 
@@ -65,7 +67,7 @@ def load_model(
         initialise(model, seed)
         model = model.to(device=where, dtype=kind)
         pixels = max_pixels or preset.max_pixels
-        return _wrapped(preset.family, model, tokenizer, where, kind, random_weights=True, max_pixels=pixels)
+        return _wrapped(preset.family, model, tokenizer, where, kind, max_pixels=pixels)
     if path_or_preset in BUNDLED:
         check_model(path_or_preset)
     folder = Path(locate(path_or_preset)).expanduser()
@@ -84,7 +86,7 @@ def load_shape(name: str) -> VisionLanguageModel:
     name = PUBLISHED.get(name, name)
     shape = SHAPES.get(name) or PRESETS.get(name)
     if shape is not None:
-        return _shape(shape.family, *_untrained(shape, META), max_pixels=shape.max_pixels)
+        return _wrapped(shape.family, *_untrained(shape, META), META, torch.bfloat16, max_pixels=shape.max_pixels)
     folder = str(Path(locate(name)).expanduser())
     if not (Path(folder) / "config.json").is_file():
         raise ModelError(
@@ -96,16 +98,12 @@ def load_shape(name: str) -> VisionLanguageModel:
         model = _read(folder, AutoModelForImageTextToText.from_config, config)
     tokenizer = _read(folder, AutoTokenizer.from_pretrained, folder)
     pixels = settings.max_pixels or MAX_PIXELS
-    return _shape(config.model_type, model, tokenizer, max_pixels=pixels, settings=settings)
+    return _wrapped(config.model_type, model, tokenizer, META, torch.bfloat16, max_pixels=pixels, settings=settings)
 
 
 def load_truncated(name: str, layers: int, device: torch.device) -> VisionLanguageModel:
-    """A published model's shape at its true width, with ``layers`` layers in tower and language model and nothing in
-    its weights, in bfloat16.
-
-    Raises:
-        ModelError: there is no such shape.
-    """
+    """A published model's shape (``ModelError`` where there is none) at its true width, with ``layers`` layers in tower
+    and language model and nothing in its weights, in bfloat16."""
     shape = _published_shape(name)
     tower: dict[str, Any] = {key: layers for key in ("depth", "num_hidden_layers") if key in shape.vision}
     if "fullatt_block_indexes" in shape.vision:
@@ -117,12 +115,8 @@ def load_truncated(name: str, layers: int, device: torch.device) -> VisionLangua
 
 
 def load_random_shape(name: str, device: torch.device, layers: int | None = None) -> VisionLanguageModel:
-    """A published model's shape with random weights that are made on the device, in bfloat16; ``layers``: see
-    :func:`load_truncated`.
-
-    Raises:
-        ModelError: there is no such shape.
-    """
+    """A published model's shape (``ModelError`` where there is none) with random weights that are made on the device,
+    in bfloat16; ``layers``: see :func:`load_truncated`."""
     model = _empty(_published_shape(name), device) if layers is None else load_truncated(name, layers, device)
     for kind, weight in model.model.named_parameters():
         if weight.ndim > 1:
@@ -140,6 +134,24 @@ def load_random_shape(name: str, device: torch.device, layers: int | None = None
     return model
 
 
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int) -> None:
+    """Random weights with activations near unit scale at any width, so that answers depend on the picture.
+
+    The library's 0.02 leaves a narrow model's attention uniform and its logits flat. Here linear layers have variance
+    1/fan_in, query and key somewhat more (attention that looks somewhere), embeddings 1/width (unit logits).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        leaf = name.rsplit(".", 2)[-2]
+        if parameter.ndim < 2:
+            parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.1, generator=generator)
+        else:
+            fan_in = parameter[0].numel()
+            gain = 1.5 if leaf in ("q_proj", "k_proj", "qkv") else 1.0
+            parameter.normal_(0.0, gain / math.sqrt(fan_in), generator=generator)
+
+
 def _published_shape(name: str) -> Preset:
     if name not in SHAPES:
         raise ModelError(f"unknown model shape {name!r}; there are: {', '.join(sorted(SHAPES))}")
@@ -149,31 +161,22 @@ def _published_shape(name: str) -> Preset:
 def _empty(shape: Preset, device: torch.device) -> VisionLanguageModel:
     model, tokenizer = _untrained(shape, META)
     model = model.to(torch.bfloat16).to_empty(device=device)
-    return _wrapped(
-        shape.family, model, tokenizer, device, torch.bfloat16, random_weights=True, max_pixels=shape.max_pixels
-    )
+    return _wrapped(shape.family, model, tokenizer, device, torch.bfloat16, max_pixels=shape.max_pixels)
 
 
 def _untrained(preset: Preset, device: torch.device) -> tuple[Any, Any]:
-    """A preset's transformers model and tokenizer."""
     family: Any = families.get(preset.family)
     with device:
         model, tokenizer = family.untrained(preset.text, preset.vision)
     return model, tokenizer
 
 
-def _shape(family: str, model: Any, tokenizer: Any, **options: Any) -> VisionLanguageModel:
-    return _wrapped(family, model, tokenizer, META, torch.bfloat16, random_weights=True, **options)
-
-
 def _wrapped(
     family: str, model: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype, **options: Any
 ) -> VisionLanguageModel:
-    kind: Any = families.get(family)
-    model = model.eval().requires_grad_(False)
-    loaded: VisionLanguageModel = kind(
-        Checkpoint(model=model, tokenizer=tokenizer, device=device, dtype=dtype, **options)
-    )
+    """A model in evaluation mode; random weights, unless the ``options`` of :class:`Checkpoint` say otherwise."""
+    model, options = model.eval().requires_grad_(False), {"random_weights": True, **options}
+    loaded: VisionLanguageModel = families.get(family)(Checkpoint(model, tokenizer, device, dtype, **options))
     return loaded
 
 
@@ -192,8 +195,8 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
         device,
         dtype,
         random_weights=False,
-        mean=_channels(processor.get("image_mean")),
-        std=_channels(processor.get("image_std")),
+        mean=tuple(map(float, processor.get("image_mean") or ())),
+        std=tuple(map(float, processor.get("image_std") or ())),
         max_pixels=max_pixels or settings.max_pixels or MAX_PIXELS,
         settings=settings,
     )
@@ -212,17 +215,11 @@ def _read(path: str, make: Any, *given: Any, **options: Any) -> Any:
     try:
         return make(*given, **options)
     except Exception as error:
-        raise ModelError(_reason(path, error)) from error
-
-
-def _reason(path: str, error: Exception) -> str:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if Path(path).is_dir():
-        return f"model {path!r} cannot be loaded: {first}"
-    return (
-        f"model {path!r} is neither a preset ({', '.join(sorted(PRESETS))}) nor a directory, "
-        f"and cannot be had from the hub: {first}"
-    )
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        why = f"is neither a preset ({', '.join(sorted(PRESETS))}) nor a directory, and cannot be had from the hub"
+        if Path(path).is_dir():
+            why = "cannot be loaded"
+        raise ModelError(f"model {path!r} {why}: {first}") from error
 
 
 def _image_processor(path: str) -> dict[str, Any]:
@@ -233,16 +230,8 @@ def _image_processor(path: str) -> dict[str, Any]:
         return {}
 
 
-def _channels(values: Any) -> tuple[float, ...] | None:
-    return tuple(float(value) for value in values) if values else None
-
-
 def find_device(name: str) -> torch.device:
-    """The device of this name.
-
-    Raises:
-        ModelError: this machine lacks it.
-    """
+    """The device of this name; ``ModelError`` where this machine lacks it."""
     try:
         one = torch.ones(1, device=torch.device(name))
         one.item()
@@ -256,11 +245,8 @@ def find_device(name: str) -> torch.device:
 
 
 def loaded_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that weights are loaded in; of float8, that of all but linear layers.
-
-    Raises:
-        ConfigError: an unknown dtype, or one the device lacks.
-    """
+    """The dtype that weights are loaded in, of float8 that of all but linear layers; ``ConfigError`` for an unknown
+    one, or one the device lacks."""
     if name == "float8":
         check_float8(device)
         return torch.float32 if device.type == "cpu" else torch.bfloat16

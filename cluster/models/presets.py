@@ -1,14 +1,11 @@
 """Model sizes without a download: random-weight presets of every family, and shapes of published models.
 
-``tiny`` is for tests, ``demo`` for a laptop, ``bench`` is dominated by arithmetic rather than Python.
+``tiny`` is for tests, ``demo`` for a laptop, ``bench`` is dominated by arithmetic rather than Python. Read without
+torch.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,21 +143,3 @@ SHAPES: dict[str, Preset] = {
     "internvl3-8b": _preset("internvl", _7B, (1024, 4096, 24, 16, 448), vocab_size=151674),
     "internvl3-14b": _preset("internvl", (5120, 13824, 48, 40, 8), (1024, 4096, 24, 16, 448), vocab_size=151674),
 }
-
-
-@torch.no_grad()
-def initialise(model: nn.Module, seed: int) -> None:
-    """Random weights with activations near unit scale at any width, so that answers depend on the picture.
-
-    The library's 0.02 leaves a narrow model's attention uniform and its logits flat. Here linear layers have variance
-    1/fan_in, query and key somewhat more (attention that looks somewhere), embeddings 1/width (unit logits).
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in sorted(model.named_parameters()):
-        leaf = name.rsplit(".", 2)[-2]
-        if parameter.ndim < 2:
-            parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.1, generator=generator)
-        else:
-            fan_in = parameter[0].numel()
-            gain = 1.5 if leaf in ("q_proj", "k_proj", "qkv") else 1.0
-            parameter.normal_(0.0, gain / math.sqrt(fan_in), generator=generator)

@@ -13,17 +13,9 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from cluster.errors import ModelError
 from cluster.models.base import FrameSpan, PatchBatch, VisionLanguageModel, patch_counts
-from cluster.models.checkpoint import (
-    CLIP_MEAN,
-    CLIP_STD,
-    VOCABULARY,
-    Checkpoint,
-    linear_weights,
-    normalise,
-    preset_tokenizer,
-)
+from cluster.models.checkpoint import CLIP_MEAN, CLIP_STD, Checkpoint, linear_weights, normalise, preset_vocabulary
+from cluster.models.layers import Tower
 from cluster.models.packed_attention import SequencePacking, row_numbers
-from cluster.models.tower_block import Tower
 from cluster.models.upload import to_device
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -71,12 +63,10 @@ class Qwen25VL(VisionLanguageModel):
 
     @classmethod
     def untrained(cls, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
-        tokenizer = preset_tokenizer(SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
-        ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
-        common = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"]}
+        tokenizer, ids, common = preset_vocabulary(SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
         make_config, make_model = cls.library
         config = make_config(
-            text_config={"vocab_size": VOCABULARY, "pad_token_id": ids["<|endoftext|>"], **common, **text},
+            text_config={**common, **text},
             vision_config=cls._vision_config(text["hidden_size"], vision),
             image_token_id=ids["<|image_pad|>"],
             video_token_id=ids["<|video_pad|>"],
@@ -172,16 +162,13 @@ class Qwen25VL(VisionLanguageModel):
     @torch.no_grad()
     def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
         """See the base. Tokens carry our positions: transformers' own rule for text after a video is not the published
-        one, and its ``second_per_grid_ts`` cannot express frames at an uneven pace.
-
-        Raises:
-            ValueError: a frame is pruned, or frames differ in grid.
-        """
+        one, and its ``second_per_grid_ts`` cannot express frames at an uneven pace. ``ValueError`` where a frame is
+        pruned, or frames differ in grid."""
         grid = self._reference_grid(frames)
         system, ask = self.system_ids(), self.question_ids(question)
         positions = self._reference_positions(frames, times_s, len(system), len(ask))
         ids = [*system, *[int(self.model.config.video_token_id)] * (grid.tokens * len(frames)), *ask]
-        return self._library_logits(ids, frames, position_ids=positions)
+        return self._video_logits(ids, frames, position_ids=positions)
 
     def _reference_grid(self, frames: Sequence[PatchBatch]) -> PatchGrid:
         grid = frames[0].grid
@@ -189,21 +176,15 @@ class Qwen25VL(VisionLanguageModel):
             raise ValueError("the reference needs complete frames of one grid")
         return grid
 
-    def _library_logits(self, ids: Sequence[int], frames: Sequence[PatchBatch], **options: Any) -> Tensor:
-        grid = frames[0].grid
-        tokens = torch.tensor([ids], device=self.device)
-        with self._library_attention():
-            output = self.model(
-                input_ids=tokens,
-                mm_token_type_ids=(tokens == int(self.model.config.video_token_id)).int() * 2,
-                pixel_values_videos=self._pixel_values(self._upload(frames)),
-                video_grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]], device=self.device),
-                use_cache=False,
-                logits_to_keep=1,
-                **options,
-            )
-        logits: Tensor = output.logits[0, -1]
-        return logits
+    def _video_logits(self, ids: Sequence[int], frames: Sequence[PatchBatch], **options: Any) -> Tensor:
+        grid, video = frames[0].grid, int(self.model.config.video_token_id)
+        return self._library_logits(
+            ids,
+            mm_token_type_ids=(torch.tensor([ids], device=self.device) == video).int() * 2,
+            pixel_values_videos=self._pixel_values(self._upload(frames)),
+            video_grid_thw=torch.tensor([[len(frames), grid.rows, grid.cols]], device=self.device),
+            **options,
+        )
 
     def _reference_positions(
         self, frames: Sequence[PatchBatch], times_s: Sequence[float], system: int, question: int
@@ -243,7 +224,6 @@ class Qwen25VL(VisionLanguageModel):
 
     @cached_property
     def _block_kinds(self) -> tuple[int, int]:
-        """Blocks of the tower with windowed and with full attention."""
         blocks = len(self._visual.blocks)
         full = len(set(self._visual.fullatt_block_indexes) & set(range(blocks)))
         return blocks - full, full

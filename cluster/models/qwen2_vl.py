@@ -30,14 +30,9 @@ class Qwen2VL(Qwen25VL):
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
         """See the base. A frame's kept patches see each other in every layer, at rotary positions of their cells."""
         counts = [len(frame.cells) for frame in frames]
-        cells = torch.cat([frame.cells for frame in frames])
-        hidden = self._embed_patches(self._upload(frames))
-        merged = self._run_blocks(hidden, self._patch_positions(cells), counts)
-        return list(torch.split(merged.to(self.dtype), counts))
-
-    def _run_blocks(self, hidden: Tensor, places: Tensor, counts: Sequence[int]) -> Tensor:
-        """Embedded patches at ``places`` (row, col), of frames with these group counts -> visual tokens ``[t, W]``."""
+        places = self._patch_positions(torch.cat([frame.cells for frame in frames]))
         packing = SequencePacking.of([n * self.geometry.merge**2 for n in counts], self.device, self.dtype)
+        hidden = self._embed_frames(frames)
         rotary = self._visual.rotary_pos_emb(hidden, to_device(places, self.device))
         merger, *deepstack = self._mergers
         added: list[Tensor] = []
@@ -45,7 +40,11 @@ class Qwen2VL(Qwen25VL):
         for index, hidden in enumerate(rows):
             if index in self._deepstack_blocks:
                 added.append(deepstack[len(added)](hidden))
-        return torch.cat([merger(hidden), *added], dim=1)
+        merged = torch.cat([merger(hidden), *added], dim=1)
+        return list(torch.split(merged.to(self.dtype), counts))
+
+    def _embed_frames(self, frames: Sequence[PatchBatch]) -> Tensor:
+        return self._embed_patches(self._upload(frames))
 
     @property
     def _deepstack_blocks(self) -> Sequence[int]:

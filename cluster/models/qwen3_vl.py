@@ -12,12 +12,11 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 
 from cluster.errors import ModelError
 from cluster.models.base import PatchBatch
-from cluster.models.checkpoint import Checkpoint
+from cluster.models.checkpoint import HALF, Checkpoint
 from cluster.models.qwen2_vl import Qwen2VL
 from cluster.models.upload import to_device
 from cluster.types import PatchGrid
 
-HALF = (0.5, 0.5, 0.5)
 # A stream's clock in the prompt, seconds: every time has four digits, and so as many tokens. Its origin is arbitrary,
 # as it is for a camera that was on before anybody looked, and after 2.5 hours it begins again.
 CLOCK_BEGIN, CLOCK_END = 1000, 10000
@@ -45,13 +44,10 @@ class Qwen3VL(Qwen2VL):
         return {"out_hidden_size": hidden, **vision}
 
     # -- vision -----------------------------------------------------------------------------------
-    def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
-        """See the base. As Qwen2-VL's, with the embeddings of the patches' places in their own grids."""
-        counts = [len(frame.cells) for frame in frames]
-        hidden = self._embed_patches(self._upload(frames))
-        hidden = hidden + torch.cat([self._place_embeddings(frame) for frame in frames]).to(hidden.dtype)
-        merged = self._run_blocks(hidden, self._patch_positions(torch.cat([frame.cells for frame in frames])), counts)
-        return list(torch.split(merged.to(self.dtype), counts))
+    def _embed_frames(self, frames: Sequence[PatchBatch]) -> Tensor:
+        """With the embeddings of the patches' places in their own grids."""
+        hidden = super()._embed_frames(frames)
+        return hidden + torch.cat([self._place_embeddings(frame) for frame in frames]).to(hidden.dtype)
 
     def _place_embeddings(self, frame: PatchBatch) -> Tensor:
         """Learned position embeddings of a frame's patches ``[n, D]``, interpolated from the checkpoint's square."""
@@ -134,14 +130,11 @@ class Qwen3VL(Qwen2VL):
     # -- the reference ----------------------------------------------------------------------------
     @torch.no_grad()
     def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
-        """See the base; positions are transformers' own.
-
-        Raises:
-            ValueError: a frame is pruned, or frames differ in grid.
-        """
+        """See the base; positions are transformers' own. ``ValueError`` where a frame is pruned, or frames differ in
+        grid."""
         self._reference_grid(frames)
         video = int(self.model.config.video_token_id)
         ids = self.system_ids()
         for frame, time_s in zip(frames, times_s, strict=True):
             ids += [*self._time_ids(time_s), *[video] * frame.grid.tokens, *self._ids("<|vision_end|>")]
-        return self._library_logits([*ids, *self.question_ids(question)], frames)
+        return self._video_logits([*ids, *self.question_ids(question)], frames)

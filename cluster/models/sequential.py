@@ -3,13 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from cluster.models.base import PatchBatch, VisionLanguageModel
-from cluster.models.checkpoint import normalise
+from cluster.models.base import PatchBatch, VisionLanguageModel, patch_counts
+from cluster.models.checkpoint import Checkpoint, linear_weights, normalise
 from cluster.types import PatchGrid
 
 
@@ -21,6 +22,10 @@ class SequentialFrames(VisionLanguageModel):
     # Text that its prompt has around every frame.
     frame_brackets: ClassVar[tuple[str, str]] = ("", "")
 
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self._tower: Any = self.model.model.vision_tower
+
     @cached_property
     def _brackets(self) -> tuple[list[int], list[int]]:
         before, after = self.frame_brackets
@@ -29,6 +34,39 @@ class SequentialFrames(VisionLanguageModel):
     def _frame_text(self, frame: PatchBatch) -> tuple[list[int], list[int]]:
         del frame
         return self._brackets
+
+    # -- vision -----------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def _encoder_layers(self) -> Any:
+        """All layers of the tower."""
+
+    @property
+    @abstractmethod
+    def _patch_projection(self) -> Any:
+        """The convolution that embeds patches, whose stride is its kernel."""
+
+    @property
+    @abstractmethod
+    def _class_tokens(self) -> int:
+        """Tokens of each frame in the tower beside its patches."""
+
+    @property
+    def _depth(self) -> int:
+        """Layers to run: feature 0 is the embedding, feature i the output of the i-th layer, -1 the last."""
+        layer, layers = int(self.model.config.vision_feature_layer), len(self._encoder_layers)
+        return layer if layer >= 0 else layers + 1 + layer
+
+    def _embed_patches(self, patches: Tensor) -> Tensor:
+        projection = self._patch_projection
+        pixels = normalise(patches, self.mean, self.std, self.dtype).flatten(1)
+        return F.linear(pixels, projection.weight.flatten(1), projection.bias)
+
+    def _raster(self, cells: Tensor) -> Tensor:
+        """Group cells ``[g, 2]`` -> raster index on the tile of each of their patches ``[g * merge**2]``."""
+        assert self.geometry.square is not None
+        row, col = self._patch_positions(cells).unbind(1)
+        return row * (self.geometry.square // self.geometry.patch) + col
 
     # -- positions --------------------------------------------------------------------------------
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
@@ -65,11 +103,8 @@ class SequentialFrames(VisionLanguageModel):
 
     @torch.no_grad()
     def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
-        """See the base. Times only order the frames, which stand in consecutive slots.
-
-        Raises:
-            ValueError: a frame is pruned, or times do not ascend.
-        """
+        """See the base. Times only order the frames, which stand in consecutive slots; ``ValueError`` where a frame is
+        pruned, or times do not ascend."""
         if list(times_s) != sorted(times_s) or len(times_s) != len(frames):
             raise ValueError("the reference needs one time per frame, ascending")
         if any(len(frame.cells) != frame.grid.tokens for frame in frames):
@@ -78,16 +113,7 @@ class SequentialFrames(VisionLanguageModel):
         ids = self.system_ids()
         for frame in frames:
             ids += [*before, *[self._placeholder] * frame.grid.tokens, *after]
-        ids += self.question_ids(question)
-        with self._library_attention():
-            output = self.model(
-                input_ids=torch.tensor([ids], device=self.device),
-                **self._pixels(frames),
-                use_cache=False,
-                logits_to_keep=1,
-            )
-        logits: Tensor = output.logits[0, -1]
-        return logits
+        return self._library_logits([*ids, *self.question_ids(question)], **self._pixels(frames))
 
     def _picture(self, frame: PatchBatch) -> Tensor:
         """A complete frame's patches in group order -> normalised pixels ``[C, height, width]``."""
@@ -95,3 +121,31 @@ class SequentialFrames(VisionLanguageModel):
         pixels = normalise(frame.patches.to(self.device), self.mean, self.std, self.dtype)[:, 0]
         tiles = pixels.view(grid.group_rows, grid.group_cols, merge, merge, -1, grid.patch, grid.patch)
         return tiles.permute(4, 0, 2, 5, 1, 3, 6).reshape(-1, grid.height, grid.width)
+
+    # -- sizes ------------------------------------------------------------------------------------
+    def tower_flops(self, frames: Sequence[PatchBatch | int]) -> int:
+        """See the base: linear layers and attention products of kept patches and any class token per frame."""
+        counts = [count for count in self._tower_patches(frames) if count]
+        patches, extra = sum(counts), self._class_tokens
+        embedding, layers, projector, width = self._tower_weights
+        return int(
+            2 * patches * embedding
+            + 2 * (patches + extra * len(counts)) * layers
+            + 2 * self._projected(patches) * projector
+            + 4 * width * sum((extra + count) ** 2 for count in counts)
+        )
+
+    @cached_property
+    def _tower_weights(self) -> tuple[int, int, int, int]:
+        """Weights of patch embedding, layers and projector; widths of all layers together."""
+        layers = sum(linear_weights(layer) for layer in self._encoder_layers[: self._depth])
+        projector = linear_weights(self.model.model.multi_modal_projector)
+        return self._patch_projection.weight.numel(), layers, projector, self._depth * self._tower.config.hidden_size
+
+    @abstractmethod
+    def _projected(self, patches: int) -> int:
+        """Rows that the projector behind the tower sees, of this many patches."""
+
+    def _tower_patches(self, frames: Sequence[PatchBatch | int]) -> list[int]:
+        """Patches of each frame that go through the tower."""
+        return patch_counts(frames)

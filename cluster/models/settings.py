@@ -59,11 +59,8 @@ class ModelSettings:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Load the settings in ``folder``; empty without the file. Unknown entries are ignored.
-
-        Raises:
-            ModelError: the file is not JSON, or an entry has an invalid value.
-        """
+        """Load the settings in ``folder``; empty without the file. Unknown entries are ignored; ``ModelError`` where
+        the file is not JSON, or an entry has an invalid value."""
         path = Path(folder) / FILE
         if not path.is_file():
             return cls()
@@ -82,11 +79,8 @@ class ModelSettings:
 
 
 def write_settings(folder: Path, entries: Mapping[str, Any]) -> None:
-    """Set these entries of the checkpoint's ``sightline.json``, keeping the others.
-
-    Raises:
-        ModelError: the folder has no such file.
-    """
+    """Set these entries of the checkpoint's ``sightline.json``, which must exist (``ModelError``), keeping the
+    others."""
     path = folder / FILE
     if not path.is_file():
         raise ModelError(f"{folder} has no {FILE} to write into")

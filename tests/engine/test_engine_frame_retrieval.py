@@ -14,8 +14,7 @@ from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
 from cluster.memory import prefetch
 from cluster.memory.bank import MemoryBank
-from cluster.memory.frame_retrieval import make_frame_retrieval
-from cluster.memory.frame_retrieval.resv import ReSVFrames
+from cluster.memory.frame_retrieval import ReSVFrames, make_frame_retrieval
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import BlockKey, Loaded
 from cluster.memory.tiers.stack import TierStack

@@ -13,7 +13,7 @@ from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
-from cluster.memory.compress import AttentionCompressor
+from cluster.memory.compress.attention import AttentionCompressor
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model

@@ -7,11 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.memory.compress import AttentionCompressor, mean_attention, rank_in_frame
-from cluster.memory.compress.infinipot import InfiniPot
-from cluster.memory.compress.livevlm import LiveVLM
-from cluster.memory.compress.snapkv import SnapKV
-from cluster.memory.compress.streammem import StreamMem
+from cluster.memory.compress import rank_in_frame
+from cluster.memory.compress.attention import AttentionCompressor, InfiniPot, LiveVLM, SnapKV, StreamMem, mean_attention
 from cluster.memory.head_memory import LayerKV
 from cluster.registry import compressors
 

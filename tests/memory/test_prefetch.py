@@ -219,12 +219,11 @@ def test_more_predictions_than_the_bound_give_up_the_oldest() -> None:
         store.gate.set()
 
 
-def test_a_layer_is_split_by_weight_into_as_many_loads_as_run_at_once() -> None:
+def test_a_layer_is_split_into_as_many_loads_as_run_at_once() -> None:
     store = Store()
-    weights = {1: 10, 2: 10, 3: 10, 4: 30}
-    with Prefetcher(store.load, threads=2, weigh=lambda one: weights[one.block]) as fetcher:
+    with Prefetcher(store.load, threads=2) as fetcher:
         fetcher.fetch(keys(1, 2, 3, 4))
-    assert sorted(store.calls) == [keys(1, 2, 3), keys(4)]
+    assert sorted(store.calls) == [keys(1, 3), keys(2, 4)]
 
 
 def test_only_so_many_loads_run_ahead_and_as_many_more_on_demand() -> None:

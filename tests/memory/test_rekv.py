@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from cluster.errors import ConfigError
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise import ClusterTable, NewTokens
-from cluster.memory.organise.frames import Frames
-from cluster.memory.organise.tokens import Tokens
+from cluster.memory.organise.simple import Frames, Tokens
 from cluster.memory.retrieval_session import RetrievalSession
 from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.stream import StreamMemory
@@ -70,8 +69,8 @@ def test_the_frames_are_those_of_the_published_rule(
     by_key_head = torch.from_numpy(query).float().reshape(heads, group * rows, WIDTH)
     found = ReKV(frames=count).select_layer(by_key_head, tables)
     for table, chosen in zip(tables, found, strict=True):
-        assert frames_of(table, chosen.clusters) == [7 + n for n in wanted for _ in range(4)]
-        assert chosen.clusters.tolist() == sorted(chosen.clusters.tolist())
+        assert frames_of(table, chosen) == [7 + n for n in wanted for _ in range(4)]
+        assert chosen.tolist() == sorted(chosen.tolist())
 
 
 def test_heads_decide_together_by_mean_rows_and_dot_products() -> None:
@@ -83,12 +82,12 @@ def test_heads_decide_together_by_mean_rows_and_dot_products() -> None:
     ]
     query = torch.tensor([[[9.0, 0.0], [-7.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]]])
     chosen = ReKV(frames=1).select_layer(query, tables)
-    assert [each.clusters.tolist() for each in chosen] == [[1], [1]]
+    assert [each.tolist() for each in chosen] == [[1], [1]]
 
 
 def test_of_equal_scores_the_older_frame_comes_first() -> None:
     table = table_of({number: np.ones((2, WIDTH)) for number in range(40)})
-    assert ReKV(frames=3).select(torch.ones(1, WIDTH), table).clusters.tolist() == [0, 1, 2]
+    assert ReKV(frames=3).select(torch.ones(1, WIDTH), table).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("common", [-100.0, 100.0])
@@ -102,7 +101,7 @@ def test_a_head_without_a_frame_counts_it_as_average_and_has_nothing_of_it(commo
     query = torch.tensor([[[1.0, 0.0]]]).expand(3, 1, 2)
     for count, wanted in ((2, [[0, 2], [0, 3], []]), (3, [[0, 2], [0, 2, 3], []])):
         found = ReKV(frames=count).select_layer(query, tables)
-        assert [each.clusters.tolist() for each in found] == wanted
+        assert [each.tolist() for each in found] == wanted
 
 
 def test_a_session_reads_the_same_frames_in_every_head() -> None:

@@ -181,7 +181,7 @@ def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
     key = memory.key_of(0, 0, 0)
     gone = {(0, 0, int(f), int(c)) for f, c in zip(*_block(memory, key), strict=True)}
     uid = int(memory.heads[0][0].table.uid[0])
-    memory.tiers.drop("cam", [key])
+    memory.tiers.drop_blocks(0, "cam", [key])
     memory.add_chunk(chunk(8))
     for number in range(9, 12):
         memory.add_chunk(chunk(number))

@@ -13,6 +13,7 @@ from cluster.codec.supervisor import Backoff
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
 from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.server import KVServicer
+from cluster.memory.tiers.stack import TierStack
 from cluster.wire.channel import EventLoopThread
 from cluster.wire.server import RpcServer
 
@@ -34,6 +35,13 @@ def same(one: Block | None, other: Block) -> bool:
     return one is not None and all(
         torch.equal(getattr(one, name), getattr(other, name)) for name in ("key", "value", "frame", "cell")
     )
+
+
+def drop_everywhere(stack: TierStack, stream: str, keys: Sequence[BlockKey]) -> int | None:
+    """Delete blocks in every tier; the largest count of one, None if one is uncertain."""
+    gone = [stack.drop_blocks(level, stream, keys) for level in range(len(stack.tiers))]
+    certain = [number for number in gone if number is not None]
+    return max(certain) if len(certain) == len(gone) else None
 
 
 class MemoryTier(Tier):

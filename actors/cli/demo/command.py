@@ -87,7 +87,8 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
     from actors.cli.demo.record import LoopedTruth
     from actors.cli.demo.screen import Screen
     from cluster.config import load_config
-    from cluster.models.catalog import PRESETS, locate
+    from cluster.models.catalog import locate
+    from cluster.models.presets import PRESETS
     from cluster.models.settings import ModelSettings
 
     with Screen(console) as screen:

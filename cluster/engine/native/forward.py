@@ -16,7 +16,7 @@ from cluster.engine.window.planner import BoolArray, IntArray, Run, causal_runs
 from cluster.engine.window.refresh.base import KVChange, Narrowing
 from cluster.memory.frame_retrieval import FrameReads
 from cluster.models.base import VisionLanguageModel
-from cluster.models.decoder_layer import layer_rotary
+from cluster.models.layers import layer_rotary
 
 
 class Past(Protocol):

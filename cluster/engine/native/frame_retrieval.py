@@ -195,7 +195,7 @@ class FramePast:
     def _by_frame(self, query: Tensor) -> Tensor:
         """Rows ``[H, n, d]`` as ``[Hkv, n G, d]``, where clusters are selected: one read of all frames by the host."""
         by_group = query.reshape(-1, self._group, *query.shape[1:])
-        return by_group.transpose(1, 2).flatten(1, 2).to(self.session.index_device)
+        return by_group.transpose(1, 2).flatten(1, 2).cpu()
 
     def _fetched(self, layer: int, query: Tensor, counts: Sequence[int]) -> tuple[RetrievedKV, Tensor] | None:
         """None where a tier fails: a window does without what a question would fail for."""

@@ -20,7 +20,7 @@ from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVPool
 from cluster.engine.window.planner import IntArray, Run
 from cluster.models.base import VisionLanguageModel
-from cluster.models.decoder_layer import layer_rotary
+from cluster.models.layers import layer_rotary
 from cluster.models.upload import to_device
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import ModelError
-from cluster.models.catalog import PRESETS, check_model, locate
+from cluster.models.catalog import check_model, locate
+from cluster.models.presets import PRESETS
 
 if TYPE_CHECKING:
     import torch

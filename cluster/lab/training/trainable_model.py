@@ -21,11 +21,10 @@ from cluster.lab.training.examples import Example
 from cluster.lab.training.sequence_layout import SequenceLayout
 from cluster.models.base import PatchBatch
 from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, preset_tokenizer
-from cluster.models.decoder_layer import Rotary
+from cluster.models.layers import Rotary, Tower
+from cluster.models.loading import initialise
 from cluster.models.packed_attention import PACKED, SequencePacking
-from cluster.models.presets import initialise
 from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL
-from cluster.models.tower_block import Tower
 from cluster.types import PatchGrid
 
 # Fixed parts of the prompt, one token each.

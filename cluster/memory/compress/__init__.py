@@ -1,4 +1,4 @@
-"""Compressors, one per file: which tokens a memory keeps when it reaches its budget.
+"""Compressors: which tokens a memory keeps when it reaches its budget.
 
 A compressor implements :meth:`Compressor.select`, which returns the tokens to keep.
 """
@@ -44,12 +44,9 @@ class Compressor(ABC):
         return [None] * len(layers)
 
     def observe(self, queries: Sequence[Tensor]) -> None:
-        """Record the latest question rows, used by the next ``select``.
-
-        Args:
-            queries: per layer ``[H, r, D]``, before rotary: of the rows that asked last, the query heads that share a
-                key head side by side in ``r``. Each call replaces what the one before it said.
-        """
+        """Record the latest question rows, used by the next ``select``; each call replaces what the one before it said.
+        ``queries``: per layer ``[H, r, D]``, before rotary: of the rows that asked last, the query heads that share a
+        key head side by side in ``r``."""
         del queries
 
     def state(self) -> dict[str, Tensor]:
@@ -57,7 +54,6 @@ class Compressor(ABC):
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state` returned."""
         del state
 
 
@@ -119,69 +115,6 @@ def group_layers(layers: Sequence[LayerKV]) -> Iterator[list[LayerKV]]:
         group.append(layer)
     if group:
         yield group
-
-
-class AttentionCompressor(Compressor):
-    """Ranks the tokens of a head by the attention of the latest question rows.
-
-    Before any rows were observed, the keys of the newest ``stand_in`` tokens (SnapKV's observation window) serve as
-    queries.
-
-    Deviation from all papers ranked this way: keys are stored before rotary and their future positions are unknown, so
-    attention ignores positions; keys that serve as queries also see later tokens.
-
-    Args:
-        columns: unused.
-        stand_in: newest tokens whose keys serve as queries.
-    """
-
-    wants_queries: ClassVar[bool] = True
-
-    def __init__(self, columns: int, *, stand_in: int = 32) -> None:
-        super().__init__(columns)
-        if stand_in < 1:
-            raise ValueError(f"stand_in must be at least 1, not {stand_in}")
-        self.stand_in = stand_in
-        self._queries: list[Tensor] = []
-
-    def observe(self, queries: Sequence[Tensor]) -> None:
-        self._queries = list(queries)
-
-    def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
-        """See :class:`Compressor`.
-
-        Raises:
-            ValueError: rows were observed of another number of layers, or of heads of another shape.
-        """
-        if self._queries and len(self._queries) != len(layers):
-            raise ValueError(f"query rows of {len(self._queries)} layers were observed, the memory has {len(layers)}")
-        return [
-            all_tokens(layer)
-            if budget >= layer.tokens
-            else top_tokens(self.scores(layer, self._attention(index, layer), budget), budget)
-            for index, layer in enumerate(layers)
-        ]
-
-    @abstractmethod
-    def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:
-        """Scores ``[H, n]`` of which the ``budget`` highest stay; ``attention [H, n]``: mean of all rows, sum 1."""
-
-    def _attention(self, index: int, layer: LayerKV) -> Tensor:
-        asked = self._queries[index] if self._queries and self._queries[index].shape[1] else None
-        return mean_attention(layer.key, layer.key[:, -self.stand_in :] if asked is None else asked)
-
-
-def mean_attention(key: Tensor, queries: Tensor) -> Tensor:
-    """Mean attention ``[H, n]`` of the rows ``queries [H, r, D]`` to the tokens ``key [H, n, D]``.
-
-    Raises:
-        ValueError: rows of another number of heads or another width than the keys have.
-    """
-    heads, _, width = key.shape
-    if queries.ndim != 3 or (queries.shape[0], queries.shape[2]) != (heads, width):
-        raise ValueError(f"query rows {tuple(queries.shape)} do not fit {heads} key heads of width {width}")
-    scores: Tensor = queries.to(key.device).float() @ key.float().transpose(1, 2) * width**-0.5
-    return scores.softmax(dim=2).mean(dim=1)
 
 
 def rank_in_frame(scores: Tensor, slot: Tensor) -> Tensor:

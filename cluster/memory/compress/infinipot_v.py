@@ -76,7 +76,7 @@ class InfiniPotV(Compressor):
         layer's values ``[H, n]``; ``reach`` ``[layers]``: see :meth:`_reach`."""
         key, frame, cell = (concatenate([getattr(layer, name) for layer in group]) for name in ("key", "frame", "cell"))
         slot = frame_slots(frame)
-        recent = self.recent_frames(slot)
+        recent = (self.recent * (slot[:, -1] + 1).double()).long()
         distinct, only = temporal_redundancy(key, slot, cell, slot[:, -1] + 1 - recent.clamp(min=1))
         heads, tokens = group[0].heads, slot.shape[1]
         if self.pools == "depth":
@@ -93,10 +93,6 @@ class InfiniPotV(Compressor):
         # Kept tokens count towards TaR's share and rank first.
         taken = top_mask(distinct.masked_fill(stays, torch.inf), budget - round((1 - self.share) * budget))
         return top_tokens(pooled.masked_fill(taken | stays, torch.inf), budget)
-
-    def recent_frames(self, slot: Tensor) -> Tensor:
-        """How many frames ``[H]`` count as recent, of tokens whose frames are numbered ``slot [H, n]``."""
-        return (self.recent * (slot[:, -1] + 1).double()).long()
 
     def _reach(self, norms: Sequence[Tensor]) -> Tensor:
         """Cells on either side of one that its pool covers, ``[layers]``; of ``depth`` also the pool's dimensions."""

@@ -45,8 +45,8 @@ class Novelty(Compressor):
             raise ValueError(f"the rate of novelty's background is above 0 and at most 1, not {rate:g}")
         self.rate = rate
         self._scores: list[Tensor] = []
-        # Of all layers and heads together, or of each that decides for itself.
-        self._backgrounds: dict[tuple[int, int] | None, Tensor] = {}
+        # Of all layers and heads together (""), or of each that decides for itself ("layer.head").
+        self._backgrounds: dict[str, Tensor] = {}
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
         if budget >= max(layer.tokens for layer in layers):
@@ -54,12 +54,12 @@ class Novelty(Compressor):
             return [all_tokens(layer) for layer in layers]
         if not _same_tokens(layers):
             self._scores = [
-                torch.cat([self._scored(layer, h, [layer.key[h]], (number, h)) for h in range(layer.heads)])
+                torch.cat([self._scored(layer, h, [layer.key[h]], f"{number}.{h}") for h in range(layer.heads)])
                 for number, layer in enumerate(layers)
             ]
             return [_chosen(*pair, budget) for pair in zip(layers, self._scores, strict=True)]
         shallow = layers[: -(-len(layers) // _SHALLOW)]
-        scores = self._scored(layers[0], 0, [key for layer in shallow for key in layer.key], None)
+        scores = self._scored(layers[0], 0, [key for layer in shallow for key in layer.key], "")
         self._scores = [scores.expand(layer.heads, -1) for layer in layers]
         one = LayerKV(*(getattr(layers[0], name)[:1] for name in ("key", "value", "frame", "cell")))
         stays = _chosen(one, scores, budget)
@@ -71,12 +71,12 @@ class Novelty(Compressor):
         return [_SCORED + scores.gather(1, stays) for scores, stays in zip(self._scores, chosen, strict=True)]
 
     def state(self) -> dict[str, Tensor]:
-        return {_name(whose): background.half() for whose, background in self._backgrounds.items()}
+        return {whose: background.half() for whose, background in self._backgrounds.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self._backgrounds = {_whose(name): background.float() for name, background in state.items()}
+        self._backgrounds = {whose: background.float() for whose, background in state.items()}
 
-    def _scored(self, layer: LayerKV, h: int, keys: Sequence[Tensor], whose: tuple[int, int] | None) -> Tensor:
+    def _scored(self, layer: LayerKV, h: int, keys: Sequence[Tensor], whose: str) -> Tensor:
         """Novelty ``[1, n]`` of one head's tokens by their ``keys [n, D]``, of those that were scored before the same;
         ``whose``: background."""
         weight = layer.weights[h]
@@ -89,15 +89,6 @@ class Novelty(Compressor):
             self._backgrounds[whose] = background
             scores[fresh] = pooled(novelty(unit, frame, cell, background, self.rate), frame, cell, self.columns)
         return scores[None]
-
-
-def _name(whose: tuple[int, int] | None) -> str:
-    return "" if whose is None else "{}.{}".format(*whose)
-
-
-def _whose(name: str) -> tuple[int, int] | None:
-    number, _, h = name.partition(".")
-    return (int(number), int(h)) if name else None
 
 
 def _chosen(layer: LayerKV, scores: Tensor, budget: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Organisers, one per file: cluster remembered tokens, so that retrieval fetches clusters instead of tokens.
+"""Organisers: cluster remembered tokens, so that retrieval fetches clusters instead of tokens.
 
 An organiser assigns each token of a head to a cluster as it arrives.
 """
@@ -24,7 +24,7 @@ class Organiser(ABC):
 
     Per-cluster state lies in ``table.columns``, which the table's ``keep_tokens``, ``state`` and ``restore`` carry
     along. To resume, create an organiser with the same options, set its restored table and call ``load_state``. All
-    computation is on the table's device (CPU unless ``table.to`` moves it).
+    computation is on the CPU.
     """
 
     # Whether it uses visual partitions, which are computed only then.
@@ -38,50 +38,39 @@ class Organiser(ABC):
         self.table = ClusterTable(width, values=self.wants_values)
 
     def copy(self) -> Self:
-        """An independent copy over the same clusters."""
         other = copy.copy(self)
         other.table = self.table.copy()
         return other
 
     @abstractmethod
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
-        """Assign tokens to clusters, in time order.
+        """Assign tokens, in time order, to clusters ``[t]`` int64. ``at_hand``: a cluster that is offloaded cannot be
+        joined without a transfer.
 
         Never moves existing tokens: a cluster to be split or merged with others is marked in ``pending``.
-
-        Args:
-            tokens: new ones.
-            at_hand: a cluster that is offloaded cannot be joined without a transfer.
-
-        Returns:
-            ``[t]`` int64: the cluster of each token.
         """
 
     @property
     def pending(self) -> Tensor:
         """``[c]`` bool: clusters to ``merge`` and ``split`` as soon as their members are loaded."""
-        return torch.zeros(len(self.table), dtype=torch.bool, device=self.table.device)
+        return torch.zeros(len(self.table), dtype=torch.bool)
 
     def founded_for(self, cluster: int) -> Tensor:
         """Numbers of the clusters that hold what a cluster should have taken while it was offloaded, ascending and
         above its own."""
         del cluster
-        return torch.zeros(0, dtype=torch.int64, device=self.table.device)
+        return torch.zeros(0, dtype=torch.int64)
 
     def merge(self, cluster: int, others: Tensor) -> None:
         """Merge ``others [m]``, founded for a cluster, into it; its number stays, and so do the tokens'."""
         self.table.merge_clusters(cluster, others)
 
     def split(self, cluster: int, key: Tensor, value: Tensor, frame: Tensor) -> int | None:
-        """Split a cluster in two and clear its mark; parts that still need a split are marked again.
+        """Split a cluster with the members ``key``, ``value`` ``[n, D]`` and ``frame`` ``[n]``, in token order, in two
+        and clear its mark; parts that still need a split are marked again.
 
-        Args:
-            cluster: its number.
-            key: of its members in token order ``[n, D]``; value: likewise; frame: ``[n]``.
-
-        Returns:
-            Number of the new cluster, ``len(table) - 1`` from now on. The part with the oldest member keeps the number
-            and the uid. None where there was no need to split, and always for an organiser that marks none.
+        Returns the number of the new cluster, ``len(table) - 1`` from now on: the part with the oldest member keeps the
+        number and the uid. None where there was no need to split, and always for an organiser that marks none.
         """
         del cluster, key, value, frame
         return None
@@ -91,5 +80,4 @@ class Organiser(ABC):
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what ``state`` returned."""
         del state

@@ -20,11 +20,8 @@ class VisualPartitions:
 
     Args:
         width: of an embedding.
-        limit: most partitions that frames can join.
-        similarity: cosine from which on a frame is like a centre.
-
-    Raises:
-        ConfigError: no partitions, or a similarity that is no cosine.
+        limit: most partitions that frames can join, at least 1.
+        similarity: cosine from which on a frame is like a centre. ``ConfigError`` for what is no cosine.
     """
 
     def __init__(self, width: int, *, limit: int = 16, similarity: float = 0.6) -> None:
@@ -41,7 +38,7 @@ class VisualPartitions:
 
     def add(self, embedding: Tensor) -> int:
         """Partition number of a frame with this ``embedding [D]``."""
-        unit = normalize(embedding.float().to(self.summed.device), dim=0)
+        unit = normalize(embedding.float(), dim=0)
         likeness = normalize(self.summed, dim=1) @ unit
         if not len(self) or float(likeness.amax()) < self.similarity:
             summed, number = unit, self.founded
@@ -56,7 +53,6 @@ class VisualPartitions:
         return number
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors by name, options included; copies."""
         return {
             "summed": self.summed.clone(),
             "number": self.number.clone(),
@@ -67,7 +63,6 @@ class VisualPartitions:
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor]) -> Self:
-        """Inverse of :meth:`state`."""
         made = cls(state["summed"].shape[1], limit=int(state["limit"]), similarity=float(state["similarity"]))
         made.summed, made.number = state["summed"].clone(), state["number"].clone()
         made.founded = int(state["founded"])
@@ -81,17 +76,12 @@ _SAME = 1e-6
 
 
 def two_means(key: Tensor, weight: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Split each group of points in two by direction, each part nearer to its own mean direction.
+    """Split each group of points ``key [n, D]`` in two by direction, each part nearer to its own mean direction, with
+    ``weight [n]`` of each point in it; ``group [n]``: of each point, 0 to ``groups - 1``, none without points.
 
     Begins with the point least like the mean and the point least like that one, so that nothing is left to chance.
 
-    Args:
-        key: ``[n, D]``.
-        weight: of each point in its part's mean ``[n]``.
-        group: of each point ``[n]``, 0 to ``groups - 1``, none without points.
-
-    Returns:
-        ``[n]`` bool: the part that its group's first point is not in; empty where all directions are the same.
+    Returns ``[n]`` bool: the part that its group's first point is not in; empty where all directions are the same.
     """
     unit = normalize(key.float(), dim=1)
     weighted = unit * weight[:, None]
@@ -124,8 +114,8 @@ def two_means(key: Tensor, weight: Tensor, group: Tensor, groups: int) -> Tensor
 def _first_least(values: Tensor, group: Tensor, groups: int) -> Tensor:
     """Number of the least of ``values [n]`` in each group, the first of several."""
     least = values.new_zeros(groups).scatter_reduce_(0, group, values, "amin", include_self=False)
-    number = torch.arange(len(values), device=values.device)
-    last = torch.full((groups,), len(values), device=values.device)
+    number = torch.arange(len(values))
+    last = torch.full((groups,), len(values))
     among = values == least[group]
     return last.scatter_reduce_(0, group[among], number[among], "amin")
 
@@ -158,15 +148,12 @@ class Mosaic(Organiser):
     Args:
         width: of a key.
         tau_small, tau_large: threshold of the smallest and of large clusters, shares of the squared norm.
-        kappa: cluster size at which 63 % of the way between them is covered.
-        defer: False: never defer a split; all members must be loaded.
+        kappa: cluster size at which 63 % of the way between them is covered, positive.
+        defer: False: never defer a split; all members must be loaded. ``ConfigError`` for what is no share.
 
     Attributes:
         splits: clusters split. deferred: splits deferred. founded: clusters founded by new tokens. groupings: splits
             among new tokens only, which move nothing. merged: clusters merged into those they were founded for.
-
-    Raises:
-        ConfigError: thresholds that are no shares, or a ``kappa`` that is not positive.
     """
 
     wants_partitions = True
@@ -205,14 +192,11 @@ class Mosaic(Organiser):
             setattr(self, name, int(state[name]))
 
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
-        """Assign tokens to clusters, see the class.
-
-        Raises:
-            ValueError: the members of a cluster to be split are not loaded though ``defer`` is off.
-        """
-        tokens = tokens.to(self.table.device)
+        """See the class; ``ValueError`` where the members of a cluster to be split are not loaded though ``defer`` is
+        off."""
+        tokens = tokens.cpu()
         key, table = tokens.key.float(), self.table
-        cluster = torch.full((len(key),), -1, dtype=torch.int64, device=key.device)
+        cluster = torch.full((len(key),), -1)
         marked: list[int] = []
         # Tokens that found clusters, and for which clusters.
         outside: list[tuple[Tensor, int]] = []
@@ -227,7 +211,7 @@ class Mosaic(Organiser):
             cluster[which] = wanted
             invalid = self._invalidated(key[which], wanted)
             joined = torch.unique(wanted)
-            absent = joined[~at_hand(joined).to(joined.device)].tolist()
+            absent = joined[~at_hand(joined)].tolist()
             deferred = [number for number in absent if number in invalid]
             if deferred and not self.defer:
                 raise ValueError(f"cluster {deferred[0]} must be split, but its members are not loaded")
@@ -255,7 +239,7 @@ class Mosaic(Organiser):
         self.merged += len(others)
 
     def split(self, cluster: int, key: Tensor, value: Tensor, frame: Tensor) -> int | None:
-        table, wide = self.table, key.to(self.table.device).float()
+        table, wide = self.table, key.float()
         self.pending[cluster] = False
         if not bool(self._invalid(table.variance[cluster], table.mean[cluster], table.count[cluster])):
             return None
@@ -297,14 +281,14 @@ class Mosaic(Organiser):
         """Put the tokens ``outside`` into new clusters, splitting each group until valid; writes their numbers to
         ``cluster [t]`` and returns for which cluster each was founded ``[f]``."""
         lots = [(these, owner) for these, owner in outside if len(these)]
-        owner = torch.tensor([owner for _, owner in lots], dtype=torch.int64, device=key.device)
+        owner = torch.tensor([owner for _, owner in lots], dtype=torch.int64)
         if not lots:
             return owner
         these = torch.cat([these for these, _ in lots])
         points = key[these]
         part = torch.cat([torch.full_like(lot, number) for number, (lot, _) in enumerate(lots)])
         # Tokens of groups that may need a split.
-        left = torch.arange(len(these), device=key.device)
+        left = torch.arange(len(these))
         while len(left):
             numbers, group = torch.unique(part[left], return_inverse=True)
             left = left[self._wide(points[left], group, len(numbers))[group]]

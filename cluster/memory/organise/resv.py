@@ -1,9 +1,10 @@
 """ReSV clusters (V-Rex, section 4): keys within a Hamming distance of a founder's hash."""
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cluster.errors import ConfigError
 from cluster.memory.organise import AtHand, NewTokens, Organiser
@@ -21,12 +22,8 @@ class ReSV(Organiser):
 
     Args:
         width: of a key.
-        bits: hyperplanes.
-        threshold: largest distance at which a token still joins.
-        seed: of the hyperplanes.
-
-    Raises:
-        ConfigError: no hyperplanes, or a negative threshold.
+        bits: hyperplanes, at least 1; seed: of their random directions.
+        threshold: largest distance at which a token still joins, not negative. ``ConfigError`` otherwise.
     """
 
     def __init__(self, width: int, *, bits: int = 32, threshold: int = 7, seed: int = 0) -> None:
@@ -44,14 +41,14 @@ class ReSV(Organiser):
         return torch.where(key.float() @ self._planes >= 0, 1.0, -1.0)
 
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
-        signs, known = self.hash(tokens.key).to(self.table.device), len(self.table)
+        signs, known = self.hash(tokens.key).cpu(), len(self.table)
         apart = self._from_those_at_hand(_hamming(signs, self._signs(self.table.columns[_BITS])), at_hand)
         # Only tokens that no existing cluster accepts can found one.
         alone = (apart > self.threshold).all(1).nonzero()[:, 0]
         founders = alone[self._founders(signs[alone])]
         among = _hamming(signs, signs[founders])
         # A cluster exists from its founder on.
-        later = founders > torch.arange(len(signs), device=signs.device)[:, None]
+        later = founders > torch.arange(len(signs))[:, None]
         among[later] = signs.shape[1] + 1
         distance = torch.cat([apart, among], dim=1)
         cluster = _nearest(distance)
@@ -61,7 +58,7 @@ class ReSV(Organiser):
 
     def _from_those_at_hand(self, apart: Tensor, at_hand: AtHand) -> Tensor:
         """Distances ``[t, c]``, too large for any token where the cluster is offloaded."""
-        asked = torch.zeros(apart.shape[1], dtype=torch.bool, device=apart.device)
+        asked = torch.zeros(apart.shape[1], dtype=torch.bool)
         # Only of clusters that tokens would join: each of them is loaded anyway.
         while apart.shape[1]:
             wanted = torch.unique(_nearest(apart)[apart.amin(1) <= self.threshold])
@@ -69,23 +66,40 @@ class ReSV(Organiser):
             if not len(wanted):
                 break
             asked[wanted] = True
-            apart[:, wanted[~at_hand(wanted).to(wanted.device)]] = self._planes.shape[1] + 1
+            apart[:, wanted[~at_hand(wanted)]] = self._planes.shape[1] + 1
         return apart
 
     def _signs(self, packed: Tensor) -> Tensor:
         """The inverse of :func:`_packed`."""
-        bits = (packed[:, :, None] >> torch.arange(8, device=packed.device)) & 1
-        return bits.flatten(1)[:, : self._planes.shape[1]].float() * 2 - 1
+        bits = np.unpackbits(packed.numpy(), axis=1, count=self._planes.shape[1], bitorder="little")
+        return torch.from_numpy(bits).float() * 2 - 1
 
     def _founders(self, signs: Tensor) -> Tensor:
         """Numbers of those that found a cluster: each that is too far from all founders before it."""
-        far = (_hamming(signs, signs) > self.threshold).cpu().numpy()
+        far = (_hamming(signs, signs) > self.threshold).numpy()
         founders: list[int] = []
         left = np.ones(len(far), dtype=bool)
         while left.any():
             founders.append(int(left.argmax()))
             left &= far[founders[-1]]
-        return torch.tensor(founders, dtype=torch.int64, device=signs.device)
+        return torch.tensor(founders, dtype=torch.int64)
+
+
+class KVMU(ReSV):
+    """ReSV's clusters in blocks that are written once (V-Rex, section 5, KV cache management unit).
+
+    Clusters are made within the recent KV alone: the frames that are clustered together (``memory.block_frames``).
+    A block that was written takes no more tokens, and a compression drops it whole or leaves it as it is.
+
+    The paper has no cap: what it offloads is never compressed. Which blocks a compression drops is ours
+    (:func:`~cluster.memory.eviction.whole_clusters`).
+    """
+
+    written_once: ClassVar[bool] = True
+
+    def _from_those_at_hand(self, apart: Tensor, at_hand: AtHand) -> Tensor:
+        del at_hand
+        return torch.full_like(apart, self._planes.shape[1] + 1)
 
 
 def _nearest(distance: Tensor) -> Tensor:
@@ -93,16 +107,14 @@ def _nearest(distance: Tensor) -> Tensor:
     index)."""
     clusters = distance.shape[1]
     if not clusters:
-        return torch.zeros(len(distance), dtype=torch.int64, device=distance.device)
-    rank = distance.to(torch.int64) * clusters + torch.arange(clusters, device=distance.device)
+        return torch.zeros(len(distance), dtype=torch.int64)
+    rank = distance.to(torch.int64) * clusters + torch.arange(clusters)
     return rank.amin(1) % clusters
 
 
 def _packed(signs: Tensor) -> Tensor:
     """``[n, bits]`` of +1 and -1 -> ``[n, bytes]`` uint8."""
-    bits = F.pad((signs > 0).int(), (0, -signs.shape[1] % 8)).view(len(signs), -(-signs.shape[1] // 8), 8)
-    packed: Tensor = (bits << torch.arange(8, device=bits.device)).sum(2)
-    return packed.to(torch.uint8)
+    return torch.from_numpy(np.packbits(signs.numpy() > 0, axis=1, bitorder="little"))
 
 
 def _hamming(a: Tensor, b: Tensor) -> Tensor:

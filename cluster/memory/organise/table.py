@@ -45,38 +45,27 @@ class NewTokens:
     def __len__(self) -> int:
         return len(self.key)
 
-    def to(self, device: torch.device) -> NewTokens:
-        """The same on one device, all of it."""
-        return NewTokens(*(part.to(device) for part in (self.key, self.value, self.frame, self.partition)))
+    def cpu(self) -> NewTokens:
+        return NewTokens(self.key.cpu(), self.value.cpu(), self.frame.cpu(), self.partition.cpu())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Groups:
-    """Statistics of ``g`` groups of tokens; named as in the table."""
+def _statistics(key: Tensor, value: Tensor, frame: Tensor, group: Tensor, groups: int) -> dict[str, Tensor]:
+    """Columns of the table for tokens that are each in ``group`` ``[t]``, 0 to ``groups - 1``, none without a token."""
+    count = torch.bincount(group, minlength=groups)
+    wide = key.float()
 
-    count: Tensor
-    mean: Tensor
-    value_mean: Tensor
-    variance: Tensor
-    latest: Tensor
+    def averaged(of: Tensor) -> Tensor:
+        return of.new_zeros(groups, *of.shape[1:]).index_add_(0, group, of) / count.view(-1, *[1] * (of.ndim - 1))
 
-    @classmethod
-    def of(cls, key: Tensor, value: Tensor, frame: Tensor, group: Tensor, groups: int) -> Self:
-        """Of tokens that are each in ``group`` ``[t]``, 0 to ``groups - 1``; every group has one at least."""
-        count = torch.bincount(group, minlength=groups)
-        wide = key.float()
-
-        def averaged(of: Tensor) -> Tensor:
-            return of.new_zeros(groups, *of.shape[1:]).index_add_(0, group, of) / count.view(-1, *[1] * (of.ndim - 1))
-
-        mean = averaged(wide)
-        return cls(
-            count,
-            mean,
-            averaged(value.float()),
-            averaged((wide - mean[group]).square().sum(1)),
-            count.new_zeros(groups).scatter_reduce_(0, group, frame.to(torch.int64), "amax", include_self=False),
-        )
+    mean = averaged(wide)
+    latest = count.new_zeros(groups).scatter_reduce_(0, group, frame.to(torch.int64), "amax", include_self=False)
+    return {
+        "count": count,
+        "mean": mean,
+        "value_mean": averaged(value.float()),
+        "variance": averaged((wide - mean[group]).square().sum(1)),
+        "latest": latest,
+    }
 
 
 class ClusterTable:
@@ -92,20 +81,16 @@ class ClusterTable:
     * ``of_token`` ``[n]`` int64: cluster of each token
     * ``columns``: what an organiser knows of each cluster beside that, ``[c, ...]`` each; zeros where a cluster is new
 
-    All of it holds for the present members after every call. It lies on one device; what a call is given may lie on
-    another, what it returns lies here.
+    All of it holds for the present members after every call, and lies on the CPU.
     """
 
-    def __init__(self, width: int, device: torch.device | str = "cpu", *, values: bool = False) -> None:
-        self.mean = torch.zeros(0, width, device=device)
-        self.value_mean = torch.zeros(0, width if values else 0, device=device)
-        self.variance = torch.zeros(0, device=device)
-        self.count = torch.zeros(0, dtype=torch.int64, device=device)
-        self.partition = torch.zeros(0, dtype=torch.int64, device=device)
-        self.latest = torch.zeros(0, dtype=torch.int64, device=device)
-        self.uid = torch.zeros(0, dtype=torch.int64, device=device)
-        self.block = torch.zeros(0, dtype=torch.int64, device=device)
-        self.of_token = torch.zeros(0, dtype=torch.int64, device=device)
+    def __init__(self, width: int, *, values: bool = False) -> None:
+        self.mean = torch.zeros(0, width)
+        self.value_mean = torch.zeros(0, width if values else 0)
+        self.variance = torch.zeros(0)
+        # Columns are replaced, never written in place while they are empty.
+        self.count = self.partition = self.latest = self.uid = self.block = torch.zeros(0, dtype=torch.int64)
+        self.of_token = torch.zeros(0, dtype=torch.int64)
         self.columns: dict[str, Tensor] = {}
         self.next_uid = 0
 
@@ -117,12 +102,7 @@ class ClusterTable:
         return len(self.of_token)
 
     @property
-    def device(self) -> torch.device:
-        return self.mean.device
-
-    @property
     def nbytes(self) -> int:
-        """Of :meth:`state`."""
         named = [(name, getattr(self, name)) for name in _STORED] + list(self.columns.items())
         return sum(_narrow(name, tensor[:0]).itemsize * tensor.numel() for name, tensor in named)
 
@@ -138,27 +118,25 @@ class ClusterTable:
             raise ValueError(f"{len(tokens)} tokens join as many clusters, not {tuple(cluster.shape)}")
         if not len(cluster):
             return
-        tokens, cluster = tokens.to(self.device), cluster.to(self.device)
+        tokens = tokens.cpu()
         joined, group = torch.unique(cluster, return_inverse=True)
         fresh = int((joined >= len(self)).sum())
         if int(joined[0]) < 0 or (fresh and int(joined[-1]) != len(self) + fresh - 1):
             raise ValueError("new clusters must be numbered without gaps")
-        new = _Groups.of(tokens.key, self._counted(tokens.value), tokens.frame, group, len(joined))
+        new = _statistics(tokens.key, self._counted(tokens.value), tokens.frame, group, len(joined))
         if fresh:
-            first = torch.full_like(joined, len(tokens)).scatter_reduce_(
-                0, group, torch.arange(len(tokens), device=group.device), "amin"
-            )
+            first = torch.full_like(joined, len(tokens)).scatter_reduce_(0, group, torch.arange(len(tokens)), "amin")
             self._grow(tokens.partition[first[-fresh:]])
         before = self.count[joined]
-        total = before + new.count
-        share = new.count / total
-        apart = new.mean - self.mean[joined]
+        total = before + new["count"]
+        share = new["count"] / total
+        apart = new["mean"] - self.mean[joined]
         between = apart.square().sum(1) * share * (1 - share)
-        self.variance[joined] += (new.variance - self.variance[joined]) * share + between
+        self.variance[joined] += (new["variance"] - self.variance[joined]) * share + between
         self.mean[joined] += apart * share[:, None]
-        self.value_mean[joined] += (new.value_mean - self.value_mean[joined]) * share[:, None]
+        self.value_mean[joined] += (new["value_mean"] - self.value_mean[joined]) * share[:, None]
         self.count[joined] = total
-        self.latest[joined] = torch.where(before > 0, self.latest[joined].maximum(new.latest), new.latest)
+        self.latest[joined] = torch.where(before > 0, self.latest[joined].maximum(new["latest"]), new["latest"])
         self.of_token = torch.cat([self.of_token, cluster.to(torch.int64)])
 
     def members(self, cluster: int) -> Tensor:
@@ -170,20 +148,15 @@ class ClusterTable:
         return self.of_token.argsort(stable=True)
 
     def keep_tokens(self, kept: Tensor, key: Tensor, value: Tensor, frame: Tensor) -> Tensor:
-        """Only the tokens ``kept`` ``[m]`` (ascending) stay; numbers of tokens and clusters close up, uids stay.
+        """Only the tokens ``kept`` ``[m]`` (ascending) stay, with ``key``, ``value`` ``[m, D]`` and ``frame`` ``[m]``;
+        numbers of tokens and clusters close up, uids stay.
 
-        Args:
-            kept: numbers of tokens.
-            key: of the kept tokens ``[m, D]``; value: likewise; frame: ``[m]``.
-
-        Returns:
-            ``[c']`` bool by the new numbers: clusters that lost members. Their statistics are computed anew from what
-            is given; those of the others stay as they are.
+        Returns which clusters ``[c']``, by the new numbers, lost members: their statistics are computed anew from what
+        is given, those of the others stay as they are.
 
         Raises:
             ValueError: tokens that there are not, or not in order.
         """
-        kept, key, value, frame = (each.to(self.device) for each in (kept, key, self._counted(value), frame))
         if len(kept) and (int(kept[0]) < 0 or int(kept[-1]) >= self.tokens or bool((kept[1:] <= kept[:-1]).any())):
             raise ValueError(f"the tokens that stay are ascending numbers below {self.tokens}")
         stays = self.of_token[kept]
@@ -191,33 +164,26 @@ class ClusterTable:
         lost = count < self.count
         alive = (count > 0).nonzero()[:, 0]
         number = torch.full_like(self.count, -1)
-        number[alive] = torch.arange(len(alive), device=alive.device)
+        number[alive] = torch.arange(len(alive))
         self._take(alive)
         self.of_token = number[stays]
         touched = lost[alive]
         again = touched.nonzero()[:, 0]
         if len(again):
             rank = torch.full_like(touched, -1, dtype=torch.int64)
-            rank[again] = torch.arange(len(again), device=again.device)
+            rank[again] = torch.arange(len(again))
             group = rank[self.of_token]
             of = (group >= 0).nonzero()[:, 0]
-            self._set(again, _Groups.of(key[of], value[of], frame[of], group[of], len(again)))
+            self._set(again, _statistics(key[of], self._counted(value[of]), frame[of], group[of], len(again)))
         return touched
 
     def split_cluster(self, cluster: int, leave: Tensor, key: Tensor, value: Tensor, frame: Tensor) -> int:
-        """Members where ``leave`` ``[n]`` is True become the cluster ``len(self)``, of the same partition.
-
-        Args:
-            cluster: to be divided.
-            leave: bool; key, value: ``[n, D]``; frame: ``[n]``; all in the members' order.
-
-        Returns:
-            The new cluster's number.
+        """Members where ``leave`` ``[n]`` is True become the cluster ``len(self)``, of the same partition; returns its
+        number. ``key``, ``value`` ``[n, D]``, ``frame`` ``[n]``: in the members' order.
 
         Raises:
             ValueError: not one row per member, or a part without any.
         """
-        leave, key, value, frame = (each.to(self.device) for each in (leave, key, self._counted(value), frame))
         members = self.members(cluster)
         if leave.shape != members.shape or len(key) != len(members):
             raise ValueError(f"a cluster of {len(members)} tokens cannot be divided by {tuple(leave.shape)}")
@@ -226,20 +192,12 @@ class ClusterTable:
         new = len(self)
         self._grow(self.partition[cluster : cluster + 1])
         self.of_token[members[leave]] = new
-        self._set(
-            torch.tensor([cluster, new], device=members.device),
-            _Groups.of(key, value, frame, leave.to(torch.int64), 2),
-        )
+        self._set(torch.tensor([cluster, new]), _statistics(key, self._counted(value), frame, leave.to(torch.int64), 2))
         return new
 
     def merge_clusters(self, cluster: int, others: Tensor) -> None:
-        """The tokens of ``others`` ``[m]`` join a cluster, whose number and statistics follow as in :meth:`add`; the
-        others end, and numbers close up.
-
-        Raises:
-            ValueError: a cluster older than the one it is merged into.
-        """
-        others = others.to(self.device)
+        """The tokens of ``others`` ``[m]``, which are younger (``ValueError``), join a cluster, whose number and
+        statistics follow as in :meth:`add`; the others end, and numbers close up."""
         if bool((others <= cluster).any()):
             raise ValueError("a cluster is merged into an older one")
         parts = torch.cat([others.new_tensor([cluster]), others])
@@ -252,20 +210,14 @@ class ClusterTable:
         self.value_mean[cluster] = (self.value_mean[parts] * share).sum(0)
         self.count[cluster] = self.count[parts].sum()
         self.latest[cluster] = self.latest[parts].max()
-        stays = torch.ones(len(self), dtype=torch.bool, device=self.device)
+        stays = torch.ones(len(self), dtype=torch.bool)
         stays[others] = False
         number = stays.cumsum(0) - 1
         number[others] = cluster
         self.of_token = number[self.of_token]
         self._take(stays.nonzero()[:, 0])
 
-    def to(self, device: torch.device | str) -> None:
-        for name in _STORED:
-            setattr(self, name, getattr(self, name).to(device))
-        self.columns = {name: column.to(device) for name, column in self.columns.items()}
-
     def copy(self) -> Self:
-        """An independent copy."""
         other = copy.copy(self)
         for name in _STORED:
             setattr(other, name, getattr(self, name).clone())
@@ -273,11 +225,7 @@ class ClusterTable:
         return other
 
     def validate(self) -> None:
-        """Check the table's consistency.
-
-        Raises:
-            ValueError: it is inconsistent.
-        """
+        """Raises ``ValueError`` where the table is inconsistent."""
         columns = [getattr(self, name) for name in _OWN] + list(self.columns.values())
         if any(len(column) != len(self) for column in columns):
             raise ValueError("columns of different lengths")
@@ -296,11 +244,7 @@ class ClusterTable:
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor]) -> Self:
-        """Inverse of :meth:`state`.
-
-        Raises:
-            ValueError: something is missing.
-        """
+        """Inverse of :meth:`state`; ``ValueError`` where something is missing."""
         missing = {*_STORED, "next_uid"} - set(state)
         if missing:
             raise ValueError(f"the state of a table of clusters lacks {', '.join(sorted(missing))}")
@@ -316,7 +260,7 @@ class ClusterTable:
     def _grow(self, partition: Tensor) -> None:
         """Append one cluster without members for each entry of ``partition``."""
         fresh = len(partition)
-        uid = torch.arange(self.next_uid, self.next_uid + fresh, device=partition.device)
+        uid = torch.arange(self.next_uid, self.next_uid + fresh)
         self.next_uid += fresh
         given = {"partition": partition, "uid": uid}
         for name in _OWN:
@@ -331,9 +275,9 @@ class ClusterTable:
             setattr(self, name, getattr(self, name)[clusters])
         self.columns = {name: column[clusters] for name, column in self.columns.items()}
 
-    def _set(self, clusters: Tensor, stats: _Groups) -> None:
-        for name in ("count", "mean", "value_mean", "variance", "latest"):
-            getattr(self, name)[clusters] = getattr(stats, name)
+    def _set(self, clusters: Tensor, stats: Mapping[str, Tensor]) -> None:
+        for name, column in stats.items():
+            getattr(self, name)[clusters] = column
 
     def _counted(self, value: Tensor) -> Tensor:
         """The columns of values of which means are kept."""

@@ -1,4 +1,4 @@
-"""Retrievers, one per file: which clusters a question reads.
+"""Retrievers: which clusters a question reads.
 
 A retriever implements :meth:`Retriever.select`, which returns cluster numbers of one head; one that chooses for all
 heads of a layer together also overrides :meth:`Retriever.select_layer`.
@@ -6,25 +6,12 @@ heads of a layer together also overrides :meth:`Retriever.select_layer`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from cluster.memory.organise.table import ClusterTable
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Retrieved:
-    """``clusters`` ``[m]`` int64, ascending; ``examined``: share of the scores that were sorted."""
-
-    clusters: Tensor
-    examined: float
-
-    @classmethod
-    def nothing(cls, device: torch.device) -> Self:
-        return cls(torch.zeros(0, dtype=torch.int64, device=device), 0.0)
 
 
 class Retriever(ABC):
@@ -37,32 +24,24 @@ class Retriever(ABC):
     representatives: bool = False
 
     @abstractmethod
-    def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
-        """Select clusters for the query rows ``[r, D]`` of one key head, before rotary like the means, on the table's
-        device.
+    def select(self, query: Tensor, table: ClusterTable) -> Tensor:
+        """Clusters ``[m]`` int64, ascending, for the query rows ``[r, D]`` of one key head, before rotary like the
+        means. An empty table or no rows select nothing."""
 
-        An empty table or no rows select nothing.
-        """
-
-    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
+    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
         """Select for the query rows ``[H, r, D]`` of all key heads of a layer, one table each: here each for itself."""
         return [self.select(rows, table) for rows, table in zip(query, tables, strict=True)]
 
     def select_groups(self, query: Tensor, sizes: Sequence[int], tables: Sequence[ClusterTable]) -> list[Tensor]:
         """:meth:`select_layer` for groups of rows, so many of each head one after the other, each group for itself: per
         head, which group reads which cluster ``[F, c]`` bool."""
-        chosen = [torch.zeros(len(sizes), len(table), dtype=torch.bool, device=table.device) for table in tables]
+        chosen = [torch.zeros(len(sizes), len(table), dtype=torch.bool) for table in tables]
         for group, rows in enumerate(torch.split(query, list(sizes), dim=1)):
             for of_head, found in zip(chosen, self.select_layer(rows, tables), strict=True):
-                of_head[group, found.clusters] = True
+                of_head[group, found] = True
         return chosen
 
     def for_prediction(self) -> Self:
         """What selects for a predicted query. It selects more: one block that was not predicted costs as much waiting
         as a whole layer's. By default the same."""
         return self
-
-
-def best_scores(query: Tensor, mean: Tensor) -> Tensor:
-    """Largest dot product of any row of ``query [r, D]`` with each of ``mean [c, D]``: ``[c]``."""
-    return (query.float() @ mean.float().mT).amax(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
-from cluster.memory.retrieve import Retrieved, Retriever
+from cluster.memory.retrieve import Retriever
 
 
 class ReKV(Retriever):
@@ -26,10 +26,7 @@ class ReKV(Retriever):
     waiting frames are always read (published: the system prompt and the retrieved frames alone).
 
     Args:
-        frames: how many; all, where there are fewer.
-
-    Raises:
-        ConfigError: the number is below 1.
+        frames: how many, 1 or more (or ``ConfigError``); all, where there are fewer.
     """
 
     def __init__(self, *, frames: int = 64) -> None:
@@ -37,14 +34,12 @@ class ReKV(Retriever):
             raise ConfigError(f"the number of frames to retrieve is 1 or more, not {frames}")
         self.frames = frames
 
-    def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
-        """Select for a layer of one head."""
+    def select(self, query: Tensor, table: ClusterTable) -> Tensor:
         return self.select_layer(query[None], [table])[0]
 
-    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
-        """Clusters of the same frames in every head."""
+    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
         if not query.shape[1]:
-            return [Retrieved.nothing(table.device) for table in tables]
+            return [torch.zeros(0, dtype=torch.int64)] * len(tables)
         numbers, place = torch.unique(torch.cat([table.latest for table in tables]), return_inverse=True)
         frame = place.split([len(table) for table in tables])
         scores = torch.stack(
@@ -57,7 +52,7 @@ class ReKV(Retriever):
         scores = torch.where(absent, scores.nanmean(1, keepdim=True).nan_to_num(), scores)
         chosen = torch.zeros_like(numbers, dtype=torch.bool)
         chosen[scores.sum(0).argsort(descending=True, stable=True)[: self.frames]] = True
-        return [Retrieved(chosen[at].nonzero()[:, 0], 1.0) for at in frame]
+        return [chosen[at].nonzero()[:, 0] for at in frame]
 
 
 def _frame_scores(query: Tensor, table: ClusterTable, frame: Tensor, frames: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
-from cluster.memory.retrieve import Retrieved, Retriever
+from cluster.memory.retrieve import Retriever
 
 # A weight's bucket: the leading bits of its float32, the exponent and three bits behind it.
 _SHIFT, _BUCKETS = 20, 2**11
@@ -26,10 +26,7 @@ class WiCSum(Retriever):
     """Selects the clusters that hold more than a share of the expected attention.
 
     Args:
-        ratio: the share, 0 to 1; at 1 everything is taken.
-
-    Raises:
-        ConfigError: the ratio is no share.
+        ratio: the share, 0 to 1 (or ``ConfigError``); at 1 everything is taken.
     """
 
     def __init__(self, *, ratio: float = 0.3) -> None:
@@ -37,11 +34,10 @@ class WiCSum(Retriever):
             raise ConfigError(f"the ratio of attention to retrieve is between 0 and 1, not {ratio:g}")
         self.ratio = ratio
 
-    def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
+    def select(self, query: Tensor, table: ClusterTable) -> Tensor:
         return self.select_layer(query[None], [table])[0]
 
-    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
-        """All heads at once."""
+    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
         return wicsum_heads(query, *_padded(tables), self.ratio)
 
     def select_groups(self, query: Tensor, sizes: Sequence[int], tables: Sequence[ClusterTable]) -> list[Tensor]:
@@ -53,7 +49,7 @@ class WiCSum(Retriever):
             rows = list(accumulate(sizes[at:]))
             few = max(1, bisect_right(rows, _SCORES // max(1, count.numel())))
             part = query[:, sum(sizes[:at]) :][:, : rows[few - 1]]
-            chosen, _ = _chosen(part, mean, count, self.ratio)
+            chosen = _chosen(part, mean, count, self.ratio)
             # Each group's rows united.
             groups += [of_rows.any(1) for of_rows in torch.split(chosen, list(sizes[at : at + few]), dim=1)]
             at += few
@@ -65,32 +61,19 @@ class WiCSum(Retriever):
         return WiCSum(ratio=min(1.0, 2 * self.ratio))
 
 
-def wicsum(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3) -> Retrieved:
-    """:func:`wicsum_heads` of one head: ``query [r, D]``, ``mean [c, D]``, ``count [c]``."""
-    return wicsum_heads(query[None], mean[None], count[None], ratio)[0]
-
-
-def wicsum_heads(query: Tensor, mean: Tensor, count: Tensor, ratio: float = 0.3) -> list[Retrieved]:
-    """Clusters that together hold more than ``ratio`` of the attention that each query row is expected to give, of each
-    of ``H`` heads.
+def wicsum_heads(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> list[Tensor]:
+    """Clusters ``[m]`` that together hold more than ``ratio`` of the attention that each query row is expected to give,
+    of each of ``H`` heads; at 1 everything.
 
     A cluster's weight for a row is ``count * exp(q . mean / sqrt(D) - max)``; each row takes the heaviest until their
     sum exceeds its share, and the choices of a head's rows are united. Of equal weights the lower number comes first.
     Of many clusters, weights are summed in buckets by their size: only the bucket in which a row's sum exceeds its
     share is sorted.
 
-    Args:
-        query: ``[H, r, D]``, rotated or not as the means are.
-        mean: representatives ``[H, c, D]``; count: tokens of each ``[H, c]``, 0 where there is no cluster.
-        ratio: share of the sum, 0 to 1; at 1 everything is taken.
-
-    Raises:
-        ValueError: the ratio is no share.
+    ``query`` ``[H, r, D]``, rotated or not as the representatives ``mean`` ``[H, c, D]`` are; ``count`` ``[H, c]``:
+    tokens of each, 0 where there is no cluster.
     """
-    if not 0 <= ratio <= 1:
-        raise ValueError(f"the ratio is a share, not {ratio}")
-    chosen, examined = _chosen(query, mean, count, ratio)
-    return [Retrieved(of.nonzero()[:, 0], share) for of, share in zip(chosen.any(1), examined.tolist(), strict=True)]
+    return [of_head.nonzero()[:, 0] for of_head in _chosen(query, mean, count, ratio).any(1)]
 
 
 def _padded(tables: Sequence[ClusterTable]) -> tuple[Tensor, Tensor]:
@@ -99,13 +82,12 @@ def _padded(tables: Sequence[ClusterTable]) -> tuple[Tensor, Tensor]:
     return mean, pad_sequence([table.count for table in tables], batch_first=True)
 
 
-def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
-    """Which row takes which cluster ``[H, r, c]`` bool; and the share of each head's scores that were sorted ``[H]``.
-    See :func:`wicsum_heads`."""
+def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> Tensor:
+    """Which row takes which cluster ``[H, r, c]`` bool; see :func:`wicsum_heads`."""
     heads, rows, width = query.shape
     there, clusters = count > 0, mean.shape[1]
     if not clusters or not rows or ratio == 1:
-        return there[:, None].expand(-1, rows, -1), torch.zeros(heads)
+        return there[:, None].expand(-1, rows, -1)
     scores = query.float() @ mean.float().mT / math.sqrt(width)
     scores = scores.masked_fill_(~there[:, None], -torch.inf).view(-1, clusters)
     # A head may have no cluster at all.
@@ -117,10 +99,10 @@ def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[T
         running = F.pad(mass.cumsum(1), (1, 0))
         taken = running[:, :-1] <= ratio * running[:, -1:]
         chosen = torch.zeros_like(taken).scatter_(1, order, taken)
-        return chosen.view(heads, rows, clusters) & there[:, None], there.any(1).double()
+        return chosen.view(heads, rows, clusters) & there[:, None]
     # Floats of one sign are in order as their bits are.
     bucket = weight.view(torch.int32) >> _SHIFT
-    first = torch.arange(len(weight), dtype=torch.int32, device=mean.device)[:, None] * _BUCKETS
+    first = torch.arange(len(weight), dtype=torch.int32)[:, None] * _BUCKETS
     held = torch.bincount((bucket + first).flatten(), weight.double().flatten(), minlength=len(weight) * _BUCKETS)
     held = held.view(len(weight), _BUCKETS)
     # Of each bucket and all heavier ones; nothing is heavier than the last.
@@ -132,8 +114,7 @@ def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[T
     # The cluster with which a row exceeds its share is its last.
     taken = running <= wanted[row, 0]
     chosen[row[taken], number[taken]] = True
-    examined = torch.bincount(row // rows, minlength=heads).double() / (rows * there.sum(1).clamp(min=1))
-    return chosen.view(heads, rows, clusters) & there[:, None], examined
+    return chosen.view(heads, rows, clusters) & there[:, None]
 
 
 def _sorted(weight: Tensor, among: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,5 +126,5 @@ def _sorted(weight: Tensor, among: Tensor, above: Tensor) -> tuple[Tensor, Tenso
     order = order[row[order].argsort(stable=True)]
     row, number, mass = row[order], number[order], mass[order]
     before = mass.cumsum(0) - mass
-    first = torch.searchsorted(row, torch.arange(len(above), device=row.device))
+    first = torch.searchsorted(row, torch.arange(len(above)))
     return row, number, before - before[first[row]] + above[row]

@@ -1,4 +1,4 @@
-"""Tier in this process's memory, on the host or a device."""
+"""Tier in this process's memory."""
 
 import threading
 from collections import OrderedDict
@@ -37,7 +37,6 @@ class _Stream:
     manifest: tuple[Cell, int] | None = None
 
     def oldest(self) -> BlockKey | None:
-        """Least recently used block."""
         firsts = [next(iter(queue.items())) for queue in self.by_size.values()]
         return min(firsts, key=lambda first: first[1])[0] if firsts else None
 
@@ -52,7 +51,6 @@ class _Stream:
         return alike if used - since <= now - used else oldest
 
     def touch(self, key: BlockKey, tick: int) -> None:
-        """Mark as used now."""
         queue = self.by_size.setdefault(self.held[key].cell.nbytes, OrderedDict())
         queue[key] = tick
         queue.move_to_end(key)
@@ -69,7 +67,7 @@ _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
 
 
 class Arena(CappedTier):
-    """Blocks and manifests in slabs of host or device memory, with a total cap and one per stream.
+    """Blocks and manifests in slabs of host memory, with a total cap and one per stream.
 
     Sizes are counted as allocated: rounded up to the cell (by at most a quarter, or 4 KiB of a large one). A block lies
     in one cell and moves in one copy. Loaded blocks are copies, unaffected by later eviction. Replacing a block frees
@@ -79,15 +77,10 @@ class Arena(CappedTier):
     share (in proportion to the caps) does. Pinned blocks and manifests are never evicted.
 
     Args:
-        total_bytes: most memory ever reserved.
+        total_bytes: most memory ever reserved; ``ConfigError`` where it, a cap or a slab is too small.
         stream_bytes: cap of each stream, which :meth:`set_cap` can only lower; default: the total.
         evicts: False for the lowest tier, which refuses (``RETRY``) what does not fit.
-        device: of the slabs, like ``cpu`` or ``cuda:0``.
-        pinned: page-locked host memory, with CUDA.
-        loads_to: device of loaded blocks; default: that of the slabs. Copies are complete when a load returns.
-
-    Raises:
-        ConfigError: a total, cap or slab size that is too small.
+        pinned: page-locked memory, with CUDA.
     """
 
     at_hand = True
@@ -99,16 +92,13 @@ class Arena(CappedTier):
         name: str = "host",
         stream_bytes: int | None = None,
         evicts: bool = True,
-        device: str | torch.device = "cpu",
         pinned: bool = False,
-        loads_to: str | torch.device | None = None,
         slab_bytes: int | None = None,
     ) -> None:
         self.name, self.evicts = name, evicts
         # Several slabs per cell size, or blocks of one size evict others from a nearly empty arena.
         slab = slab_bytes or min(_SLAB, max(_LEAST_SLAB, 1 << (max(total_bytes // _SLABS, 1).bit_length() - 1)))
-        self._slabs = Slabs(total_bytes, slab_bytes=slab, device=torch.device(device), pinned=pinned)
-        self._to = torch.device(device if loads_to is None else loads_to)
+        self._slabs = Slabs(total_bytes, slab_bytes=slab, pinned=pinned)
         super().__init__(total_bytes if stream_bytes is None else stream_bytes)
         if self._default_cap < 1:
             raise ConfigError(f"a stream's cap of {stream_bytes} bytes can hold nothing")
@@ -148,7 +138,6 @@ class Arena(CappedTier):
         """See :class:`Tier`. A block evicted by a later one of ``items`` counts as not held."""
         with self._lock:
             outcomes = [self._put(key, block) for key, block in items]
-            self._settle()
             for at, (key, _) in enumerate(items):
                 if outcomes[at] is Outcome.HIT and self._find(key) is None:
                     outcomes[at] = Outcome.RETRY
@@ -160,7 +149,6 @@ class Arena(CappedTier):
             found = [self._find(key) for key in keys]
             there = [held for held in found if held is not None]
             blocks = iter(self._copy_out(there))
-            self._settle()
             for key, held in zip(keys, found, strict=True):
                 if held is not None:
                     self._touch(key)
@@ -235,12 +223,6 @@ class Arena(CappedTier):
             self._slabs.release()
 
     # -- under the lock -------------------------------------------------------------------------
-    def _settle(self) -> None:
-        """Wait for this call's copies, so that no cell is read before it is written or overwritten while read."""
-        for device in {self._to, self._slabs.device}:
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()
-
     def _find(self, key: BlockKey) -> _Held | None:
         there = self._streams.get(key.stream)
         return None if there is None else there.held.get(key)
@@ -290,7 +272,7 @@ class Arena(CappedTier):
             return []
         # Whole cells: their sizes are multiples of every dtype's, and they need no view each.
         begins = accumulate((held.cell.nbytes for held in there), initial=0)
-        copied = torch.cat([held.cell.memory for held in there]).to(self._to)
+        copied = torch.cat([held.cell.memory for held in there])
         whole = {dtype: copied.view(dtype) for dtype in {held.dtype for held in there}}
         numbers = copied.view(torch.int32)
         return [_block(whole[held.dtype], numbers, begin, held) for held, begin in zip(there, begins, strict=False)]
@@ -315,7 +297,6 @@ class Arena(CappedTier):
         return True
 
     def _allocate(self, nbytes: int) -> Cell | None:
-        """Allocate a cell, evicting as needed."""
         size = self._slabs.cell_bytes(nbytes)
         while (cell := self._slabs.allocate(nbytes)) is None and self.evicts:
             caps = sum(self.cap(name) for name, there in self._streams.items() if there.used)
@@ -333,7 +314,6 @@ class Arena(CappedTier):
         return cell
 
     def _shrink(self, there: _Stream, most: int) -> None:
-        """Evict until the stream holds no more than ``most``."""
         while there.used > most and (oldest := there.oldest()) is not None:
             self._evict(oldest)
 
@@ -347,7 +327,6 @@ class Arena(CappedTier):
         self._give_back(there, there.held.pop(key).cell)
 
     def _take_manifest(self, there: _Stream) -> bytes | None:
-        """Remove and return the manifest."""
         found = _manifest_of(there)
         if there.manifest is not None:
             self._give_back(there, there.manifest[0])
@@ -355,7 +334,6 @@ class Arena(CappedTier):
         return found
 
     def _keep_manifest(self, there: _Stream, manifest: bytes) -> bool:
-        """Store the manifest; False if there is no room."""
         lacking = self._slabs.cell_bytes(len(manifest), alone=True) - self._slabs.spare
         if lacking > 0 and not (self.evicts and self._empty_slabs(lacking)):
             return False
@@ -382,7 +360,7 @@ def _manifest_of(there: _Stream) -> bytes | None:
     if there.manifest is None:
         return None
     cell, size = there.manifest
-    return cell.memory[:size].cpu().numpy().tobytes()
+    return cell.memory[:size].numpy().tobytes()
 
 
 def _parts(memory: torch.Tensor, held: _Held) -> Block:

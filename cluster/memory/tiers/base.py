@@ -58,13 +58,10 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all four tensors."""
         return self.key.nbytes + self.value.nbytes + self.frame.nbytes + self.cell.nbytes
 
     def select(self, rows: Tensor) -> Block:
-        """Members by number; the result lies on the same device."""
-        there, host = rows.to(self.key.device), rows.to(self.frame.device)
-        return Block(self.key[there], self.value[there], self.frame[host], self.cell[host])
+        return Block(self.key[rows], self.value[rows], self.frame[rows], self.cell[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,16 +184,11 @@ class CappedTier(Tier):
         self._caps: dict[str, int] = {}
 
     def cap(self, stream: str) -> int:
-        """Byte cap of a stream."""
         return min(self._caps.get(stream, self._default_cap), self._default_cap)
 
     def set_cap(self, stream: str, nbytes: int | None) -> None:
-        """Set a lower cap for a stream, None for the default. A tier that does not evict keeps what exceeds it and
-        refuses more.
-
-        Raises:
-            ConfigError: the cap is not positive.
-        """
+        """Set a lower cap for a stream, None for the default; ``ConfigError`` for one that is not positive. A tier that
+        does not evict keeps what exceeds it and refuses more."""
         if nbytes is None:
             self._caps.pop(stream, None)
         elif nbytes < 1:

@@ -41,11 +41,7 @@ class BlockFault(Enum):
 
 
 def check_storage(fingerprint: str, store_as: str) -> None:
-    """Validate storage settings.
-
-    Raises:
-        ConfigError: no fingerprint, one of more than 1,024 bytes, or an unknown storage format.
-    """
+    """Raises ``ConfigError`` for no fingerprint, one of more than 1,024 bytes, or an unknown storage format."""
     if not 0 < len(fingerprint.encode()) <= 1024:
         raise ConfigError("a fingerprint of model and settings has 1 to 1024 bytes of UTF-8")
     if store_as not in _FORMS:
@@ -53,11 +49,7 @@ def check_storage(fingerprint: str, store_as: str) -> None:
 
 
 def check_block(block: Block) -> tuple[int, int]:
-    """Validate a block; returns its number of members and width.
-
-    Raises:
-        ValueError: KV of a type other than float32, float16, bfloat16 and uint8, or shapes that do not fit.
-    """
+    """A block's number of members and width; ``ValueError`` where types or shapes do not fit."""
     key, value = block.key, block.value
     if key.dtype not in _DTYPES or value.dtype != key.dtype:
         raise ValueError(

@@ -15,7 +15,6 @@ from cluster.metrics.families import node_tier_blocks, node_tier_requests, node_
 
 if TYPE_CHECKING:
     from cluster.memory.tiers.arena import Arena
-    from cluster.memory.tiers.base import Outcome
     from cluster.memory.tiers.server import KVServicer
 
 
@@ -32,12 +31,10 @@ class NodeTierCall:
         self._method, self._began_s = method, time.monotonic()
 
     def record_result(self, result: NodeTierResult) -> None:
-        """Count the call and its duration."""
         node_tier_requests.labels(self._method, result).inc()
         node_tier_seconds.labels(self._method).observe(time.monotonic() - self._began_s)
 
     def record_outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        """Count the outcomes of its blocks."""
         for outcome, blocks in Counter(outcomes).items():
             node_tier_blocks.labels(self._method, outcome.value).inc(blocks)
 

@@ -1,6 +1,5 @@
 """Tier in a Redis server: blocks survive the process that wrote them."""
 
-import re
 import sys
 import threading
 import time
@@ -20,13 +19,14 @@ MANIFEST = "manifest"
 _VALUE_BYTES = 512 * 2**20
 """Longest value of a server that is set up as it comes (``proto-max-bulk-len``)."""
 
+_PREFIX = "sightline:kv"
 _FIELD = r"-?\d+:-?\d+:-?\d+"
 _KEYS_AT_ONCE = 512
 _RENEWED_AT_ONCE = 4096
 
 
 class RedisTier(CappedTier):
-    """One value per block, ``sightline:{namespace}:kv:{stream}:{layer}:{head}:{block}``, one for the manifest, and a
+    """One value per block, ``sightline:kv:kv:{stream}:{layer}:{head}:{block}``, one for the manifest, and a
     hash of their sizes. A stream has one writer at a time; a new one begins with :meth:`manifest`.
 
     A value and its entry in the hash are written in one transaction; on a server that evicts, deleting a stream also
@@ -44,7 +44,7 @@ class RedisTier(CappedTier):
         fingerprint, store_as, secret, deadline_s: see :class:`TierSettings`.
 
     Raises:
-        ConfigError: an invalid address, namespace, cap or time. A server that is down is no error.
+        ConfigError: an invalid address, cap or time. A server that is down is no error.
     """
 
     def __init__(
@@ -57,13 +57,10 @@ class RedisTier(CappedTier):
         deadline_s: float = 1.0,
         store_as: str = "plain",
         secret: bytes = b"",
-        namespace: str = "kv",
         name: str = "redis",
         batch_bytes: int = 1024 * 1024,
     ) -> None:
         check_storage(fingerprint, store_as)
-        if not re.fullmatch(r"[\w.-]+", namespace):
-            raise ConfigError(f"a namespace is letters, digits, dots and dashes, not {namespace!r}")
         if cap_bytes < 1 or ttl_s < 1 or batch_bytes < 1:
             raise ConfigError(
                 f"Redis can hold nothing with a cap of {cap_bytes} bytes, {ttl_s:g} seconds to live and pieces of "
@@ -73,7 +70,6 @@ class RedisTier(CappedTier):
         self.name = name
         self._fingerprint, self._store_as, self._secret = fingerprint, store_as, secret
         self._ttl_s, self._batch_bytes = int(ttl_s), batch_bytes
-        self._prefix = f"sightline:{namespace}"
         self._indexes: dict[str, StreamIndex] = {}
         self._counts: Counter[str] = Counter()
         self._trouble = ""
@@ -248,13 +244,13 @@ class RedisTier(CappedTier):
         return self._named(key.stream, _field(key))
 
     def _named(self, stream: str, name: str) -> str:
-        return f"{self._prefix}:manifest:{stream}" if name == MANIFEST else f"{self._prefix}:kv:{stream}:{name}"
+        return f"{_PREFIX}:manifest:{stream}" if name == MANIFEST else f"{_PREFIX}:kv:{stream}:{name}"
 
     def _held(self, stream: str, name: str, data: bytes) -> int:
         return len(data) + 2 * len(self._named(stream, name))
 
     def _sizes(self, stream: str) -> str:
-        return f"{self._prefix}:sizes:{stream}"
+        return f"{_PREFIX}:sizes:{stream}"
 
     # -- one writer at a time -------------------------------------------------------------------
     @contextmanager

@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 _CONNECTIONS = 16
 _SCANNED_AT_ONCE = 5000
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class RedisUnavailableError(Exception):
@@ -45,8 +46,6 @@ class RedisLink:
         *,
         deadline_s: float,
         on_change: Callable[[], None],
-        first_pause_s: float = 0.1,
-        longest_pause_s: float = 5.0,
     ) -> None:
         import redis
         from redis.backoff import NoBackoff
@@ -56,7 +55,6 @@ class RedisLink:
             raise ConfigError(f"a deadline of {deadline_s:g} seconds leaves no time to reach Redis")
         self.deadline_s = deadline_s
         self.up, self.reason, self.failures, self.evicts = True, "", 0, False
-        self._pauses = (first_pause_s, longest_pause_s)
         self._on_change = on_change
         self._unknown = threading.Event()
         self._closed = threading.Event()
@@ -86,23 +84,16 @@ class RedisLink:
             self._fail(error)
 
     def deadline(self) -> float:
-        """Deadline (monotonic) of a call that begins now."""
         return time.monotonic() + self.deadline_s
 
     def execute(self, until: float, *command: Any) -> Any:
-        """Execute one command.
-
-        Raises:
-            RedisUnavailableError: the server is down, too little time is left, or the server refuses.
-        """
+        """Execute one command; ``RedisUnavailableError`` where the server is down, too little time is left, or it
+        refuses."""
         return self._guarded(lambda: self._client.execute_command(*command), until)
 
     def execute_all(self, until: float, commands: Iterable[tuple[Any, ...]], *, whole: bool = False) -> list[Any]:
-        """Execute commands in one pipeline; ``whole``: in a transaction.
-
-        Raises:
-            RedisUnavailableError: as above; without ``whole``, some commands may have been executed.
-        """
+        """Execute commands in one pipeline; ``whole``: in a transaction, otherwise some may have been executed at an
+        error."""
 
         def run() -> list[Any]:
             with self._client.pipeline(transaction=whole) as pipe:
@@ -117,11 +108,7 @@ class RedisLink:
 
     def scan(self, until: float, at: int, prefix: str, rest: str) -> Iterator[tuple[int, list[str]]]:
         """Scan from cursor ``at`` for keys of ``prefix`` and a match of ``rest``: each step's next cursor, 0 at the
-        end, and the keys it found.
-
-        Raises:
-            RedisUnavailableError: as above.
-        """
+        end, and the keys it found."""
         pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
         ours = re.compile(re.escape(prefix) + rest)
         while True:
@@ -132,7 +119,6 @@ class RedisLink:
                 return
 
     def close(self) -> None:
-        """Close the connections. Idempotent."""
         self._closed.set()
         with self._lock:
             self.up, self.reason = False, "closed"
@@ -190,9 +176,9 @@ class RedisLink:
                 self._prober.start()
 
     def _probe(self) -> None:
-        pause, longest = self._pauses
+        pause = _FIRST_PAUSE_S
         while not self._closed.wait(pause):
-            pause = min(2 * pause, longest)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
                 self._identify()
             except self._errors as error:
@@ -240,7 +226,6 @@ class StreamIndex:
             self.total -= there.size if there is not None else 0
 
     def size(self, name: str) -> int:
-        """Bytes of a value, 0 if there is none."""
         there = self.entries.get(name)
         return 0 if there is None else there.size
 

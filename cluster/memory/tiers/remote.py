@@ -22,7 +22,7 @@ from cluster.memory.tiers.kv_wire import (
     key_to_proto,
     outcome_from_proto,
 )
-from cluster.memory.tiers.remote_peer import TROUBLE, KVPeer, TransferTimeoutError
+from cluster.memory.tiers.remote_peer import KVPeer, TransferTimeoutError
 from cluster.wire.channel import CallEndedError, split_address, write
 from cluster.wire.tls import PeerTls
 
@@ -90,7 +90,6 @@ class RemoteTier(CappedTier):
 
     @property
     def address(self) -> str:
-        """Current ``host:port`` of the node."""
         return self._peer.address
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
@@ -123,12 +122,8 @@ class RemoteTier(CappedTier):
                 yield kv_pb2.StoredBlock(key=key_to_proto(key), data=data, cap_bytes=self._caps.get(key.stream, 0))
 
         if items and self._peer.ready():
-            try:
+            with self._peer.recorded():
                 reply = self._send(self._peer.stub.Store, self._stores(encoded()), until)
-            except TROUBLE as error:
-                self._peer.record_failure(error)
-            else:
-                self._peer.record_success()
                 outcomes.update(zip(sent, map(outcome_from_proto, reply.outcomes), strict=False))
         told = [outcomes.get(at, Outcome.RETRY) for at in range(len(items))]
         self._count(stored=told.count(Outcome.HIT), retries=told.count(Outcome.RETRY))
@@ -144,31 +139,23 @@ class RemoteTier(CappedTier):
         if keys and self._peer.ready():
             until = time.monotonic() + self._deadline_s
             request = kv_pb2.LoadRequest(fingerprint=self._fingerprint, keys=map(key_to_proto, keys))
-            try:
+            with self._peer.recorded():
                 for message in self._receive(self._peer.stub.Load, request, until):
                     for answer in message.blocks[: len(keys) - given]:
                         given += 1
                         yield self._opened(keys[given - 1], answer)
-            except TROUBLE as error:
-                self._peer.record_failure(error)
-            else:
-                self._peer.record_success()
         for outcome in self._not_now(len(keys) - given):
             yield Loaded(outcome)
 
     def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
-        if not self._peer.ready():
-            return self._not_now(1)[0], []
-        request = kv_pb2.ListRequest(fingerprint=self._fingerprint, stream=stream)
-        until, found = time.monotonic() + self._deadline_s, list[BlockKey]()
-        try:
-            for message in self._receive(self._peer.stub.List, request, until):
-                found += [BlockKey(stream, key.layer, key.head, key.block) for key in message.keys]
-        except TROUBLE as error:
-            self._peer.record_failure(error)
-            return self._not_now(1)[0], []
-        self._peer.record_success()
-        return Outcome.HIT, found
+        if self._peer.ready():
+            request = kv_pb2.ListRequest(fingerprint=self._fingerprint, stream=stream)
+            until, found = time.monotonic() + self._deadline_s, list[BlockKey]()
+            with self._peer.recorded():
+                for message in self._receive(self._peer.stub.List, request, until):
+                    found += [BlockKey(stream, key.layer, key.head, key.block) for key in message.keys]
+                return Outcome.HIT, found
+        return self._not_now(1)[0], []
 
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
         """See ``Tier``. A failed drop is counted as a retry."""
@@ -190,8 +177,6 @@ class RemoteTier(CappedTier):
         if len(data) > min(self.cap(stream), MAX_MANIFEST_BYTES):
             self._count(too_large=1)
             return Outcome.MISS
-        if not self._peer.ready():
-            return self._not_now(1)[0]
 
         def pieces() -> Iterator[kv_pb2.PutManifestRequest]:
             yield kv_pb2.PutManifestRequest(
@@ -204,32 +189,26 @@ class RemoteTier(CappedTier):
             for at in range(BATCH_BYTES, len(data), BATCH_BYTES):
                 yield kv_pb2.PutManifestRequest(piece=data[at : at + BATCH_BYTES])
 
-        try:
-            reply = self._send(self._peer.stub.PutManifest, pieces(), time.monotonic() + self._deadline_s)
-        except TROUBLE as error:
-            self._peer.record_failure(error)
-            return self._not_now(1)[0]
-        self._peer.record_success()
-        self._count(bytes_out=len(data))
-        return outcome_from_proto(reply.outcome)
+        if self._peer.ready():
+            with self._peer.recorded():
+                reply = self._send(self._peer.stub.PutManifest, pieces(), time.monotonic() + self._deadline_s)
+                self._count(bytes_out=len(data))
+                return outcome_from_proto(reply.outcome)
+        return self._not_now(1)[0]
 
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
         if not self._peer.ready():
             return self._not_now(1)[0], None
         request = kv_pb2.GetManifestRequest(fingerprint=self._fingerprint, stream=stream)
-        outcome, data = Outcome.RETRY, bytearray()
-        try:
-            for number, message in enumerate(
-                self._receive(self._peer.stub.GetManifest, request, time.monotonic() + self._deadline_s)
-            ):
-                outcome = outcome_from_proto(message.outcome) if number == 0 else outcome
+        until, data = time.monotonic() + self._deadline_s, bytearray()
+        outcome = told = Outcome.RETRY
+        with self._peer.recorded():
+            for number, message in enumerate(self._receive(self._peer.stub.GetManifest, request, until)):
+                told = outcome_from_proto(message.outcome) if number == 0 else told
                 data += message.piece
                 if len(data) > MAX_MANIFEST_BYTES:
                     break
-        except TROUBLE as error:
-            self._peer.record_failure(error)
-            return self._not_now(1)[0], None
-        self._peer.record_success()
+            outcome = told
         if outcome is not Outcome.HIT:
             self._count(retries=outcome is Outcome.RETRY)
             return outcome, None
@@ -255,7 +234,6 @@ class RemoteTier(CappedTier):
             return TierState(up, reason, dict(self._counts + counts))
 
     def close(self) -> None:
-        """See ``Tier``. Blocks stay on the node."""
         self._peer.close()
 
     def _stores(self, blocks: Iterator[kv_pb2.StoredBlock]) -> Iterator[kv_pb2.StoreRequest]:

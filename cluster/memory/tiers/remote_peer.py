@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ class TransferTimeoutError(Exception):
 
 
 TROUBLE = (grpc.RpcError, CallEndedError, TimeoutError, CancelledError, TransferTimeoutError)
-"""What a call may end with that is no defect of this side; for :meth:`KVPeer.failed`."""
+"""What a call may end with that is no defect of this side."""
 
 
 class KVPeer:
@@ -77,7 +77,6 @@ class KVPeer:
         self._channel, self.stub = self._thread.run(self._connect(), 5.0)
 
     def ready(self) -> bool:
-        """Whether the node is up."""
         with self._lock:
             return self._up
 
@@ -89,24 +88,14 @@ class KVPeer:
 
     def call(self, method: Callable[..., Any], request: Any) -> Any:
         """Reply to one request, or None on failure."""
-        if not self.ready():
-            return None
-        until = time.monotonic() + self._deadline_s
-        try:
-            reply = self.run(self._unary(method, request), until)
-        except TROUBLE as error:
-            self.record_failure(error)
-            return None
-        self.record_success()
-        return reply
+        if self.ready():
+            with self.recorded():
+                return self.run(self._unary(method, request), time.monotonic() + self._deadline_s)
+        return None
 
     def run(self, work: Coroutine[Any, Any, T], until: float) -> T:
-        """Run a coroutine on the event loop.
-
-        Raises:
-            TimeoutError: it did not end by ``until`` (monotonic).
-            CancelledError: the peer was closed.
-        """
+        """Run a coroutine on the event loop; ``TimeoutError`` if it did not end by ``until`` (monotonic),
+        ``CancelledError`` if the peer was closed."""
         try:
             return self._thread.run(work, max(0.0, until - time.monotonic()) + _GRACE_S)
         except RuntimeError:
@@ -116,14 +105,20 @@ class KVPeer:
             raise CancelledError from None
 
     def cancel_call(self, call: Any) -> None:
-        """Cancel a call if it still runs."""
         # If closed meanwhile, the loop and the call are gone.
         with contextlib.suppress(RuntimeError):
             self._thread.loop.call_soon_threadsafe(call.cancel)
 
-    def record_success(self) -> None:
-        with self._lock:
-            self._failures = 0
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Context of a call: records whether it succeeds. Trouble ends it without an exception."""
+        try:
+            yield
+        except TROUBLE as error:
+            self.record_failure(error)
+        else:
+            with self._lock:
+                self._failures = 0
 
     def record_failure(self, error: BaseException) -> None:
         """Record a failed call. The node is then down, unless it only refused or was slow. Thread-safe."""
@@ -150,7 +145,6 @@ class KVPeer:
                 self._instance = found
 
     def close(self) -> None:
-        """Idempotent."""
         with self._lock:
             if self._closed:
                 return

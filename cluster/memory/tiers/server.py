@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from typing import Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
 from sightline.v1 import kv_pb2, kv_pb2_grpc
@@ -46,10 +47,6 @@ _RESULTS: dict[grpc.StatusCode, NodeTierResult] = {
 _NEARLY_S = 0.1
 """A caller that leaves when no more than this is left of its deadline was not answered in time: it counts from when it
 asked, and this side from when it was asked."""
-
-
-class _Sized(Protocol):
-    def ByteSize(self) -> int: ...  # noqa: N802
 
 
 class KVServicer(kv_pb2_grpc.KVServicer):
@@ -118,7 +115,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         async with self._answering("store", None, context) as call:
             async for request in request_iterator:
                 self._check_size(request)
-                outcomes = await self._on_tier(self._storing(request))
+                outcomes = await self._on_tier(partial(self._store, request))
                 metrics.node_tier_moved_bytes.labels("in").inc(sum(len(stored.data) for stored in request.blocks))
                 call.record_outcomes(outcomes)
                 reply.outcomes.extend(map(outcome_to_proto, outcomes))
@@ -133,7 +130,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                 await context.write(kv_pb2.LoadReply(blocks=[miss] * len(keys)))
                 return
             for run in message_runs(keys, _RUN):
-                for reply in await self._on_tier(self._loading(run)):
+                for reply in await self._on_tier(partial(self._load, run)):
                     call.record_outcomes(outcome_from_proto(block.outcome) for block in reply.blocks)
                     metrics.node_tier_moved_bytes.labels("out").inc(sum(len(block.data) for block in reply.blocks))
                     await context.write(reply)
@@ -194,7 +191,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             return kv_pb2.UsageReply(bytes=held)
 
     @asynccontextmanager
-    async def _answering(self, method: str, request: _Sized | None, context: Context) -> AsyncIterator[NodeTierCall]:
+    async def _answering(self, method: str, request: Any, context: Context) -> AsyncIterator[NodeTierCall]:
         """Ends the call with a status and a sentence when it cannot be answered, or not in time; counts it either way,
         before its caller takes that sentence, which may take as long as it likes."""
         call = NodeTierCall(method)
@@ -267,7 +264,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         if cap_bytes and isinstance(self._tier, CappedTier):
             self._tier.set_cap(stream, cap_bytes)
 
-    def _check_size(self, request: _Sized) -> None:
+    def _check_size(self, request: Any) -> None:
         if request.ByteSize() > MAX_KV_MESSAGE_BYTES:
             self._count("too_large", 1)
             raise CapacityError(
@@ -301,38 +298,30 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         with self._lock:
             self._under_way -= 1
 
-    def _storing(self, request: kv_pb2.StoreRequest) -> Callable[[], list[Outcome]]:
+    def _store(self, request: kv_pb2.StoreRequest) -> list[Outcome]:
         """Stores the whole blocks of one message. One damaged on its way may come again; a foreign one need not."""
+        outcomes = []
+        good: list[tuple[int, BlockKey, Block]] = []
+        caps: dict[str, int] = {}
+        for at, stored in enumerate(request.blocks):
+            key = key_from_proto(stored.key)
+            found = open_block(stored.data, key, fingerprint=self._fingerprint, secret=self._secret)
+            if isinstance(found, Block):
+                good.append((at, key, found))
+                caps[key.stream] = stored.cap_bytes
+            else:
+                self._count(found.value, 1)
+            outcomes.append(Outcome.MISS if found is BlockFault.FOREIGN else Outcome.RETRY)
+        for stream, cap_bytes in caps.items():
+            self._set_cap(stream, cap_bytes)
+        held = self._tier.store([(key, block) for _, key, block in good])
+        for (at, _, _), outcome in zip(good, held, strict=True):
+            outcomes[at] = outcome
+        return outcomes
 
-        def work() -> list[Outcome]:
-            outcomes = []
-            good: list[tuple[int, BlockKey, Block]] = []
-            caps: dict[str, int] = {}
-            for at, stored in enumerate(request.blocks):
-                key = key_from_proto(stored.key)
-                found = open_block(stored.data, key, fingerprint=self._fingerprint, secret=self._secret)
-                if isinstance(found, Block):
-                    good.append((at, key, found))
-                    caps[key.stream] = stored.cap_bytes
-                else:
-                    self._count(found.value, 1)
-                outcomes.append(Outcome.MISS if found is BlockFault.FOREIGN else Outcome.RETRY)
-            for stream, cap_bytes in caps.items():
-                self._set_cap(stream, cap_bytes)
-            held = self._tier.store([(key, block) for _, key, block in good])
-            for (at, _, _), outcome in zip(good, held, strict=True):
-                outcomes[at] = outcome
-            return outcomes
-
-        return work
-
-    def _loading(self, keys: Sequence[BlockKey]) -> Callable[[], list[kv_pb2.LoadReply]]:
-        def work() -> list[kv_pb2.LoadReply]:
-            loaded = zip(keys, self._tier.load(keys), strict=True)
-            blocks = (self._outgoing(key, one) for key, one in loaded)
-            return [kv_pb2.LoadReply(blocks=batch) for batch in batches(blocks, lambda block: len(block.data))]
-
-        return work
+    def _load(self, keys: Sequence[BlockKey]) -> list[kv_pb2.LoadReply]:
+        blocks = (self._outgoing(key, one) for key, one in zip(keys, self._tier.load(keys), strict=True))
+        return [kv_pb2.LoadReply(blocks=batch) for batch in batches(blocks, lambda block: len(block.data))]
 
     def _outgoing(self, key: BlockKey, loaded: Loaded) -> kv_pb2.LoadedBlock:
         if loaded.block is None:

@@ -13,7 +13,6 @@ _SMALLEST = 256
 _STEP = 1.25
 _PER_SLAB = 8
 _PAGE = 4096
-_CUDA_PAGE = 2 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -52,34 +51,30 @@ class Slabs:
     on request, a cell gets memory of its own. An empty slab can be reused for any class. Not thread-safe.
 
     Args:
-        total_bytes: most memory ever reserved.
+        total_bytes: most memory ever reserved, at least one slab; ``ConfigError`` where that or a slab is too small.
         pinned: page-locked memory, with CUDA only.
-
-    Raises:
-        ConfigError: the total is less than one slab, or a slab is too small to be cut.
     """
 
-    def __init__(self, total_bytes: int, *, slab_bytes: int, device: torch.device, pinned: bool) -> None:
+    def __init__(self, total_bytes: int, *, slab_bytes: int, pinned: bool) -> None:
         if slab_bytes < _PER_SLAB * _SMALLEST or total_bytes < slab_bytes:
             raise ConfigError(
                 f"{total_bytes} bytes in slabs of {slab_bytes} can hold nothing: a slab needs {_PER_SLAB * _SMALLEST} "
                 "bytes or more, and the total at least one slab"
             )
-        self.total_bytes, self.slab_bytes, self.device = total_bytes, slab_bytes, device
-        self.pinned = pinned and device.type == "cpu" and torch.cuda.is_available()
+        self.total_bytes, self.slab_bytes = total_bytes, slab_bytes
+        self.pinned = pinned and torch.cuda.is_available()
         self.reserved = 0
         self._sizes = _ladder(slab_bytes // _PER_SLAB)
         self._partial: dict[int, dict[int, _Slab]] = {size: {} for size in self._sizes}
         self._empty: list[Tensor] = []
 
     def cell_bytes(self, nbytes: int, *, alone: bool = False) -> int:
-        """Size of the cell for ``nbytes``."""
         if nbytes <= self._sizes[-1] and not alone:
             return self._sizes[bisect_left(self._sizes, nbytes)]
         if self.pinned:
             # The allocator of pinned memory rounds up to powers of two.
             return 1 << (nbytes - 1).bit_length()
-        return _up(max(1, nbytes), _CUDA_PAGE if self.device.type == "cuda" else _SMALLEST if alone else _PAGE)
+        return _up(max(1, nbytes), _SMALLEST if alone else _PAGE)
 
     def allocate(self, nbytes: int, *, alone: bool = False) -> Cell | None:
         """Allocate a cell for ``nbytes``; None when full. ``alone``: in memory of its own, for rare sizes."""
@@ -109,7 +104,6 @@ class Slabs:
         return self.total_bytes - self.reserved + self.slab_bytes * len(self._empty)
 
     def free(self, cell: Cell) -> None:
-        """Free a cell, once."""
         slab = cell._slab
         if slab.free is None:
             self.reserved -= slab.size
@@ -122,7 +116,6 @@ class Slabs:
             self._empty.append(slab.memory)
 
     def release(self) -> None:
-        """Return the memory of empty slabs."""
         self.reserved -= self.slab_bytes * len(self._empty)
         self._empty.clear()
 
@@ -135,7 +128,7 @@ class Slabs:
         try:
             # Written by inference and other threads, so it must not be an inference tensor.
             with torch.inference_mode(mode=False):
-                memory = torch.empty(size, dtype=torch.uint8, device=self.device, pin_memory=self.pinned)
+                memory = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
         except RuntimeError:
             # The machine has less memory than configured: treat as full.
             return None

@@ -5,14 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, Tier, TierState
-
-if TYPE_CHECKING:
-    from cluster.memory.tiers.base import Outcome
-
 
 Deletion = tuple[str, frozenset[BlockKey] | None]
 """A stream, and which of its blocks; None: all of it."""
@@ -36,7 +31,6 @@ class LoadAhead:
         self._seconds: dict[bool, float] = {}
 
     def choose(self) -> bool:
-        """For the next question."""
         with self._lock:
             self._questions += 1
             if len(self._seconds) < 2:
@@ -45,7 +39,6 @@ class LoadAhead:
             return faster != (self._questions % _TRIED_EVERY == 0)
 
     def note(self, ahead: bool, seconds: float) -> None:
-        """A question's layers took ``seconds`` each."""
         with self._lock:
             before = self._seconds.get(ahead, seconds)
             self._seconds[ahead] = before + (seconds - before) / _REMEMBERED
@@ -62,10 +55,7 @@ class TierStack:
     tiers are not read for it, and the lowest accepts nothing new.
 
     Args:
-        tiers: from the uppermost to the lowest, at least one, with distinct names.
-
-    Raises:
-        ConfigError: no tiers, or two of one name.
+        tiers: from the uppermost to the lowest, at least one, with distinct names (or ``ConfigError``).
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
@@ -152,22 +142,18 @@ class TierStack:
         return answers
 
     # -- whole streams --------------------------------------------------------------------------
-    def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
-        """Delete blocks of a stream, or all of it and its manifest, in every tier. Returns the largest count of a tier,
-        None if some tier is uncertain. An incomplete deletion of a whole stream is repeated by :meth:`finish_deletions`
-        while this process lives; repeating that of single blocks is the caller's task."""
-        if keys is not None:
-            gone = [self.drop_blocks(level, stream, keys) for level in range(len(self.tiers))]
-        else:
-            self._note_deletion((stream, None))
-            with self._lock:
-                self._deleting[stream] = set(range(len(self.tiers)))
-            gone = [self._finish_deletion(stream, tier) for tier in self.tiers]
+    def drop(self, stream: str) -> int | None:
+        """Delete a stream and its manifest in every tier. Returns the largest count of a tier, None if some tier is
+        uncertain: :meth:`finish_deletions` repeats the deletion then, while this process lives."""
+        self._note_deletion((stream, None))
+        with self._lock:
+            self._deleting[stream] = set(range(len(self.tiers)))
+        gone = [self._finish_deletion(stream, tier) for tier in self.tiers]
         certain = [number for number in gone if number is not None]
         return max(certain) if len(certain) == len(gone) else None
 
     def drop_blocks(self, level: int, stream: str, keys: Sequence[BlockKey]) -> int | None:
-        """Delete blocks in one tier; returns how many existed, None if uncertain."""
+        """Delete blocks in one tier; returns how many existed, None if uncertain: repeating it is the caller's task."""
         self._note_deletion((stream, frozenset(keys)))
         return self.tiers[level].drop(stream, keys)
 
@@ -202,7 +188,6 @@ class TierStack:
         return {tier.name: tier.nbytes(stream) for tier in self.tiers}
 
     def states(self) -> dict[str, TierState]:
-        """State of each tier by name, uppermost first."""
         return {tier.name: tier.state() for tier in self.tiers}
 
     def capacity(self, stream: str) -> int:
@@ -210,7 +195,6 @@ class TierStack:
         return self.lowest.cap(stream) if isinstance(self.lowest, CappedTier) else sys.maxsize
 
     def set_cap(self, stream: str, nbytes: int) -> None:
-        """Set a stream's cap in every tier that has caps."""
         for tier in self.tiers:
             if isinstance(tier, CappedTier):
                 tier.set_cap(stream, nbytes)

@@ -24,8 +24,8 @@ from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import TrueObject, TrueSample
 from cluster.memory.organise.table import ClusterTable, NewTokens
 from cluster.memory.retrieve import Retriever
+from cluster.memory.retrieve.nearest import TopK
 from cluster.memory.retrieve.rekv import ReKV
-from cluster.memory.retrieve.top_k import TopK
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
@@ -324,7 +324,7 @@ def test_a_listener_names_what_its_retriever_does_and_remembers_the_last_rows() 
     table.add(NewTokens(key=key, value=key, frame=none, partition=none), torch.tensor([0, 1, 0]))
     listener = Listener(TopK(tokens=1))
     for query in (torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])):
-        chosen = listener.select(query, table).clusters
+        chosen = listener.select(query, table)
     assert chosen.tolist() == [0]
     [rows], tables, [read] = listener.calls[-1]
     assert rows.tolist() == [[1.0, 0.0]]

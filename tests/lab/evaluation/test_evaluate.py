@@ -201,7 +201,7 @@ def test_the_cache_key_covers_the_code_that_an_answer_comes_from():
     covered = set(code_files((*result_cache.CODE, *runner.CODE)))
     exempt = set(code_files(importlib.import_module(name) for name in DECIDES_NOTHING))
     passed = _imported("cluster.lab.evaluation.replay")
-    assert {"towers.py", "replenish.py", "processor.py", "decoder_layer.py"} <= {path.name for path in covered}
+    assert {"towers.py", "replenish.py", "processor.py", "layers.py"} <= {path.name for path in covered}
     assert len(passed) > 80
     assert [path for path in passed if path not in covered | exempt and path.name != "__init__.py"] == []
 

@@ -193,8 +193,8 @@ def test_a_node_that_answers_with_forged_replayed_or_no_sense_gives_misses() -> 
 
 def test_a_node_that_answers_for_fewer_blocks_than_were_asked_gives_retries() -> None:
     with serving(MemoryTier()) as node, remote(node.address) as tier:
-        node.servicer._loading = lambda keys: lambda: [kv_pb2.LoadReply()]
-        node.servicer._storing = lambda request: lambda: []
+        node.servicer._load = lambda keys: [kv_pb2.LoadReply()]
+        node.servicer._store = lambda request: []
         assert [one.outcome for one in tier.load([key(1), key(2)])] == [RETRY, RETRY]
         assert tier.store([(key(1), block(1))]) == [RETRY]
         assert tier.state().up
@@ -203,8 +203,8 @@ def test_a_node_that_answers_for_fewer_blocks_than_were_asked_gives_retries() ->
 def test_caps_are_sent_with_each_block_so_that_a_node_started_anew_knows_them() -> None:
     with serving(Arena(16 * MIB)) as node, remote(node.address) as tier:
         seen: list[kv_pb2.StoredBlock] = []
-        storing = node.servicer._storing
-        node.servicer._storing = lambda request: [seen.extend(request.blocks), storing(request)][1]
+        storing = node.servicer._store
+        node.servicer._store = lambda request: [seen.extend(request.blocks), storing(request)][1]
         tier.set_cap("gate", 5 * MIB)
         tier.store([(key(1), block(1)), (key(1, stream="yard"), block(1))])
         tier.set_cap("gate", None)

@@ -314,7 +314,6 @@ def test_the_hash_names_every_block_there_is(shared_redis: RedisServer, steps: l
     ("url", "options", "said"),
     [
         ("http://user:secret@host", {}, "redis://host:6379/0"),
-        ("redis://127.0.0.1:1", {"namespace": "a:b"}, "namespace"),
         ("redis://127.0.0.1:1", {"cap_bytes": 0}, "hold nothing"),
         ("redis://127.0.0.1:1", {"ttl_s": 0}, "hold nothing"),
         ("redis://127.0.0.1:1", {"deadline_s": 0}, "no time"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from kv_parts import drop_everywhere
 from redis_server import RedisServer
 
 from cluster.memory.tiers import redis_link
@@ -272,7 +273,7 @@ def test_a_stack_above_it_deletes_what_it_was_told_to(own_redis: RedisServer, op
     own_redis.freeze()
     assert stack.store([(key(9), block(9))]) == [RETRY]
     assert stack.drop("gate") is None
-    assert stack.drop("yard", [key(1)]) is None
+    assert drop_everywhere(stack, "yard", [key(1)]) is None
     assert stack.put_manifest("yard", b"late") is RETRY
     assert values(stack, key(0), key(1), key(2, "gate")) == [0.0, RETRY, MISS]
     own_redis.thaw()
@@ -280,7 +281,7 @@ def test_a_stack_above_it_deletes_what_it_was_told_to(own_redis: RedisServer, op
     assert values(stack, key(3, "gate")) == [MISS]
     stack.finish_deletions()
     assert stack.deleting == frozenset()
-    assert stack.drop("yard", [key(1)]) == 1
+    assert drop_everywhere(stack, "yard", [key(1)]) == 1
     names = {name for name in own_redis.names() if ":kv:kv:" in name}
     # The server may have stored, while it was frozen, what nobody heard of.
     assert names - {"sightline:kv:kv:yard:0:0:9"} == {f"sightline:kv:kv:yard:0:0:{n}" for n in (0, 2, 3)}

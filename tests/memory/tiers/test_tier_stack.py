@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from kv_parts import drop_everywhere
 
 from cluster.errors import ConfigError
 from cluster.memory.tiers.arena import Arena
@@ -105,13 +106,13 @@ def test_what_the_lowest_did_not_take_is_said_and_copied_nowhere() -> None:
 def test_blocks_are_deleted_for_certain_or_asked_for_again() -> None:
     stack, upper, lowest = pair()
     stack.store([(key(n), block(n)) for n in range(3)])
-    assert stack.drop("yard", [key(0)]) == 1
+    assert drop_everywhere(stack, "yard", [key(0)]) == 1
     assert (upper.lookup([key(0)]), lowest.lookup([key(0)])) == ([MISS], [MISS])
     lowest.down = True
-    assert stack.drop("yard", [key(1)]) is None
+    assert drop_everywhere(stack, "yard", [key(1)]) is None
     assert stack.deleting == frozenset()
     lowest.down = False
-    assert stack.drop("yard", [key(1)]) == 1
+    assert drop_everywhere(stack, "yard", [key(1)]) == 1
 
 
 def test_a_stream_is_being_deleted_until_every_tier_has_done_it() -> None:
@@ -201,7 +202,10 @@ def test_a_load_under_way_brings_nothing_back_that_was_deleted(meanwhile: str) -
     loading = threading.Thread(target=lambda: answer.extend(stack.load([key(0)])))
     loading.start()
     assert lowest.taken.wait(20)
-    stack.drop("yard", [key(0)] if meanwhile == "drop" else None)
+    if meanwhile == "drop":
+        drop_everywhere(stack, "yard", [key(0)])
+    else:
+        stack.drop("yard")
     lowest.go.set()
     loading.join(20)
     assert answer[0].outcome is MISS
@@ -230,7 +234,7 @@ def test_a_slow_write_of_one_stream_holds_up_nothing_of_another() -> None:
     middle.before_store = lambda: None
     assert values(stack, key(1)) == [1.0]
     assert stack.store([(key(2), block(3))]) == [HIT]
-    assert stack.drop("yard", [key(2)]) == 1
+    assert drop_everywhere(stack, "yard", [key(2)]) == 1
     end.set()
     writing.join(20)
     assert lowest.lookup([key(1, "gate")]) == [HIT]

@@ -237,7 +237,7 @@ def read_passages(memory: StreamMemory, watched: Watched, retriever: Retriever) 
         for index, (passage, rows) in enumerate(zip(watched.passages, at, strict=True)):
             chosen = retriever.select_layer(key[:, rows].mean(dim=1, keepdim=True), tables)
             for own, table, each in zip(numbers, tables, chosen, strict=True):
-                taken = torch.isin(table.of_token, each.clusters)
+                taken = torch.isin(table.of_token, each)
                 found[index] += bool(torch.isin(own[taken], passage).any())
                 read, held = read + int(taken.sum()), held + len(own)
     return found / max(1, sum(map(len, memory.heads))), read / max(1, held)

@@ -21,7 +21,7 @@ from cluster.lab.bench.window import QUESTION
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise.table import ClusterTable
-from cluster.memory.retrieve import Retrieved, Retriever
+from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
@@ -150,15 +150,15 @@ class Listener(Retriever):
         self.calls: list[tuple[Tensor, Sequence[ClusterTable], list[Tensor]]] = []
         self.predicted: Listener | None = None
 
-    def select(self, query: Tensor, table: ClusterTable) -> Retrieved:
+    def select(self, query: Tensor, table: ClusterTable) -> Tensor:
         """See :class:`Retriever`."""
         return self.select_layer(query[None], [table])[0]
 
-    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Retrieved]:
+    def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
         """See :class:`Retriever`."""
         chosen = self._retriever.select_layer(query, tables)
         # As the tables are now: a cluster may be split once the question is over.
-        named = [torch.isin(table.of_token, one.clusters) for table, one in zip(tables, chosen, strict=True)]
+        named = [torch.isin(table.of_token, one) for table, one in zip(tables, chosen, strict=True)]
         self.calls.append((query.clone(), tables, named))
         return chosen
 

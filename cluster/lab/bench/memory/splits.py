@@ -18,7 +18,7 @@ from cluster.lab.bench.memory.footage import Asked, Footage
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import Mosaic, VisualPartitions
-from cluster.memory.retrieve.top_k import TopK
+from cluster.memory.retrieve.nearest import TopK
 
 SHARES = (0.05, 0.1, 0.2)
 FIGURE_SHARE = 0.1
@@ -56,7 +56,7 @@ class _Run:
     def ask(self, query: Tensor) -> None:
         """Load what a question ``[r, D]`` needs, count what it found, then split what waited for that."""
         table = self.organiser.table
-        chosen = self.retriever.select(query, table).clusters
+        chosen = self.retriever.select(query, table)
         loaded = torch.isin(table.of_token, chosen)
         best = (query @ self.key.mT).topk(min(self.top, len(self.key)), dim=1).indices
         self.recalls.append(float(loaded[best].float().mean()))

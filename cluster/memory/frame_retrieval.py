@@ -1,7 +1,7 @@
-"""Retrieval for frames: what new frames read of their camera's past beside their window, one policy per file.
+"""Retrieval for frames: what new frames read of their camera's past beside their window.
 
-A policy is a frozen dataclass whose fields are its options. Modules here load without torch, so that a configuration
-can be checked by them.
+A policy is a frozen dataclass whose fields are its options. It loads without torch, so that a configuration can be
+checked by it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
 class FrameRetrieval(ABC):
     """How frames read the past.
 
-    * ``deadline_s``: most seconds that windows which are computed together wait for blocks; later ones are counted and
-      left out
+    * ``deadline_s``: most seconds, above 0 (or ``ConfigError``), that windows which are computed together wait for
+      blocks; later ones are counted and left out
     * ``prefetch``: load what a layer will probably read while the layer before computes
-
-    Raises:
-        ConfigError: a deadline that is not positive.
     """
 
     deadline_s: float = 0.25
@@ -45,6 +42,39 @@ class FrameRetrieval(ABC):
     @abstractmethod
     def retriever(self) -> Retriever:
         """Selects the clusters that the rows of one frame read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReSVFrames(FrameRetrieval):
+    """ReSV (V-Rex, section IV): the frames of a stream retrieve, while they are prefilled, by hash-bit clusters and
+    WiCSum.
+
+    Per layer and key head, the rows of a new frame score the mean key of each cluster, take those that hold a share of
+    the attention they expect to give (WiCSum), and attend to the tokens of all that one of them took, beside the
+    window. ``ratio``: that share, 0 to 1 (``Th_r-wics``, or ``ConfigError``); at 1 everything is read.
+
+    Differences from the paper: the recent KV that is always attended to is the window and what waits to be clustered,
+    and queries and keys are compared before rotary, as the clusters are made (see
+    :class:`~cluster.memory.organise.resv.ReSV`).
+    """
+
+    ratio: float = 0.3
+
+    def __post_init__(self) -> None:
+        FrameRetrieval.__post_init__(self)
+        if not 0 <= self.ratio <= 1:
+            raise ConfigError(f"the ratio of attention to retrieve is between 0 and 1, not {self.ratio:g}")
+
+    def check_organiser(self, organiser: str) -> None:
+        if organiser != "resv":
+            raise ConfigError(
+                f"frame_retrieval 'resv' reads the hash-bit clusters that the organiser 'resv' makes, not {organiser!r}"
+            )
+
+    def retriever(self) -> Retriever:
+        from cluster.memory.retrieve.wicsum import WiCSum
+
+        return WiCSum(ratio=self.ratio)
 
 
 @dataclass(slots=True)
@@ -75,11 +105,8 @@ class FrameReads:
 
 
 def make_frame_retrieval(spec: MemorySpec | None) -> FrameRetrieval | None:
-    """The policy of a memory, built once for equal settings; ``None``: frames read their window alone.
-
-    Raises:
-        ConfigError: an unknown policy or option, or one that cannot read what the organiser makes.
-    """
+    """The policy of a memory, built once for equal settings; ``None``: frames read their window alone. ``ConfigError``
+    for an unknown policy or option, or one that cannot read what the organiser makes."""
     if spec is None or spec.frame_retrieval is None:
         return None
     try:
