@@ -12,7 +12,7 @@ from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError
 from cluster.gateway.guard import make_guard
 from cluster.models.catalog import check_model
-from cluster.replica.simulated import configured_costs
+from cluster.replica.engine import configured_costs
 from cluster.security.private_files import make_private_folder
 from cluster.tracing import check_tracing
 

@@ -27,10 +27,9 @@ from cluster.memory import prefetch
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
 from cluster.replica.ask_queue import Conversations
-from cluster.replica.engine import load_configured, make_engine, model_fingerprint
+from cluster.replica.engine import SIMULATED, load_configured, make_engine, make_simulated, model_fingerprint
 from cluster.replica.events import ReplicaEvents, WorkerFrames
 from cluster.replica.memory import MemoryCollector, MemoryDeletions, WorkerMemory, tier_stack
-from cluster.replica.simulated import SIMULATED, make_simulated
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans

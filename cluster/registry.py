@@ -77,8 +77,8 @@ class Registry(Generic[T]):
 pruners: Registry[Any] = Registry(
     "pruner",
     {
-        "codecsight": "cluster.vision.pruners.codecsight:CodecSight",
-        "none": "cluster.vision.pruners.keep_all:KeepAll",
+        "codecsight": "cluster.vision.pruners.baselines:CodecSight",
+        "none": "cluster.vision.pruners.baselines:KeepAll",
         "replenish": "cluster.vision.pruners.replenish:Replenish",
     },
 )
@@ -96,15 +96,15 @@ families: Registry[Any] = Registry(
 refresh_policies: Registry[Any] = Registry(
     "refresh policy",
     {
-        "all": "cluster.engine.window.refresh.controls:All",
-        "anchors": "cluster.engine.window.refresh.anchors:Anchors",
-        "budget": "cluster.engine.window.refresh.budget:Budget",
-        "first_n": "cluster.engine.window.refresh.controls:FirstN",
-        "first_percent": "cluster.engine.window.refresh.first_percent:FirstPercent",
-        "none": "cluster.engine.window.refresh.controls:Nothing",
-        "random": "cluster.engine.window.refresh.controls:Random",
-        "shifted": "cluster.engine.window.refresh.controls:Shifted",
-        "topk_deviation": "cluster.engine.window.refresh.topk_deviation:TopKDeviation",
+        "all": "cluster.engine.window.refresh.counters:All",
+        "anchors": "cluster.engine.window.refresh.counters:Anchors",
+        "budget": "cluster.engine.window.refresh.counters:Budget",
+        "first_n": "cluster.engine.window.refresh.counters:FirstN",
+        "first_percent": "cluster.engine.window.refresh.narrowing:FirstPercent",
+        "none": "cluster.engine.window.refresh.counters:Nothing",
+        "random": "cluster.engine.window.refresh.counters:Random",
+        "shifted": "cluster.engine.window.refresh.counters:Shifted",
+        "topk_deviation": "cluster.engine.window.refresh.narrowing:TopKDeviation",
     },
 )
 kernels: Registry[Any] = Registry(
@@ -165,8 +165,8 @@ tiers: Registry[Any] = Registry(
 window_orders: Registry[Any] = Registry(
     "window order",
     {
-        "arrival": "cluster.replica.window_orders:Arrival",
-        "deadline": "cluster.replica.window_orders:Deadline",
+        "arrival": "cluster.replica.window_queue:Arrival",
+        "deadline": "cluster.replica.window_queue:Deadline",
     },
 )
 sinks: Registry[Any] = Registry(

@@ -16,8 +16,8 @@ from cluster.vision import make_pruner
 
 # Kind -> a policy that is there (module, class), and where a configuration names one.
 KINDS = {
-    "pruners": ("cluster.vision.pruners.keep_all", "KeepAll", {"pruning": {"policy": "mine"}}),
-    "refresh_policies": ("cluster.engine.window.refresh.controls", "All", {"window": {"refresh": "mine"}}),
+    "pruners": ("cluster.vision.pruners.baselines", "KeepAll", {"pruning": {"policy": "mine"}}),
+    "refresh_policies": ("cluster.engine.window.refresh.counters", "All", {"window": {"refresh": "mine"}}),
     "compressors": ("cluster.memory.compress.simple", "Sliding", {"memory": {"compressor": "mine"}}),
     "organisers": ("cluster.memory.organise.simple", "Frames", {"memory": {"organiser": "mine"}}),
     "retrievers": ("cluster.memory.retrieve.nearest", "TopK", {"memory": {"retriever": "mine"}}),
@@ -27,7 +27,7 @@ KINDS = {
         {"memory": {"frame_retrieval": "mine"}},
     ),
     "tiers": ("cluster.memory.tiers.arena", "Arena", {"tiers": {"levels": ["mine"]}}),
-    "window_orders": ("cluster.replica.window_orders", "Arrival", {"scheduling": {"order": "mine"}}),
+    "window_orders": ("cluster.replica.window_queue", "Arrival", {"scheduling": {"order": "mine"}}),
     "families": ("cluster.models.internvl", "InternVL", {}),
     "sinks": ("cluster.alerts.sinks.log", "LogSink", {"alerts": {"sinks": [{"name": "a", "kind": "mine"}]}}),
 }
@@ -57,7 +57,7 @@ def test_a_file_and_an_entry_are_all_it_takes(mine):
 
 def test_a_pruner_of_ones_own_prunes(tmp_path, monkeypatch):
     (tmp_path / "own_pruner.py").write_text(
-        "from dataclasses import dataclass\nfrom cluster.vision.pruners.keep_all import KeepAll\n\n\n"
+        "from dataclasses import dataclass\nfrom cluster.vision.pruners.baselines import KeepAll\n\n\n"
         "@dataclass(slots=True)\nclass Own(KeepAll):\n    luma_threshold: float = 7.0\n    share: float = 0.5\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -73,7 +73,7 @@ def serve(
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
         from cluster.decoder.footage.camera import clip_shortages
-        from cluster.replica.simulated import WARNING
+        from cluster.replica.engine import WARNING
 
         show = status.update if screen.is_terminal else screen.print
 

@@ -20,8 +20,6 @@ from cluster.types import (
     WindowRequest,
 )
 
-__all__ = ["AskRun", "Engine", "WindowRequest"]
-
 
 class AskRun(Protocol):
     """A free question being answered: ``step`` returns the next text of the answer (perhaps empty), None at its end."""
@@ -29,7 +27,6 @@ class AskRun(Protocol):
     @property
     def result(self) -> AskResult:
         """Answer with statistics, once ``step`` has returned None."""
-        ...
 
     def step(self) -> str | None: ...
 
@@ -43,18 +40,15 @@ class Engine(Protocol):
     @property
     def geometry(self) -> PatchGeometry:
         """Patch geometry that decoders must use for this engine's model."""
-        ...
 
     @property
     def window_tokens(self) -> float:
         """Tokens of all windows that it can hold; infinite where it keeps no KV of its own."""
-        ...
 
     @property
     def index_bytes(self) -> float:
         """Bytes of cameras' memories (index and waiting frames) that its device has room for; infinite where it keeps
         none."""
-        ...
 
     def admit(self, spec: StreamSpec) -> None:
         """Add a stream, or change the questions and policies of an existing one (its window stays).
@@ -62,7 +56,6 @@ class Engine(Protocol):
         Raises:
             ConfigError: an unknown policy, or a window the model cannot hold.
         """
-        ...
 
     def prepare(self, spec: StreamSpec) -> None:
         """Load the state that another process saved of a stream before :meth:`admit`, which then need not wait. The
@@ -71,12 +64,10 @@ class Engine(Protocol):
         Raises:
             ConfigError: see :meth:`admit`.
         """
-        ...
 
     def evict(self, stream: str, *, save: bool = True) -> None:
         """Free a stream's local state; unknown streams are ignored. Its memory stays in the tiers. ``save``: write
         unsaved memory first, unless another process owns the stream already."""
-        ...
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         """Buffer one frame; returns the windows it closed (usually none or one, several after a jump in pts).
@@ -85,11 +76,9 @@ class Engine(Protocol):
         window; a frame after a ``gap`` does so only if its clock went back or its grid changed. Windows whose last
         stride has no video are skipped; their numbers are never answered.
         """
-        ...
 
     def flush(self, stream: str) -> list[WindowRequest]:
         """Close the current, incomplete window at the end of the source."""
-        ...
 
     def prefill_ahead(self) -> bool:
         """Compute, in one pass of bounded size, what is known of windows that have not ended: their refreshed tokens,
@@ -97,7 +86,6 @@ class Engine(Protocol):
 
         Windows of cameras that are patient, or whose answer may still stand (static gate), are left for their step.
         """
-        ...
 
     def step(self, requests: Sequence[WindowRequest], following: Sequence[WindowRequest] = ()) -> list[Answer]:
         """Answer these windows (at most one per stream, in window order) in one batch.
@@ -108,16 +96,13 @@ class Engine(Protocol):
         Raises:
             DeviceError: the GPU is lost to this process.
         """
-        ...
 
     def hand_over(self, stream: str) -> Future[bool]:
         """Release a stream to another process and save window and memory where it finds them; False if the window
         cannot be continued."""
-        ...
 
     def export_stream(self, stream: str) -> bytes:
         """Serialise a stream's state (embeddings, KV, counters), to continue without recomputation."""
-        ...
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
         """Inverse of ``export_stream``, on an engine with the same model.
@@ -125,7 +110,6 @@ class Engine(Protocol):
         Raises:
             ModelError: the state belongs to another model or version.
         """
-        ...
 
     def ask(self, ask: AskSpec) -> AskRun:
         """Start answering a free question over a stream's window and memory.
@@ -133,12 +117,10 @@ class Engine(Protocol):
         Raises:
             NotReadyError: the stream has no memory, or has seen nothing yet.
         """
-        ...
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
         """Delete what a stream saw more than ``ago_s`` seconds before its newest frame, or everything: from its window
         and, in every tier, its memory."""
-        ...
 
     def memory_status(self, stream: str) -> MemoryStatus:
         """Contents and health of a stream's memory.
@@ -146,11 +128,9 @@ class Engine(Protocol):
         Raises:
             NotReadyError: it has no memory.
         """
-        ...
 
     def memory_bytes(self, stream: str | None = None) -> int:
         """Bytes held for one stream, or for all."""
-        ...
 
 
 def completed_future(result: T) -> Future[T]:

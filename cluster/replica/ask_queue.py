@@ -15,6 +15,11 @@ from cluster.engine.base import AskRun
 from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError, UnavailableError
 from cluster.types import AskResult, AskSpec
 
+log = logging.getLogger(__name__)
+
+# Seconds of engine time that questions may save up while there are none.
+_SAVED_S = 1.0
+
 
 @dataclass(slots=True, eq=False)
 class Conversation:
@@ -66,7 +71,10 @@ class Conversations:
             CapacityError: it already has two questions.
         """
         self._expire()
-        conversation = self._find(camera, id) if id else Conversation(secrets.token_hex(8), camera, self._new_turns())
+        if id:
+            conversation = self._find(camera, id)
+        else:
+            conversation = Conversation(secrets.token_hex(8), camera, deque(maxlen=self._turns))
         conversation.users += 1
         self._in_use.add(conversation)
         try:
@@ -116,9 +124,6 @@ class Conversations:
         if conversation.id in self._known:
             self._known.move_to_end(conversation.id)
 
-    def _new_turns(self) -> deque[tuple[str, str]]:
-        return deque(maxlen=self._turns)
-
     def _expire(self) -> None:
         limit = self._clock() - self._idle_s
         for id in [one.id for one in self._known.values() if not one.users and one.used_s < limit]:
@@ -127,12 +132,6 @@ class Conversations:
 
 def _over(id: str) -> NotReadyError:
     return NotReadyError(f"there is no conversation {id!r}, or it is over; ask without it to begin a new one")
-
-
-log = logging.getLogger(__name__)
-
-# Seconds of engine time that questions may save up while there are none.
-_SAVED_S = 1.0
 
 
 @dataclass(eq=False, slots=True)
@@ -244,7 +243,8 @@ class AskQueue:
                 question.run = self._begin(question.spec)
             piece = question.run.step()
             if piece is None:
-                _settle(question, question.run.result)
+                if question.done.set_running_or_notify_cancel():
+                    question.done.set_result(question.run.result)
                 return True
             if piece:
                 question.piece(piece)
@@ -260,11 +260,6 @@ class AskQueue:
 
 def _stopping() -> UnavailableError:
     return UnavailableError("the replica is stopping; ask again in a moment")
-
-
-def _settle(question: _Question, result: AskResult) -> None:
-    if question.done.set_running_or_notify_cancel():
-        question.done.set_result(result)
 
 
 def _fail(question: _Question, error: Exception) -> None:

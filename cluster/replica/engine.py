@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import zlib
 from typing import TYPE_CHECKING
 
-from cluster import metrics
 from cluster.config import SightlineConfig
+from cluster.control.costs import CostModel, WindowWork, load, names
+from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
     from cluster.engine.base import Engine
     from cluster.memory.bank import MemoryBank
     from cluster.memory.tiers.stack import TierStack
     from cluster.models.base import VisionLanguageModel
+
+SIMULATED = "simulated"
+"""Model fingerprint of the simulated engine's tiers, in which nothing is stored."""
+
+WARNING = "engine: simulated runs no model: its answers are drawn at random, and are for load tests only"
 
 
 def load_configured(config: SightlineConfig) -> VisionLanguageModel:
@@ -70,6 +77,7 @@ def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel, tiers:
         ConfigError: vLLM is not installed, or does not know an argument.
         ModelError: it cannot serve the model here.
     """
+    from cluster import metrics
     from cluster.engine.vllm.engine import VllmEngine
     from cluster.engine.vllm.settings import VllmSettings
 
@@ -84,7 +92,49 @@ def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel, tiers:
         # Host memory of this process alone does not outlive it.
         tiers=tiers if len(tiers.tiers) > 1 else None,
     )
-    from cluster.engine.vllm.stats import VllmCollector
+    from cluster.engine.vllm.core import VllmCollector
 
     metrics.REGISTRY.register(VllmCollector())
     return engine
+
+
+def configured_costs(config: SightlineConfig) -> CostModel:
+    """The cost model of a configuration with ``engine: simulated``.
+
+    Raises:
+        ConfigError: none is named, there is none of that name, or it is another model's.
+    """
+    if config.simulated.costs is None:
+        raise ConfigError(
+            "engine: simulated needs simulated.costs, the cost model that says how long steps take: one of "
+            f"{', '.join(names())}, or a file that `sightline bench cost --model {config.model.name} --out` wrote"
+        )
+    costs = load(config.simulated.costs)
+    costs.check(config.model.name)
+    return costs
+
+
+def make_simulated(config: SightlineConfig, tiers: TierStack, instance: str) -> tuple[Engine, MemoryBank]:
+    """The simulated engine of replica ``instance``, for load tests, with an empty memory bank.
+
+    Raises:
+        ConfigError: its costs or scores cannot be used.
+        ModelError: there is no such model to stand in for.
+    """
+    import torch
+
+    from cluster.engine.simulated import DEMO_SCORES, ScoreStatistics, SimulatedEngine
+    from cluster.memory.bank import MemoryBank
+    from cluster.models.loading import load_shape
+
+    torch.set_num_threads(1)
+    settings, costs = config.simulated, configured_costs(config)
+    engine = SimulatedEngine(
+        load_shape(config.model.name),
+        lambda windows: costs.seconds([WindowWork.from_counts(tokens) for tokens in windows]),
+        spread=costs.spread,
+        scores=DEMO_SCORES if settings.scores is None else ScoreStatistics.load(settings.scores),
+        # A seed per replica, so that answers and variation are independent.
+        seed=zlib.crc32(f"{settings.seed}:{instance}".encode()),
+    )
+    return engine, MemoryBank(tiers, default=config.memory.spec())

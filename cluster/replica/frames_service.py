@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -36,23 +35,18 @@ class FrameHandler(Protocol):
 
     async def on_open(self, spec: StreamSpec) -> None:
         """Open a camera, or change its questions."""
-        ...
 
     async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
         """Returns when the frame has left the replica's queue. ``arrived_s``: monotonic time of its arrival."""
-        ...
 
     async def on_close(self, camera: str, flush: bool) -> None:
         """Close a camera for good; ``flush``: answer its last, incomplete window first."""
-        ...
 
     async def on_hand_over(self, camera: str) -> HandedOver:
         """Close a camera for another replica, which opens it when this has returned: answer its queued windows."""
-        ...
 
     async def on_lost(self, cameras: list[str]) -> None:
         """The decoder's connection broke; these cameras continue after a gap, from it or from another decoder."""
-        ...
 
     def counters(self, camera: str) -> WindowCounters: ...
 
@@ -87,8 +81,7 @@ class _Lane:
     the decoder has been ``told``.
     """
 
-    items: deque[_Arrival | _Opening | frames_pb2.StreamClose | None] = field(default_factory=deque)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    items: asyncio.Queue[_Arrival | _Opening | frames_pb2.StreamClose | None] = field(default_factory=asyncio.Queue)
     frames: int = 0
     discarding: bool = False
     rejected: _Refusal | None = None
@@ -132,7 +125,6 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
             owner.connection.acknowledge(camera)
 
     async def Send(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
-        """See protos/sightline/v1/frames.proto."""
         connection = _Connection(self._handler, self._credit, self._owners, self._gather_s)
         try:
             # Tells the decoder that it is connected.
@@ -173,8 +165,7 @@ class _Connection:
         """The decoder half-closed the stream: still process what it sent before."""
         tasks = {lane.task for lane in self._lanes.values() if lane.task is not None}
         for lane in self._lanes.values():
-            lane.items.append(None)
-            lane.ready.set()
+            lane.items.put_nowait(None)
         if tasks:
             await asyncio.wait(tasks)
 
@@ -217,12 +208,10 @@ class _Connection:
                     f"camera {sample.stream!r} has more than its credit of {self._credit} frames unacknowledged"
                 )
             lane.frames += 1
-            lane.items.append(_Arrival(sample, time.monotonic()))
-            lane.ready.set()
+            lane.items.put_nowait(_Arrival(sample, time.monotonic()))
         elif kind == "close":
             lane = self._lane(message.close.camera)
-            lane.items.append(message.close)
-            lane.ready.set()
+            lane.items.put_nowait(message.close)
         else:
             raise ValueError("an empty message; there are: open, frame, close")
 
@@ -234,8 +223,7 @@ class _Connection:
         if lane is None:
             lane = self._lanes[opened.camera] = _Lane()
             lane.task = asyncio.create_task(self._work(opened.camera, lane), name=f"frames of {opened.camera}")
-        lane.items.append(_Opening(spec, opened.term))
-        lane.ready.set()
+        lane.items.put_nowait(_Opening(spec, opened.term))
 
     def _lane(self, camera: str) -> _Lane:
         lane = self._lanes.get(camera)
@@ -245,10 +233,7 @@ class _Connection:
 
     async def _work(self, camera: str, lane: _Lane) -> None:
         while True:
-            while not lane.items:
-                lane.ready.clear()
-                await lane.ready.wait()
-            item = lane.items.popleft()
+            item = await lane.items.get()
             if item is None:
                 return
             if isinstance(item, _Arrival):
@@ -274,7 +259,7 @@ class _Connection:
                     self._ack_ready.set()
                 elif mine:
                     await self._leave(camera, item.flush)
-                if not lane.items:
+                if lane.items.empty():
                     del self._lanes[camera]
                     return
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -61,7 +61,14 @@ def tier_stack(
 
 
 class WorkerMemory:
-    """Passes requests to the engine thread (:class:`cluster.replica.memory_service.MemoryHandler`)."""
+    """Passes requests of the ``Memory`` service to the engine thread; called on the event loop.
+
+    Raises:
+        UnknownCameraError: of every request: there is no such camera.
+        NotReadyError: nothing is remembered.
+        CapacityError: too many questions wait.
+        ConfigError: the model cannot take the question.
+    """
 
     def __init__(self, worker: EngineWorker, album: ThumbnailStore, *, timeout_s: float) -> None:
         self._worker, self._album, self._timeout_s = worker, album, timeout_s
@@ -77,8 +84,8 @@ class WorkerMemory:
         else:
             self._keep[spec.stream] = round(memory.retention_s * MICROSECONDS)
 
-    async def ask(self, ask: AskSpec) -> AsyncIterator[str | AskResult]:
-        """See ``MemoryHandler``."""
+    async def ask(self, ask: AskSpec) -> AsyncGenerator[str | AskResult, None]:
+        """Yield pieces of the answer, then one result. Cancelled or closed when the caller leaves."""
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
@@ -107,20 +114,19 @@ class WorkerMemory:
             done.cancel()
 
     async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
-        """See ``MemoryHandler``."""
+        """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
         newest = self._album.newest_pts(camera)
         forgotten: DeletedMemory = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
         self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         return forgotten
 
     async def describe(self, camera: str) -> MemoryStatus:
-        """See ``MemoryHandler``."""
         return await asyncio.wrap_future(
             self._worker.call_on_engine_thread(lambda engine: engine.memory_status(camera))
         )
 
     async def replay_range(self, camera: str) -> ReplayRange:
-        """See ``MemoryHandler``."""
+        """What can be replayed."""
         status = await self.describe(camera)
         newest = max(status.newest, self._album.newest_pts(camera) or 0)
         if newest <= 0 or camera not in self._windows:
@@ -130,7 +136,7 @@ class WorkerMemory:
         return ReplayRange(oldest, newest, length_s, stride_s)
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
-        """See ``MemoryHandler``; the thumbnail nearest to the middle of each moment."""
+        """The thumbnail nearest to the middle of each moment, ``b""`` where there is none."""
         return [self._album.nearest(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
 
     def add_frame(self, sample: FrameSample) -> None:
@@ -206,6 +212,13 @@ _EVENTS = ("hits", "misses", "retries", "stored", "evicted", "damaged", "failure
 _PREFETCHED = ("predicted", "used", "late", "wasted", "missed", "expired")
 
 
+def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
+
+
 class MemoryCollector(Collector):
     """Prometheus collector of one process's tiers; register it beside :data:`cluster.metrics.REGISTRY`.
 
@@ -227,7 +240,6 @@ class MemoryCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
         yield from self._of_tiers()
         yield from self._of_stack()
         yield from self._of_prefetch()
@@ -252,36 +264,30 @@ class MemoryCollector(Collector):
         yield from (held, up, blocks, moved)
 
     def _of_stack(self) -> Iterator[Metric]:
-        events = CounterMetricFamily(
+        yield _counter(
             "sightline_memory_blocks",
             "Blocks of all tiers together: stored, promoted (copied up), refused.",
-            labels=["event"],
+            "event",
+            dict(self._tiers.counts),
         )
-        for event, count in dict(self._tiers.counts).items():
-            events.add_metric([event], count)
-        yield events
-        lost = CounterMetricFamily(
+        yield _counter(
             "sightline_memory_lost",
             "What memories lost: frames that no tier took in time, tokens whose blocks are gone or damaged.",
-            labels=["kind"],
+            "kind",
+            LOST,
         )
-        for kind, count in LOST.items():
-            lost.add_metric([kind], count)
-        yield lost
         yield GaugeMetricFamily(
             "sightline_memory_deletions", "Cameras that a tier has not deleted yet.", len(self._tiers.deleting)
         )
 
     def _of_prefetch(self) -> Iterator[Metric]:
         stats = self._prefetched()
-        blocks = CounterMetricFamily(
+        yield _counter(
             "sightline_prefetch_blocks",
             "Blocks that questions read: predicted, of these used, late or wasted; missed were not predicted.",
-            labels=["event"],
+            "event",
+            {event: getattr(stats, event) for event in _PREFETCHED},
         )
-        for event in _PREFETCHED:
-            blocks.add_metric([event], getattr(stats, event))
-        yield blocks
         yield CounterMetricFamily(
             "sightline_prefetch_transfer_seconds", "Seconds in which blocks were being loaded.", stats.transfer_s
         )

@@ -1,18 +1,20 @@
 """gRPC ``Memory`` servicer of a replica: free questions about a camera's past, and deleting its memory."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc.aio
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError
 from cluster.replica.ask_queue import Conversations
-from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, MemoryStatus, Moment
+from cluster.types import MICROSECONDS, AskResult, AskSpec
 from cluster.wire.memory_wire import (
     Told,
     ask_from_proto,
@@ -25,6 +27,9 @@ from cluster.wire.memory_wire import (
     turns_from_proto,
 )
 from cluster.wire.status import abort
+
+if TYPE_CHECKING:
+    from cluster.replica.memory import WorkerMemory
 
 log = logging.getLogger(__name__)
 
@@ -62,30 +67,6 @@ class ReplayRange:
         return [(max(self.oldest, end - length), end + 1) for end in ends]
 
 
-class MemoryHandler(Protocol):
-    """Implemented by the replica. Called on the event loop. Every method may raise ``UnknownCameraError``,
-    ``NotReadyError`` (nothing is remembered), ``CapacityError`` (too many questions wait) or ``ConfigError`` (the model
-    cannot take the question)."""
-
-    def ask(self, ask: AskSpec) -> AsyncIterator[str | AskResult]:
-        """Yield pieces of the answer, then one result. Cancelled or closed when the caller leaves."""
-        ...
-
-    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
-        """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
-        ...
-
-    async def describe(self, camera: str) -> MemoryStatus: ...
-
-    async def replay_range(self, camera: str) -> ReplayRange:
-        """What can be replayed."""
-        ...
-
-    async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
-        """A small JPEG per moment, ``b""`` where there is none."""
-        ...
-
-
 class MemoryServicer(memory_pb2_grpc.MemoryServicer):
     """Memory: ``max_asks`` questions under way or waiting, and ``conversations``.
 
@@ -102,7 +83,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
 
     def __init__(
         self,
-        handler: MemoryHandler,
+        handler: WorkerMemory,
         *,
         conversations: Conversations | None = None,
         max_asks: int = 32,
@@ -119,7 +100,6 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         self._ask_s, self._call_s = ask_s, call_s
 
     async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:  # noqa: N802
-        """See protos/sightline/v1/memory.proto."""
         async with self._answering(context, self._ask_s), self._place():
             # Validate the question before it waits in the queue.
             ask_from_proto(request, self._longest)
@@ -135,7 +115,6 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 await self._tell(request, context, result, conversation.id)
 
     async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:  # noqa: N802
-        """See protos/sightline/v1/memory.proto."""
         async with self._answering(context, self._ask_s), self._place():
             camera, text = check_camera(request.camera), check_question(request.text)
             since_s = check_seconds(request.since_s, "since_s")
@@ -163,7 +142,6 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
     async def Forget(  # noqa: N802
         self, request: memory_pb2.ForgetRequest, context: Context
     ) -> memory_pb2.ForgetResponse:
-        """See protos/sightline/v1/memory.proto."""
         async with self._answering(context, self._call_s):
             ago_s = check_seconds(request.before_s, "before_s")
             # Before and after: an answer that ended in between uses what is being deleted.
@@ -175,7 +153,6 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
     async def Describe(  # noqa: N802
         self, request: memory_pb2.DescribeRequest, context: Context
     ) -> memory_pb2.MemoryStatus:
-        """See protos/sightline/v1/memory.proto."""
         async with self._answering(context, self._call_s):
             return status_to_proto(await self._handler.describe(check_camera(request.camera)))
 
@@ -188,17 +165,12 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
 
     async def _relay(self, ask: AskSpec, context: Context) -> AskResult:
         """Yield the pieces; always closes the handler's iterator, so that its work ends at once."""
-        events = self._handler.ask(ask)
-        try:
+        async with aclosing(self._handler.ask(ask)) as events:
             async for event in events:
                 if isinstance(event, AskResult):
                     return event
                 if event:
                     await context.write(memory_pb2.AskEvent(piece=event))
-        finally:
-            close = getattr(events, "aclose", None)
-            if close is not None:
-                await close()
         raise RuntimeError(f"the answer about camera {ask.stream!r} ended without a result")
 
     async def _pictures(self, result: AskResult) -> Sequence[bytes]:

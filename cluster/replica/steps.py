@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -17,10 +17,15 @@ from cluster.control.costs import CostModel, WindowWork
 from cluster.engine.base import Engine
 from cluster.errors import DeviceError, UnavailableError
 from cluster.replica.window_accounting import WindowAccounting
-from cluster.replica.window_queue import DroppedWindow, DropReason, WindowQueue
+from cluster.replica.window_queue import DropReason, WindowQueue
 from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowRequest
 from cluster.types.cameras import Priority
 from cluster.types.reports import AccountedSpan, HandedOver, StreamReport, WindowCounters
+
+log = logging.getLogger(__name__)
+
+REST_S = 0.5
+"""Seconds between two steps while the engine is unavailable; windows wait that long."""
 
 
 class StepTimeEstimator:
@@ -45,7 +50,9 @@ class StepTimeEstimator:
         """Learn from a step that took ``seconds`` for these answers."""
         predicted = 0.0
         for stream, answer in {answer.stream: answer for answer in answers}.items():
-            asked = 0.0 if answer.gated else self._asked(WindowWork.from_counts(answer.tokens))
+            work = WindowWork.from_counts(answer.tokens)
+            expected = work.computed if self._costs is None else self._costs.window_seconds(work)
+            asked = 0.0 if answer.gated else expected
             predicted += asked
             self._mean += 0.1 * (asked - self._mean)
             self._cameras[stream] = (self._cameras.get(stream, asked) + asked) / 2
@@ -57,9 +64,6 @@ class StepTimeEstimator:
     def remove_stream(self, stream: str) -> None:
         """Drop a camera's estimate."""
         self._cameras.pop(stream, None)
-
-    def _asked(self, work: WindowWork) -> float:
-        return work.computed if self._costs is None else self._costs.window_seconds(work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +120,6 @@ class OpenStream:
         self.last_answers = {each: last for each, last in self.last_answers.items() if each in same}
         self.spec = spec
 
-    def restart(self) -> None:
-        """Reset after the engine has closed and reopened the camera."""
-        self.incarnation = _new_id()
-
     def windows(self) -> WindowCounters:
         """Window counts since it was opened."""
         names = ("windows_done", "windows_gated", "windows_dropped")
@@ -156,28 +156,25 @@ class OpenStream:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class FrameIntake:
     """Moves frames from cameras' inboxes into the engine; called on the engine thread.
 
-    Args:
-        lock: guards cameras' inboxes, which other threads fill.
-        queue: of windows; ``steps``: adds windows to it.
+    * ``lock``: guards cameras' inboxes, which other threads fill
+    * ``queue``: of windows; ``steps``: adds windows to it
     """
 
-    def __init__(
-        self, engine: Engine, events: WorkerEvents, lock: threading.Condition, *, queue: WindowQueue, steps: StepRunner
-    ) -> None:
-        self._engine = engine
-        self._events = events
-        self._lock = lock
-        self._queue = queue
-        self._steps = steps
+    engine: Engine
+    events: WorkerEvents
+    lock: threading.Condition
+    queue: WindowQueue
+    steps: StepRunner
 
     def take_frames(self, stream: OpenStream) -> Literal["stays", "ended", "leaves"]:
         """Process every frame of a camera that may be taken now. ``ended``: its source had ended, and its last window
         is answered; ``leaves``: it is to be handed over, and nothing of it waits here."""
         while stream.inbox and not self.must_wait(stream):
-            with self._lock:
+            with self.lock:
                 offer = stream.inbox.popleft()
             try:
                 self._push(stream, offer)
@@ -187,15 +184,15 @@ class FrameIntake:
                 offer.taken.set_result(None)
         if stream.ending and not stream.inbox:
             self._flush(stream)
-            return "stays" if self._queue.waiting(stream.spec.stream) else "ended"
-        if stream.leaving is not None and not stream.inbox and not self._queue.waiting(stream.spec.stream):
+            return "stays" if self.queue.waiting(stream.spec.stream) else "ended"
+        if stream.leaving is not None and not stream.inbox and not self.queue.waiting(stream.spec.stream):
             return "leaves"
         return "stays"
 
     def must_wait(self, stream: OpenStream) -> bool:
         """Whether its next frame must wait: a fresh one discards windows that still wait; a patient camera must lose
         none."""
-        waiting = self._queue.waiting(stream.spec.stream)
+        waiting = self.queue.waiting(stream.spec.stream)
         return waiting > 0 and (stream.spec.patient or not self._continues(stream, stream.inbox[0]))
 
     @staticmethod
@@ -207,7 +204,7 @@ class FrameIntake:
         """Count windows of which video never came."""
         if windows:
             stream.counts["windows_lost"] += windows
-            self._events.lost(stream.spec.stream, windows)
+            self.events.lost(stream.spec.stream, windows)
 
     def _push(self, stream: OpenStream, offer: PendingFrame) -> None:
         sample, spec = offer.sample, stream.spec
@@ -221,21 +218,15 @@ class FrameIntake:
             raise ValueError(stream.broken)
         elif sample.gap:
             stream.accounting.add_gap(sample)
-        closed = self._engine.push(sample)
+        closed = self.engine.push(sample)
         self.count_lost(stream, stream.accounting.add_frame(sample, offer.arrived_s, closed))
-        self._steps.enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
+        self.steps.enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
     def _flush(self, stream: OpenStream) -> None:
         """Close the incomplete last window of a camera whose source ended."""
         if stream.accounting.in_progress:
             stream.accounting.close_window()
-            self._steps.enqueue(stream, self._engine.flush(stream.spec.stream))
-
-
-log = logging.getLogger(__name__)
-
-REST_S = 0.5
-"""Seconds between two steps while the engine is unavailable; windows wait that long."""
+            self.steps.enqueue(stream, self.engine.flush(stream.spec.stream))
 
 
 class WorkerEvents(Protocol):
@@ -243,65 +234,61 @@ class WorkerEvents(Protocol):
 
     def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
         """One window was answered; ``late``: after the next one was due."""
-        ...
 
     def batch(self, windows: int) -> None:
         """So many windows went through the engine together."""
-        ...
 
     def dropped(self, stream: str, reason: str, windows: int) -> None:
         """Windows were dropped; ``reason`` is a :class:`DropReason` or ``failed``."""
-        ...
 
     def lost(self, stream: str, windows: int) -> None:
         """Windows of which video never came, or an open one lost when its camera was reset."""
-        ...
 
 
+@dataclass(slots=True)
 class StepRunner:
     """Runs batches of queued windows through the engine, on the engine thread.
 
-    ``failures``: consecutive steps in which every window failed; ``began_s``: monotonic time of the last engine call;
-    ``steps``: so far, in which ``windows`` were computed; ``trouble``: why the engine was unavailable at the last
-    attempt, empty if it was not.
-
-    Args:
-        streams: open cameras by name; ``lock``: guards what a camera reports.
-        queue: of windows; ``pace``: estimates their time.
-        max_batch, step_budget_s: see :class:`~cluster.replica.worker.EngineWorker`.
+    * ``streams``: open cameras by name; ``lock``: guards what a camera reports
+    * ``queue``: of windows; ``pace``: estimates their time
+    * ``max_batch``, ``step_budget_s``: see :class:`~cluster.replica.worker.EngineWorker`
+    * ``failures``: consecutive steps in which every window failed; ``began_s``: monotonic time of the last engine call
+    * ``steps``: so far, in which ``windows`` were computed
+    * ``trouble``: why the engine was unavailable at the last attempt, empty if it was not
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        events: WorkerEvents,
-        streams: Mapping[str, OpenStream],
-        lock: threading.Condition,
-        *,
-        queue: WindowQueue,
-        pace: StepTimeEstimator,
-        max_batch: int,
-        step_budget_s: float,
-    ) -> None:
-        self.failures = 0
-        self.trouble = ""
-        self.began_s = -math.inf
-        self.steps = self.windows = 0
-        self._engine = engine
-        self._events = events
-        self._streams = streams
-        self._lock = lock
-        self._queue = queue
-        self._pace = pace
-        self._max_batch = max_batch
-        self._step_budget_s = step_budget_s
-        self._rested_s = 0.0
-        # Compute time ahead of windows since the last step.
-        self._ahead_s = 0.0
+    engine: Engine
+    events: WorkerEvents
+    streams: Mapping[str, OpenStream]
+    lock: threading.Condition
+    queue: WindowQueue
+    pace: StepTimeEstimator
+    max_batch: int
+    step_budget_s: float
+    failures: int = 0
+    trouble: str = ""
+    began_s: float = -math.inf
+    steps: int = 0
+    windows: int = 0
+    _rested_s: float = 0.0
+    # Compute time ahead of windows since the last step.
+    _ahead_s: float = 0.0
 
-    def enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest]) -> None:
-        """Queue closed windows of a camera."""
-        self._wait(stream, requests, self._queue.offer)
+    def enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest], *, again: bool = False) -> None:
+        """Queue closed windows of a camera; ``again``: they could not be started."""
+        spec = stream.spec
+        for request in requests:
+            for gone in self.queue.offer(
+                request,
+                stride_s=spec.stride_s,
+                # An answer started later than a window's length is about a past scene.
+                late_s=spec.window_s,
+                patient=spec.patient or stream.ending,
+                priority=Priority.of(spec.priority),
+                seconds=self.pace.expected_s(spec.stream),
+                again=again,
+            ):
+                self._drop(gone.request.stream, gone.reason)
 
     @property
     def backoff_s(self) -> float | None:
@@ -311,7 +298,7 @@ class StepRunner:
 
     def step(self) -> None:
         """Answer one batch: the most urgent windows."""
-        batch = self._queue.take_batch(self._max_batch, time.monotonic(), self._step_budget_s)
+        batch = self.queue.take_batch(self.max_batch, time.monotonic(), self.step_budget_s)
         for gone in batch.dropped:
             self._drop(gone.request.stream, gone.reason)
         if not batch.requests:
@@ -331,7 +318,7 @@ class StepRunner:
         """Compute ahead of windows that have not ended; returns whether there may be more to do."""
         self.began_s = time.monotonic()
         try:
-            return self._engine.prefill_ahead()
+            return self.engine.prefill_ahead()
         except DeviceError:
             raise
         except Exception:
@@ -340,25 +327,6 @@ class StepRunner:
         finally:
             self._ahead_s += time.monotonic() - self.began_s
 
-    def _wait(
-        self,
-        stream: OpenStream,
-        requests: Sequence[WindowRequest],
-        offer: Callable[..., list[DroppedWindow]],
-    ) -> None:
-        spec = stream.spec
-        for request in requests:
-            for gone in offer(
-                request,
-                stride_s=spec.stride_s,
-                # An answer started later than a window's length is about a past scene.
-                late_s=spec.window_s,
-                patient=spec.patient or stream.ending,
-                priority=Priority.of(spec.priority),
-                seconds=self._pace.expected_s(spec.stream),
-            ):
-                self._drop(gone.request.stream, gone.reason)
-
     def _put_back(self, requests: Sequence[WindowRequest], error: UnavailableError) -> None:
         """Requeue windows while the engine is unavailable, which is not their fault."""
         self.failures += 1
@@ -366,7 +334,7 @@ class StepRunner:
         self._rested_s = time.monotonic() + REST_S
         log.warning("%d windows wait: %s", len(requests), error)
         for request in requests:
-            self._wait(self._streams[request.stream], [request], self._queue.requeue)
+            self.enqueue(self.streams[request.stream], [request], again=True)
 
     def _answer_singly(self, requests: Sequence[WindowRequest]) -> None:
         """Answer windows one by one: an error of one camera must not affect the others."""
@@ -387,28 +355,28 @@ class StepRunner:
 
     def _restart(self, name: str, reason: str) -> None:
         """Reopen a camera after the engine failed on it; its state cannot be trusted."""
-        stream = self._streams[name]
-        self._drop(name, "failed", 1 + len(self._queue.discard(name)))
+        stream = self.streams[name]
+        self._drop(name, "failed", 1 + len(self.queue.discard(name)))
         stream.accounting.close_window()
         stream.broken = reason
-        self._engine.evict(name)
-        self._engine.admit(stream.spec)
-        stream.restart()
+        self.engine.evict(name)
+        self.engine.admit(stream.spec)
+        stream.incarnation = _new_id()
 
     def _answer(self, requests: Sequence[WindowRequest]) -> None:
         self.began_s = time.monotonic()
-        following = self._queue.peek(self._max_batch)
-        answers = self._engine.step(requests, following)
+        following = self.queue.peek(self.max_batch)
+        answers = self.engine.step(requests, following)
         self.trouble = ""
-        self._pace.observe(answers, time.monotonic() - self.began_s + self._ahead_s)
+        self.pace.observe(answers, time.monotonic() - self.began_s + self._ahead_s)
         self._ahead_s = 0.0
         computed = len({answer.stream for answer in answers if not answer.gated})
         self.steps += computed > 0
         self.windows += computed
-        self._events.batch(len(requests))
+        self.events.batch(len(requests))
         for request in requests:
             mine = [answer for answer in answers if answer.stream == request.stream]
-            self._settle(self._streams[request.stream], mine)
+            self._settle(self.streams[request.stream], mine)
 
     def _settle(self, stream: OpenStream, answers: Sequence[Answer]) -> None:
         if not answers:
@@ -416,10 +384,10 @@ class StepRunner:
             self._drop(stream.spec.stream, DropReason.LATE)
             return
         answers = [replace(answer, incarnation=stream.incarnation) for answer in answers]
-        with self._lock:
+        with self.lock:
             stream.answered(answers)
-        self._events.answered(answers, late=stream.latency_s > stream.spec.stride_s)
+        self.events.answered(answers, late=stream.latency_s > stream.spec.stride_s)
 
     def _drop(self, name: str, reason: str, windows: int = 1) -> None:
-        self._streams[name].counts["windows_dropped"] += windows
-        self._events.dropped(name, reason, windows)
+        self.streams[name].counts["windows_dropped"] += windows
+        self.events.dropped(name, reason, windows)

@@ -4,23 +4,11 @@ import bisect
 import io
 import threading
 from dataclasses import dataclass, field
-from types import ModuleType
 
 import numpy as np
+from PIL import Image
 
-from cluster.errors import ConfigError
 from cluster.types import MICROSECONDS, FrameSample, PatchGrid, UInt8Array
-
-
-@dataclass(slots=True)
-class ThumbnailCounts:
-    """Thumbnails ``stored``; evicted (``thinned``); larger than the cap alone (``too_large``); due, but Pillow is not
-    installed (``without_pillow``)."""
-
-    stored: int = 0
-    thinned: int = 0
-    too_large: int = 0
-    without_pillow: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +32,6 @@ class _Stream:
         self.latest = pts + self.shift
         return self.latest
 
-    def add(self, time: int, file: bytes) -> None:
-        self.times.append(time)
-        self.files.append(file)
-        self.nbytes += len(file)
-
     def remove(self, places: slice) -> int:
         """Delete thumbnails by index; returns how many."""
         gone = self.files[places]
@@ -70,31 +53,20 @@ class ThumbnailStore:
         every_s: seconds between two thumbnails.
         cap_bytes: of one stream's thumbnails.
         quality: of the JPEGs, 1 to 95.
-
-    Raises:
-        ConfigError: a width, an interval or a cap that is not positive.
     """
 
     def __init__(
         self, width: int = 160, every_s: float = 8.0, cap_bytes: int = 4 * 2**20, *, quality: int = 70
     ) -> None:
-        if width < 1 or every_s <= 0 or cap_bytes < 1:
-            raise ConfigError(
-                f"thumbnails have a width, a time between two and a cap above 0, "
-                f"not {width}, {every_s:g} s and {cap_bytes} bytes"
-            )
         self.width, self.cap_bytes, self.quality = width, cap_bytes, quality
-        self.counts = ThumbnailCounts()
         self._every = max(1, round(every_s * MICROSECONDS))
         self._streams: dict[str, _Stream] = {}
         self._lock = threading.Lock()
-        self._image = _pillow()
 
-    def add_frame(self, sample: FrameSample, pts: int | None = None) -> None:
+    def add_frame(self, sample: FrameSample) -> None:
         """Draw a frame's patches onto the canvas, and store a thumbnail if one is due.
 
-        ``pts``: microseconds of the frame as the stream's memory counts them; by default the frame's own. Where they
-        decrease, time continues a second after the latest frame, as it does in the memory.
+        Where the camera's clock goes back, time continues a second after the latest frame, as it does in the memory.
         """
         with self._lock:
             stream = self._streams.get(sample.stream)
@@ -104,12 +76,12 @@ class ThumbnailStore:
                 stream.grid, stream.canvas = sample.grid, _canvas(sample.grid, self.width)
             if len(sample.patches):
                 _draw(sample, stream.canvas)
-            time = stream.time_of(sample.pts if pts is None else pts)
+            time = stream.time_of(sample.pts)
             if not stream.times or time - stream.times[-1] >= self._every:
                 self._encode(stream, time)
 
     def nearest(self, stream: str, pts: int) -> bytes | None:
-        """JPEG nearest to ``pts`` (microseconds, as given to :meth:`add_frame`), None if none is within ``every_s``."""
+        """JPEG nearest to ``pts`` (microseconds), None if none is within ``every_s``."""
         with self._lock:
             held = self._streams.get(stream)
             if held is None or not held.times:
@@ -136,40 +108,17 @@ class ThumbnailStore:
                 return len(held.times)
             return held.remove(slice(0, bisect.bisect_left(held.times, before_pts)))
 
-    def nbytes(self, stream: str) -> int:
-        """Bytes of a stream's thumbnails."""
-        with self._lock:
-            held = self._streams.get(stream)
-            return held.nbytes if held is not None else 0
-
-    def times(self, stream: str) -> list[int]:
-        """Microseconds of a stream's thumbnails, ascending."""
-        with self._lock:
-            held = self._streams.get(stream)
-            return list(held.times) if held is not None else []
-
     def _encode(self, stream: _Stream, time: int) -> None:
-        if self._image is None:
-            self.counts.without_pillow += 1
-            return
-        file = _jpeg(self._image, stream.canvas, self.width, self.quality)
+        file = _jpeg(stream.canvas, self.width, self.quality)
         if len(file) > self.cap_bytes:
-            self.counts.too_large += 1
             return
         while stream.nbytes + len(file) > self.cap_bytes:
             half = len(stream.times) // 2
             # Too few to thin out: evict the oldest.
-            self.counts.thinned += stream.remove(slice(1, half, 2) if half > 1 else slice(0, 1))
-        stream.add(time, file)
-        self.counts.stored += 1
-
-
-def _pillow() -> ModuleType | None:
-    try:
-        from PIL import Image
-    except ImportError:
-        return None
-    return Image
+            stream.remove(slice(1, half, 2) if half > 1 else slice(0, 1))
+        stream.times.append(time)
+        stream.files.append(file)
+        stream.nbytes += len(file)
 
 
 def _side(grid: PatchGrid, width: int) -> int:
@@ -211,11 +160,11 @@ def _shrink(patches: UInt8Array, side: int) -> UInt8Array:
     return means
 
 
-def _jpeg(image: ModuleType, canvas: UInt8Array, width: int, quality: int) -> bytes:
-    picture = image.fromarray(canvas)
+def _jpeg(canvas: UInt8Array, width: int, quality: int) -> bytes:
+    picture = Image.fromarray(canvas)
     if picture.width > width:
         height = max(1, round(picture.height * width / picture.width))
-        picture = picture.resize((width, height), image.Resampling.BILINEAR)
+        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=quality)
     return file.getvalue()

@@ -48,14 +48,8 @@ class WindowAccounting:
     _gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def continues(self, sample: FrameSample, arrived_s: float, *, patient: bool = False) -> bool:
-        """Whether the camera's windows continue with this frame; they restart on a scene cut, another grid, or a clock
-        that jumps back or too far ahead.
-
-        Args:
-            sample: the frame.
-            arrived_s: monotonic time of its arrival.
-            patient: see :meth:`restart`.
-        """
+        """Whether the camera's windows continue with this frame, which came at ``arrived_s`` (monotonic); they restart
+        on a scene cut, another grid, or a clock that jumps back or too far ahead. ``patient``: see :meth:`restart`."""
         if sample.fresh:
             return False
         if not sample.gap or self._newest is None or self._end is None:
@@ -74,14 +68,8 @@ class WindowAccounting:
         return self._under_way
 
     def restart(self, sample: FrameSample, arrived_s: float, stride_s: float, *, patient: bool = False) -> int:
-        """Restart the windows at a fresh frame; returns how many are lost.
-
-        Args:
-            sample: the frame.
-            arrived_s: monotonic time of its arrival.
-            stride_s: of the windows.
-            patient: frames wait for each other, so that arrival times mean nothing.
-        """
+        """Restart the windows at a fresh frame, which came at ``arrived_s`` (monotonic); returns how many are lost.
+        ``patient``: frames wait for each other, so that arrival times mean nothing."""
         missing = self._left
         if self._end is not None:
             missing += self._hole_s(sample.pts, 0.0 if patient else arrived_s - self._at_s) / stride_s
@@ -137,12 +125,8 @@ class WindowAccounting:
         return max(int(self._under_way), math.floor(missing + ROUNDING) - sum(windows for _, windows in self._gaps))
 
     def accounted(self, settled: int, stride_s: float) -> AccountedSpan | None:
-        """Part of the video whose windows are all answered or counted; ``None`` before the first frame.
-
-        Args:
-            settled: windows answered or dropped so far; others that have closed wait.
-            stride_s: of the windows.
-        """
+        """Part of the video whose windows are all answered or counted; ``None`` before the first frame. ``settled``:
+        windows answered or dropped so far; others that have closed wait."""
         if self._begin is None or self._end is None:
             return None
         waiting_s = max(0, self.closed[0] - settled) * stride_s

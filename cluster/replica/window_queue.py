@@ -1,4 +1,4 @@
-"""Bounded queue of one replica's windows, ordered by priority class and scheduling policy (``window_orders.py``).
+"""Bounded queue of one replica's windows, ordered by priority class and scheduling policy.
 
 Classes precede deadlines: critical, then normal, then background. Skipping a window does not affect later answers: the
 engine's next window of that camera computes what the skipped one would have. So when the engine cannot keep up, the
@@ -76,6 +76,28 @@ class _Camera:
         self.ticket = 0
 
 
+class Deadline:
+    """Earliest deadline first: a window is due one stride after its arrival.
+
+    A camera that sends faster than declared is due no sooner than a stride after its last window was, so that it takes
+    nothing from others (a constant bandwidth server: Abeni and Buttazzo, RTSS 1998).
+    """
+
+    @staticmethod
+    def due_s(arrived_s: float, stride_s: float, served_s: float) -> float:
+        if served_s <= arrived_s:
+            return arrived_s + stride_s
+        return min(served_s, arrived_s + stride_s) + stride_s
+
+
+class Arrival:
+    """First come, first served: the baseline."""
+
+    @staticmethod
+    def due_s(arrived_s: float, stride_s: float, served_s: float) -> float:  # noqa: ARG004
+        return arrived_s
+
+
 class WindowQueue:
     """At most ``per_stream`` waiting windows of a camera, and at most ``capacity`` in total; every call is O(log n).
 
@@ -115,67 +137,39 @@ class WindowQueue:
         patient: bool = False,
         priority: Priority = Priority.NORMAL,
         seconds: float = 0.0,
+        again: bool = False,
     ) -> list[DroppedWindow]:
         """Queue a window; returns those dropped for it.
 
         Args:
-            request: the window.
             stride_s: it is due that long after its last frame arrived.
             late_s: seconds after the arrival of its last frame from which an answer is worthless.
             patient: never drop its windows.
             priority: class of the camera.
             seconds: expected time that it adds to a step.
+            again: it was taken, but could not be started: it goes ahead of its camera's newer ones, as if it had never
+                been taken.
         """
-        waiting = self._waiting(request, stride_s, late_s, patient, seconds)
+        until_s = math.inf if patient else request.arrived_s + late_s
+        if until_s < self._late_s:
+            self._late_s = until_s
+        self._size += 1
+        waiting = _new_waiting((request, stride_s, until_s, seconds))
         camera = self._cameras.get(request.stream)
         if camera is None:
             camera = self._cameras[request.stream] = _Camera()
         windows, rank = camera.windows, priority.rank
-        windows.append(waiting)
-        first = len(windows) == 1
+        if again:
+            windows.appendleft(waiting)
+            camera.served_s = -math.inf
+        else:
+            windows.append(waiting)
+        first = again or len(windows) == 1
         if first or camera.rank != rank:
             if first:
                 camera.turn = self._due(camera, waiting)
             camera.rank = rank
             self._push(camera)
-        if first and self._size <= self.capacity:
-            return []
-        return self._bounded(camera, patient)
-
-    def requeue(
-        self,
-        request: WindowRequest,
-        *,
-        stride_s: float = 0.0,
-        late_s: float = math.inf,
-        patient: bool = False,
-        priority: Priority = Priority.NORMAL,
-        seconds: float = 0.0,
-    ) -> list[DroppedWindow]:
-        """Put back a window that could not be started, ahead of its camera's newer ones. Otherwise like :meth:`offer`,
-        including limits and drops."""
-        waiting = self._waiting(request, stride_s, late_s, patient, seconds)
-        camera = self._cameras.setdefault(request.stream, _Camera())
-        camera.windows.appendleft(waiting)
-        # As if it had never been taken.
-        camera.served_s = -math.inf
-        camera.turn = self._due(camera, waiting)
-        camera.rank = priority.rank
-        self._push(camera)
-        return self._bounded(camera, patient)
-
-    def _waiting(
-        self, request: WindowRequest, stride_s: float, late_s: float, patient: bool, seconds: float
-    ) -> _Waiting:
-        until_s = math.inf if patient else request.arrived_s + late_s
-        if until_s < self._late_s:
-            self._late_s = until_s
-        self._size += 1
-        return _new_waiting((request, stride_s, until_s, seconds))
-
-    def _bounded(self, camera: _Camera, patient: bool) -> list[DroppedWindow]:
-        """Drop windows beyond the limits after one was added."""
-        windows = camera.windows
         dropped: list[DroppedWindow] = []
         if not patient:
             while len(windows) > self.per_stream:
@@ -188,7 +182,6 @@ class WindowQueue:
         """Up to ``max_batch`` windows, one per camera, the most urgent class first and then by due time.
 
         Args:
-            max_batch: most windows.
             now_s: the same monotonic clock as ``WindowRequest.arrived_s``.
             budget_s: limit of the windows' summed seconds; the first is taken in any case.
         """

@@ -306,8 +306,12 @@ class EngineWorker:
             for command in commands:
                 command()
             if self._is_confirmed():
-                for name in list(self._streams):
-                    self._take_frames(name)
+                for name, stream in list(self._streams.items()):
+                    match self._intake.take_frames(stream):
+                        case "ended":
+                            self._let_go(name)
+                        case "leaves":
+                            self._hand_over(name, stream)
                 if self._steps.backoff_s is None:
                     self._steps.step()
                     self._ahead = not len(self._queue) and self._steps.prefill_ahead()
@@ -429,14 +433,6 @@ class EngineWorker:
         self._stay(gone)
         for offer in gone.inbox:
             offer.taken.set_exception(UnknownCameraError(f"camera {name!r} was closed"))
-
-    def _take_frames(self, name: str) -> None:
-        stream = self._streams[name]
-        match self._intake.take_frames(stream):
-            case "ended":
-                self._let_go(name)
-            case "leaves":
-                self._hand_over(name, stream)
 
 
 def _future() -> Future[Any]:

@@ -1,9 +1,8 @@
 """Cuts kept patches out of sampled pictures into :class:`FrameSample` messages for the replica."""
 
 import copy
-import io
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,8 +16,7 @@ from cluster.types import (
     UInt8Array,
     mask_digest,
 )
-from cluster.vision.pruners.base import PruneDecision, Pruner, keep_everything
-from cluster.vision.pruners.cells import any_in_group, expand_groups
+from cluster.vision.pruners.base import PruneDecision, Pruner, any_in_group, expand_groups, keep_everything
 
 
 def cut_patches(pictures: list[UInt8Array], groups: BoolGrid, grid: PatchGrid) -> UInt8Array:
@@ -225,15 +223,3 @@ def _border(kept: BoolGrid) -> BoolGrid:
     border[:, 1:] |= across
     border[:, :-1] |= across
     return border & kept
-
-
-def overlay_image(
-    picture: UInt8Array, mask: BoolGrid, *, encoding: Literal["png", "jpeg"] = "png", quality: int = 82
-) -> bytes:
-    """The overlay as a PNG or JPEG file."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    image = Image.fromarray(overlay(picture, mask))
-    image.save(file, "JPEG", quality=quality) if encoding == "jpeg" else image.save(file, "PNG", optimize=True)
-    return file.getvalue()

@@ -7,7 +7,7 @@ import pytest
 from codec_clips import encode, read, texture
 
 from cluster.codec.processor import CodecOptions, CodecProcessor
-from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
+from cluster.engine.simulated import SimulatedEngine
 from cluster.models.loading import load_shape
 from cluster.registry import pruners
 from cluster.types import MICROSECONDS, Answer, Question, StreamSpec
@@ -34,7 +34,7 @@ def answered(path: Path, pruner: str) -> list[Answer]:
     """Answers of a camera with a keyframe and an anchor every four seconds, and windows of as long a stride."""
     header, packets = read(path)
     shape = load_shape("demo")
-    engine = SimulatedEngine(shape, ZeroStepCosts())
+    engine = SimulatedEngine(shape)
     engine.admit(StreamSpec("cam", (Question("q", "Is anyone on the ground?"),), 16.0, 4.0))
     processor = CodecProcessor(shape.geometry, CodecOptions(fps=2.0, anchor_interval_s=4.0))
     processor.open(header)

@@ -40,7 +40,7 @@ def by_hand(streams: list[list[Run]], query: Tensor, keys: list[Tensor], values:
 
 def window(mask: np.ndarray, system: int, questions: list[tuple[int, int]], row: int) -> tuple[list[Run], int]:
     """Runs of one stream from ``row`` on, and its slots."""
-    runs = causal_runs(np.flatnonzero(mask) + system, row)
+    runs = [run.moved(row) for run in causal_runs(np.flatnonzero(mask) + system)]
     tails = question_tails(system + len(mask), [t for t, _ in questions], [r for _, r in questions])
     rows = sum(run.count for run in runs)
     runs += [run.moved(row + rows) for run in question_runs(system + len(mask), tails)]

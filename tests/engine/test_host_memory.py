@@ -65,7 +65,8 @@ def test_a_window_comes_back_before_it_ends(offloading, make_camera, make_spec, 
 def test_what_leaves_a_window_in_host_memory_is_remembered_as_from_the_pool(model, make_camera, make_spec, run) -> None:
     chunks: list[list[KVChunk]] = [[], []]
     for sink, moves in zip(chunks, (False, True), strict=True):
-        engine = NativeEngine(model, kv_sink=sink.append, host_kv_bytes=2**30)
+        engine = NativeEngine(model, host_kv_bytes=2**30)
+        engine._kv_sink = sink.append
         engine.admit(make_spec())
         camera = make_camera()
         run(engine, [camera.sample(index) for index in range(10)])

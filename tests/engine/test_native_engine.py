@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.engine.base import Engine, WindowRequest
+from cluster.engine.base import Engine
 from cluster.engine.native import NativeEngine, passes
 from cluster.engine.native import engine as engine_module
 from cluster.engine.window.score import YesNoScore
 from cluster.errors import ConfigError, DeviceError, NotFiniteError
 from cluster.models import load_model
 from cluster.models.checkpoint import PATCHES_PER_PASS
-from cluster.types import Question
+from cluster.types import Question, WindowRequest
 
 
 def test_it_is_an_engine(engine: NativeEngine) -> None:

@@ -15,7 +15,7 @@ masks = st.lists(st.booleans(), max_size=80).map(lambda flags: np.array(flags, d
 @given(mask=masks, system=st.integers(0, 9), row=st.integers(0, 5))
 def test_runs_cover_exactly_the_computed_tokens(mask: np.ndarray, system: int, row: int) -> None:
     slots = np.flatnonzero(mask) + system
-    runs = causal_runs(slots, row)
+    runs = [run.moved(row) for run in causal_runs(slots)]
     covered = [slot for run in runs for slot in range(run.tail, run.stop)]
     assert covered == slots.tolist()
     assert [r for run in runs for r in range(run.row, run.row + run.count)] == list(range(row, row + len(slots)))

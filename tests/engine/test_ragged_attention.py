@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine.native.attention import RaggedAttention
+from cluster.engine.native.forward import RaggedAttention
 from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
 from cluster.engine.native.kernels.sdpa import SDPAKernel
 from cluster.engine.window.kv import KVPool

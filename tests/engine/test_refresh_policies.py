@@ -36,7 +36,6 @@ def context(
         offset=offset,
         frame_tokens=np.repeat(counts, counts),
         anchor=anchor,
-        age=np.ones(count, np.int64),
         context=np.arange(count) + lost,
         lost=np.full(count, lost),
     )

@@ -23,11 +23,10 @@ NARROWING = {"topk_deviation", "first_percent"}
 class Costs:
     """A second for every window."""
 
-    def __init__(self, spread: float = 0.0) -> None:
-        self.spread = spread
+    def __init__(self) -> None:
         self.steps = []
 
-    def seconds(self, windows) -> float:
+    def __call__(self, windows) -> float:
         self.steps.append(list(windows))
         return float(len(windows))
 
@@ -97,7 +96,7 @@ def test_a_step_takes_what_its_computed_windows_cost(simulated, slept, make_came
 
 def test_the_spread_has_a_mean_of_one(shape, make_camera, make_spec) -> None:
     slept: list[float] = []
-    engine = SimulatedEngine(shape, Costs(spread=0.5), sleep=slept.append, seed=1)
+    engine = SimulatedEngine(shape, Costs(), spread=0.5, sleep=slept.append, seed=1)
     engine.admit(make_spec(window_s=2.0))
     camera = make_camera()
     for index in range(800):

@@ -19,7 +19,8 @@ def left() -> tuple[NativeEngine, list[KVChunk], dict[int, tuple[torch.Tensor, .
     torch.set_num_threads(1)
     model = load_model("demo-qwen2_5_vl", device="cpu", dtype="float32")
     chunks: list[KVChunk] = []
-    engine = NativeEngine(model, kv_sink=chunks.append)
+    engine = NativeEngine(model)
+    engine._kv_sink = chunks.append
     camera = SyntheticCamera("cam", model.geometry, width=SIDE, height=SIDE, kept=0.3, seed=1)
     engine.admit(StreamSpec("cam", (Question("q", "Is there a car?"),), 6.0, 2.0, static_gate=False))
     held: dict[int, tuple[torch.Tensor, ...]] = {}

@@ -15,7 +15,7 @@ from waiting import until
 from cluster.config import CameraEntry, camera_settings
 from cluster.control.accounted_video import AccountedVideo
 from cluster.decoder.running_camera import RunningCamera
-from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
+from cluster.engine.simulated import SimulatedEngine
 from cluster.lab.bench.window_accounting import CameraLedger, Counted, account
 from cluster.models.loading import load_shape
 from cluster.replica import window_accounting
@@ -35,7 +35,7 @@ class Replica:
         self.answers: list[Answer] = []
         self.settled = lambda camera: None
         self._lock = threading.Lock()
-        engine = SimulatedEngine(load_shape("demo"), ZeroStepCosts())
+        engine = SimulatedEngine(load_shape("demo"))
         self.worker = EngineWorker(engine, self, inbox=64)
         self.worker.start()
 

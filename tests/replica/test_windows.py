@@ -275,7 +275,7 @@ def test_a_window_put_back_is_the_next_of_its_camera_and_keeps_its_turn() -> Non
         queue.offer(request(stream, 0, arrived), stride_s=8)
     [taken] = queue.take_batch(1, 3.0).requests
     queue.offer(request("a", 1, 9.0), stride_s=8)
-    assert queue.requeue(taken, stride_s=8) == []
+    assert queue.offer(taken, stride_s=8, again=True) == []
     assert len(queue) == 3
     order = [queue.take_batch(1, 9.0).requests[0] for _ in range(3)]
     assert [(r.stream, r.window) for r in order] == [("a", 0), ("b", 0), ("a", 1)]
@@ -287,9 +287,9 @@ def test_a_window_put_back_gives_way_like_any_other() -> None:
     queue.offer(request("a", 0, 0.0))
     [taken] = queue.take_batch(1, 0.0).requests
     queue.offer(request("a", 1, 8.0))
-    [dropped] = queue.requeue(taken)
+    [dropped] = queue.offer(taken, again=True)
     assert (dropped.request.window, dropped.reason) == (0, DropReason.REPLACED)
     assert [r.window for r in queue.take_batch(8, 8.0).requests] == [1]
     late = request("a", 2, 9.0)
-    queue.requeue(late, late_s=4)
+    queue.offer(late, late_s=4, again=True)
     assert [d.reason for d in queue.take_batch(8, 20.0).dropped] == [DropReason.LATE]

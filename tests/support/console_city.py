@@ -315,7 +315,7 @@ def replayed_score(end: int) -> float:
 
 
 class CityMemory:
-    """What the city's replicas say of the past (:class:`cluster.replica.memory_service.MemoryHandler`)."""
+    """What the city's replicas say of the past (as :class:`cluster.replica.memory.WorkerMemory`)."""
 
     def __init__(self, city: City) -> None:
         self._city = city

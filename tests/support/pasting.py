@@ -1,7 +1,7 @@
 """Patches back into the picture they were cut from."""
 
 from cluster.types import FrameSample, UInt8Array
-from cluster.vision.pruners.cells import any_in_group
+from cluster.vision.pruners.base import any_in_group
 
 
 def paste_patches(sample: FrameSample, t: int, picture: UInt8Array) -> None:

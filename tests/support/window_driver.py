@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.engine.base import WindowRequest
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WindowPlan
 from cluster.engine.window.windowed_engine import WindowStats
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
-from cluster.types import Answer, FrameSample, Question, StreamSpec
+from cluster.types import Answer, FrameSample, Question, StreamSpec, WindowRequest
 
 QUESTION = Question("q", "Is anyone climbing the fence?")
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-4}

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.vision import make_pruner
-from cluster.vision.pruners.codecsight import CodecSight
+from cluster.vision.pruners.baselines import CodecSight
 
 SHAPE = (8, 12)
 

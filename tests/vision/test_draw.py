@@ -1,10 +1,7 @@
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
-from cluster.vision.sampler import overlay, overlay_image
+from cluster.vision.sampler import overlay
 
 
 @pytest.fixture
@@ -39,12 +36,3 @@ def test_a_line_runs_around_what_is_kept(picture, mask):
 
 def test_nothing_pruned_shows_the_picture(picture):
     assert np.array_equal(overlay(picture, np.ones((6, 8), bool)), picture)
-
-
-@pytest.mark.parametrize(("encoding", "name"), [("png", "PNG"), ("jpeg", "JPEG")])
-def test_images_open(picture, mask, encoding, name):
-    image = Image.open(io.BytesIO(overlay_image(picture, mask, encoding=encoding)))
-    assert image.format == name
-    assert image.size == (112, 84)
-    if encoding == "png":
-        assert np.array_equal(np.asarray(image), overlay(picture, mask))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cluster.vision.pruners.exposure import Exposure, fit_exposure
+from cluster.vision.pruners.replenish import Exposure, fit_exposure
 
 
 @pytest.fixture

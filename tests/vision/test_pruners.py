@@ -9,8 +9,7 @@ from cluster.errors import ConfigError
 from cluster.registry import pruners
 from cluster.types import PatchGrid
 from cluster.vision import make_pruner
-from cluster.vision.pruners.base import parameters
-from cluster.vision.pruners.cells import complete_groups
+from cluster.vision.pruners.base import complete_groups, parameters
 
 every_pruner = pytest.mark.parametrize("name", pruners.names())
 

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.vision import make_pruner
-from cluster.vision.pruners.cells import cell_means
+from cluster.vision.pruners.base import cell_means
 from cluster.vision.pruners.replenish import Replenish
 
 SHAPE = (8, 12)

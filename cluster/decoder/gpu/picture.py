@@ -209,7 +209,7 @@ def cell_sums(plane: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
 
 
 def cell_means(plane: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
-    """Means over each patch, ``[n, rows, cols]`` float32; bit for bit those of :mod:`cluster.vision.pruners.cells`."""
+    """Means over each patch, ``[n, rows, cols]`` float32; bit for bit those of :mod:`cluster.vision.pruners.base`."""
     return cell_sums(plane, grid).to(torch.float32) / float(grid.patch**2)
 
 

@@ -12,8 +12,7 @@ import torch.nn.functional as functional
 
 from cluster.decoder.gpu.picture import cell_means, masked_quantile
 from cluster.types import PatchGrid
-from cluster.vision.pruners.exposure import FLAT, MAX_GAIN, ROUNDS
-from cluster.vision.pruners.replenish import RISE, Replenish
+from cluster.vision.pruners.replenish import FLAT, MAX_GAIN, RISE, ROUNDS, Replenish
 
 
 @dataclass(slots=True)
@@ -150,7 +149,7 @@ class _Settings:
 
 
 def fit_exposure(now: torch.Tensor, reference: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Like :func:`cluster.vision.pruners.exposure.fit_exposure`, of each row ``[n, cells]``: gain and offset ``[n]``.
+    """Like :func:`cluster.vision.pruners.replenish.fit_exposure`, of each row ``[n, cells]``: gain and offset ``[n]``.
 
     No change where nothing is ``seen``.
     """

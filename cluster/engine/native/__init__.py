@@ -7,7 +7,7 @@ repeats the last answers where nothing moved.
 2. ``window/encode`` runs pending frames of all streams through the vision tower in one call.
 3. ``plan`` lays the window out (``planner``), asks the ``refresh`` policy which tokens to recompute, and assigns slots
 in ``kv``, where keys are rotated once, in the stream's own time.
-4. ``forward`` runs the plans of all streams as one ragged pass, using ``attention`` and the ``kernels``.
+4. ``forward`` runs the plans of all streams as one ragged pass, using the ``kernels``.
 5. ``score`` computes scores from the logits; ``explanations`` decodes explanations.
 """
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,9 +11,8 @@ from torch.nn import functional as F
 
 from cluster.engine.native.memory_attention import MemoryAttention, ask_context
 from cluster.engine.native.plan import SystemPrompt
-from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.score import YesNoScore, check_scores
-from cluster.engine.window.stream import StreamFrame, encoded_tokens
+from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens
 from cluster.errors import NotReadyError
 from cluster.memory.manifest import FrameLog
 from cluster.memory.retrieval_session import RetrievalSession, RetrievalStats
@@ -25,57 +24,42 @@ from cluster.types import MICROSECONDS, AskResult, AskSpec, Moment
 _MOMENTS = 5
 
 
-class Window(Protocol):
-    """A stream's frames in time order (those with KV first) and their KV in the same order."""
-
-    frames: list[StreamFrame]
-    kv: StreamKV
-
-
+@dataclass(eq=False)
 class NativeAskRun:
     """One free question. ``step`` is called until it returns None; all calls from one thread.
 
-    Args:
-        model: loaded, with the engine's attention installed.
-        system: its prompt.
-        window: of the camera that is asked about; None where it has none (its source ended).
-        memory: what the camera remembers.
-        retriever: which clusters a query needs; without, nothing of the memory is seen.
-        ask: the question.
-        ends: tokens that end an answer.
-        prefetch: see :class:`RetrievalSession`.
-        score: of the answer's first token, which it decides between yes and no; without, ``yes`` is 0.
+    * ``model``: loaded, with the engine's attention installed; ``system``: its prompt
+    * ``window``: of the camera that is asked about; ``None`` where it has none (its source ended)
+    * ``memory``: what the camera remembers
+    * ``retriever``: which clusters a query needs; without, nothing of the memory is seen
+    * ``ends``: tokens that end an answer
+    * ``prefetch``: see :class:`RetrievalSession`
+    * ``score``: of the answer's first token, which it decides between yes and no; without, ``yes`` is 0
     """
 
-    def __init__(
-        self,
-        model: VisionLanguageModel,
-        system: SystemPrompt,
-        window: Window | None,
-        memory: StreamMemory,
-        retriever: Retriever | None,
-        ask: AskSpec,
-        ends: frozenset[int],
-        *,
-        prefetch: bool | None = None,
-        score: YesNoScore | None = None,
-    ) -> None:
-        self._model, self._system, self._ask, self._ends = model, system, ask, ends
-        self._memory, self._retriever, self._prefetch = memory, retriever, prefetch
-        self._score, self._yes = score, 0.0
+    model: VisionLanguageModel
+    system: SystemPrompt
+    window: Stream | None
+    memory: StreamMemory
+    retriever: Retriever | None
+    ask: AskSpec
+    ends: frozenset[int]
+    prefetch: bool | None = None
+    score: YesNoScore | None = None
+
+    def __post_init__(self) -> None:
         self._began = time.perf_counter()
-        self._first_token_s = 0.0
+        self._first_token_s = self._yes = 0.0
         self._tokens: list[int] = []
         self._text = ""
         self._result: AskResult | None = None
-        self._window = window
         self._frames: list[StreamFrame] = []
         self._attention: MemoryAttention | None = None
         self._retrieval: RetrievalSession | None = None
         self._position = 0
         self._moments_found: tuple[Moment, ...] = ()
         self._span = (0, 0)
-        self._prompt_ids = _prompt_tokens(model, ask)
+        self._prompt_ids = _prompt_tokens(self.model, self.ask)
 
     @property
     def result(self) -> AskResult:
@@ -100,70 +84,70 @@ class NativeAskRun:
         """The next text of the answer (empty within a character), or None at its end."""
         if self._result is not None:
             return None
-        token = self._prompt() if self._attention is None else self._next()
-        if self._ask.standing or token in self._ends:
+        token = self._prompt() if self._attention is None else int(self._pass(self._tokens[-1:]).argmax())
+        if self.ask.standing or token in self.ends:
             self._finish()
             return None
         self._tokens.append(token)
-        whole = str(self._model.tokenizer.decode(self._tokens, skip_special_tokens=True))
-        if whole.endswith("\ufffd") and len(self._tokens) < self._ask.max_new_tokens:
+        whole = str(self.model.tokenizer.decode(self._tokens, skip_special_tokens=True))
+        if whole.endswith("\ufffd") and len(self._tokens) < self.ask.max_new_tokens:
             return ""
         piece, self._text = whole[len(self._text) :], whole
-        if len(self._tokens) >= self._ask.max_new_tokens:
+        if len(self._tokens) >= self.ask.max_new_tokens:
             self._finish()
         return piece
 
     # -- passes -----------------------------------------------------------------------------------
     def _prompt(self) -> int:
         # Current frames: windows may have passed since the question arrived.
-        held = self._window.frames if self._window is not None else []
+        held = self.window.frames if self.window is not None else []
         self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
         since, until = self._wanted_times()
-        newer = [frame for frame in self._frames if self._memory.memory_time(frame.pts) >= until]
-        self._frames = [frame for frame in self._frames if since <= self._memory.memory_time(frame.pts) < until]
-        kv = self._window.kv if self._window is not None else None
+        newer = [frame for frame in self._frames if self.memory.memory_time(frame.pts) >= until]
+        self._frames = [frame for frame in self._frames if since <= self.memory.memory_time(frame.pts) < until]
+        kv = self.window.kv if self.window is not None else None
         with self._reading(since, until) as self._retrieval:
-            if self._ask.span is not None and not self._frames and not self._held().numbers:
-                raise NotReadyError(f"camera {self._ask.stream!r} remembers nothing of that time")
+            if self.ask.span is not None and not self._frames and not self._held().numbers:
+                raise NotReadyError(f"camera {self.ask.stream!r} remembers nothing of that time")
             around = ask_context(
-                self._model,
-                self._system,
-                self._memory,
+                self.model,
+                self.system,
+                self.memory,
                 self._frames,
                 kv,
                 held=self._held(),
-                text=len(self._prompt_ids) + self._ask.max_new_tokens,
+                text=len(self._prompt_ids) + self.ask.max_new_tokens,
                 newer=sum(len(encoded_tokens(frame)) for frame in newer),
             )
-            self._attention = MemoryAttention(self._model, around, self._retrieval, weigh=True)
+            self._attention = MemoryAttention(self.model, around, self._retrieval)
             self._position = around.next_position
             logits = self._pass(self._prompt_ids)
             # Now, as the memory changes while the answer is decoded.
             self._moments_found = self._moments()
-            newest, oldest = self._newest(), self._memory.oldest
+            newest, oldest = self._newest(), self.memory.oldest
             self._span = newest if oldest is None else oldest, newest
         self._logits = logits
-        if self._score is None:
+        if self.score is None:
             token = int(logits.argmax())
         else:
-            self._yes = float(self._score(logits[None])[0])
+            self._yes = float(self.score(logits[None])[0])
             check_scores([self._yes], logits.dtype)
-            token = self._score.decide(logits, self._yes)
+            token = self.score.decide(logits, self._yes)
         self._first_token_s = time.perf_counter() - self._began
         return token
 
     def _reading(self, since: int, until: int) -> AbstractContextManager[RetrievalSession | None]:
-        if self._retriever is None:
+        if self.retriever is None:
             return nullcontext()
-        everything = self._ask.since_s is None and self._ask.span is None
+        everything = self.ask.since_s is None and self.ask.span is None
         return RetrievalSession(
-            self._memory,
-            self._retriever,
-            first_frame=0 if everything else self._memory.frames_since(since),
-            last_frame=None if self._ask.span is None else self._memory.frames_since(until) - 1,
-            prefetch=self._prefetch,
-            device=self._model.device,
-            dtype=self._model.dtype,
+            self.memory,
+            self.retriever,
+            first_frame=0 if everything else self.memory.frames_since(since),
+            last_frame=None if self.ask.span is None else self.memory.frames_since(until) - 1,
+            prefetch=self.prefetch,
+            device=self.model.device,
+            dtype=self.model.dtype,
         )
 
     def _held(self) -> FrameLog:
@@ -176,39 +160,36 @@ class NativeAskRun:
                 held.delete_after(self._retrieval.last_frame)
         return held
 
-    def _next(self) -> int:
-        return int(self._pass(self._tokens[-1:]).argmax())
-
     def _pass(self, ids: Sequence[int]) -> Tensor:
         """Run tokens through all layers; logits ``[vocab]`` of the last one."""
         assert self._attention is not None
-        positions = torch.arange(self._position, self._position + len(ids), device=self._model.device)
+        positions = torch.arange(self._position, self._position + len(ids), device=self.model.device)
         self._position += len(ids)
-        embeds = self._model.embed(torch.tensor(ids, dtype=torch.int64))
+        embeds = self.model.embed(torch.tensor(ids, dtype=torch.int64))
         hidden = self._attention.run(embeds, positions.expand(3, -1))
-        return self._model.logits(hidden[-1:])[0]
+        return self.model.logits(hidden[-1:])[0]
 
     # -- time range -------------------------------------------------------------------------------
     def _newest(self) -> int:
-        known = [self._memory.memory_time(frame.pts) for frame in self._frames[-1:]]
-        if self._memory.newest is not None:
-            known.append(self._memory.newest)
+        known = [self.memory.memory_time(frame.pts) for frame in self._frames[-1:]]
+        if self.memory.newest is not None:
+            known.append(self.memory.newest)
         return max(known, default=0)
 
     def _wanted_times(self) -> tuple[int, int]:
         """Begin and end on the memory's clock."""
-        if self._ask.span is not None:
-            return self._ask.span
-        if self._ask.since_s is None:
+        if self.ask.span is not None:
+            return self.ask.span
+        if self.ask.since_s is None:
             return -(2**62), 2**62
-        return self._newest() - round(self._ask.since_s * MICROSECONDS), 2**62
+        return self._newest() - round(self.ask.since_s * MICROSECONDS), 2**62
 
     # -- result -----------------------------------------------------------------------------------
     def _finish(self) -> None:
         stats = self._retrieval.stats if self._retrieval is not None else RetrievalStats()
         oldest, newest = self._span
         self._result = AskResult(
-            stream=self._ask.stream,
+            stream=self.ask.stream,
             text=self._text.strip(),
             moments=self._moments_found,
             oldest=oldest,
@@ -234,9 +215,9 @@ class NativeAskRun:
         time = torch.empty_like(number)
         if self._retrieval is not None and bool(remembered.any()):
             time[remembered] = self._retrieval.view.log.frame_times(number[remembered])
-        window = torch.tensor([self._memory.memory_time(frame.pts) for frame in self._frames], dtype=torch.int64)
+        window = torch.tensor([self.memory.memory_time(frame.pts) for frame in self._frames], dtype=torch.int64)
         time[~remembered] = window[-2 - number[~remembered]]
-        return merge_moments(time, mass, round(MICROSECONDS * (self._model.geometry.temporal / 2.0)))
+        return merge_moments(time, mass, round(MICROSECONDS * (self.model.geometry.temporal / 2.0)))
 
 
 def merge_moments(time: Tensor, mass: Tensor, frame_us: int) -> tuple[Moment, ...]:

@@ -20,9 +20,8 @@ from cluster.engine.native.frame_retrieval import Waited, plan_with_past
 from cluster.engine.native.graphed_decode import GraphedDecode
 from cluster.engine.native.idle_windows import IdleWindows
 from cluster.engine.native.kernels import choose_kernel
-from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
+from cluster.engine.native.passes import Stopwatch, ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
-from cluster.engine.native.stopwatch import Stopwatch
 from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, free_bytes
 from cluster.engine.window.score import check_scores, end_token_ids, make_answer_score, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
@@ -30,7 +29,6 @@ from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine
 from cluster.errors import CapacityError, DeviceError, NotReadyError
 from cluster.memory.bank import MemoryBank, Window
 from cluster.memory.frame_retrieval import make_frame_retrieval
-from cluster.memory.head_memory import KVSink
 from cluster.memory.tiered_heads import MemoryShape
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
@@ -58,7 +56,6 @@ class NativeEngine(WindowedEngine):
     * ``max_new_tokens``: longest explanation
     * ``kernel``: an attention kernel by name; ``None``: the fastest for the model's device and dtype
     * ``memories``: stores KV of frames that leave their window, and serves questions; ``None``: no memory
-    * ``kv_sink``: receives that KV instead
     * ``kv_bytes``, ``host_kv_bytes``: see :class:`~cluster.engine.window.kv.KVPool`
     * ``idle_kv_share``: of the pool that windows may fill between their strides, before some wait in host memory
     * ``index_bytes``: of the device for ``memories``; ``None``: ``MEMORY_SHARE`` of what is free on it
@@ -73,14 +70,13 @@ class NativeEngine(WindowedEngine):
         max_new_tokens: int = 32,
         kernel: str | None = None,
         memories: MemoryBank | None = None,
-        kv_sink: KVSink | None = None,
         kv_bytes: int | None = None,
         host_kv_bytes: int | None = None,
         idle_kv_share: float = 0.75,
         index_bytes: int | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
-        self._kv_sink = kv_sink if memories is None else memories.accept_chunk
+        self._kv_sink = None if memories is None else memories.accept_chunk
         self.kernel = choose_kernel(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.ahead_rows = ahead_rows(model.device)
@@ -147,7 +143,6 @@ class NativeEngine(WindowedEngine):
         return StreamKV(self.pool)
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """See ``Engine.hand_over``: through the memory's tiers."""
         open_here = stream in self._streams and self.memories is not None and stream in self.memories
         saved = self.memories.hand_over(stream) if self.memories is not None and open_here else completed_future(False)
         self.evict(stream)
@@ -352,7 +347,7 @@ class NativeEngine(WindowedEngine):
         try:
             with self._model_work():
                 self._encode(work)
-                with self._batch(work, self._plan_ahead) as plans:
+                with self._batch(work, lambda each: self._plan_rows(each, ())) as plans:
                     for each, plan, result in zip(work, plans, self._run(plans), strict=True):
                         progress = commit_plan(plan, result)
                         progress.encoded += each.encoded
@@ -362,9 +357,6 @@ class NativeEngine(WindowedEngine):
                 each.stream.failed_ahead = each.request.window
             raise
         return True
-
-    def _plan_ahead(self, each: WindowWork) -> WindowPlan:
-        return self._plan_rows(each, ())
 
     def _work_ahead(self) -> list[WindowWork]:
         """Frames to encode and prefill of streams with enough of them, of the window that ends soonest first."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from cluster.engine.native.graphed_decode import DecodeStep, GraphedDecode
 from cluster.engine.native.plan import WindowPlan
 from cluster.engine.window.planner import IntArray, Run, Tail
+from cluster.engine.window.score import answer_text
 from cluster.models.base import VisionLanguageModel
 
 
@@ -61,7 +62,7 @@ def decode_explanations(
             computed[i] += len(going)
             for explanation in going:
                 explanation.add_token(chosen.pop(0), ends)
-    texts = [[None if e is None else _text(model, e.tokens) for e in row] for row in wanted]
+    texts = [[None if e is None else answer_text(model, e.tokens) for e in row] for row in wanted]
     return texts, computed
 
 
@@ -86,7 +87,3 @@ def _next(active: Sequence[tuple[WindowPlan, Sequence[Explanation]]]) -> DecodeS
         tables=[plan.work.table for plan, _ in active],
         runs=runs,
     )
-
-
-def _text(model: VisionLanguageModel, tokens: Sequence[int]) -> str:
-    return str(model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()

@@ -1,44 +1,73 @@
-"""Ragged forward pass: rows of many streams packed into one sequence through transformers' decoder layers."""
+"""Ragged forward pass: rows of many streams packed into one sequence through transformers' decoder layers.
+
+Their attention writes keys and values to the pool, and attends over each stream's slots.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.native.attention import PastRows, RaggedAttention
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVPool, unrotate
 from cluster.engine.window.planner import BoolArray, IntArray, Run, causal_runs
 from cluster.engine.window.refresh.base import KVChange, Narrowing
-from cluster.memory.frame_retrieval import FrameReads
 from cluster.models.base import VisionLanguageModel
 from cluster.models.layers import layer_rotary
 
+if TYPE_CHECKING:
+    from cluster.engine.native.frame_retrieval import FramePast, PlacedFrames
 
-class Past(Protocol):
-    """What the frames of a window retrieve of their camera's past.
 
-    ``reads``: so far; ``attended``: pairs of a row and a retrieved token, averaged over heads, summed over layers.
+@dataclass(slots=True, eq=False)
+class RaggedAttention:
+    """Attention of one pass: packed rows of several streams, each over its own slots.
+
+    * ``rows`` ``[n]`` int64: slot of each row in the pool
+    * ``prepared``: of ``kernel``
+    * ``watched`` ``[w]`` int64: rows whose queries are kept in ``queries``, layer by layer, ``[Hkv, G, w, d]``: the
+      query heads that share a key head side by side; ``None`` for none
+    * ``past``: rows that ``kernel`` does not compute; ``others`` ``[o]`` int64: those that it does, ``None`` for all
     """
 
-    @property
-    def reads(self) -> FrameReads: ...
+    pool: KVPool
+    rows: Tensor
+    kernel: Kernel[Any]
+    prepared: Any
+    watched: Tensor | None = None
+    queries: list[Tensor] = field(default_factory=list)
+    past: Sequence[PlacedFrames] = ()
+    others: Tensor | None = None
 
-    attended: float
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """``query [n, H, d]``, ``key, value [n, Hkv, d]``, all after rotary -> ``[n, H, d]``."""
+        stored_k, stored_v = self.pool.k[layer], self.pool.v[layer]
+        stored_k.index_copy_(0, self.rows, key)
+        stored_v.index_copy_(0, self.rows, value)
+        query = query.transpose(0, 1)
+        if self.watched is not None:
+            seen = query.index_select(1, self.watched)
+            self.queries.append(seen.view(key.shape[1], -1, *seen.shape[1:]))
+        if self.others is None:
+            return self.kernel.attend(self.prepared, query, stored_k, stored_v, scale)
+        out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+        if len(self.others):
+            rows = query.index_select(1, self.others)
+            out.index_copy_(0, self.others, self.kernel.attend(self.prepared, rows, stored_k, stored_v, scale))
+        for each in self.past:
+            each.attend(layer, query, stored_k, stored_v, scale, out)
+        return out
 
-    def frame_of(self, slots: IntArray) -> IntArray:
-        """Number, in the window, of the frame of each slot."""
-
-    def place(self, pool: KVPool, table: IntArray, slots: IntArray, row: int, cos: Tensor, sin: Tensor) -> PastRows:
-        """These slots of the window (see :class:`StreamPass`) as rows of a pass from ``row`` on; ``cos, sin [n, d]``:
-        of all its rows."""
-
-    def close(self) -> None:
-        """End the loads."""
+    def predict(self, layer: int, hidden: Tensor) -> None:
+        """Prefetch what the rows will retrieve in a layer."""
+        for each in self.past:
+            each.predict(layer, hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +94,7 @@ class StreamPass:
     narrowing: Narrowing | None = None
     narrowable: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     watched: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    past: Past | None = None
+    past: FramePast | None = None
 
 
 @dataclass(slots=True)
@@ -194,7 +223,7 @@ def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Te
     runs: list[list[Run]] = []
     watched: list[IntArray] = []
     others: list[IntArray] = []
-    past: list[PastRows] = []
+    past: list[PlacedFrames] = []
     # Rows before, of all and of the kernel's.
     first = inner = 0
     for each in rows:

@@ -83,9 +83,10 @@ def plan_with_past(
 
 
 class FramePast:
-    """The past of one window's frames, during its passes; see :class:`~cluster.engine.native.forward.Past`.
+    """What the frames of one window retrieve of their camera's past, during its passes.
 
-    ``session``: which reads it.
+    * ``session``: which reads it
+    * ``attended``: pairs of a row and a retrieved token, averaged over heads, summed over layers
     """
 
     def __init__(
@@ -146,7 +147,8 @@ class FramePast:
         return np.searchsorted(self._ends, slots, side="right")
 
     def place(self, pool: KVPool, table: IntArray, slots: IntArray, row: int, cos: Tensor, sin: Tensor) -> PlacedFrames:
-        """See :class:`~cluster.engine.native.forward.Past`."""
+        """These slots of the window (see ``StreamPass``) as rows of a pass from ``row`` on; ``cos, sin [n, d]``: of all
+        its rows."""
         frames, counts = np.unique(self.frame_of(slots), return_inverse=True, return_counts=True)[1:]
         # First and last row, and slots of the window, of frames that attend together.
         spans: list[tuple[int, int, int]] = []
@@ -214,11 +216,6 @@ class FramePast:
         finally:
             self._waited.seconds += stats.waited_s - before
 
-    @property
-    def predicts(self) -> bool:
-        """See :class:`~cluster.engine.native.forward.Past`."""
-        return self.session.prefetches
-
     def predict(self, layer: int, hidden: Tensor, counts: Sequence[int]) -> None:
         """Prefetch what rows ``[r, D]`` of frames, of which each has so many, will read in a layer; they lack the MLP
         before it alone."""
@@ -246,7 +243,7 @@ class _FrameRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedFrames:
-    """Frames of one stream, side by side in a pass.
+    """Frames of one stream, side by side in a pass, that also attend to what they retrieve of their camera's past.
 
     * ``counts``: rows of each; ``rows``: all of them
     * ``seen``: the pool's slots of the window, up to the last row
@@ -262,7 +259,8 @@ class PlacedFrames:
     sin: Tensor
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
-        """See :class:`~cluster.engine.native.forward.PastRows`."""
+        """Write their attention into ``out [n, H, d]``; ``query [H, n, d]``: of all rows of the pass; ``key, value``:
+        see :meth:`Kernel.attend`."""
         kv_heads, size = key.shape[1:]
         raw = unrotate(query[:, self.rows], self.cos, self.sin)
         past_key, past_value, readers = self.past.retrieve(layer, raw, self.counts)
@@ -284,6 +282,7 @@ class PlacedFrames:
             out[each.rows] = attended.permute(2, 0, 1, 3).reshape(count, -1, size)
 
     def predict(self, layer: int, hidden: Tensor) -> None:
-        """See :class:`~cluster.engine.native.forward.PastRows`."""
-        if self.past.predicts:
+        """Prefetch what they will retrieve in a layer; ``hidden [n, D]``: of all rows, behind the attention of the
+        layer before."""
+        if self.past.session.prefetches:
             self.past.predict(layer, hidden[self.rows], self.counts)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.native.attention import RaggedAttention
+from cluster.engine.native.forward import RaggedAttention
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVPool
 from cluster.engine.window.planner import IntArray, Run
@@ -60,11 +60,7 @@ class DecodeStep:
 
 
 class _Graph:
-    """A captured pass of so many rows as ``step`` has; ``chosen`` is what it writes, its other buffers what it reads.
-
-    Raises:
-        Exception: whatever the capture fails with.
-    """
+    """A captured pass of so many rows as ``step`` has; ``chosen`` is what it writes, the others what it reads."""
 
     def __init__(self, decode: GraphedDecode, capture: Capture, inputs: Any, step: DecodeStep) -> None:
         rows, device = len(step.ids), decode.pool.device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,12 +54,15 @@ def ask_context(
     held_k, held_v = _raw(model, kv, [frame for frame in frames if frame.has_kv], system, newer)
     key = torch.cat([system.k, held_k], dim=2)
     number = [torch.full((len(each),), -2 - i, device=device) for i, each in enumerate(known)]
-    local = LocalKV(
+    return AskContext(
         rotate(key, cos, sin, torch.empty_like(key)),
         torch.cat([system.v, held_v], dim=2),
         torch.cat([torch.full((len(system),), -1, device=device), *number]),
+        len(system),
+        timeline.to(device),
+        grid,
+        window.next,
     )
-    return AskContext(local, len(system), timeline.to(device), grid, window.next)
 
 
 def _timeline(
@@ -107,26 +110,19 @@ def _raw(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LocalKV:
-    """KV outside the memory per layer: ``key`` rotated, ``value`` ``[L, Hkv, s, d]``; ``frame [s]``: -1 for the system
-    prompt, -2 and below for the window's frames, counting down."""
-
-    key: Tensor
-    value: Tensor
-    frame: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class AskContext:
     """Local context and positions of a question.
 
-    * ``local``: system prompt and window
+    * ``key``, rotated, and ``value`` ``[L, Hkv, s, d]``: of system prompt and window
+    * ``frame [s]``: -1 for the system prompt, -2 and below for the window's frames, counting down
     * ``first_position``: follows the system prompt
     * ``timeline``, ``grid``: of the memory's frames
     * ``next_position``: follows the last frame
     """
 
-    local: LocalKV
+    key: Tensor
+    value: Tensor
+    frame: Tensor
     first_position: int
     timeline: Timeline
     grid: PatchGrid
@@ -144,30 +140,20 @@ class MemoryAttention:
         model: for positions and rotary.
         around: the local context.
         retrieval: session over the memory; None retrieves nothing.
-        keep: receives each layer's raw keys and values ``[Hkv, n, d]`` of the rows.
-        weigh: record attention mass per frame (:meth:`attention_mass`).
     """
 
-    def __init__(
-        self,
-        model: VisionLanguageModel,
-        around: AskContext,
-        retrieval: RetrievalSession | None,
-        *,
-        keep: Callable[[int, Tensor, Tensor], None] | None = None,
-        weigh: bool = False,
-    ) -> None:
+    def __init__(self, model: VisionLanguageModel, around: AskContext, retrieval: RetrievalSession | None) -> None:
         self._model, self._around, self._retrieval = model, around, retrieval
-        self._keep, self._weighs = keep, weigh
         self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
-        # The last row's attention: frame (numbers as in `LocalKV`) and mass of each slot, per layer, over all heads.
+        # The last row's attention: frame (numbers as in `AskContext`) and mass of each slot, per layer, over all heads.
         self._masses: list[tuple[Tensor, Tensor]] = []
         self._cos = self._sin = torch.zeros(0)
 
     def run(self, embeds: Tensor, positions: Tensor) -> Tensor:
         """Run rows ``[n, W]`` at ``positions [3, n]`` through all layers; hidden states ``[n, D]`` after the last."""
-        self._set_positions(positions)
+        cos, sin = self._model.rotary(positions)
+        self._cos, self._sin = cos.to(self._model.dtype), sin.to(self._model.dtype)
         hidden = embeds[:, : self._model.text_config.hidden_size]
         predicts = not self._context and self._retrieval is not None and self._retrieval.prefetches
         last = len(self._model.layers) - 1
@@ -182,10 +168,6 @@ class MemoryAttention:
         query = self._model.raw_query(layer, hidden).transpose(0, 1)
         self._retrieval.prefetch(layer, query.reshape(self._model.text_config.num_key_value_heads, -1, query.shape[2]))
 
-    def _set_positions(self, positions: Tensor) -> None:
-        cos, sin = self._model.rotary(positions)
-        self._cos, self._sin = cos.to(self._model.dtype), sin.to(self._model.dtype)
-
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """``query [n, H, d]``, ``key, value [n, Hkv, d]``, before rotary -> ``[n, H, d]``."""
         rows, heads, size = query.shape
@@ -195,8 +177,6 @@ class MemoryAttention:
         beginning = layer not in self._context
         if beginning:
             self._context[layer] = self._load_context(layer, query.reshape(kv_heads, group * rows, size))
-        if self._keep is not None:
-            self._keep(layer, key, own_value)
         context_key, context_value, there, frame = self._context[layer]
         own_key = rotate(key, self._cos, self._sin, torch.empty_like(key))
         if layer in self._own:
@@ -217,19 +197,19 @@ class MemoryAttention:
             mask,
             scale=scale,
         )
-        if beginning and self._weighs:
+        if beginning:
             self._add_mass(turned[:, :, -1], keys, mask[:, :, -1], frame, scale)
         return out.permute(2, 0, 1, 3).reshape(rows, heads, size)
 
     def _load_context(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A layer's context: rotated keys and values ``[Hkv, s, d]``, validity, and frame of each slot."""
-        local = self._around.local
+        around = self._around
         heads = query.shape[0]
-        there = torch.ones(heads, local.frame.shape[0], dtype=torch.bool, device=query.device)
+        there = torch.ones(heads, around.frame.shape[0], dtype=torch.bool, device=query.device)
         if self._retrieval is None:
-            return local.key[layer], local.value[layer], there, local.frame.expand(heads, -1)
+            return around.key[layer], around.value[layer], there, around.frame.expand(heads, -1)
         recalled = self._retrieval.fetch(layer, query)
-        around, turned = self._around, recalled.key
+        turned = recalled.key
         if recalled.tokens:
             turned = rotate_retrieved(
                 self._model,
@@ -240,10 +220,10 @@ class MemoryAttention:
                 first_position=around.first_position,
             )
         return (
-            torch.cat([local.key[layer], turned.to(local.key.dtype)], dim=1),
-            torch.cat([local.value[layer], recalled.value], dim=1),
+            torch.cat([around.key[layer], turned.to(around.key.dtype)], dim=1),
+            torch.cat([around.value[layer], recalled.value], dim=1),
             torch.cat([there, recalled.valid], dim=1),
-            torch.cat([local.frame.expand(heads, -1), recalled.frame], dim=1),
+            torch.cat([around.frame.expand(heads, -1), recalled.frame], dim=1),
         )
 
     def _add_mass(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
@@ -255,8 +235,6 @@ class MemoryAttention:
     def attention_mass(self) -> tuple[Tensor, Tensor]:
         """Frame numbers ``[n]`` int64, ascending, and the attention ``[n]`` float32 that they got in all layers; on the
         host."""
-        if not self._masses:
-            return torch.zeros(0, dtype=torch.int64), torch.zeros(0)
         frame, mass = (torch.cat(parts).cpu() for parts in zip(*self._masses, strict=True))
         numbers, index = torch.unique(frame, return_inverse=True)
         totals = mass.new_zeros(len(numbers)).index_add_(0, index, mass)

@@ -13,15 +13,8 @@ from torch import Tensor
 from cluster.engine.native.forward import PassResult, StreamPass, ragged_forward
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.kv import KVPool, StreamKV, rotate_wide
-from cluster.engine.window.planner import (
-    BoolArray,
-    IntArray,
-    Tail,
-    question_runs,
-    question_tails,
-)
-from cluster.engine.window.refresh.base import Selection
-from cluster.engine.window.refresh.context import choose_refreshed
+from cluster.engine.window.planner import BoolArray, IntArray, Tail, question_runs, question_tails
+from cluster.engine.window.refresh.base import Selection, choose_refreshed
 from cluster.engine.window.stream import (
     Stream,
     StreamFrame,
@@ -35,6 +28,10 @@ from cluster.models.base import VisionLanguageModel
 from cluster.models.upload import to_device
 from cluster.types import Question, WindowRequest
 
+_NONE = np.zeros(0, np.int64)
+# Question rows recorded for compressors; SnapKV uses the last 32.
+WATCHED_ROWS = 64
+
 
 @torch.inference_mode()
 def system_prompt(model: VisionLanguageModel, pool: KVPool, kernel: Kernel[Any]) -> SystemPrompt:
@@ -43,17 +40,11 @@ def system_prompt(model: VisionLanguageModel, pool: KVPool, kernel: Kernel[Any])
     kv = StreamKV(pool)
     kv.resize(len(ids))
     positions = torch.arange(len(ids)).expand(3, -1)
-    nothing = np.zeros(0, np.int64)
-    work = StreamPass(pool, kv.slots, np.arange(len(ids)), nothing, (), model.embed(ids), positions)
+    work = StreamPass(pool, kv.slots, np.arange(len(ids)), _NONE, (), model.embed(ids), positions)
     ragged_forward(model, [work], kernel)
     k, v = kv.raw(positions)
     kv.clear()
     return SystemPrompt(k, v)
-
-
-_NONE = np.zeros(0, np.int64)
-# Question rows recorded for compressors; SnapKV uses the last 32.
-WATCHED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,7 +168,7 @@ def plan_window(
         # A policy would compare invalid KV with what is computed.
         narrowing=None if invalid.any() else selection.narrowing,
         narrowable=np.arange(int(np.count_nonzero(computed[:cached]))),
-        watched=watched_rows([len(prompt) for prompt in prompts]) if watch else np.zeros(0, np.int64),
+        watched=watched_rows([len(prompt) for prompt in prompts]) if watch else _NONE,
     )
     return WindowPlan(
         stream, request, frames, progress, prompts, tails, len(system), visual, cached, computed, around, work

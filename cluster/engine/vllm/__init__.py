@@ -8,8 +8,8 @@ Data flow of a window (modules marked * import vLLM; nothing of vLLM is patched)
 3. ``prompt_items``*: a prompt is ``[system | items | question]``. An item is embeddings, their positions, and a digest
    of both for vLLM's prefix cache. Items may stand in any order: positions alone place the tokens.
 4. ``core``*: vLLM's ``AsyncLLM`` with a deadline, restarted when its processes died.
-5. Inside vLLM's processes, ``plugin`` registers ``model``*, which gives the exact ``positions`` to vLLM's own layers
-   (``decoders``*). ``served_model`` says which language models there are, and writes the folder they are loaded from.
+5. Inside vLLM's processes, ``plugin`` registers ``model``*, which gives the exact ``positions`` to vLLM's own layers.
+   ``served_model`` says which language models there are, and writes the folder they are loaded from.
 
 A prompt by hand::
 

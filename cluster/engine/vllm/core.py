@@ -1,4 +1,4 @@
-"""vLLM engine core in its own processes: start, deadline, shutdown, and restart after failures.
+"""vLLM engine core in its own processes: start, deadline, shutdown, restart after failures, and statistics.
 
 ``AsyncLLM`` and not ``LLMEngine``, which waits for its core without a limit, even one that was killed. The event loop
 belongs to this object and runs only inside its calls.
@@ -15,6 +15,9 @@ from itertools import count
 from typing import Any, TypeVar
 
 import torch
+from prometheus_client import REGISTRY
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
@@ -23,10 +26,10 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
 
 from cluster.engine.vllm.plugin import OWNED
 from cluster.engine.vllm.settings import VllmSettings
-from cluster.engine.vllm.stats import StatsRecorder, VllmStats
 from cluster.errors import ModelError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,43 @@ class PromptReply:
     cached: int
 
 
+@dataclass(slots=True)
+class VllmStats:
+    """Tokens looked up and found in vLLM's prefix cache since its engine core started."""
+
+    queries: int = 0
+    hits: int = 0
+
+
+class StatsRecorder(StatLoggerBase):
+    """Accumulates scheduler statistics into ``stats``; see ``AsyncLLM(stat_loggers=...)``."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0, *, stats: VllmStats) -> None:
+        del vllm_config, engine_index
+        self.stats = stats
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        del iteration_stats, mm_cache_stats, engine_idx
+        prefix = None if scheduler_stats is None else scheduler_stats.prefix_cache_stats
+        if prefix is not None:
+            self.stats.queries += prefix.queries
+            self.stats.hits += prefix.hits
+
+    def log_engine_initialized(self) -> None:
+        return
+
+
+class VllmCollector(Collector):
+    """vLLM's Prometheus metrics of this process under their own names; register it beside ours."""
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in REGISTRY.collect():
+            if metric.name.startswith("vllm:"):
+                yield metric
+
+
 class VllmCore:
     """One vLLM engine. All calls from one thread at a time.
 
@@ -94,12 +134,6 @@ class VllmCore:
         """Longest prompt including its answer."""
         assert self._llm is not None
         return int(self._llm.model_config.max_model_len)
-
-    def processes(self) -> list[int]:
-        """Ids of vLLM's engine core processes."""
-        if self._llm is None or self._llm.engine_core.resources.engine_manager is None:
-            return []
-        return [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]
 
     def answer(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
         """Run all prompts in one batch.
@@ -214,10 +248,6 @@ class VllmHost:
         """Statistics of the current engine core."""
         return VllmStats() if self._core is None else self._core.stats
 
-    def processes(self) -> list[int]:
-        """Ids of vLLM's engine core processes."""
-        return [] if self._core is None else self._core.processes()
-
     def check(self) -> None:
         """Check that it can answer or restart its core.
 
@@ -298,10 +328,8 @@ async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 async def _settle() -> None:
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
     if others:
-        await asyncio.wait(others, timeout=SHUTDOWN_S)
+        await _cancelled(others)
     await asyncio.sleep(0)
 
 

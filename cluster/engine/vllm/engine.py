@@ -18,8 +18,8 @@ from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.vllm.window_checkpoint import WindowCheckpoints
 from cluster.engine.window.checks import NOMINAL_FPS
-from cluster.engine.window.score import check_scores, end_token_ids, make_score
-from cluster.engine.window.stream import frame_spans
+from cluster.engine.window.score import answer_text, check_scores, end_token_ids, make_score
+from cluster.engine.window.stream import token_counts
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import ConfigError
 from cluster.models.base import VisionLanguageModel
@@ -107,13 +107,12 @@ class VllmEngine(WindowedEngine):
             keeper.writer.queue_clear(spec.stream)
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
-        """See ``Engine.evict``. Nothing is in flight in vLLM, as a step ends with all its requests."""
+        # Nothing is in flight in vLLM, as a step ends with all its requests.
         if self._streams.pop(stream, None) is not None and self._keeper is not None:
             self._keeper.writer.cancel_stream(stream)
 
     # -- moving ---------------------------------------------------------------------------------------
     def hand_over(self, stream: str) -> Future[bool]:
-        """See ``Engine.hand_over``: the window goes through the tiers."""
         keeper = self._checkpoints_of(stream)
         saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
         self.evict(stream)
@@ -138,53 +137,42 @@ class VllmEngine(WindowedEngine):
         return answers
 
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
-        from cluster.engine.vllm.prompt_layout import PromptWindow
-
         began = time.perf_counter()
         self._encode(work)
         encoded = time.perf_counter()
-        windows = [
-            PromptWindow(
-                each.stream,
-                each.request,
-                each.frames,
-                self.model.window_positions(len(self._system), frame_spans(each.frames)),
-                each.stream.spec.questions,
-                [self.max_new_tokens if question.explain else 1 for question in each.stream.spec.questions],
-            )
-            for each in work
-        ]
-        asks = [self.layout.make_prompts(window) for window in windows]
+        asks = [self.layout.make_prompts(each.frames, each.stream.spec.questions) for each in work]
         planned = time.perf_counter()
-        replies = _in_turn(self.host.answer([ask for mine in asks for ask in mine]), asks)
+        replies = iter(self.host.answer([ask for mine in asks for ask in mine]))
         seconds = (encoded - began, planned - encoded, time.perf_counter() - planned)
-        done: list[ComputedWindow] = []
-        for each, window, mine, given in zip(work, windows, asks, replies, strict=True):
-            counted = self.layout.record_replies(window, given)
-            tokens = TokenCount(
-                full=self._full(each.frames),
-                kept=window.visual,
-                reused=counted.reused,
-                refreshed=counted.refreshed,
-                new=counted.new,
-                query=sum(ask.query for ask in mine),
-                encoded=each.encoded,
-            )
-            scores = self._score(torch.tensor([reply.scores for reply in given])).tolist()
-            check_scores(scores, self.model.dtype)
-            texts = [
-                self._text(reply.tokens) if question.explain else None
-                for question, reply in zip(window.questions, given, strict=True)
-            ]
-            decoded = sum(max(0, len(reply.tokens) - 1) for reply in given)
-            done.append(ComputedWindow(tokens, scores, texts, counted.rows, counted.attended, decoded))
+        done = [self._read(each, mine, list(islice(replies, len(mine)))) for each, mine in zip(work, asks, strict=True)]
         return done, seconds
 
-    def _text(self, tokens: Sequence[int]) -> str:
-        return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+    def _read(self, each: WindowWork, asks: Sequence[PromptRequest], replies: Sequence[PromptReply]) -> ComputedWindow:
+        """What the replies to a window's questions say and cost."""
+        visual = sum(token_counts(each.frames))
+        # What is cached at every question, the first one too, stems from an earlier window.
+        reused = min(max(0, min(reply.cached for reply in replies) - len(self._system)), visual)
+        tokens = TokenCount(
+            full=self._full(each.frames),
+            kept=visual,
+            reused=reused,
+            refreshed=0,
+            new=visual - reused,
+            query=sum(ask.query for ask in asks),
+            encoded=each.encoded,
+        )
+        scores = self._score(torch.tensor([reply.scores for reply in replies])).tolist()
+        check_scores(scores, self.model.dtype)
+        texts = [
+            answer_text(self.model, reply.tokens) if question.explain else None
+            for question, reply in zip(each.stream.spec.questions, replies, strict=True)
+        ]
+        rows = sum(reply.prompt - reply.cached for reply in replies)
+        # Each token that is not cached attends to itself and its predecessors.
+        attended = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in replies)
+        return ComputedWindow(tokens, scores, texts, rows, attended, sum(max(0, len(r.tokens) - 1) for r in replies))
 
     def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
-        """See ``Engine.delete_memory``: deletes the window's frames, here and in the tiers."""
         forgotten = super().delete_memory(stream, ago_s)
         # Everything: the rest of the window is saved again with its next step.
         if self._keeper is not None:
@@ -194,20 +182,8 @@ class VllmEngine(WindowedEngine):
     # -- vLLM -----------------------------------------------------------------------------------------
     @property
     def vllm_stats(self) -> Any:
-        """Statistics of the current engine core (:class:`~cluster.engine.vllm.stats.VllmStats`)."""
+        """Statistics of the current engine core (:class:`~cluster.engine.vllm.core.VllmStats`)."""
         return self.host.stats
-
-    def processes(self) -> list[int]:
-        """Ids of vLLM's engine core processes."""
-        return self.host.processes()
-
-    def check(self) -> None:
-        """Check that the engine can answer or restart its core.
-
-        Raises:
-            UnavailableError: its engine cores failed too often in a row.
-        """
-        self.host.check()
 
     def close(self) -> None:
         """Stop vLLM's processes; the engine is then unusable."""
@@ -226,7 +202,7 @@ class VllmEngine(WindowedEngine):
         plugin.register()
         cpu = current_platform.is_cpu()
         served = write_model_folder(self.model, Path(self._folder.name), _cpu_head_sizes() if cpu else None)
-        self.layout = TimeOrderLayout(self.model, served)
+        self.layout = TimeOrderLayout(self.model, served, self.max_new_tokens)
         if release:
             # Before vLLM measures free memory.
             for layer in self.model.layers:
@@ -253,10 +229,8 @@ class VllmEngine(WindowedEngine):
             )
 
 
-def _in_turn(replies: Sequence[PromptReply], asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
-    """Split replies by window, as many to each as it has requests."""
-    rest = iter(replies)
-    return [list(islice(rest, len(mine))) for mine in asks]
+def _triangle(count: int) -> int:
+    return count * (count + 1) // 2
 
 
 def _cpu_head_sizes() -> list[int]:

@@ -29,7 +29,7 @@ LANGUAGE_MODELS = {
     "qwen3_vl_text": "qwen3",
 }
 """Language models that vLLM has: transformers' ``model_type`` -> that of the configuration it gets, by which
-:mod:`cluster.engine.vllm.decoders` has its layers. A family is served if its checkpoint's language model is."""
+:mod:`cluster.engine.vllm.model` has its layers. A family is served if its checkpoint's language model is."""
 
 ROTARY = ("default", "yarn")
 """Rotary embeddings that vLLM has with three axes."""

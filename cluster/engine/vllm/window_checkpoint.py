@@ -9,10 +9,8 @@ import struct
 import threading
 import time
 import uuid
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from cluster.engine.window.export import Snapshot
 from cluster.memory.tiers.base import Outcome
@@ -36,28 +34,18 @@ _HEAD = struct.Struct("<4sHI")  # magic, version, bytes of the JSON behind it
 _MAGIC = b"SLVW"
 
 
-class TierLike(Protocol):
-    """A tier of :mod:`cluster.memory.tiers`, or a stack of them. Thread-safe; no call raises."""
-
-    def drop(self, stream: str, /) -> int | None: ...
-
-    def put_manifest(self, stream: str, manifest: bytes, /) -> Outcome: ...
-
-    def manifest(self, stream: str, /) -> tuple[Outcome, bytes | None]: ...
-
-
 class ManifestWriter:
-    """Writes the newest manifest of each stream to ``tier`` in the background. Thread-safe.
+    """Writes the newest manifest of each stream to ``tiers`` in the background. Thread-safe.
 
     Failed writes and deletions are retried; a deletion holds back only its own stream's manifest. A newer manifest
     replaces a queued one, so the queue is bounded by the number of streams.
 
-    * ``counts``: ``retries``; manifests ``noted`` (written) or ``refused`` for good
+    * ``retries``: of writes and deletions, so far
     """
 
-    def __init__(self, tier: TierLike) -> None:
-        self.tier = tier
-        self.counts: Counter[str] = Counter()
+    def __init__(self, tiers: TierStack) -> None:
+        self.tiers = tiers
+        self.retries = 0
         # Streams to be deleted, before anything of them is written, in order.
         self._clears: OrderedDict[str, None] = OrderedDict()
         # Until then (monotonic) none is tried, so that one which no tier confirms does not hold up other streams.
@@ -82,7 +70,7 @@ class ManifestWriter:
         with self._changed:
             if stream in self._clears:
                 return None
-        return self.tier.manifest(stream)[1]
+        return self.tiers.manifest(stream)[1]
 
     def queue_clear(self, stream: str) -> None:
         """Queue the deletion of everything the tier holds of a stream, and cancel its queued write."""
@@ -103,7 +91,7 @@ class ManifestWriter:
             self._clears.pop(stream, None)
             # A write in flight would arrive after the deletion.
             self._changed.wait_for(lambda: self._busy != stream, timeout=DELETE_S)
-        self.tier.drop(stream)
+        self.tiers.drop(stream)
 
     def wait_stream_written(self, stream: str, deadline_s: float) -> bool:
         """Wait until nothing of a stream is queued; False after ``deadline_s``."""
@@ -150,13 +138,13 @@ class ManifestWriter:
                 manifest = None if stream in self._clears else self._manifests.pop(stream)
                 self._busy, self._dismissed = stream, False
             if manifest is None:
-                outcome = Outcome.RETRY if self.tier.drop(stream) is None else Outcome.HIT
+                outcome = Outcome.RETRY if self.tiers.drop(stream) is None else Outcome.HIT
             else:
-                outcome = self.tier.put_manifest(stream, manifest())
+                outcome = self.tiers.put_manifest(stream, manifest())
             with self._changed:
                 self._busy = None
                 if outcome is Outcome.RETRY:
-                    self.counts["retries"] += 1
+                    self.retries += 1
                     if manifest is None:
                         self._clears_from = time.monotonic() + PAUSE_S
                         if stream in self._clears:
@@ -164,30 +152,21 @@ class ManifestWriter:
                     elif not self._dismissed:
                         # Unless a newer one is queued.
                         self._manifests.setdefault(stream, manifest)
-                elif manifest is not None:
-                    self.counts["noted" if outcome is Outcome.HIT else "refused"] += 1
-                else:
+                elif manifest is None:
                     self._clears.pop(stream, None)
                 self._changed.notify_all()
                 if outcome is Outcome.RETRY and manifest is not None:
                     self._changed.wait_for(lambda: self._closed, timeout=PAUSE_S)
 
 
-@dataclass(frozen=True, slots=True)
-class WindowManifest:
-    """``window``: exported stream state; ``writer``: id of the writing process."""
-
-    window: bytes
-    writer: str
-
-    def pack(self) -> bytes:
-        """Serialise."""
-        body = json.dumps({"writer": self.writer}).encode()
-        return _HEAD.pack(_MAGIC, VERSION, len(body)) + body + self.window
+def pack(window: bytes, writer: str) -> bytes:
+    """A manifest of a stream's exported state; ``writer``: id of the writing process."""
+    body = json.dumps({"writer": writer}).encode()
+    return _HEAD.pack(_MAGIC, VERSION, len(body)) + body + window
 
 
-def unpack(manifest: bytes | None) -> WindowManifest | None:
-    """Inverse of :meth:`WindowManifest.pack`; None for another version, another engine, or damage."""
+def unpack(manifest: bytes | None) -> tuple[bytes, str] | None:
+    """Inverse of :func:`pack`; None for another version, another engine, or damage."""
     if manifest is None or len(manifest) < _HEAD.size:
         return None
     magic, version, length = _HEAD.unpack_from(manifest)
@@ -195,26 +174,22 @@ def unpack(manifest: bytes | None) -> WindowManifest | None:
         return None
     try:
         body = json.loads(manifest[_HEAD.size : _HEAD.size + length])
-        return WindowManifest(manifest[_HEAD.size + length :], str(body["writer"]))
+        return manifest[_HEAD.size + length :], str(body["writer"])
     except (ValueError, KeyError, TypeError):
         return None
 
 
 class WindowCheckpoints:
-    """Writes the windows of one process to the tiers, and finds those of others. Called by the engine's thread.
-
-    * ``too_large``: windows not written because of their size
-    """
+    """Writes the windows of one process to the tiers, and finds those of others. Called by the engine's thread."""
 
     def __init__(self, tiers: TierStack) -> None:
         self.tiers, self.writer = tiers, ManifestWriter(tiers)
-        self.too_large = 0
         self._process = uuid.uuid4().hex
 
     def find_window(self, stream: str) -> bytes | None:
         """The window another process saved of a stream. One saved by this process is stale and ignored."""
-        kept = unpack(self.writer.read_manifest(stream))
-        return None if kept is None or kept.writer == self._process else kept.window
+        window, writer = unpack(self.writer.read_manifest(stream)) or (None, None)
+        return None if writer == self._process else window
 
     def queue_window(self, stream: str, window: Snapshot) -> bool:
         """Queue a checkpoint; False if it is too large.
@@ -222,9 +197,8 @@ class WindowCheckpoints:
         Serialised in the writing thread, and only if no newer one replaces it first.
         """
         if window.nbytes > MAX_BYTES:
-            self.too_large += 1
             return False
-        self.writer.queue_manifest(stream, lambda: WindowManifest(window.dump(), self._process).pack())
+        self.writer.queue_manifest(stream, lambda: pack(window.dump(), self._process))
         return True
 
     def hand_over(self, stream: str, window: Snapshot) -> bool:

@@ -15,7 +15,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from cluster.engine.window.kv import StreamKV
-from cluster.engine.window.stream import LastWindow, Stream, StreamCounters, StreamFrame, WindowProgress, encoded_tokens
+from cluster.engine.window.stream import LastWindow, Stream, StreamFrame, WindowProgress, encoded_tokens
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
 from cluster.memory.frame_retrieval import FrameReads
@@ -39,7 +39,8 @@ def fingerprint(model: VisionLanguageModel) -> str:
 
 
 VERSION = 1
-_SCALARS = ("index", "pts", "duration", "anchor", "complete", "activity", "size", "time_s", "slot", "first")
+_STREAM = ("windows_since_fresh", "next_token", "first_token", "last_motion_dropped", "newest", "epoch", "seen")
+_FRAME = ("index", "pts", "duration", "anchor", "complete", "activity", "size", "time_s", "slot", "first")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,18 +73,11 @@ def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
     header = {
         "version": VERSION,
         "fingerprint": fingerprint,
-        "frames": [{n: getattr(f, n) for n in _SCALARS} | {"grid": asdict(f.grid)} for f in stream.frames],
+        "frames": [{n: getattr(f, n) for n in _FRAME} | {"grid": asdict(f.grid)} for f in stream.frames],
         "clock": asdict(stream.clock),
         "outstanding": [asdict(span) for span in stream.outstanding],
         "last": None if last is None else asdict(last),
-        "windows_since_fresh": stream.windows_since_fresh,
-        "next_token": stream.next_token,
-        "first_token": stream.first_token,
-        "last_motion_dropped": stream.last_motion_dropped,
-        "newest": stream.newest,
-        "epoch": stream.epoch,
-        "seen": stream.seen,
-        "counters": asdict(stream.counters),
+        **{name: getattr(stream, name) for name in _STREAM},
         "progress": None if stream.progress is None else asdict(stream.progress),
     }
     return Snapshot(header, tensors)
@@ -95,7 +89,10 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
     Raises:
         ModelError: not a stream's state, of another version, or computed with another model.
     """
-    header = _header(state)
+    try:
+        header = read_header(state)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"not the state of a stream: {error}") from error
     if header.get("version") != VERSION:
         raise ModelError(f"{spec.stream}: this state has version {header.get('version')}, this engine reads {VERSION}")
     if header.get("fingerprint") != fingerprint:
@@ -114,25 +111,11 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
             frames=frames,
             outstanding=[WindowSpan(**span) for span in header["outstanding"]],
             last=_last(header["last"]),
-            windows_since_fresh=header["windows_since_fresh"],
-            next_token=header["next_token"],
-            first_token=header["first_token"],
-            last_motion_dropped=header["last_motion_dropped"],
-            newest=header["newest"],
-            epoch=header["epoch"],
-            seen=header["seen"],
-            counters=StreamCounters(**header["counters"]),
             progress=_progress(header["progress"]),
+            **{name: header[name] for name in _STREAM},
         )
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ModelError(f"{spec.stream}: this state is damaged: {error}") from error
-
-
-def _header(state: bytes) -> dict[str, Any]:
-    try:
-        return read_header(state)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"not the state of a stream: {error}") from error
 
 
 def _frame_tensors(frame: StreamFrame) -> dict[str, Tensor]:
@@ -160,7 +143,7 @@ def _frame(meta: dict[str, Any], number: int, tensors: dict[str, Tensor], device
         embeds, cells = tensors[f"{number}.embeds"], tensors[f"{number}.cells"]
         tokens = FrameTokens(embeds.to(device), cells, grid)
     return StreamFrame(
-        **{name: meta[name] for name in _SCALARS},
+        **{name: meta[name] for name in _FRAME},
         grid=grid,
         mask=tensors[f"{number}.mask"].numpy().copy(),
         patches=optional("patches"),

@@ -174,16 +174,14 @@ class StreamKV:
         self._dropped, self._released = 0, False
         self.pool.host_used += len(self.slots) * self.pool.slot_bytes
 
-    def release(self, *, wait: bool = False) -> bool:
-        """Give the slots back whose copy in host memory is done; ``wait``: let what is written to them wait for it.
-        Returns whether it did."""
+    def release(self, *, wait: bool = False) -> None:
+        """Give the slots back whose copy in host memory is done; ``wait``: let what is written to them wait for it."""
         if self._host is None or self._released or not (wait or self._host.done):
-            return False
+            return
         self._host.join()
         self._released = True
         self._give_back(self.slots)
         self.slots = np.full(len(self.slots), -1, np.int64)
-        return True
 
     def load(self) -> bool:
         """Begin the move back into the pool; returns whether the slots were given back before. From here on, the copy

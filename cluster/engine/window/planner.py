@@ -54,18 +54,15 @@ class Tail:
         return self.start + self.tokens + self.reserved
 
 
-def causal_runs(slots: IntArray, row: int = 0) -> list[Run]:
-    """Runs of neighbours ``[s, e)`` in ascending slots ``[n]``, each attending causally to ``[0, e)``.
-
-    ``row`` is that of the first slot.
-    """
+def causal_runs(slots: IntArray) -> list[Run]:
+    """Runs of neighbours ``[s, e)`` in ascending slots ``[n]``, each attending causally to ``[0, e)``."""
     if not len(slots):
         return []
     borders = np.flatnonzero(np.diff(slots) != 1) + 1
     starts = np.concatenate(([0], borders))
     stops = np.concatenate((borders, [len(slots)]))
     return [
-        Run(row + int(a), int(b - a), prefix=int(slots[a]), tail=int(slots[a]), stop=int(slots[b - 1]) + 1)
+        Run(int(a), int(b - a), prefix=int(slots[a]), tail=int(slots[a]), stop=int(slots[b - 1]) + 1)
         for a, b in zip(starts, stops, strict=True)
     ]
 

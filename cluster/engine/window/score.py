@@ -1,4 +1,4 @@
-"""Calibrated yes/no score from logits, and end-of-answer tokens."""
+"""What a model answers: the calibrated yes/no score from logits, the text of its tokens, and which tokens end it."""
 
 import math
 from collections.abc import Sequence
@@ -79,6 +79,11 @@ def make_answer_score(
     """Create the score of answers to free questions, with the model's calibration, else 1 and 0."""
     own = model.settings
     return YesNoScore(yes, no, temperature=own.answer_temperature or 1.0, bias=own.answer_bias or 0.0, device=device)
+
+
+def answer_text(model: VisionLanguageModel, tokens: Sequence[int]) -> str:
+    """The text of an answer's tokens."""
+    return str(model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
 
 def end_token_ids(model: VisionLanguageModel) -> frozenset[int]:

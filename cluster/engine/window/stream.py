@@ -7,14 +7,23 @@ from typing import Self
 import numpy as np
 import torch
 
-from cluster.engine.base import WindowRequest
 from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.planner import BoolArray, IntArray
 from cluster.engine.window.windows import WindowClock, WindowSpan, covered_until, opening_index, window_time
 from cluster.memory.frame_retrieval import FrameReads
 from cluster.memory.head_memory import KVChunk, KVSink
 from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
-from cluster.types import MICROSECONDS, Answer, BoolGrid, FrameSample, PatchGrid, Question, StreamSpec, UInt8Array
+from cluster.types import (
+    MICROSECONDS,
+    Answer,
+    BoolGrid,
+    FrameSample,
+    PatchGrid,
+    Question,
+    StreamSpec,
+    UInt8Array,
+    WindowRequest,
+)
 
 INVALID = -1
 """Window of a token whose KV cannot be used."""
@@ -86,16 +95,9 @@ class StreamFrame:
 
     @property
     def nbytes(self) -> int:
-        held = self.mask.nbytes
-        if self.patches is not None:
-            held += self.patches.nbytes
-        if self.tokens is not None:
-            held += self.tokens.embeds.nbytes + self.tokens.cells.nbytes
-        if self.positions is not None:
-            held += self.positions.nbytes
-        if self.computed is not None:
-            held += self.computed.nbytes
-        return held
+        encoded = () if self.tokens is None else (self.tokens.embeds, self.tokens.cells)
+        held = (self.mask, self.patches, self.positions, self.computed, *encoded)
+        return sum(each.nbytes for each in held if each is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +130,6 @@ class WindowProgress:
     reads: FrameReads = field(default_factory=FrameReads)
 
 
-@dataclass(slots=True)
-class StreamCounters:
-    """Window counters since the stream was admitted."""
-
-    computed: int = 0
-    gated: int = 0
-    expired: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class Stream:
     """One stream. ``frames`` ascend in pts; those with KV come first, and their slots of ``kv`` in the same order."""
@@ -158,7 +151,6 @@ class Stream:
     # The stream's own time: the pts of its first frame since it began (afresh), and the frames since then.
     epoch: int = 0
     seen: int = 0
-    counters: StreamCounters = field(default_factory=StreamCounters)
     progress: WindowProgress | None = None
     # Window on which work failed before it ended: the rest is left for its step.
     failed_ahead: int | None = None
@@ -224,7 +216,6 @@ class Stream:
         if self.outstanding and self.outstanding[0].number == request.window:
             del self.outstanding[0]
             return True
-        self.counters.expired += 1
         return False
 
     def claim_encoded(self) -> tuple[int, int]:
@@ -271,11 +262,24 @@ class Stream:
             self.last_motion_dropped = moving[-1]
 
     def _emit_kv(self, gone: Sequence[StreamFrame]) -> None:
-        """Pass the KV of the oldest frames to ``kv_sink``; frames without KV are skipped."""
+        """Pass the KV of the oldest frames to ``kv_sink``, keys before rotary; frames without KV are skipped."""
+        first = 0
         if self.kv_sink is None:
             return
-        for chunk in kv_chunks(self.spec.stream, gone, self.kv):
-            self.kv_sink(chunk)
+        for frame in gone:
+            if not frame.has_kv or frame.tokens is None:
+                continue
+            stop = first + len(frame.tokens)
+            if len(frame.tokens):
+                assert frame.positions is not None
+                k, v = self.kv.raw(frame.positions, first, stop)
+                rows, columns = frame.grid.group_rows, frame.grid.group_cols
+                row, column = frame.tokens.cells.to(k.device).unbind(-1)
+                # Text around a frame is placed below it.
+                cell = torch.where(row < 0, rows, row) * columns + column
+                look = frame.tokens.embeds.to(k.device).float().mean(0)
+                self.kv_sink(KVChunk(self.spec.stream, frame.index, frame.pts, k, v, cell, rows, columns, look))
+            first = stop
 
     # -- memory ---------------------------------------------------------------------------------------
     def copy_to_host(self) -> None:
@@ -361,25 +365,6 @@ class Stream:
     @property
     def nbytes(self) -> int:
         return self.kv.nbytes + sum(frame.nbytes for frame in self.frames)
-
-
-def kv_chunks(stream: str, frames: Sequence[StreamFrame], kv: StreamKV) -> Iterator[KVChunk]:
-    """KV of the oldest ``frames`` in ``kv``, keys before rotary; frames without KV or tokens are skipped."""
-    first = 0
-    for frame in frames:
-        if not frame.has_kv or frame.tokens is None:
-            continue
-        stop = first + len(frame.tokens)
-        if len(frame.tokens):
-            assert frame.positions is not None
-            k, v = kv.raw(frame.positions, first, stop)
-            rows, columns = frame.grid.group_rows, frame.grid.group_cols
-            row, column = frame.tokens.cells.to(k.device).unbind(-1)
-            # Text around a frame is placed below it.
-            cell = torch.where(row < 0, rows, row) * columns + column
-            look = frame.tokens.embeds.to(k.device).float().mean(0)
-            yield KVChunk(stream, frame.index, frame.pts, k, v, cell, rows, columns, look)
-        first = stop
 
 
 def _owned(array: UInt8Array) -> UInt8Array:

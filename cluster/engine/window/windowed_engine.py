@@ -31,7 +31,6 @@ from cluster.types import (
     FrameSample,
     MemoryStatus,
     PatchGeometry,
-    Question,
     StreamSpec,
     Timing,
     TokenCount,
@@ -228,7 +227,7 @@ class WindowedEngine(ABC):
         return self._fingerprint
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """See ``Engine.hand_over``: without memory there are no tiers for the window."""
+        # Without memory there are no tiers for the window.
         self.evict(stream)
         return completed_future(False)
 
@@ -253,7 +252,6 @@ class WindowedEngine(ABC):
 
     # -- windows --------------------------------------------------------------------------------------
     def prefill_ahead(self) -> bool:
-        """See ``Engine.prefill_ahead``: not built here."""
         return False
 
     @torch.inference_mode()
@@ -276,7 +274,6 @@ class WindowedEngine(ABC):
             last = last_valid_answers(stream, request.end)
             if last is not None and any(last.end <= frame.window_time for frame in frames):
                 gated += 1
-                stream.counters.gated += 1
                 answers[request.stream] = self._repeat(last, request, frames, started)
             elif frames:
                 work.append(WindowWork(stream, request, frames, *stream.claim_encoded()))
@@ -308,13 +305,25 @@ class WindowedEngine(ABC):
     def _answer(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> list[Answer]:
         """Create the answers of a computed window and record it as the stream's last one."""
         stream, request = each.stream, each.request
-        given = [
-            _answer_of(request, question, score, text, done.tokens, timing)
-            for question, score, text in zip(stream.spec.questions, done.scores, done.texts, strict=True)
-        ]
+        given = []
+        for question, score, text in zip(stream.spec.questions, done.scores, done.texts, strict=True):
+            positive = score >= question.threshold
+            answer = Answer(
+                stream=request.stream,
+                window=request.window,
+                start=request.start,
+                end=request.end,
+                question=question.id,
+                score=score,
+                positive=positive,
+                text=("yes" if positive else "no") if text is None else text,
+                gated=False,
+                tokens=done.tokens,
+                timing=timing,
+            )
+            given.append(answer)
         stream.last = LastWindow(request.window, request.end, stream.spec.questions, tuple(given))
         stream.windows_since_fresh += 1
-        stream.counters.computed += 1
         return given
 
     def _window_stats(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> WindowStats:
@@ -397,22 +406,3 @@ def last_valid_answers(stream: Stream, end: int) -> LastWindow | None:
 def _timing(request: WindowRequest, started: float, vision: float = 0.0, plan: float = 0.0, llm: float = 0.0) -> Timing:
     latency = time.monotonic() - request.arrived_s
     return Timing(max(0.0, started - request.arrived_s), vision, plan, llm, max(0.0, latency))
-
-
-def _answer_of(
-    request: WindowRequest, question: Question, score: float, text: str | None, tokens: TokenCount, timing: Timing
-) -> Answer:
-    positive = score >= question.threshold
-    return Answer(
-        stream=request.stream,
-        window=request.window,
-        start=request.start,
-        end=request.end,
-        question=question.id,
-        score=score,
-        positive=positive,
-        text=("yes" if positive else "no") if text is None else text,
-        gated=False,
-        tokens=tokens,
-        timing=timing,
-    )

@@ -131,10 +131,10 @@ class Windows:
 
     def __init__(self) -> None:
         # The other roles are to start without them.
-        from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
+        from cluster.engine.simulated import SimulatedEngine
         from cluster.models.loading import load_shape
 
-        engine = SimulatedEngine(load_shape("demo"), ZeroStepCosts())
+        engine = SimulatedEngine(load_shape("demo"))
         self.geometry = engine.geometry
         self.worker = EngineWorker(engine, self)
         self.worker.start()

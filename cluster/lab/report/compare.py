@@ -8,10 +8,11 @@ from pathlib import Path
 
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
+from cluster.decoder.footage.pictures import to_jpeg
 from cluster.engine.native.engine import NativeEngine
 from cluster.lab.report.records import ComparedWindow, Cost, SampleFrame
 from cluster.types import MICROSECONDS, Answer, FrameSample, SampledPicture, StreamSpec, WindowRequest
-from cluster.vision.sampler import overlay_image
+from cluster.vision.sampler import overlay
 
 
 def video_samples(path: Path, processor: CodecProcessor) -> Iterator[SampledPicture]:
@@ -89,7 +90,7 @@ def picture_frames(frames: Sequence[tuple[FrameSample, SampledPicture]], count: 
             time_s=(sample.pts - frames[0][0].pts) / MICROSECONDS,
             kept=float(sample.mask.mean()),
             anchor=sample.anchor,
-            jpeg=overlay_image(frame.rgb, sample.mask, encoding="jpeg"),
+            jpeg=to_jpeg(overlay(frame.rgb, sample.mask)),
         )
         for sample, frame in anchors + picked
     )

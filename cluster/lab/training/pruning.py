@@ -12,10 +12,8 @@ from cluster.lab.scenes import Scene, SceneEvent, SceneObject, SceneRenderer
 from cluster.lab.training.config import Shape
 from cluster.lab.training.labels import LabelledInstant, TokenLabels, token_labels
 from cluster.types import BoolGrid, ChangeGrid, FloatGrid, FrameSample, PatchGrid, SampledPicture, UInt8Array
-from cluster.vision.pruners.base import Pruner
-from cluster.vision.pruners.cells import any_in_group, cell_means
-from cluster.vision.pruners.codecsight import CodecSight
-from cluster.vision.pruners.keep_all import KeepAll
+from cluster.vision.pruners.base import Pruner, any_in_group, cell_means
+from cluster.vision.pruners.baselines import CodecSight, KeepAll
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
 

@@ -165,7 +165,7 @@ def test_what_it_refuses(qwen: Any, spec: Any) -> None:
 def test_its_metrics_are_there_under_vllms_own_names(qwen: Any, spec: Any) -> None:
     from prometheus_client import CollectorRegistry, generate_latest
 
-    from cluster.engine.vllm.stats import VllmCollector
+    from cluster.engine.vllm.core import VllmCollector
 
     qwen.drive(qwen.engine, spec("metrics"), qwen.frames(3, "metrics"))
     registry = CollectorRegistry()

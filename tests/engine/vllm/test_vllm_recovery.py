@@ -36,17 +36,22 @@ def gone(process: int, seconds: float) -> bool:
     return False
 
 
+def processes(engine: Any) -> list[int]:
+    """Ids of its engine core's processes."""
+    return [each.pid for each in engine.host._core._llm.engine_core.resources.engine_manager.processes]
+
+
 def test_a_prompt_that_vllm_refuses_costs_no_core(qwen: Any, spec: Any) -> None:
     from vllm.inputs import tokens_input
 
     from cluster.engine.vllm.core import PromptRequest
 
-    host, cores = qwen.engine.host, qwen.engine.processes()
+    host, cores = qwen.engine.host, processes(qwen.engine)
     with pytest.raises(ValueError, match=r"vLLM refuses a window: .*longer than the maximum model length"):
         host.answer(
             [PromptRequest(tokens_input([1] * 8), 1), PromptRequest(tokens_input([1] * (host.max_tokens + 1)), 1)]
         )
-    assert qwen.engine.processes() == cores
+    assert processes(qwen.engine) == cores
     (reply,) = host.answer([PromptRequest(tokens_input([1] * 8), 1, max_tokens=2)])
     assert (reply.prompt, len(reply.scores)) == (8, len(qwen.model.yes_no_ids()[0]) * 2)
 
@@ -58,17 +63,17 @@ def test_a_killed_core_is_told_and_started_anew(qwen: Any, spec: Any) -> None:
     engine.admit(spec())
     requests = [request for sample in samples for request in engine.push(sample)]
     answers = engine.step(requests[:1])
-    (core,) = engine.processes()
+    (core,) = processes(engine)
     os.kill(core, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="has died"):
         engine.step(requests[1:2])
-    engine.check()
+    engine.host.check()
     # The same window again: another core, the same answers; nothing had to be encoded or sent again.
     answers += engine.step(requests[1:2])
     engine.evict("cam")
 
-    assert len(engine.processes()) == 1
-    assert engine.processes() != [core]
+    assert len(processes(engine)) == 1
+    assert processes(engine) != [core]
     assert [a.score for a in answers] == pytest.approx([a.score for a in expected[: len(answers)]], abs=2e-5)
 
 
@@ -77,7 +82,7 @@ def test_a_core_that_hangs_is_given_up_after_the_deadline(qwen: Any, spec: Any) 
     engine.admit(spec())
     requests = [request for sample in qwen.frames(4) for request in engine.push(sample)]
     engine.step(requests[:1])
-    (core,) = engine.processes()
+    (core,) = processes(engine)
     os.kill(core, signal.SIGSTOP)
     engine.host.settings = replace(settings, timeout_s=1.0, restarts=0)
     began = time.monotonic()
@@ -87,7 +92,7 @@ def test_a_core_that_hangs_is_given_up_after_the_deadline(qwen: Any, spec: Any) 
     with pytest.raises(UnavailableError, match="the replica must be replaced"):
         engine.step(requests[1:2])
     with pytest.raises(UnavailableError, match="the replica must be replaced"):
-        engine.check()
+        engine.host.check()
     assert time.monotonic() - began < 20
     # What hung was ended, with its memory.
     assert gone(core, 5)

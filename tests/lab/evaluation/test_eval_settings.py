@@ -7,7 +7,7 @@ import pytest
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.settings import GRIDS, Setting, WindowShape, codecsight, full_computation, make_grid, ours
 from cluster.registry import pruners, refresh_policies
-from cluster.vision.pruners.codecsight import CodecSight
+from cluster.vision.pruners.baselines import CodecSight
 
 SHAPE = WindowShape()
 

@@ -145,26 +145,26 @@ class Remembering:
     """Answers any question in two words."""
 
     async def ask(self, ask: AskSpec) -> AsyncIterator[str | AskResult]:
-        """See ``MemoryHandler``."""
+        """See ``WorkerMemory``."""
         yield "Nobody "
         yield "came."
         moment = Moment(0, 8_000_000, 0.5)
         yield AskResult(ask.stream, "Nobody came.", (moment,), 0, 60_000_000, 40, 9, 2**10, 0.1, 0.2)
 
     async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
-        """See ``MemoryHandler``."""
+        """See ``WorkerMemory``."""
         return DeletedMemory(len(camera), round(ago_s is None))
 
     async def describe(self, camera: str) -> MemoryStatus:
-        """See ``MemoryHandler``."""
+        """See ``WorkerMemory``."""
         return MemoryStatus(camera, 600, 4000, 0, 60_000_000, 2**26, {"recent": 2**10}, "a", "b", "c")
 
     async def replay_range(self, camera: str) -> memory.ReplayRange:
-        """See ``MemoryHandler``."""
+        """See ``WorkerMemory``."""
         return memory.ReplayRange(0, 60_000_000 + len(camera), 40.0, 8.0)
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
-        """See ``MemoryHandler``."""
+        """See ``WorkerMemory``."""
         return [camera.encode()[:0] for _ in moments]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from cluster.engine.native.kernels import Kernel, gathered, grouped, shared
 from cluster.engine.window.planner import Run
 
 # Masked pairs of row and slot that cost as much as one more call: about 100 µs of both at 8 heads of 64.
@@ -19,7 +21,8 @@ class Block:
     """Rows ``[row, stop_row)`` attend to the slots ``[0, prefix)``, and in ``[tail, stop)`` to those marked
     ``visible``.
 
-    ``visible [rows, stop - tail]`` bool; ``None``: the tail is square and plainly causal.
+    ``visible [rows, stop - tail]`` bool, or a mask that a kernel makes of it; ``None``: the tail is square and plainly
+    causal.
     """
 
     row: int
@@ -33,10 +36,34 @@ class Block:
     def rows(self) -> int:
         return self.stop_row - self.row
 
-    def to(self, device: torch.device) -> Block:
-        """The same block with its mask on ``device``."""
-        visible = None if self.visible is None else self.visible.to(device)
-        return Block(self.row, self.stop_row, self.prefix, self.tail, self.stop, visible)
+
+# Per stream its table and blocks.
+Prepared = list[tuple[Tensor, list[Block]]]
+
+
+class BlockKernel(Kernel[Prepared]):
+    """A kernel with a call per block."""
+
+    def __init__(self, call_cost: int = CALL_COST) -> None:
+        self.call_cost = call_cost
+
+    def attend(self, prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        heads, rows, size = query.shape
+        kv_heads = key.shape[1]
+        group = heads // kv_heads
+        q = grouped(query, kv_heads)
+        out = query.new_empty(rows, heads, size)
+        target = out.view(rows, kv_heads, group, size)
+        for table, blocks in prepared:
+            k, v = (shared(gathered(part, table), group) for part in (key, value))
+            for block in blocks:
+                attended = self._attend_block(block, q[:, :, block.row : block.stop_row], k, v, scale)
+                target[block.row : block.stop_row] = attended.permute(2, 0, 1, 3)
+        return out
+
+    @abstractmethod
+    def _attend_block(self, block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """``query [Hkv, G, rows, d]`` of a block, ``key, value [Hkv, G, slots, d]`` of its stream -> like ``query``."""
 
 
 def make_blocks(runs: Sequence[Run], call_cost: int = CALL_COST) -> list[Block]:

@@ -1,4 +1,4 @@
-"""Which tokens of the overlap to compute again: one interface, one policy per file, matched budgets.
+"""Which tokens of the overlap to compute again: one interface, matched budgets.
 
 When a window slides, the frames it shares with the last one have KV from then. Their keys stand where they stood (see
 :mod:`~cluster.engine.window.kv`), but what they *hold* was computed under a context that
@@ -6,6 +6,7 @@ has partly left the window. A policy names the tokens to recompute from their ca
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -13,6 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from cluster.engine.window.planner import BoolArray, IntArray
+from cluster.engine.window.stream import Stream, StreamFrame, token_counts
+from cluster.models.base import VisionLanguageModel
+from cluster.registry import refresh_policies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +25,6 @@ class RefreshContext:
 
     * ``frame``: the token's frame, counted from the window's first; ``offset``: its place among that frame's tokens
     * ``frame_tokens``: how many tokens that frame has; ``anchor``: whether it is one
-    * ``age``: windows since its KV was computed, at least 1
     * ``context``: visual tokens before it when its KV was computed; ``lost``: how many of them have left the window
     * ``system``: tokens of the system prompt, which never leave; ``layers``: of the language model; ``profile``: its
       shares per layer (see :class:`~cluster.models.settings.ModelSettings`)
@@ -37,7 +40,6 @@ class RefreshContext:
     offset: IntArray
     frame_tokens: IntArray
     anchor: BoolArray
-    age: IntArray
     context: IntArray
     lost: IntArray
     profile: tuple[float, ...] = ()
@@ -72,11 +74,9 @@ class Narrowing(Protocol):
 
     def after(self, layer: int) -> bool:
         """Whether to call :meth:`select_kept` after ``layer``."""
-        ...
 
     def select_kept(self, change: KVChange) -> Tensor:
         """Tokens that continue, ``[m]`` bool."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,3 +96,51 @@ class RefreshPolicy(ABC):
     @abstractmethod
     def select(self, context: RefreshContext) -> Selection:
         """Select tokens of one window."""
+
+
+def choose_refreshed(
+    stream: Stream, window: int, frames: Sequence[StreamFrame], system: int, model: VisionLanguageModel
+) -> Selection:
+    """What the stream's policy selects of the overlap of a window of these ``frames``; ``system``: tokens before it."""
+    policy: RefreshPolicy = refresh_policies.get(stream.spec.refresh)()
+    profile = model.settings.layer_profile
+    context = refresh_context(stream, window, frames, system, len(model.layers), profile)
+    # Until the first frame leaves the window, every token was computed under the context it has now: causal attention
+    # makes that KV the one a full computation gives, and there is nothing to refresh.
+    exact = policy.budgeted and frames[0].first == stream.first_token and frames[0].has_kv
+    if exact or not len(context):
+        return Selection(np.zeros(len(context), dtype=bool))
+    return policy.select(context)
+
+
+def refresh_context(
+    stream: Stream,
+    window: int,
+    frames: Sequence[StreamFrame],
+    system: int,
+    layers: int,
+    profile: tuple[float, ...] = (),
+) -> RefreshContext:
+    """Build the context of those ``frames`` that have KV."""
+    known = [frame for frame in frames if frame.computed is not None]
+    counts = np.array(token_counts(known), np.int64)
+    count = int(counts.sum())
+    frame = np.arange(len(known)).repeat(counts)
+    offset = np.arange(count) - (counts.cumsum() - counts)[frame]
+    number = offset + np.array([each.first for each in known], np.int64)[frame]
+    computed = np.concatenate([np.zeros((2, 0), np.int64), *(f.computed for f in known if f.computed is not None)], 1)
+    share = stream.spec.refresh_budget
+    return RefreshContext(
+        stream=stream.spec.stream,
+        window=window,
+        system=system,
+        layers=layers,
+        budget=None if share is None else min(count, round(share * count)),
+        frame=frame,
+        offset=offset,
+        frame_tokens=counts[frame],
+        anchor=np.array([each.anchor for each in known], np.bool_)[frame],
+        context=number - computed[1],
+        lost=frames[0].first - computed[1],
+        profile=profile,
+    )

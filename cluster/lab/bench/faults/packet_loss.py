@@ -16,7 +16,7 @@ import numpy as np
 
 from cluster.codec import FileSource, StreamHeader
 from cluster.codec.processor import CodecProcessor
-from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
+from cluster.engine.simulated import SimulatedEngine
 from cluster.lab.bench.harness import Part
 from cluster.lab.scenes.encode import VideoEncoding, write_video
 from cluster.models.base import VisionLanguageModel
@@ -78,7 +78,7 @@ def _coverage_after_loss(
     shape: VisionLanguageModel, header: StreamHeader, packets: list[EncodedPacket], at_s: float
 ) -> float:
     """Share of the first window that ends behind the loss whose time is covered by frames that it holds."""
-    engine = SimulatedEngine(shape, ZeroStepCosts(), sleep=lambda _: None)
+    engine = SimulatedEngine(shape)
     engine.admit(StreamSpec("gap", (Question("q", "Is anyone there?"),), WINDOW_S, STRIDE_S, static_gate=False))
     processor, sampler = CodecProcessor(shape.geometry), PatchSampler("gap", make_pruner("replenish"), 2.0)
     processor.open(header)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cluster.codec.picture import LumaDifference
-from cluster.engine.simulated import SimulatedEngine, ZeroStepCosts
+from cluster.engine.simulated import SimulatedEngine
 from cluster.lab.bench.harness import Part
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
@@ -131,4 +131,4 @@ class _Camera:
 
 
 def _engine(shape: VisionLanguageModel) -> SimulatedEngine:
-    return SimulatedEngine(shape, ZeroStepCosts(), sleep=lambda _: None)
+    return SimulatedEngine(shape)

@@ -1,4 +1,4 @@
-"""``first_percent``: VLCache: the first tokens of each frame, fewer the deeper the layer."""
+"""Policies that go on selecting between layers: ``first_percent`` (VLCache), ``topk_deviation`` (CacheBlend)."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from cluster.engine.window.refresh.base import KVChange, Narrowing, RefreshConte
 
 @dataclass(frozen=True, slots=True)
 class FirstPercent(RefreshPolicy):
-    """Recompute the first ``x_l`` of every frame's tokens at layer ``l``.
+    """VLCache: recompute the first ``x_l`` of every frame's tokens at layer ``l``.
 
     ``x_l = x (1 + a (p_l − 1))``: its mean over layers is ``x`` (``share``, or the budget's share), and ``a ≤ 1`` such
     that ``x_0 ≤ 1``. ``p`` is the model's measured profile (``sightline eval profile``); without one it falls linearly,
@@ -59,3 +59,43 @@ class Leading(Narrowing):
         stays = self.rank < self.amounts[change.layer + 1]
         self.rank = self.rank[stays]
         return torch.from_numpy(stays).to(change.k_new.device)
+
+
+@dataclass(frozen=True, slots=True)
+class TopKDeviation(RefreshPolicy):
+    """CacheBlend (Yao et al. 2025): compute layers ``0..probe`` for every overlap token, then go on with those of
+    largest ``‖K_new − K_old‖² + ‖V_new − V_old‖²`` at the probe layer: ``share`` of them, or the budget.
+
+    The probe costs ``probe + 1`` layers of everything; the budget counts what goes on, as in the paper.
+    """
+
+    share: float = 0.15
+    probe: int = 1
+
+    def select(self, context: RefreshContext) -> Selection:
+        wanted = context.tokens(round(self.share * len(context)))
+        everything = np.ones(len(context), dtype=bool)
+        # A model of two layers is probed at its first: at its last there would be nothing left to save.
+        narrowing = Deviation(layer=min(self.probe, context.layers - 2), tokens=wanted)
+        return Selection(everything, narrowing if wanted < len(context) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation(Narrowing):
+    """After ``layer``, keep the ``tokens`` with the largest deviation."""
+
+    layer: int
+    tokens: int
+
+    def after(self, layer: int) -> bool:
+        return layer == self.layer
+
+    def select_kept(self, change: KVChange) -> Tensor:
+        deviation = _square(change.k_new, change.k_old) + _square(change.v_new, change.v_old)
+        keep = torch.zeros_like(deviation, dtype=torch.bool)
+        keep[deviation.topk(min(self.tokens, len(deviation))).indices] = True
+        return keep
+
+
+def _square(new: Tensor, old: Tensor) -> Tensor:
+    return (new.float() - old.float()).square().sum(dim=(1, 2))

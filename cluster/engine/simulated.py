@@ -1,4 +1,7 @@
-"""``SimulatedEngine``: the engine protocol without a model, for load tests."""
+"""``SimulatedEngine``: the engine protocol for load tests, with recorded scores and a cost model instead of a GPU.
+
+Hundreds of real streams, actors and sockets then run on a few cores.
+"""
 
 import json
 import math
@@ -7,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import torch
 
 from cluster.engine.window.encode import frame_cells
-from cluster.engine.window.refresh.context import choose_refreshed
+from cluster.engine.window.refresh.base import choose_refreshed
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import ConfigError, NotReadyError
@@ -74,37 +77,17 @@ MARK = "simulated"
 """Prefix of every answer's text."""
 
 
-class StepCosts(Protocol):
-    """Cost model of a step. ``spread``: standard deviation of the log of a step's time over the model's."""
-
-    @property
-    def spread(self) -> float: ...
-
-    def seconds(self, windows: Sequence[TokenCount]) -> float:
-        """Seconds of one step of these windows."""
-        ...
-
-
-class ZeroStepCosts:
-    """Steps that take no time: measures or tests what surrounds the engine."""
-
-    spread = 0.0
-
-    def seconds(self, windows: Sequence[TokenCount]) -> float:  # noqa: ARG002
-        """Always 0."""
-        return 0.0
-
-
 class SimulatedEngine(WindowedEngine):
     """The :class:`~cluster.engine.base.Engine` without a model. All calls from one thread.
 
     It keeps frames, windows, static gate, refresh policies and counts of tokens as the native engine does, on the same
-    code. A step takes the seconds that ``costs`` say times ``exp(spread z - spread**2 / 2)`` with ``z`` normal, whose
+    code. A step takes the seconds that ``costs`` says times ``exp(spread z - spread**2 / 2)`` with ``z`` normal, whose
     mean is 1, and sleeps them. Windows that the static gate answers cost nothing. There is no memory.
 
     Args:
         shape: the model that it stands in for, without weights (see :func:`~cluster.models.loading.load_shape`).
-        costs: what a step takes.
+        costs: seconds that a step of these windows takes; by default none.
+        spread: standard deviation of the log of a step's time over that.
         scores: what is answered.
         seed: of scores and spread; every engine of a cluster should have its own.
         sleep: for tests.
@@ -118,14 +101,15 @@ class SimulatedEngine(WindowedEngine):
     def __init__(
         self,
         shape: VisionLanguageModel,
-        costs: StepCosts,
+        costs: Callable[[Sequence[TokenCount]], float] = lambda _: 0.0,
         *,
+        spread: float = 0.0,
         scores: ScoreStatistics = DEMO_SCORES,
         seed: int = 0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(shape, max_new_tokens=0)
-        self._costs = costs
+        self._costs, self._spread = costs, spread
         self._scores = scores
         self._random = np.random.default_rng(seed)
         self._sleep = sleep
@@ -134,8 +118,8 @@ class SimulatedEngine(WindowedEngine):
         self._fingerprint = f"{MARK}:{shape.family}:{shape.geometry}"
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
-        """See ``Engine.push``; patches are discarded."""
         closed = super().push(sample)
+        # What pictures show is of no use here.
         self._streams[sample.stream].frames[-1].patches = None
         return closed
 
@@ -149,8 +133,8 @@ class SimulatedEngine(WindowedEngine):
         started = time.monotonic()
         self._encode(work)
         counts = [self._count(each) for each in work]
-        spread = self._costs.spread
-        seconds = self._costs.seconds(counts) * math.exp(spread * self._random.standard_normal() - spread**2 / 2)
+        spread = self._spread
+        seconds = self._costs(counts) * math.exp(spread * self._random.standard_normal() - spread**2 / 2)
         # Counting time is part of the simulated step.
         self._sleep(max(0.0, started + seconds - time.monotonic()))
         return [self._draw(each, tokens) for each, tokens in zip(work, counts, strict=True)], (0.0, 0.0, seconds)

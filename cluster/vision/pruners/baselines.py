@@ -1,11 +1,26 @@
-"""CodecSight's published rule: keep what any motion vector touched since the last anchor (sticky)."""
+"""What our pruner is measured against: no pruning, and CodecSight's published rule."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cluster.types import BoolGrid, SampledPicture
-from cluster.vision.pruners.base import PruneDecision, Pruner, changed_group_share, keep_everything
-from cluster.vision.pruners.cells import complete_groups
+from cluster.vision.pruners.base import PruneDecision, Pruner, changed_group_share, complete_groups, keep_everything
+
+
+@dataclass(slots=True)
+class KeepAll(Pruner):
+    """Keep every cell of every sample: the baseline every saving is measured against.
+
+    ``activity`` still reports how much moved, since the static gate and the scheduler want it under any policy.
+    """
+
+    luma_threshold: float = 5.0
+    """Grey levels to the previous sample above which a cell counts as active; only ``activity`` depends on it."""
+
+    def prune(self, frame: SampledPicture) -> PruneDecision:
+        active = frame.change.luma > self.luma_threshold
+        activity = 1.0 if frame.random_access else changed_group_share(active, frame.grid.merge)
+        return PruneDecision(keep_everything(frame), activity)
 
 
 @dataclass(slots=True)
