@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets import Dataset, SkippedVideo
     from cluster.lab.evaluation.results import Results, Thresholds
     from cluster.lab.evaluation.settings import Setting, WindowShape
-    from cluster.lab.evaluation.worker_pool import ModelSpec
+    from cluster.lab.evaluation.work import ModelSpec
     from cluster.lab.report.page import Page, Table
     from cluster.models.base import VisionLanguageModel
     from cluster.models.settings import ModelSettings
@@ -119,7 +119,7 @@ def accuracy(
     from cluster.lab.evaluation.page import figure_table, make_page, setting_table
     from cluster.lab.evaluation.report import check_questions, make_report, select_thresholds
     from cluster.lab.evaluation.settings import make_grid
-    from cluster.lab.evaluation.worker_pool import ModelSpec
+    from cluster.lab.evaluation.work import ModelSpec
 
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
@@ -218,7 +218,7 @@ def _validation(
 ) -> tuple[ModelSpec, VisionLanguageModel, WindowShape, Dataset]:
     """A checkpoint and the scenes to fit it on, in its own window."""
     from cluster.lab.evaluation.report import check_questions
-    from cluster.lab.evaluation.worker_pool import ModelSpec
+    from cluster.lab.evaluation.work import ModelSpec
     from cluster.models.catalog import check_model
     from cluster.models.settings import ModelSettings
 

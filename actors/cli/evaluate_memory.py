@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +14,11 @@ from cluster.models.settings import FILE
 
 if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets import SkippedVideo
-    from cluster.lab.evaluation.memory.run import Footage, MemoryResults
+    from cluster.lab.evaluation.memory.questions import Footage
+    from cluster.lab.evaluation.memory.run import MemoryResults
     from cluster.lab.evaluation.memory.settings import ShareSetting
     from cluster.lab.evaluation.settings import WindowShape
-    from cluster.lab.evaluation.worker_pool import ModelSpec
+    from cluster.lab.evaluation.work import ModelSpec
     from cluster.models.base import VisionLanguageModel
 
 # Scenes made by default: number, length, and questions of each kind per scene.
@@ -87,7 +87,7 @@ def memory(
     _check_run(model, out, json_file)
     from cluster.lab.evaluation.memory.report import make_page, make_report, tables
     from cluster.lab.evaluation.memory.settings import FULL, memory_grid
-    from cluster.lab.evaluation.worker_pool import ModelSpec
+    from cluster.lab.evaluation.work import ModelSpec
     from cluster.lab.report.page import Table
 
     compared = [FULL] if calibrate else memory_grid(settings)
@@ -123,8 +123,7 @@ def memory(
 def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
     """Long test scenes, made once and kept."""
     from cluster.lab.evaluation.memory.long_scene import LongScene
-    from cluster.lab.evaluation.memory.questions import generate_questions
-    from cluster.lab.evaluation.memory.run import Footage
+    from cluster.lab.evaluation.memory.questions import Footage, generate_questions
     from cluster.lab.scenes.encode import encode_missing_clips
 
     quiet_s = min(QUIET_S, max(LEAST_QUIET_S, seconds * QUIET_SHARE))
@@ -138,12 +137,9 @@ def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jo
 
 def _of_dataset(folder: Path, layout: str) -> tuple[list[Footage], tuple[SkippedVideo, ...]]:
     from cluster.lab.evaluation.memory.datasets import load_question_dataset
-    from cluster.lab.evaluation.memory.run import Footage
 
     found = load_question_dataset(folder, layout)
-    # Two folders of a data set may hold videos of one name.
-    named = [(os.path.relpath(video.path, found.directory), video) for video in found.videos]
-    return [Footage(name, video.path, video.questions) for name, video in named], found.skipped
+    return list(found.videos), found.skipped
 
 
 def _evaluated(

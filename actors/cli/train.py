@@ -90,8 +90,7 @@ def demo_model(
     $ sightline train demo-model --out out/train --minutes tower=30 --minutes windows=45
     """
     from cluster.lab.training.config import Settings, StageSettings
-    from cluster.lab.training.run import EXPORT, train
-    from cluster.lab.training.stages import TRAINING_STAGES
+    from cluster.lab.training.run import EXPORT, TRAINING_STAGES, train
 
     chosen = stage or [*(name for name in TRAINING_STAGES if name != "codec" or codec_scenes), EXPORT]
     defaults = _CUDA if device.startswith("cuda") else _CPU

@@ -7,11 +7,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from tooltips import get_tooltips
 from toy_cluster import config, profile
 
 from cluster.errors import SightlineError
 from cluster.lab.bench.window_accounting import CameraLedger
-from cluster.lab.report.charts import get_tooltips, svg
+from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_files
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent

@@ -26,7 +26,6 @@ class LogitPair(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """Largest absolute difference."""
         return float((self.ours - self.reference).abs().max())
 
     @property
@@ -42,11 +41,8 @@ def against_library(
 ) -> Iterator[LogitPair]:
     """Every window that ``whole`` closes before the first slide, beside transformers' own forward.
 
-    Args:
-        model: computes both.
-        spec: of the stream; its first question is asked.
-        whole: unpruned frames of one stream.
-        kv_bytes: of the engine's pool; ``None``: all that there is.
+    The first question of ``spec`` is asked. ``whole``: unpruned frames; ``kv_bytes``: of the engine's pool, ``None``:
+    all that there is.
     """
     engine = _Recording(model, kv_bytes)
     engine.admit(replace(spec, questions=spec.questions[:1]))

@@ -124,11 +124,7 @@ def pool_bytes(shape: VisionLanguageModel, dtype: torch.dtype, window_tokens: in
 def check_memory(shape: VisionLanguageModel, device: torch.device, dtype: torch.dtype, window_tokens: int) -> None:
     """Check that weights and windows fit the device and, while it is loaded, the host.
 
-    Args:
-        shape: of the model, on the meta device.
-        device: that computes.
-        dtype: of weights and KV.
-        window_tokens: of a window with nothing pruned.
+    ``shape``: model on the meta device; ``dtype``: of weights and KV; ``window_tokens``: with nothing pruned.
 
     Raises:
         ModelError: they do not.

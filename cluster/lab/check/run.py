@@ -7,6 +7,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,7 +94,6 @@ class CheckReport:
 
     @property
     def wrong(self) -> tuple[Stage, ...]:
-        """The stages that failed."""
         return tuple(stage for stage in self.stages if stage.verdict == "wrong")
 
     def to_json(self) -> dict[str, Any]:
@@ -122,10 +122,8 @@ def run_check(
 
     Args:
         name: a checkpoint's folder, a bundled model, a preset, or a hub id that this machine has.
-        device: cpu, cuda or cuda:N.
         dtype: as in ``model.dtype``.
         clip: a video instead of the bundled one.
-        on_step: progress.
 
     Raises:
         ConfigError: the model, device, dtype or clip is refused; no weights were loaded.
@@ -144,7 +142,7 @@ def run_check(
     check_memory(shape, where, kind, tokens)
     on_step("loading", 1)
     model = load_model(place, device=device, dtype=dtype)
-    stages, windows = _measure(model, frames, dtype, pool_bytes(shape, kind, tokens), on_step)
+    stages, answers = _measure(model, frames, dtype, pool_bytes(shape, kind, tokens), on_step)
     return CheckReport(
         model=name,
         family=model.family,
@@ -156,7 +154,7 @@ def run_check(
         window_s=frames.clip.spec.window_s,
         stride_s=frames.clip.spec.stride_s,
         stages=tuple(stages),
-        answers=tuple(_asked(frames.clip, windows)),
+        answers=tuple(answers),
         config={} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8")),
         machine=machine(),
     )
@@ -181,7 +179,7 @@ def _window_tokens(shape: VisionLanguageModel, frames: Frames) -> int:
 
 def _measure(
     model: VisionLanguageModel, frames: Frames, dtype: str, kv_bytes: int, on_step: Progress
-) -> tuple[list[Stage], list[ComparedWindow]]:
+) -> tuple[list[Stage], list[AskedWindow]]:
     spec, limit, done = frames.clip.spec, LIMITS[dtype], 2
     growing = replace(spec, stride_s=spec.window_s / GROWING)
     end = frames.pruned[0].pts + round((spec.window_s + SLID * spec.stride_s) * MICROSECONDS)
@@ -193,20 +191,9 @@ def _measure(
         on_step(what, done)
         done += 1
 
-    def logits() -> Stage:
-        pairs = _each(against_library(model, growing, frames.whole, kv_bytes), "windows, against transformers", step)
-        return _logit_stage("logits", "full windows and transformers' own forward", pairs, limit)
-
     def slid(refresh: str) -> Iterator[LogitPair]:
         pairs = against_fresh(model, replace(spec, refresh=refresh), start, kv_bytes)
         return _each(pairs, "windows that slid, against windows computed at once", step)
-
-    def refresh() -> Stage:
-        return _logit_stage("refresh", "windows that slid, refreshed, and windows computed at once", slid("all"), limit)
-
-    def reuse() -> Stage:
-        what = "windows with reuse and windows without"
-        return _logit_stage("reuse", what, slid(REUSE), max(limit, REUSE_LIMIT))
 
     def pruned() -> Stage:
         what = "pruned windows, against full ones"
@@ -215,11 +202,18 @@ def _measure(
         windows.extend(compare(engine, spec, frames.pruned, frames.whole, lambda: step(what)))
         return _pruned_stage(windows)
 
-    measured = {"logits": logits, "refresh": refresh, "reuse": reuse, "pruned": pruned}
-    stages = [_stage(name, measure) for name, measure in measured.items()]
+    full = _each(against_library(model, growing, frames.whole, kv_bytes), "windows, against transformers", step)
+    logits = (
+        ("logits", "full windows and transformers' own forward", full, limit),
+        ("refresh", "windows that slid, refreshed, and windows computed at once", slid("all"), limit),
+        ("reuse", "windows with reuse and windows without", slid(REUSE), max(limit, REUSE_LIMIT)),
+    )
+    stages = [_stage(compared[0], partial(_logit_stage, *compared)) for compared in logits]
+    stages.append(_stage("pruned", pruned))
+    asked = _asked(frames.clip, windows)
     if windows:
-        stages += [_answers_stage(_asked(frames.clip, windows), model.random_weights), _speed_stage(windows)]
-    return stages, windows
+        stages += [_answers_stage(asked, model.random_weights), _speed_stage(windows)]
+    return stages, asked
 
 
 def _each(pairs: Iterator[LogitPair], what: str, step: Callable[[str], None]) -> Iterator[LogitPair]:
@@ -252,14 +246,9 @@ def _logit_stage(name: str, what: str, pairs: Iterator[LogitPair], limit: float)
     return Stage(name, "right" if right else "wrong", sentence, {"relative": relative, "largest": largest})
 
 
-def _scores(window: ComparedWindow) -> list[tuple[float, float]]:
-    """Of each question in full, and pruned."""
-    return [(full, window.our_scores[name]) for name, full in window.full_scores.items()]
-
-
 def _pruned_stage(windows: Sequence[ComparedWindow]) -> Stage:
     """Scores alone: what they mean is of no account, so that random weights can be judged too."""
-    moved = [abs(full - ours) for each in windows for full, ours in _scores(each)]
+    moved = [abs(full - each.our_scores[name]) for each in windows for name, full in each.full_scores.items()]
     mean, largest = statistics.fmean(moved), max(moved)
     right = mean <= SCORE_LIMIT
     sentence = (

@@ -35,9 +35,7 @@ class CalibrationFit:
 def fit_calibration(results: Results, settings: ModelSettings) -> CalibrationFit:
     """Temperature and bias by Platt scaling on all windows of full computation, then thresholds on videos.
 
-    Args:
-        results: of the validation videos.
-        settings: those the results were computed with; their scaling is undone first.
+    ``settings``: those the results were computed with; their scaling is undone first.
 
     Raises:
         ConfigError: all windows positive or all negative, or scores that do not rise with the truth.
@@ -88,19 +86,14 @@ def _check_slope(slope: float) -> None:
 
 def fit_thresholds(results: Results, scores: Floats) -> tuple[float, float, dict[str, float]]:
     """Common threshold, its mean F1 over kinds, and the threshold of each kind with enough positive videos.
-
-    Args:
-        results: of the validation videos.
-        scores: of those videos under one setting, ``[v, k]``.
-    """
+    ``scores``: of the videos under one setting, ``[v, k]``."""
     threshold, f1 = choose_threshold(scores, results.truth, results.judged)
     often = (results.truth & results.judged).sum(0) >= _FEWEST
-    own = choose_thresholds(results.kinds, scores, results.truth, results.judged)
-    kinds = {
-        kind: mean_in_logits(threshold, own[kind][0])
-        for kind, enough in zip(results.kinds, often, strict=True)
-        if enough
-    }
+    kinds: dict[str, float] = {}
+    for column in np.flatnonzero(often):
+        part = np.s_[:, column, None]
+        own, _ = choose_threshold(scores[part], results.truth[part], results.judged[part])
+        kinds[results.kinds[column]] = mean_in_logits(threshold, own)
     return threshold, f1, kinds
 
 
@@ -147,11 +140,7 @@ def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float
     """One threshold for all kinds: (threshold, its mean F1 over kinds).
 
     The middle, in logits, of the widest interval of thresholds with the best F1, as the most robust to changed scores.
-
-    Args:
-        scores: video scores ``[v, k]``, ``-inf`` for a video that can never be positive.
-        truth: ``[v, k]``.
-        judged: where the truth is known, ``[v, k]``.
+    All ``[v, k]``: video ``scores``, ``-inf`` for a video that can never be positive; ``judged``: ``truth`` is known.
 
     Raises:
         ValueError: no judged video has an event.
@@ -172,18 +161,6 @@ def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float
     begin, end = _widest(best, edges)
     threshold = sigmoid((edges[begin] + edges[end]) / 2)
     return float(threshold), float(np.nanmax(f1))
-
-
-def choose_thresholds(
-    kinds: tuple[str, ...], scores: Floats, truth: Bools, judged: Bools
-) -> dict[str, tuple[float, float]]:
-    """A threshold per kind: kind -> (threshold, F1); kinds without an event are left out."""
-    chosen: dict[str, tuple[float, float]] = {}
-    for column, kind in enumerate(kinds):
-        part = slice(column, column + 1)
-        if (truth[:, part] & judged[:, part]).any():
-            chosen[kind] = choose_threshold(scores[:, part], truth[:, part], judged[:, part])
-    return chosen
 
 
 def _widest(best: Bools, edges: Floats) -> tuple[int, int]:
@@ -228,10 +205,6 @@ class Bin:
     ci_low: float
     ci_high: float
 
-    @property
-    def violates(self) -> bool:
-        return not self.ci_low <= self.expected <= self.ci_high
-
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -250,7 +223,7 @@ class Calibration:
     def monotone(self) -> float:
         if len(self.bins) < 2:
             return float("nan")
-        return 0.0 if any(each.violates for each in self.bins) else 1.0
+        return float(all(each.ci_low <= each.expected <= each.ci_high for each in self.bins))
 
 
 def calibrate(scores: Floats, labels: Bools) -> Calibration:
@@ -259,20 +232,19 @@ def calibrate(scores: Floats, labels: Bools) -> Calibration:
     ``ece``: mean distance of score and rate over bins, weighted by windows.
     """
     place = np.clip((scores * BINS).astype(np.int64), 0, BINS - 1)
-    counts = np.bincount(place, minlength=BINS)
-    groups = _merged(counts.tolist())
-    sizes = np.array([counts[a:b].sum() for a, b in groups], dtype=np.float64)
+    groups = _merged(np.bincount(place, minlength=BINS).tolist())
+    if not groups:
+        return Calibration((), len(scores), math.nan)
     within = [(place >= a) & (place < b) for a, b in groups]
-    rates = np.array([labels[mask].mean() if mask.any() else 0.0 for mask in within])
-    means = np.array([scores[mask].mean() if mask.any() else 0.0 for mask in within])
-    expected = isotonic(rates, sizes) if len(groups) else rates
-    low, high = wilson(rates, sizes) if len(groups) else (rates, rates)
-    found = tuple(
-        Bin(a / BINS, b / BINS, int(sizes[i]), *(float(each[i]) for each in (means, rates, expected, low, high)))
+    sizes = np.array([mask.sum() for mask in within], dtype=np.float64)
+    rates = np.array([labels[mask].mean() for mask in within])
+    means = np.array([scores[mask].mean() for mask in within])
+    columns = (means, rates, isotonic(rates, sizes), *wilson(rates, sizes))
+    bins = tuple(
+        Bin(a / BINS, b / BINS, int(sizes[i]), *(float(column[i]) for column in columns))
         for i, (a, b) in enumerate(groups)
     )
-    ece = float((np.abs(rates - means) * sizes).sum() / sizes.sum()) if len(groups) else float("nan")
-    return Calibration(found, len(scores), ece)
+    return Calibration(bins, len(scores), float((np.abs(rates - means) * sizes).sum() / sizes.sum()))
 
 
 def isotonic(values: Floats, weights: Floats) -> Floats:

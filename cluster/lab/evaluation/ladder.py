@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.control.ladder import Ladder, Rung, default
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.settings import LADDER, LadderStep
+from cluster.lab.evaluation.settings import LADDER
 
 # Rung -> row of another grid with the same setting.
 _ALSO = {"full": "ours budget 0.4"}
@@ -36,14 +36,11 @@ def read_accuracy_results(path: Path) -> dict[str, Any]:
 
 
 def build_ladder(results: Mapping[str, Any]) -> Ladder:
-    """Quality ladder from measured results.
+    """Quality ladder from :func:`read_accuracy_results`.
 
     F1 and kept tokens of a rung are ratios to the ``full`` rung of the same run. A rung measured better than the one
     above counts as equal, as less work is better only by chance. A rung without results falls by as much as in the
     default ladder; its ``source`` says so.
-
-    Args:
-        results: from :func:`read_accuracy_results`.
 
     Raises:
         ConfigError: full quality was not measured.
@@ -68,7 +65,18 @@ def build_ladder(results: Mapping[str, Any]) -> Ladder:
             f1, kept = min(rungs[-1].f1, float(row["f1"]) / float(whole["f1"])), _share(row) / _share(whole)
             source = f"measured: F1 {_f1(row)} of {_f1(whole)}"
             measured += 1
-        rungs.append(_rung(step, kept, f1, source))
+        rungs.append(
+            Rung(
+                step.name,
+                prune=step.prune,
+                refresh_budget=None if step.budget == LADDER[0].budget else step.budget,
+                stride=step.stride,
+                fps=step.fps,
+                kept=round(kept, 4),
+                f1=round(f1, 4),
+                source=source,
+            )
+        )
     rungs.append(Rung("shed", shed=True, f1=0.0, source="no answer"))
     conditions = "; ".join(note for note in results["notes"] if note.startswith(("videos:", "window:", "decision:")))
     return Ladder(tuple(rungs), f"sightline eval ladder, {measured} of {len(LADDER)} rungs measured: {conditions}")
@@ -77,20 +85,6 @@ def build_ladder(results: Mapping[str, Any]) -> Ladder:
 def _row(rows: Mapping[str, Any], rung: str) -> Mapping[str, Any] | None:
     row = rows.get(f"ladder {rung}", rows.get(_ALSO.get(rung, "")))
     return row if isinstance(row, Mapping) and row.get("f1") is not None else None
-
-
-def _rung(step: LadderStep, kept: float, f1: float, source: str) -> Rung:
-    budget = None if step.budget == LADDER[0].budget else step.budget
-    return Rung(
-        step.name,
-        prune=step.prune,
-        refresh_budget=budget,
-        stride=step.stride,
-        fps=step.fps,
-        kept=round(kept, 4),
-        f1=round(f1, 4),
-        source=source,
-    )
 
 
 def _share(row: Mapping[str, Any]) -> float:

@@ -13,14 +13,13 @@ import numpy as np
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ModelError, SourceError
-from cluster.lab.evaluation.calibration import logit
+from cluster.lab.evaluation.calibration import isotonic, logit
 from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
 from cluster.lab.evaluation.metrics import Floats
 from cluster.lab.evaluation.replay import replay
-from cluster.lab.evaluation.result_cache import ResultCache, digest, model_digest, video_digest
 from cluster.lab.evaluation.results import VideoRun
 from cluster.lab.evaluation.settings import Setting, WindowShape
-from cluster.lab.evaluation.worker_pool import Progress, all_skipped_error
+from cluster.lab.evaluation.work import Progress, ResultCache, all_skipped_error, digest, model_digest, video_digest
 
 
 def measure_errors(
@@ -34,11 +33,8 @@ def measure_errors(
 ) -> Floats:
     """``e_d`` for depths ``0..L``: root mean square of the answers' difference in logits.
 
-    Args:
-        engine: its model is measured; its settings are as before afterwards.
-        videos: those that cannot be read are passed over.
-        questions: kind of event -> text.
-        work: JSON Lines file of finished passes, read at the start and appended to.
+    Videos that cannot be read are passed over. ``questions``: kind of event -> text; ``work``: JSON Lines file of
+    finished passes, read at the start and appended to.
 
     Raises:
         SightlineError: no video can be read, or the work file cannot be written.
@@ -88,13 +84,5 @@ def layer_profile(errors: Floats) -> tuple[float, ...]:
     brought = np.maximum(errors[:-1] - errors[1:], 0.0)
     if not brought.any():
         raise ModelError("answers with everything reused are those of full computation: there is nothing to measure")
-    # Pools neighbours that rise (isotonic regression): mean and length of each pool.
-    pools: list[tuple[float, int]] = []
-    for each in brought:
-        mean, length = float(each), 1
-        while pools and pools[-1][0] < mean:
-            above, count = pools.pop()
-            mean, length = (mean * length + above * count) / (length + count), length + count
-        pools.append((mean, length))
-    shares = np.repeat([mean for mean, _ in pools], [length for _, length in pools])
+    shares = -isotonic(-brought, np.ones(len(brought)))
     return tuple(float(share) for share in shares / shares.mean())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,22 +44,16 @@ def video_score(scores: Sequence[float] | Floats, consecutive: int = CONSECUTIVE
     return float(np.lib.stride_tricks.sliding_window_view(windows, consecutive).min(axis=1).max())
 
 
-class Interval(NamedTuple):
-    """A confidence interval; ``nan`` with too few samples."""
+class Estimate(NamedTuple):
+    """A value and its confidence interval; ``nan`` where undefined, or with too few samples."""
 
+    value: float
     low: float
     high: float
 
-
-class Estimate(NamedTuple):
-    """A value and its confidence interval; ``nan`` where undefined."""
-
-    value: float
-    interval: Interval
-
     def row(self, name: str) -> dict[str, float]:
         """``name``, ``name_low`` and ``name_high`` for a flat row."""
-        return {name: self.value, f"{name}_low": self.interval.low, f"{name}_high": self.interval.high}
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,14 +80,12 @@ class Decisions:
         """Videos with an event, over all kinds."""
         return int((self.truth & self.judged).sum())
 
-    def counts(self, weights: Floats | None = None) -> Counts:
-        """True positives, false positives and false negatives per kind, each ``[b, k]``.
-
-        ``weights`` ``[b, v]``: bootstrap weights of the videos, ``None`` for ones (``b = 1``).
-        """
-        weigh = np.ones((1, len(self))) if weights is None else weights
+    def counts(self, weights: Floats) -> Counts:
+        """True positives, false positives and false negatives per kind, each ``[b, k]``; ``weights`` ``[b, v]``: of the
+        videos."""
         hit, miss = self.truth & self.judged, ~self.truth & self.judged
-        return Counts(weigh @ (hit & self.positive), weigh @ (miss & self.positive), weigh @ (hit & ~self.positive))
+        found = (hit & self.positive, miss & self.positive, hit & ~self.positive)
+        return Counts(*(weights @ each for each in found))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,30 +124,24 @@ def mean_over_kinds(values: Floats) -> Floats:
 
 
 @functools.lru_cache(maxsize=32)
-def bootstrap_weights(units: int, resamples: int = RESAMPLES) -> Floats | None:
-    """Bootstrap weights ``[resamples, units]``, None with too few units.
+def bootstrap_weights(units: int, resamples: int = RESAMPLES) -> Floats:
+    """Weights ``[b, units]`` of the sample itself, which are ones, and of its resamplings; none with too few units.
 
     The same for every setting, so that differences are paired.
     """
+    once = np.ones((1, units))
     if units < _FEWEST_UNITS or not resamples:
-        return None
+        return once
     draws = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=resamples)
-    return draws.astype(np.float64)
+    return np.concatenate((once, draws))
 
 
-def estimate(statistic: Callable[[Any], Floats], sample: Any, resampled: Any) -> Estimate:
-    """``statistic`` ``[b]`` of the sample, with its interval over resamplings (None: no interval)."""
-    spread = Interval(np.nan, np.nan) if resampled is None else percentile_interval(statistic(resampled))
-    return Estimate(float(statistic(sample)[0]), spread)
-
-
-def percentile_interval(values: Floats) -> Interval:
-    """Middle ``LEVEL`` of resampled values ``[b]``, ignoring ``nan``."""
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return Interval(np.nan, np.nan)
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(low), float(high))
+def estimate(values: Floats) -> Estimate:
+    """The first of ``values`` ``[b]``, which is the sample's, with the middle ``LEVEL`` of the others, which are the
+    resamplings', ignoring ``nan``."""
+    known = values[1:][~np.isnan(values[1:])]
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(known) else (np.nan, np.nan)
+    return Estimate(float(values[0]), float(low), float(high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,26 +169,19 @@ class Accuracy:
 
 def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES) -> Accuracy:
     """Measure decisions, with bootstrap intervals over videos."""
-    once, weights = decisions.counts(), bootstrap_weights(len(decisions), resamples)
-    many = None if weights is None else decisions.counts(weights)
-
-    def measured(statistic: Any) -> Estimate:
-        return estimate(statistic, once, many)
-
+    counts = decisions.counts(bootstrap_weights(len(decisions), resamples))
+    f1, precision, recall = counts.f1(), counts.precision(), counts.recall()
     return Accuracy(
         videos=len(decisions),
         events=decisions.events,
-        f1=measured(lambda counts: mean_over_kinds(counts.f1())),
-        precision=measured(lambda counts: mean_over_kinds(counts.precision())),
-        recall=measured(lambda counts: mean_over_kinds(counts.recall())),
-        by_kind={
-            kind: measured(lambda counts, column=column: counts.f1()[:, column])
-            for column, kind in enumerate(decisions.kinds)
-        },
-        precision_by_kind=dict(zip(decisions.kinds, once.precision()[0].tolist(), strict=True)),
-        recall_by_kind=dict(zip(decisions.kinds, once.recall()[0].tolist(), strict=True)),
-        pooled_f1=measured(lambda counts: counts.pooled().f1()[:, 0]),
-        pooled_recall=measured(lambda counts: counts.pooled().recall()[:, 0]),
+        f1=estimate(mean_over_kinds(f1)),
+        precision=estimate(mean_over_kinds(precision)),
+        recall=estimate(mean_over_kinds(recall)),
+        by_kind={kind: estimate(column) for kind, column in zip(decisions.kinds, f1.T, strict=True)},
+        precision_by_kind=dict(zip(decisions.kinds, precision[0].tolist(), strict=True)),
+        recall_by_kind=dict(zip(decisions.kinds, recall[0].tolist(), strict=True)),
+        pooled_f1=estimate(counts.pooled().f1()[:, 0]),
+        pooled_recall=estimate(counts.pooled().recall()[:, 0]),
     )
 
 
@@ -219,19 +198,12 @@ def recall_drop(full: Decisions, other: Decisions) -> Estimate:
 def _paired(full: Decisions, other: Decisions, statistic: Callable[[Counts], Floats]) -> Estimate:
     if len(full) != len(other):
         raise ValueError(f"paired differences need the same videos, not {len(full)} and {len(other)}")
-
-    def difference(weights: Floats | None) -> Floats:
-        return statistic(full.counts(weights)) - statistic(other.counts(weights))
-
-    return estimate(difference, None, bootstrap_weights(len(full)))
+    weights = bootstrap_weights(len(full))
+    return estimate(statistic(full.counts(weights)) - statistic(other.counts(weights)))
 
 
 def terciles(motion: Sequence[float]) -> tuple[Bools, Bools, Bools]:
     """Low, medium and high third of videos by motion, each ``[v]`` bool; sizes differ by at most one."""
     order = np.argsort(np.asarray(motion, dtype=np.float64), kind="stable")
-    masks = []
-    for part in np.array_split(order, 3):
-        mask = np.zeros(len(order), dtype=np.bool_)
-        mask[part] = True
-        masks.append(mask)
-    return masks[0], masks[1], masks[2]
+    low, medium, high = (np.isin(np.arange(len(order)), part) for part in np.array_split(order, 3))
+    return low, medium, high

@@ -167,7 +167,7 @@ def make_charts(report: EvaluationReport) -> dict[str, Figure]:
 
 
 def _point(x: float, measured: Estimate, text: str) -> Point:
-    return Point(x, measured.value, *measured.interval, text=f"{text}: F1 {measured.value:.3f}")
+    return Point(x, *measured, text=f"{text}: F1 {measured.value:.3f}")
 
 
 def _frontier(lines: Sequence[SettingRow], price: Callable[[SettingRow], float]) -> list[Series]:

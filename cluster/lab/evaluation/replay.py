@@ -5,6 +5,7 @@ Samples go to one patch sampler per pruning policy, and from there to one engine
 
 from __future__ import annotations
 
+import hashlib
 import math
 import tempfile
 import time
@@ -12,24 +13,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import av
+import torch
 from av.video.frame import VideoFrame
+from torch import Tensor
 
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windows import opening_index, window_time
-from cluster.errors import SourceError
+from cluster.errors import ConfigError, SourceError
 from cluster.lab.evaluation.datasets import LabelledVideo
 from cluster.lab.evaluation.results import VideoRun, WindowResult
 from cluster.lab.evaluation.settings import Setting
-from cluster.lab.evaluation.towers import SimilarityReuse, TowerCache
 from cluster.lab.report.compare import video_samples
 from cluster.lab.scenes.encode import VideoEncoding, write_video
-from cluster.models.base import PatchBatch
-from cluster.types import MICROSECONDS, FrameSample, Question, SampledPicture, StreamSpec, WindowRequest
+from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
+from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec, WindowRequest
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -41,12 +44,7 @@ def replay(
 
     Only whole windows are recorded: shorter ones at the start say little about full computation. The engine still steps
     through them, so that the first whole window finds the live state; settings that reuse nothing skip them.
-
-    Args:
-        engine: its model answers; streams are removed afterwards.
-        video: read once.
-        settings: of one sampling rate, anchor interval and source.
-        questions: kind of event -> text; those of ``video.kinds`` are asked in each window.
+    ``settings``: of one sampling rate, anchor interval and source. ``questions``: kind of event -> text.
 
     Raises:
         SourceError: the video cannot be read to its end.
@@ -59,24 +57,30 @@ def replay(
     processor = CodecProcessor(engine.geometry, CodecOptions(fps=fps, anchor_interval_s=interval))
     tower = TowerCache(engine.model)
     branches = _pruner_streams(engine, tower, settings, asked, fps)
-    motion = _MotionSum()
+    # Of each sample: motion in native pixels, luma change in grey levels.
+    moved: list[float] = []
+    changed: list[float] = []
     try:
         with tower, _source(video.path, source, fps, interval) as path:
             for frame in video_samples(path, processor):
-                motion.add(frame)
+                if not frame.random_access:
+                    moved.append(float(frame.change.net_motion.mean()))
+                    changed.append(float(frame.change.luma.mean()))
                 for branch in branches:
-                    branch.feed(frame)
+                    branch.push(branch.sampler.feed(frame))
             for branch in branches:
-                branch.finish()
+                branch.push(branch.sampler.flush())
+                for stream in branch.streams:
+                    stream.finish()
     finally:
         for branch in branches:
             for stream in branch.streams:
                 engine.evict(stream.spec.stream)
     heights = fps / processor.stats.height if processor.stats.height else 0.0
-    moved, changed = motion.means()
-    speed = None if processor.stats.cue == "luma" else moved * heights
+    samples = max(1, len(moved))
+    speed = None if processor.stats.cue == "luma" else sum(moved) / samples * heights
     return {
-        stream.setting.key: VideoRun(video.kinds, tuple(stream.windows), speed, changed)
+        stream.setting.key: VideoRun(video.kinds, tuple(stream.windows), speed, sum(changed) / samples)
         for branch in branches
         for stream in branch.streams
     }
@@ -145,41 +149,13 @@ def _pruner_streams(
 
 
 @dataclass(slots=True)
-class _MotionSum:
-    """Motion and luma change of a video, summed over its samples."""
-
-    moved: float = 0.0
-    changed: float = 0.0
-    samples: int = 0
-
-    def add(self, frame: SampledPicture) -> None:
-        if not frame.random_access:
-            self.moved += float(frame.change.net_motion.mean())
-            self.changed += float(frame.change.luma.mean())
-            self.samples += 1
-
-    def means(self) -> tuple[float, float]:
-        """Motion in native pixels per sample, luma change in grey levels."""
-        count = max(1, self.samples)
-        return self.moved / count, self.changed / count
-
-
-@dataclass(slots=True)
 class _PrunerStreams:
     """One pruning policy and the settings that share its samples."""
 
     sampler: PatchSampler
     streams: list[_SettingStream] = field(default_factory=list)
 
-    def feed(self, frame: SampledPicture) -> None:
-        self._send(self.sampler.feed(frame))
-
-    def finish(self) -> None:
-        self._send(self.sampler.flush())
-        for stream in self.streams:
-            stream.finish()
-
-    def _send(self, sample: FrameSample | None) -> None:
+    def push(self, sample: FrameSample | None) -> None:
         if sample is not None:
             for stream in self.streams:
                 stream.push(sample)
@@ -282,3 +258,100 @@ class _SettingStream:
             self.tower.tower(batches)
             seconds = time.perf_counter() - began
         return self.engine.model.tower_flops([batch for batch in batches if len(batch.cells)]), seconds
+
+
+# -- the vision tower: outputs shared between settings, or reused where patches are similar ---------
+class TowerCache:
+    """Within its context, equal frames pass the model's tower once.
+
+    The engine counts the tower's operations as ever. ``saved_s``: seconds that known outputs took when they were
+    computed, summed since it was last set to 0; latencies add them.
+    """
+
+    def __init__(self, model: VisionLanguageModel) -> None:
+        self._model = model
+        self._known: dict[bytes, tuple[FrameTokens, float]] = {}
+        self.saved_s = 0.0
+        # The tower itself, for those who time it.
+        self.tower = model.encode
+
+    def __enter__(self) -> Self:
+        self._model.encode = self._encode  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._model.encode = self.tower  # type: ignore[method-assign]
+
+    def _encode(self, frames: Sequence[PatchBatch]) -> list[FrameTokens]:
+        keys = [_digest(frame) for frame in frames]
+        for key in keys:
+            if key in self._known:
+                self.saved_s += self._known[key][1]
+        fresh = {key: frame for key, frame in zip(keys, frames, strict=True) if key not in self._known}
+        began = time.perf_counter()
+        encoded = self.tower(list(fresh.values()))
+        seconds = (time.perf_counter() - began) / max(1, sum(len(frame.patches) for frame in fresh.values()))
+        for (key, frame), tokens in zip(fresh.items(), encoded, strict=True):
+            self._known[key] = tokens, seconds * len(frame.patches)
+        return [self._known[key][0] for key in keys]
+
+
+def _digest(frame: PatchBatch) -> bytes:
+    hasher = hashlib.blake2b(f"{frame.grid} {frame.time_s}".encode(), digest_size=16)
+    for part in (frame.cells, frame.patches):
+        hasher.update(part.contiguous().numpy().data)
+    return hasher.digest()
+
+
+class SimilarityReuse:
+    """Similarity reuse in the vision tower, after Déjà Vu (Hwang et al. 2025) without its training.
+
+    A group of patches whose cosine similarity (of normalised pixels) to what its place showed when it was last encoded
+    is ``similarity`` or more keeps that token; the others pass the tower, together. Of one stream, whose frames arrive
+    whole and in order. ``flops``: of the tower, since it was last set to 0.
+
+    Raises:
+        ConfigError: a family that writes text around frames.
+    """
+
+    def __init__(self, model: VisionLanguageModel, similarity: float) -> None:
+        self._model = model
+        self._similarity = similarity
+        self._patches: Tensor | None = None
+        self._tokens = torch.empty(0)
+        self.flops = 0
+
+    @contextmanager
+    def __call__(self, tower: TowerCache) -> Iterator[None]:
+        """The model encodes so within the context; ``tower`` encodes what is not reused."""
+        outer = self._model.encode
+        self._model.encode = lambda frames: [self._frame(tower, frame) for frame in frames]  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            self._model.encode = outer  # type: ignore[method-assign]
+
+    def _frame(self, tower: TowerCache, frame: PatchBatch) -> FrameTokens:
+        if self._model.frame_text_tokens(frame.grid):
+            raise ConfigError(f"similarity reuse cannot serve {self._model.family}, which writes text around frames")
+        groups = frame.patches.reshape(len(frame.cells), frame.grid.merge**2, *frame.patches.shape[1:])
+        if self._patches is None or self._patches.shape != groups.shape:
+            fresh = torch.ones(len(groups), dtype=torch.bool)
+            self._patches, self._tokens = groups.clone(), torch.empty(0)
+        else:
+            fresh = self._compare(groups, self._patches) < self._similarity
+            self._patches[fresh] = groups[fresh]
+        if fresh.any():
+            part = PatchBatch(groups[fresh].flatten(0, 1), frame.cells[fresh], frame.grid, frame.time_s)
+            (encoded,) = tower.tower([part])
+            self.flops += self._model.tower_flops([part])
+            tokens = self._tokens.clone() if len(self._tokens) else encoded.embeds.new_empty(encoded.embeds.shape)
+            tokens[fresh] = encoded.embeds
+            self._tokens = tokens
+        return FrameTokens(self._tokens, frame.cells, frame.grid)
+
+    def _compare(self, a: Tensor, b: Tensor) -> Tensor:
+        """Cosine similarity of groups ``[g, merge**2, T, C, p, p]`` of pixels, normalised as for the tower."""
+        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self._model.mean, self._model.std))
+        now, before = (((each / 255 - mean) / std).flatten(1) for each in (a, b))
+        return torch.nn.functional.cosine_similarity(now, before)

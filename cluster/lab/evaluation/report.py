@@ -109,7 +109,7 @@ def compute_figures(test: Results, thresholds: Thresholds, validation: Results |
         found.chosen[name] = setting
         lost = f1_drop(whole, test.decisions(setting, thresholds))
         _put(found, f"f1_drop_at_{name}", lost)
-        _put(found, f"f1_drop_at_{name}_high", lost.interval.high)
+        _put(found, f"f1_drop_at_{name}_high", lost.high)
         _put(found, f"flops_share_at_{name}", test.flops_share(setting))
     _against_codecsight(found, test, thresholds, validation)
     if "15" in found.chosen:
@@ -201,7 +201,7 @@ def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds, v
         gain = f1_drop(test.decisions(equal, thresholds), test.decisions(published, thresholds))
         found.chosen["codecsight"] = equal
         _put(found, "f1_gain_over_codecsight", gain)
-        _put(found, "f1_gain_over_codecsight_low", gain.interval.low)
+        _put(found, "f1_gain_over_codecsight_low", gain.low)
     needed = flops_at_f1(points, wanted)
     if math.isnan(needed):
         found.notes.append(f"flops_vs_codecsight: no setting of ours reaches the published rule's F1 of {wanted:.3f}")
@@ -280,7 +280,7 @@ class EvaluationReport:
         """The object every bench writes, with intervals, breakdowns, calibration and skipped videos added."""
         figures, calibration = self.figures, self.figures.calibration
         more = {
-            "intervals": {name: list(each.interval) for name, each in figures.measured.items()},
+            "intervals": {name: [each.low, each.high] for name, each in figures.measured.items()},
             "chosen": {limit: setting.name for limit, setting in figures.chosen.items()},
             "thresholds": {line.setting.name: dict(self.thresholds.of(line.setting)) for line in self.lines},
             "by_kind": {line.setting.name: _kinds(line.accuracy) for line in self.lines},
@@ -382,8 +382,8 @@ def format_number(value: float) -> str:
 
 def format_estimate(measured: Estimate) -> str:
     """``0.913 [0.88, 0.94]``."""
-    low, high = measured.interval
-    return format_number(measured.value) + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
+    value, low, high = measured
+    return format_number(value) + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
 
 
 def _kinds(found: Accuracy) -> dict[str, dict[str, float]]:

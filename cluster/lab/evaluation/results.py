@@ -11,15 +11,7 @@ import numpy as np
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
-from cluster.lab.evaluation.metrics import (
-    CONSECUTIVE,
-    Bools,
-    Decisions,
-    Floats,
-    terciles,
-    video_score,
-    window_truth,
-)
+from cluster.lab.evaluation.metrics import CONSECUTIVE, Bools, Decisions, Floats, terciles, video_score, window_truth
 from cluster.lab.evaluation.settings import Setting
 
 
@@ -75,7 +67,6 @@ class VideoRun:
         return cls(tuple(body["kinds"]), windows, body["motion"], float(body["change"]))
 
     def scores(self, kind: str) -> list[float]:
-        """Scores of one kind, per window."""
         column = self.kinds.index(kind)
         return [window.scores[column] for window in self.windows]
 
@@ -135,7 +126,6 @@ class Results:
         return self.runs[video.name, setting.key]
 
     def subset(self, videos: Sequence[LabelledVideo]) -> Results:
-        """The same of some videos."""
         return Results(tuple(videos), self.settings, self.runs, (), self.consecutive)
 
     def scores(self, setting: Setting) -> Floats:
@@ -149,7 +139,6 @@ class Results:
         return found
 
     def decisions(self, setting: Setting, thresholds: Thresholds) -> Decisions:
-        """Decisions of the setting on every video."""
         chosen = thresholds.of(setting)
         limits = np.array([chosen[kind] for kind in self.kinds])
         return Decisions(self.kinds, self.truth, self.scores(setting) >= limits, self.judged)

@@ -9,26 +9,32 @@ import cluster.memory
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SourceError
 from cluster.lab.evaluation import replay as one_pass
-from cluster.lab.evaluation import towers
 from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
 from cluster.lab.evaluation.metrics import CONSECUTIVE
 from cluster.lab.evaluation.replay import replay
-from cluster.lab.evaluation.result_cache import ResultCache, code_digest, digest, model_digest, video_digest
 from cluster.lab.evaluation.results import Results, VideoRun
 from cluster.lab.evaluation.settings import Setting, full_computation
-from cluster.lab.evaluation.worker_pool import ModelSpec, Progress, WorkerPool, all_skipped_error
+from cluster.lab.evaluation.work import (
+    ModelSpec,
+    Progress,
+    ResultCache,
+    WorkerPool,
+    all_skipped_error,
+    code_digest,
+    digest,
+    model_digest,
+    video_digest,
+)
 from cluster.lab.report import compare
 from cluster.lab.scenes import encode
 from cluster.models.base import VisionLanguageModel
 
-CODE = (cluster.memory, one_pass, towers, compare, encode)
+CODE = (cluster.memory, one_pass, compare, encode)
 """Code of an answer besides that of the model and its input (see :func:`model_digest`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One pass over one video."""
-
     video: LabelledVideo
     digest: str
     settings: tuple[Setting, ...]
@@ -48,14 +54,11 @@ def evaluate(
     """Run every video under every setting through the live code path.
 
     Args:
-        videos: names are unique.
         model: loaded, or a spec to load; several processes need a spec.
         settings: full computation is added if missing, in the shape of the first.
         questions: kind of event -> text, for every kind that a video is judged on.
         consecutive: positive windows in a row that make a video positive.
-        jobs: number of processes.
         work: JSON Lines file of finished videos, read at the start and appended to.
-        on_progress: called after every step.
 
     Raises:
         ConfigError: no videos, no settings, a kind without a question, or a setting the engine refuses.
@@ -141,7 +144,7 @@ def _results(
     consecutive: int,
 ) -> Results:
     kept: list[LabelledVideo] = []
-    whole = next(setting for setting in settings if setting.role == "full" and setting.sweep is None)
+    whole = Results((), settings, runs).full
     for video in videos:
         if video.name in failed:
             continue

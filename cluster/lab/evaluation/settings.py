@@ -103,8 +103,8 @@ def codecsight(shape: WindowShape) -> Setting:
 def ours(shape: WindowShape, budget: float, options: Mapping[str, float] | None = None) -> Setting:
     """Replenishment with budgeted refresh."""
     chosen = tuple(sorted((options or {}).items()))
-    name = f"ours{_options(chosen)} budget {budget:g}"
-    return Setting(name, "replenish", "budget", budget, chosen, shape, role="ours")
+    varied = "".join(f" {name} {value:g}" for name, value in chosen)
+    return Setting(f"ours{varied} budget {budget:g}", "replenish", "budget", budget, chosen, shape, role="ours")
 
 
 def basic_grid(shape: WindowShape) -> list[Setting]:
@@ -163,11 +163,7 @@ def standard_grid(shape: WindowShape) -> list[Setting]:
     ]
     policies = [
         Setting(_product_name("replenish", refresh, budget), "replenish", refresh, budget, shape=shape)
-        for refresh, budget in (
-            ("all", None),
-            ("anchors", None),
-            *((name, 0.1) for name in _budgeted_policies()),
-        )
+        for refresh, budget in (("all", None), ("anchors", None), *((name, 0.1) for name in _budgeted_policies()))
     ]
     return [*quick_grid(shape), *frontier, *policies, *sweep_settings(shape)]
 
@@ -302,7 +298,3 @@ def _budgeted_policies() -> list[str]:
 
 def _product_name(pruner: str, refresh: str, budget: float | None) -> str:
     return f"{pruner} + {refresh}" + ("" if budget is None else f" {budget:g}")
-
-
-def _options(options: tuple[tuple[str, float], ...]) -> str:
-    return "".join(f" {name} {value:g}" for name, value in options)

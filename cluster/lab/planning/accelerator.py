@@ -79,17 +79,15 @@ class Platform:
         return self.source != "V-Rex, Table I"
 
 
-platforms: Registry[Platform] = Registry("platform")
-
-for _platform in (
+_PLATFORMS = (
     Platform("agx-orin", "AGX Orin", GPU, 54e12, 204.8e9, 32e9, 4e9, 4, 40.0, units=8),
     Platform("vrex8", "V-Rex8", VREX, 53.3e12, 204.8e9, 32e9, 4e9, 4, 35.0, units=8, cores=8),
     Platform("a100", "A100", GPU, 312e12, 1935e9, 80e9, 32e9, 16, 300.0, units=48),
     Platform("vrex48", "V-Rex48", VREX, 319.5e12, 1935e9, 80e9, 32e9, 16, 203.68, units=48, cores=48),
     Platform("h100", "H100 SXM", GPU, 989e12, 3350e9, 80e9, 64e9, 16, 700.0, 48, source="NVIDIA H100 SXM data sheet"),
     Platform("h200", "H200 SXM", GPU, 989e12, 4800e9, 141e9, 64e9, 16, 700.0, 48, source="NVIDIA H200 SXM data sheet"),
-):
-    platforms.register(_platform.name)(_platform)
+)
+platforms: Registry[Platform] = Registry("platform", {each.name: each for each in _PLATFORMS})
 
 
 HCU_BITS = 16
@@ -156,10 +154,6 @@ class Prediction:
     def per_second(self) -> float:
         """Steps of one stream per second: frames per second for frames."""
         return 1 / self.latency
-
-    @property
-    def watts(self) -> float:
-        return self.energy / self.latency
 
     @property
     def tops_per_watt(self) -> float:

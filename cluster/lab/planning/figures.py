@@ -1,10 +1,10 @@
 """The paper's own numbers, each with its place, what the model says instead, and whether a parameter was set on it."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from cluster.lab.planning.accelerator import PARAMETERS, Parameters, Prediction, platforms, predict
+from cluster.lab.planning.accelerator import Prediction, platforms, predict
 from cluster.lab.planning.workload import Step, frame, methods, models, question, token
 
 SIZES = (1_000, 5_000, 10_000, 20_000, 40_000)
@@ -30,66 +30,47 @@ MEASURED = {
 
 STEPS: dict[str, Callable[..., Step]] = {"frame": frame, "token": token}
 
-Figure = Callable[[Parameters], float]
-
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """``paper``: the number as printed, in ``unit``. ``calibrated``: parameters were set on it, so that only the other
-    ones are predictions. ``batch`` of one unless ``what`` says otherwise."""
+class Comparison:
+    """``paper``: the number as printed, in ``unit``, and what the ``model`` predicts for it. ``calibrated``: parameters
+    were set on it, so that only the other ones are predictions. ``batch`` of one unless ``what`` says otherwise."""
 
     where: str
     what: str
     unit: str
     paper: float
     calibrated: bool
-    model: Figure
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A reference and what the model predicts for it."""
-
-    reference: Reference
     model: float
 
     @property
     def error(self) -> float:
         """``model / paper - 1``."""
-        return self.model / self.reference.paper - 1
+        return self.model / self.paper - 1
 
     def as_json(self) -> dict[str, Any]:
-        """The paper's number, ours and the relative error."""
-        known = {name: getattr(self.reference, name) for name in ("where", "what", "unit", "paper", "calibrated")}
-        return known | {"model": self.model, "error": self.error}
-
-
-def compare(parameters: Parameters = PARAMETERS) -> list[Comparison]:
-    """The model against every number in ``REFERENCES``."""
-    return [Comparison(reference, reference.model(parameters)) for reference in REFERENCES]
+        return asdict(self) | {"error": self.error}
 
 
 def mean_error(comparisons: list[Comparison], calibrated: bool | None = None) -> float:
     """Mean absolute relative error; of those that were calibrated, of the predictions, or (``None``) of all."""
-    chosen = [each for each in comparisons if calibrated in (None, each.reference.calibrated)]
+    chosen = [each for each in comparisons if calibrated in (None, each.calibrated)]
     return sum(abs(each.error) for each in chosen) / len(chosen)
 
 
-def run(
-    platform: str, method: str, kind: str, cache: int, batch: int = 1, parameters: Parameters = PARAMETERS
-) -> Prediction:
+def run(platform: str, method: str, kind: str, cache: int, batch: int = 1) -> Prediction:
     """One step of the paper's model by names. ``kind``: ``frame`` or ``token``."""
     step = STEPS[kind](models.get(PAPER_MODEL), cache, batch)
-    return predict(platforms.get(platform), methods.get(method), step, parameters)
+    return predict(platforms.get(platform), methods.get(method), step)
 
 
-def end_to_end(platform: str, method: str, cache: int, parameters: Parameters = PARAMETERS) -> tuple[float, float]:
+def end_to_end(platform: str, method: str, cache: int) -> tuple[float, float]:
     """Seconds of the average COIN scenario (frames, one question, an answer) at a held cache length (Figs. 4b and 14),
     and of its prefill alone."""
     machine, way, model = platforms.get(platform), methods.get(method), models.get(PAPER_MODEL)
-    prefill = COIN_FRAMES * predict(machine, way, frame(model, cache), parameters).latency
-    prefill += predict(machine, way, question(model, cache, 1, COIN_QUESTION), parameters).latency
-    return prefill + COIN_ANSWER * predict(machine, way, token(model, cache), parameters).latency, prefill
+    prefill = COIN_FRAMES * predict(machine, way, frame(model, cache)).latency
+    prefill += predict(machine, way, question(model, cache, 1, COIN_QUESTION)).latency
+    return prefill + COIN_ANSWER * predict(machine, way, token(model, cache)).latency, prefill
 
 
 BASE = {"vrex8": "agx-orin", "vrex48": "a100"}
@@ -101,55 +82,26 @@ Machine = tuple[str, str]
 EDGE_BASE, EDGE_OURS = ("agx-orin", "flexgen"), ("vrex8", "resv-dre")
 
 
-def _value(
-    of: str, machine: Machine, kind: str = "frame", cache: int = 40_000, batch: int = 1, scale: float = 1
-) -> Figure:
+def _value(of: str, machine: Machine, kind: str = "frame", cache: int = 40_000, batch: int = 1) -> float:
     """A field of ``Prediction``."""
-    return lambda p: scale * float(getattr(run(*machine, kind, cache, batch, p), of))
+    return float(getattr(run(*machine, kind, cache, batch), of))
 
 
-def _gain(base: Machine, ours: Machine, of: str = "latency", **step: Any) -> Figure:
+def _gain(base: Machine, ours: Machine, of: str = "latency", **step: Any) -> float:
     """A field of ``base`` over that of ``ours``."""
-    above, below = _value(of, base, **step), _value(of, ours, **step)
-    return lambda p: above(p) / below(p)
+    return _value(of, base, **step) / _value(of, ours, **step)
 
 
-def _extreme(pick: Callable[[Iterable[float]], float], figures: Iterable[Figure]) -> Figure:
-    """The smallest or largest of several."""
-    known = list(figures)
-    return lambda p: pick(figure(p) for figure in known)
-
-
-def _share(part: str, machine: Machine, cache: int) -> Figure:
+def _share(part: str, machine: Machine, cache: int) -> float:
     """Percent of a frame's latency."""
-    value, whole = _value(part, machine, cache=cache, scale=100), _value("latency", machine, cache=cache)
-    return lambda p: value(p) / whole(p)
+    found = run(*machine, "frame", cache)
+    return 100 * float(getattr(found, part)) / found.latency
 
 
-def _budget(part: str) -> Figure:
-    """Percent of a frame's latency on an A100 where InfiniGen's selection fetches 10K of 40K tokens (Fig. 4c)."""
-
-    def percent(p: Parameters) -> float:
-        method = replace(methods.get("infinigenp"), frame=0.25)
-        found = predict(platforms.get("a100"), method, frame(models.get(PAPER_MODEL), 40_000), p)
-        return 100 * float(getattr(found, part)) / found.latency
-
-    return percent
-
-
-def _coin(cache: int) -> Figure:
+def _coin(cache: int) -> float:
     """V-Rex8 over the best software on AGX Orin in the average scenario."""
-
-    def gain(p: Parameters) -> float:
-        software = min(end_to_end("agx-orin", method, cache, p)[0] for method in ("flexgen", "infinigenp", "rekv"))
-        return software / end_to_end(*EDGE_OURS, cache, p)[0]
-
-    return gain
-
-
-def _prefill_percent(p: Parameters) -> float:
-    whole, prefill = end_to_end("a100", "infinigen", 80_000, p)
-    return 100 * prefill / whole
+    software = min(end_to_end("agx-orin", method, cache)[0] for method in ("flexgen", "infinigenp", "rekv"))
+    return software / end_to_end(*EDGE_OURS, cache)[0]
 
 
 EDGE, SERVER, FIG_16 = "Fig. 13a, VI.B", "Fig. 13b, VI.B", "Fig. 16, VI.B"
@@ -194,45 +146,46 @@ ABLATION = (
 )
 
 
-_TOPS = [_value("tops_per_watt", ("vrex48", "resv-dre"), cache=cache, batch=8) for cache in SIZES]
-_RESV, _KVPU, _A100 = ("agx-orin", "resv"), ("vrex8", "resv-kvpu"), ("a100", "infinigen")
-_COINS = [_coin(cache) for cache in SIZES]
-_ROOF, _ROOF_REKV = (_gain(EDGE_BASE, ours, batch=4) for ours in (EDGE_OURS, ("agx-orin", "rekv")))
-_RESIDENT = _gain(("agx-orin", "resident"), EDGE_OURS, cache=1_000)
-
-OTHERS: tuple[tuple[str, str, str, float, bool, Figure], ...] = (
-    ("abstract", "vrex8, frame, 1K", "FPS", 8.3, True, _value("per_second", EDGE_OURS, cache=1_000)),
-    ("abstract", "vrex8, frame, 40K", "FPS", 3.9, True, _value("per_second", EDGE_OURS)),
-    (SERVER, "vrex48, frame, batch 8, least", "TOPS/W", 1.1, False, _extreme(min, _TOPS)),
-    (SERVER, "vrex48, frame, batch 8, most", "TOPS/W", 1.4, False, _extreme(max, _TOPS)),
-    (FIG_16, "agx-orin + resv, 40K: selection in latency", "%", 48, True, _share("selection", _RESV, 40_000)),
-    (FIG_16, "vrex8 + resv-kvpu, 40K: selection in latency", "%", 0.5, False, _share("selection", _KVPU, 40_000)),
-    (FIG_4C, "a100, InfiniGen, 10K of 40K: selection", "%", 40, True, _budget("selection")),
-    (FIG_4C, "a100, InfiniGen, 10K of 40K: fetch", "%", 39, True, _budget("exposed_fetch")),
-    (FIG_4B, "a100 + infinigen, 80K: prefill in COIN", "%", 83, False, _prefill_percent),
-    (FIG_4B, "a100 + infinigen, 80K: fetch in prefill", "%", 74, False, _share("exposed_fetch", _A100, 80_000)),
-    (FIG_14, "vrex8 over the best of agx-orin, COIN: largest speed-up", "×", 5.4, False, _extreme(max, _COINS)),
-    (FIG_15, "vrex8 over agx-orin, all on the device, 1K: speed-up", "×", 1.5, False, _RESIDENT),
-    (FIG_18, "vrex8 over agx-orin + flexgen, 40K, batch 4: throughput", "×", 10.8, False, _ROOF),
-    (FIG_18, "agx-orin + rekv over flexgen, 40K, batch 4: throughput", "×", 15 / 6.6, False, _ROOF_REKV),
-)
-
-
-def _references() -> Iterator[Reference]:
+def compare() -> list[Comparison]:
+    """The model against the paper's numbers."""
+    found = []
     for where, name, kind, cache, ms in LATENCIES:
-        latency = _value("latency", (name, "resv-dre"), kind, cache, scale=1000)
-        yield Reference(where, f"{name}, {kind}, {cache // 1000}K", "ms", ms, True, latency)
+        latency = 1000 * _value("latency", (name, "resv-dre"), kind, cache)
+        found.append(Comparison(where, f"{name}, {kind}, {cache // 1000}K", "ms", ms, True, latency))
     for where, name, kind, batch, low, high, of, calibrated in RANGES:
         machines = (BASE[name], "flexgen"), (name, "resv-dre")
         gains = [_gain(*machines, of, kind=kind, cache=cache, batch=batch) for cache in SIZES]
         what = f"{name} over {BASE[name]} + flexgen, {kind}, batch {batch}: {GAINS[of]}"
-        yield Reference(where, f"{what}, smallest", "×", low, calibrated, _extreme(min, gains))
-        yield Reference(where, f"{what}, largest", "×", high, calibrated, _extreme(max, gains))
+        found.append(Comparison(where, f"{what}, smallest", "×", low, calibrated, min(gains)))
+        found.append(Comparison(where, f"{what}, largest", "×", high, calibrated, max(gains)))
     for name, method, paper, of, calibrated in ABLATION:
         what = f"{name} + {method} over agx-orin + flexgen, 40K: {GAINS[of]}"
-        yield Reference(FIG_16, what, "×", paper, calibrated, _gain(EDGE_BASE, (name, method), of))
-    for row in OTHERS:
-        yield Reference(*row)
+        found.append(Comparison(FIG_16, what, "×", paper, calibrated, _gain(EDGE_BASE, (name, method), of)))
+    return found + [Comparison(*row) for row in _others()]
 
 
-REFERENCES = list(_references())
+def _others() -> Iterator[tuple[str, str, str, float, bool, float]]:
+    tops = [_value("tops_per_watt", ("vrex48", "resv-dre"), cache=cache, batch=8) for cache in SIZES]
+    resv, kvpu, a100 = ("agx-orin", "resv"), ("vrex8", "resv-kvpu"), ("a100", "infinigen")
+    # InfiniGen's selection fetches 10K of 40K tokens.
+    quarter = replace(methods.get("infinigenp"), frame=0.25)
+    budget = predict(platforms.get("a100"), quarter, frame(models.get(PAPER_MODEL), 40_000))
+    whole, prefill = end_to_end(*a100, 80_000)
+    coin = max(_coin(cache) for cache in SIZES)
+    roof, roof_rekv = (_gain(EDGE_BASE, ours, batch=4) for ours in (EDGE_OURS, ("agx-orin", "rekv")))
+    resident = _gain(("agx-orin", "resident"), EDGE_OURS, cache=1_000)
+    yield "abstract", "vrex8, frame, 1K", "FPS", 8.3, True, _value("per_second", EDGE_OURS, cache=1_000)
+    yield "abstract", "vrex8, frame, 40K", "FPS", 3.9, True, _value("per_second", EDGE_OURS)
+    yield SERVER, "vrex48, frame, batch 8, least", "TOPS/W", 1.1, False, min(tops)
+    yield SERVER, "vrex48, frame, batch 8, most", "TOPS/W", 1.4, False, max(tops)
+    yield FIG_16, "agx-orin + resv, 40K: selection in latency", "%", 48, True, _share("selection", resv, 40_000)
+    yield FIG_16, "vrex8 + resv-kvpu, 40K: selection in latency", "%", 0.5, False, _share("selection", kvpu, 40_000)
+    selected, fetched = (100 * part / budget.latency for part in (budget.selection, budget.exposed_fetch))
+    yield FIG_4C, "a100, InfiniGen, 10K of 40K: selection", "%", 40, True, selected
+    yield FIG_4C, "a100, InfiniGen, 10K of 40K: fetch", "%", 39, True, fetched
+    yield FIG_4B, "a100 + infinigen, 80K: prefill in COIN", "%", 83, False, 100 * prefill / whole
+    yield FIG_4B, "a100 + infinigen, 80K: fetch in prefill", "%", 74, False, _share("exposed_fetch", a100, 80_000)
+    yield FIG_14, "vrex8 over the best of agx-orin, COIN: largest speed-up", "×", 5.4, False, coin
+    yield FIG_15, "vrex8 over agx-orin, all on the device, 1K: speed-up", "×", 1.5, False, resident
+    yield FIG_18, "vrex8 over agx-orin + flexgen, 40K, batch 4: throughput", "×", 10.8, False, roof
+    yield FIG_18, "agx-orin + rekv over flexgen, 40K, batch 4: throughput", "×", 15 / 6.6, False, roof_rekv

@@ -26,7 +26,8 @@ def charts(found: Sequence[Row]) -> dict[str, Figure]:
     machines = list(dict.fromkeys(row.platform for row in found))
     heads = [machine for machine in machines if not machine.cores] or machines
     for machine in heads:
-        group = [row for row in found if row.platform is machine or _beside(row.platform, machine)]
+        beside = [each for each in machines if each.cores and not machine.cores and each.place == machine.place]
+        group = [row for row in found if row.platform in (machine, *beside)]
         for name, title, value in _MEASURES:
             lines: dict[str, list[Point]] = {}
             for row in group:
@@ -46,10 +47,6 @@ _MEASURES: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
     ("frame-energy", "energy per frame, J", lambda row: row.frame.energy),
     ("token-energy", "energy per token step, J", lambda row: row.token.energy),
 )
-
-
-def _beside(platform: Platform, machine: Platform) -> bool:
-    return bool(platform.cores) and not machine.cores and platform.place == machine.place
 
 
 def _ablation_chart() -> Figure:
@@ -193,7 +190,7 @@ def page(found: Sequence[Row], model: ModelShape, batch: int) -> Page:
 
 def summary(comparisons: list[Comparison]) -> str:
     """The mean errors in one sentence."""
-    seen, unseen = (sum(c.reference.calibrated is kind for c in comparisons) for kind in (True, False))
+    seen, unseen = (sum(each.calibrated is kind for each in comparisons) for kind in (True, False))
     return (
         f"Mean absolute relative error {100 * mean_error(comparisons):.0f} %: "
         f"{100 * mean_error(comparisons, True):.0f} % of the {seen} numbers that parameters were set on, "
@@ -205,8 +202,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """The paper's numbers and the model's."""
     rows = []
     for each in comparisons:
-        known = each.reference
-        unit = known.unit if known.unit == "×" else f" {known.unit}"
-        numbers = f"{known.paper:.3g}{unit}", f"{each.model:.3g}{unit}", f"{100 * each.error:+.0f} %"
-        rows.append((known.where, known.what, *numbers, "yes" if known.calibrated else ""))
+        unit = each.unit if each.unit == "×" else f" {each.unit}"
+        numbers = f"{each.paper:.3g}{unit}", f"{each.model:.3g}{unit}", f"{100 * each.error:+.0f} %"
+        rows.append((each.where, each.what, *numbers, "yes" if each.calibrated else ""))
     return Table("", ("where", "what", "paper", "model", "error", "calibrated"), rows)

@@ -50,8 +50,6 @@ class Method:
     offloads: bool = True
 
 
-methods: Registry[Method] = Registry("retrieval method")
-
 SCATTERED_RUN = 6.0
 """Neighbours that ReSV selects together when tokens lie in the order in which they came; calibrated on Fig. 16, what
 memory mapping by clusters (KVMU) adds."""
@@ -59,7 +57,7 @@ memory mapping by clusters (KVMU) adds."""
 _NONE, _TOKENS, _FRAMES = Selection.NONE, Selection.TOKENS, Selection.FRAMES
 _CLUSTERS, _ENGINE = Selection.CLUSTERS, Selection.ENGINE
 
-for _method in (
+_METHODS = (
     Method("resident", "all on the device", 1.0, 1.0, _NONE, _NONE, 0, offloads=False),
     Method("flexgen", "FlexGen", 1.0, 1.0, _NONE, _NONE, 0),
     Method("infinigen", "InfiniGen", 1.0, 0.068, _NONE, _TOKENS, 1),
@@ -68,8 +66,8 @@ for _method in (
     Method("resv", "ReSV", 0.327, 0.025, _CLUSTERS, _CLUSTERS, SCATTERED_RUN, overlapped=True, reuses=True),
     Method("resv-kvpu", "ReSV + KVPU", 0.327, 0.025, _ENGINE, _ENGINE, SCATTERED_RUN, overlapped=True, reuses=True),
     Method("resv-dre", "ReSV + DRE", 0.327, 0.025, _ENGINE, _ENGINE, CLUSTER_TOKENS, overlapped=True, reuses=True),
-):
-    methods.register(_method.name)(_method)
+)
+methods: Registry[Method] = Registry("retrieval method", {each.name: each for each in _METHODS})
 
 
 BYTES = 2
@@ -135,22 +133,19 @@ class ModelShape:
         return self.layers * self.kv_layer_bytes
 
 
-models: Registry[ModelShape] = Registry("model")
-
 SIGLIP_L_384 = VisionShape(layers=24, width=1024, mlp=4096, patches=576)
 """SigLIP ViT-L/16 at 384 pixels (V-Rex, section VI.A): 24 × 24 patches."""
 
 SIGLIP_SO_384 = VisionShape(layers=27, width=1152, mlp=4304, patches=729)
 
-models.register("llama3-8b")(
+_MODELS = (
     # V-Rex, section VI.A. Ten tokens per frame, one of the picture and 3 × 3 of its parts, is VideoLLM-Online's,
     # the model that the paper builds on (its Fig. 4a and Table II); the paper itself does not name the number.
     ModelShape("llama3-8b", "Llama-3 8B + SigLIP-L-384", 32, 4096, 32, 8, 128, 14336, 128256, 10, SIGLIP_L_384),
-)
-models.register("qwen2-7b")(
     # LLaVA-OneVision's published shape, 14 × 14 pooled tokens per frame; not in the paper.
     ModelShape("qwen2-7b", "Qwen2 7B + SigLIP-SO-384", 28, 3584, 28, 4, 128, 18944, 152064, 196, SIGLIP_SO_384),
 )
+models: Registry[ModelShape] = Registry("model", {each.name: each for each in _MODELS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,10 +91,6 @@ class Axis:
     low: float | None = None
     high: float | None = None
 
-    def label(self, value: float) -> str:
-        """Label of a tick."""
-        return f"{100 * value:.3g} %" if self.percent else f"{value:.4g}"
-
     def apply(self, axes: Axes, name: str) -> None:
         """Set up the ``x`` or ``y`` axis of ``axes`` after its data are drawn."""
         axis = getattr(axes, f"{name}axis")
@@ -106,7 +102,7 @@ class Axis:
             axis.set_ticks(places)
             axis.set_ticks([], minor=True)
             limits = (places[0], places[-1]) if len(places) > 1 else (low / 2, high * 2)
-        axis.set_major_formatter(lambda value, _: self.label(value))
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %" if self.percent else f"{value:.4g}")
         axes.set(**{f"{name}lim": limits, f"{name}label": self.title})
 
 
@@ -206,11 +202,6 @@ def set_tooltips(artist: Artist, *texts: str) -> None:
     """Tooltip of the artist, or of each marker of a line in turn; empty texts give none."""
     if any(texts):
         artist.set_gid(json.dumps(texts))
-
-
-def get_tooltips(artist: Artist) -> list[str]:
-    """Inverse of :func:`set_tooltips`."""
-    return list(json.loads(artist.get_gid() or "[]"))
 
 
 _SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"

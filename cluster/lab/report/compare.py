@@ -40,12 +40,8 @@ def compare(
 ) -> list[ComparedWindow]:
     """Answer every window after the first whole one twice in turn: ours, and in full from scratch.
 
-    Args:
-        engine: answers both.
-        spec: of our stream.
-        pruned: frames as our pruner leaves them.
-        whole: the same frames unpruned.
-        on_window: called after each compared window.
+    ``pruned``: frames as our pruner leaves them; ``whole``: the same frames unpruned; ``on_window``: called after each
+    compared window.
     """
     found: list[ComparedWindow] = []
     engine.evict(spec.stream)

@@ -36,7 +36,6 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers only."""
         return [
             bool(self.rows) and all(_NUMBER.match(row[place]) for row in self.rows) for place in range(len(self.heads))
         ]
@@ -113,7 +112,6 @@ class Page:
 
     @property
     def charts(self) -> dict[str, Figure]:
-        """Charts of all sections."""
         return {name: figure for section in self.sections for name, figure in section.charts.items()}
 
     def html(self) -> str:

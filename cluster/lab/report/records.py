@@ -180,26 +180,18 @@ class CameraRecord:
 
     @property
     def truth_known(self) -> bool:
-        """Whether any window has a known truth."""
         return any(window.truth for window in self.live) or any(window.truth for window in self.compared)
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
-        """Alerts raised live."""
         return tuple(alert for question in self.questions for alert in alerts(self.live, question))
 
     @property
     def live_truth(self) -> Tally:
-        """Correct live answers."""
         return self.live_truth_of(*self.questions)
 
     def live_truth_of(self, *questions: Question) -> Tally:
-        """Correct live answers to some questions."""
         return tally(((window.scores, window.truth) for window in self.live), questions)
-
-    def comparison_of(self, question: Question) -> Comparison:
-        """Comparison of one question's answers."""
-        return Comparison.of(self.compared, [question])
 
     @property
     def gated(self) -> int:
@@ -295,12 +287,10 @@ class Report:
 
     @property
     def comparison(self) -> Comparison:
-        """Over all cameras."""
         return sum((camera.comparison for camera in self.cameras), Comparison.of((), ()))
 
     @property
     def live_truth(self) -> Tally:
-        """Correct live answers of all cameras."""
         return sum((camera.live_truth for camera in self.cameras), Tally())
 
     @property

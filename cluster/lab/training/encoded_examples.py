@@ -19,8 +19,7 @@ from cluster.lab.scenes import Scene, SceneRenderer, make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, growing_window_example, limit_tokens, sliding_window_example
-from cluster.lab.training.labels import LabelledInstant, TokenLabels
-from cluster.lab.training.pruning import PrunedFrame, make_pruned_frame, picture_grid
+from cluster.lab.training.pruning import LabelledInstant, PrunedFrame, TokenLabels, make_pruned_frame, picture_grid
 from cluster.types import MICROSECONDS, PatchGeometry
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler

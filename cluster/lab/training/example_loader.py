@@ -42,7 +42,6 @@ class ReplayBuffer:
         self._turn = 0
 
     def next(self) -> Example:
-        """The next example, new or replayed."""
         turn = self._turn
         self._turn += 1
         if turn % (self._again + 1) and len(self._kept) >= _FIRST:
@@ -116,7 +115,6 @@ class ExampleLoader:
             batch_size=None,
             sampler=itertools.count(first),
             num_workers=workers,
-            collate_fn=_unchanged,
             # Of its own: else the workers' seeds would be drawn from the generator that the training uses.
             generator=torch.Generator(),
             prefetch_factor=_AHEAD if workers else None,
@@ -153,13 +151,7 @@ class ExampleLoader:
 
 @dataclass(frozen=True, slots=True)
 class _Numbered(Dataset[Example]):
-    """The examples by number."""
-
     make: Callable[[int], Example]
 
     def __getitem__(self, number: int) -> Example:
         return self.make(number)
-
-
-def _unchanged(example: Any) -> Any:
-    return example

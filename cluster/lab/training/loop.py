@@ -5,9 +5,9 @@ import math
 import pickle
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from cluster.errors import ConfigError
-from cluster.lab.training.config import Settings
+from cluster.lab.training.config import Settings, StageSettings
 from cluster.lab.training.example_loader import ExampleLoader, ReplayBuffer
 from cluster.lab.training.examples import Example
-from cluster.lab.training.loss import DenseHeads
-from cluster.lab.training.stages import Stage
+from cluster.lab.training.loss import DenseHeads, Loss
 from cluster.lab.training.trainable_model import TrainableModel
 
 
@@ -62,18 +61,21 @@ class StageOptimizer:
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, kind: str, rate: float, decay: float) -> None:
         if kind not in OPTIMIZERS:
             raise ConfigError(f"unknown optimizer {kind!r}; there are: {', '.join(OPTIMIZERS)}")
-        turned = {name: p for name, p in parameters.items() if kind == "muon" and _is_inner_matrix(name, p)}
-        others = {name: p for name, p in parameters.items() if name not in turned}
+        turned: list[nn.Parameter] = []
         plain: list[nn.Parameter] = []
         decayed: list[nn.Parameter] = []
-        for name, parameter in others.items():
-            (plain if parameter.ndim < 2 or "embed_tokens" in name else decayed).append(parameter)
+        for name, parameter in parameters.items():
+            inner = any(f".{part}." in name for part in ("blocks", "layers", "merger"))
+            if kind == "muon" and inner and parameter.ndim == 2:
+                turned.append(parameter)
+            else:
+                (plain if parameter.ndim < 2 or "embed_tokens" in name else decayed).append(parameter)
         groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
         self._parts: dict[str, tuple[torch.optim.Optimizer, float]] = {
             "adamw": (torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-8, fused=True), rate)
         }
         if turned:
-            muon = torch.optim.Muon(turned.values(), lr=rate * _MUON_GAIN, weight_decay=decay / _MUON_GAIN)
+            muon = torch.optim.Muon(turned, lr=rate * _MUON_GAIN, weight_decay=decay / _MUON_GAIN)
             self._parts["muon"] = (muon, rate * _MUON_GAIN)
 
     def step(self, share: float) -> None:
@@ -98,13 +100,20 @@ class StageOptimizer:
                 part.load_state_dict(state[name])
 
 
-def _is_inner_matrix(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.ndim == 2 and any(f".{part}." in name for part in ("blocks", "layers", "merger"))
-
-
 # Steps per log line.
 LOG_STEPS = 20
 _LOWEST_RATE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """``make``: number -> training example; ``judge``: metrics, of which ``score`` selects the better model."""
+
+    settings: StageSettings
+    make: Callable[[int], Example]
+    loss: Callable[[TrainableModel, DenseHeads, Sequence[Example]], Loss]
+    judge: Callable[[TrainableModel, DenseHeads, Sequence[Example]], dict[str, float]]
+    score: str
 
 
 class TrainingListener(Protocol):
@@ -252,14 +261,12 @@ class StageRun:
 
     def _finish(self, listener: TrainingListener, examples: list[Example]) -> None:
         """Keep the better of the weights and their moving average."""
-        raw = {name: value.detach().clone() for name, value in self.model.model.state_dict().items()}
+        better = not examples
         if examples:
             plain = self.validate(examples, listener, average=False)
-            averaged = self.validate(examples, listener)
-            better = averaged[self.stage.score] >= plain[self.stage.score]
-        else:
-            better = True
-        self.model.model.load_state_dict(self.average if better else raw)
+            better = self.validate(examples, listener)[self.stage.score] >= plain[self.stage.score]
+        if better:
+            self.model.model.load_state_dict(self.average)
         self.done = True
         self.save()
 
@@ -275,7 +282,6 @@ class StageRun:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """With the moving average as weights."""
         raw = {name: value.detach().clone() for name, value in self.model.model.state_dict().items()}
         self.model.model.load_state_dict(self.average)
         try:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cluster.lab.scenes import EVENT_KINDS
-from cluster.lab.training.examples import Example
-from cluster.lab.training.labels import LABELS
+from cluster.lab.training.examples import Example, ExampleQuestion
+from cluster.lab.training.pruning import LABELS
 from cluster.lab.training.sequence_layout import SequenceLayout, SequenceQuestion, lay_out_sequence
 from cluster.lab.training.trainable_model import TrainableModel, patch_batches
 from cluster.models.base import FrameSpan
@@ -114,14 +114,12 @@ class Loss:
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedQuestions:
     """Standing questions of some packed sequences: row that predicts each answer (``rows [n]``), right answer (``truth
-    [n]``), event, sequence, and frames of the window."""
+    [n]``), and number of its sequence."""
 
     rows: Tensor
     truth: Tensor
-    kinds: tuple[str, ...]
+    questions: tuple[ExampleQuestion, ...]
     sequence: tuple[int, ...]
-    opening: tuple[int, ...]
-    end: tuple[int, ...]
 
 
 def example_layout(model: TrainableModel, example: Example, grid: PatchGrid, *, with_answers: bool) -> SequenceLayout:
@@ -195,7 +193,7 @@ def window_loss(
     last = heads.last(output.last[rows], dense)
     answered, yes_no = _answer_loss(model, model.answer_logits(output.last[asked.rows]), asked.truth)
     pointed = asked.truth.new_zeros((), dtype=torch.float32)
-    if len(asked.kinds):
+    if asked.questions:
         targets = _targets(asked, layouts, output.starts, rows, dense.hot)
         pointed = pointing_loss(output.probes, targets, _weight(asked.truth))
     memory, recalled = _memory_loss(model, output.last, layouts, output.starts)
@@ -264,10 +262,8 @@ def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], devic
     return PackedQuestions(
         rows=torch.tensor(rows, dtype=torch.int64, device=device),
         truth=torch.tensor([each.answer == "yes" for each in questions], dtype=torch.bool, device=device),
-        kinds=tuple(each.kind for each in questions),
+        questions=tuple(questions),
         sequence=tuple(sequence),
-        opening=tuple(each.opening for each in questions),
-        end=tuple(each.end for each in questions),
     )
 
 
@@ -280,10 +276,10 @@ def _targets(
     total = starts[-1] + len(layouts[-1])
     row = torch.arange(total, device=device)
     first, last, head = [], [], []
-    for number, opening, end in zip(asked.sequence, asked.opening, asked.end, strict=True):
+    for number, question in zip(asked.sequence, asked.questions, strict=True):
         layout, start = layouts[number], starts[number] + len(layouts[number].system)
-        first.append(start + int(layout.offsets[opening]))
-        last.append(start + int(layout.offsets[end]))
+        first.append(start + int(layout.offsets[question.opening]))
+        last.append(start + int(layout.offsets[question.end]))
         head.append(starts[number])
     window = (row >= torch.tensor(first, device=device)[:, None]) & (row < torch.tensor(last, device=device)[:, None])
     begin = torch.tensor(head, device=device)[:, None]
@@ -291,7 +287,7 @@ def _targets(
     shows = torch.zeros(len(EVENT_KINDS), total, dtype=torch.bool, device=device)
     columns = [LABELS.index(f"event:{kind}") for kind in EVENT_KINDS]
     shows[:, visual] = hot[:, columns].T > 0
-    kind = torch.tensor([EVENT_KINDS.index(kind) for kind in asked.kinds], device=device)
+    kind = torch.tensor([EVENT_KINDS.index(each.kind) for each in asked.questions], device=device)
     return PointingTargets(window, window & shows[kind], (row >= begin) & (row < begin + length), asked.truth)
 
 

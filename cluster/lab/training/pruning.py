@@ -1,17 +1,28 @@
-"""Pruning of training sequences: the production pruners with random parameters, and random token loss."""
+"""Pruned frames of training sequences: the production pruners with random parameters, random token loss, and dense
+labels of the tokens, which train the tower and the language model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageFilter
 
 from cluster.lab.scenes import Scene, SceneEvent, SceneObject, SceneRenderer
+from cluster.lab.scenes.actors import COLORS
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, OBJECT_KINDS, STATES
 from cluster.lab.training.config import Shape
-from cluster.lab.training.labels import LabelledInstant, TokenLabels, token_labels
-from cluster.types import BoolGrid, ChangeGrid, FloatGrid, FrameSample, PatchGrid, SampledPicture, UInt8Array
+from cluster.types import (
+    MICROSECONDS,
+    BoolGrid,
+    ChangeGrid,
+    FrameSample,
+    PatchGrid,
+    SampledPicture,
+    UInt8Array,
+)
 from cluster.vision.pruners.base import Pruner, any_in_group, cell_means
 from cluster.vision.pruners.baselines import CodecSight, KeepAll
 from cluster.vision.pruners.replenish import Replenish
@@ -99,28 +110,91 @@ def render_samples(
     ]
 
 
-def make_sampled_picture(
-    index: int, sample: RenderedSample, before: UInt8Array | None, grid: PatchGrid, *, anchor: bool, fresh: bool
-) -> tuple[SampledPicture, UInt8Array]:
-    """Output of a codec processor without motion vectors, and the luma for the next call.
-
-    ``before``: luma of the previous sample, None for the first.
-    """
-    luma = to_luma(sample.rgb)
-    still: FloatGrid = np.zeros((grid.rows, grid.cols), np.float32)
-    change = still
-    if before is not None:
-        change = cell_means(np.maximum(luma, before) - np.minimum(luma, before), grid)
-    cue = ChangeGrid(max_motion=still, net_motion=still, intra=still, luma=change, cue="luma", frames=1)
-    frame = SampledPicture(index, round(sample.second * 1_000_000), anchor, fresh, grid, sample.rgb, luma, cue)
-    return frame, luma
-
-
 def to_luma(rgb: UInt8Array) -> UInt8Array:
     """BT.601 luma ``[height, width]`` uint8."""
     wide = rgb.astype(np.uint16)
     luma: UInt8Array = ((77 * wide[..., 0] + 150 * wide[..., 1] + 29 * wide[..., 2]) >> 8).astype(np.uint8)
     return luma
+
+
+LABELS = (
+    *(f"kind:{kind}" for kind in OBJECT_KINDS),
+    *(f"state:{state}" for state in STATES),
+    *(f"color:{color}" for color in COLORS),
+    *(f"event:{kind}" for kind in EVENT_KINDS),
+)
+"""Columns of :attr:`TokenLabels.hot`."""
+
+MIN_COVERAGE = 0.2
+"""Minimum overlap, as a share of the token or of a smaller object, to label the token."""
+
+_COLUMN = {label: column for column, label in enumerate(LABELS)}
+
+
+LabelledInstant = tuple[float, Sequence[SceneObject]]
+"""Time, and the objects visible then."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLabels:
+    """Labels of some tokens of one frame.
+
+    * ``hot`` ``[t, len(LABELS)]`` uint8, multi-hot
+    * ``velocity`` ``[t, 2]`` float32, shares of the picture per second, of the object that covers most of the token
+    * ``covered`` ``[t]`` bool: some object is there (``velocity`` is valid)
+    """
+
+    hot: npt.NDArray[np.uint8]
+    velocity: npt.NDArray[np.float32]
+    covered: npt.NDArray[np.bool_]
+
+    def take(self, tokens: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Self:
+        return type(self)(self.hot[tokens], self.velocity[tokens], self.covered[tokens])
+
+
+def coverage(box: tuple[float, float, float, float], rows: int, cols: int) -> npt.NDArray[np.float64]:
+    """``[rows, cols]``: overlap of a box (shares of the picture) with each cell, as a share of the smaller of both."""
+    x0, y0, x1, y1 = box
+    wide = _overlap(x0, x1, cols)
+    high = _overlap(y0, y1, rows)
+    area = max((x1 - x0) * cols * (y1 - y0) * rows, 1e-9)
+    share: npt.NDArray[np.float64] = np.outer(high, wide) / min(1.0, area)
+    return share
+
+
+def _overlap(low: float, high: float, cells: int) -> npt.NDArray[np.float64]:
+    edges = np.arange(cells, dtype=np.float64)
+    overlap: npt.NDArray[np.float64] = np.clip(
+        np.minimum(high * cells, edges + 1) - np.maximum(low * cells, edges), 0, 1
+    )
+    return overlap
+
+
+def token_labels(instants: Sequence[LabelledInstant], events: Sequence[SceneEvent], grid: PatchGrid) -> TokenLabels:
+    """Labels of all tokens of one frame, row-major; ``instants``: time and objects of each sample.
+
+    Labels are the union over samples; an event labels its actors' tokens while it lasts.
+    """
+    rows, cols = grid.group_rows, grid.group_cols
+    hot = np.zeros((rows * cols, len(LABELS)), np.uint8)
+    velocity = np.zeros((rows * cols, 2), np.float32)
+    most = np.zeros(rows * cols)
+    for second, objects in instants:
+        for seen in objects:
+            share = coverage(seen.box, rows, cols).ravel()
+            here = share >= MIN_COVERAGE
+            # As a share of the token: a small object covers little of it.
+            share = share * min(1.0, (seen.box[2] - seen.box[0]) * cols * (seen.box[3] - seen.box[1]) * rows)
+            if not here.any():
+                continue
+            names = [f"kind:{seen.kind}", f"state:{seen.state}", f"color:{seen.colour}"]
+            names += [f"event:{e.kind}" for e in events if seen.id in e.actors and e.start_s <= second < e.end_s]
+            for column in (_COLUMN[name] for name in names if name in _COLUMN):
+                hot[here, column] = 1
+            nearer = here & (share > most)
+            velocity[nearer] = seen.velocity
+            most = np.where(nearer, share, most)
+    return TokenLabels(hot, velocity, most > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,10 +247,6 @@ class Pruning:
             return CodecSight(luma_threshold=self.margin + 1.0)
         return Replenish(margin=self.margin)
 
-    def anchored(self, frame: int) -> bool:
-        """Whether the ``frame``-th is a scheduled anchor."""
-        return frame == 0 or frame % self.anchor == self.phase
-
 
 def prune_samples(
     samples: Sequence[RenderedSample],
@@ -185,19 +255,37 @@ def prune_samples(
     pruning: Pruning,
     rng: np.random.Generator,
 ) -> list[PrunedFrame]:
-    """Run samples through the production sampler; the first frame is fresh and complete."""
+    """Labelled frames of the samples; the first is fresh and complete."""
+    instants = [(sample.second, sample.objects) for sample in samples]
+    return [
+        make_pruned_frame(
+            cut,
+            instants[number * grid.temporal : (number + 1) * grid.temporal],
+            events,
+            0.0 if cut.anchor else pruning.loss,
+            rng,
+        )
+        for number, cut in enumerate(sample_frames(samples, grid, pruning))
+    ]
+
+
+def sample_frames(samples: Sequence[RenderedSample], grid: PatchGrid, pruning: Pruning) -> Iterator[FrameSample]:
+    """Samples through the production sampler, as a codec processor without motion vectors gives them."""
     sampler = PatchSampler("training", pruning.make(), fps=2.0)
-    frames: list[PrunedFrame] = []
-    luma: UInt8Array | None = None
+    change = still = np.zeros((grid.rows, grid.cols), np.float32)
+    before: UInt8Array | None = None
     for index, sample in enumerate(samples):
         frame, second = divmod(index, grid.temporal)
-        anchor = second == 0 and pruning.anchored(frame)
-        sampled, luma = make_sampled_picture(index, sample, luma, grid, anchor=anchor, fresh=index == 0)
-        cut = sampler.feed(sampled)
+        anchor = second == 0 and (frame == 0 or frame % pruning.anchor == pruning.phase)
+        luma = to_luma(sample.rgb)
+        if before is not None:
+            change = cell_means(np.maximum(luma, before) - np.minimum(luma, before), grid)
+        before = luma
+        cue = ChangeGrid(max_motion=still, net_motion=still, intra=still, luma=change, cue="luma", frames=1)
+        pts = round(sample.second * MICROSECONDS)
+        cut = sampler.feed(SampledPicture(index, pts, anchor, index == 0, grid, sample.rgb, luma, cue))
         if cut is not None:
-            pair = [(s.second, s.objects) for s in samples[index + 1 - grid.temporal : index + 1]]
-            frames.append(make_pruned_frame(cut, pair, events, 0.0 if cut.anchor else pruning.loss, rng))
-    return frames
+            yield cut
 
 
 def make_pruned_frame(

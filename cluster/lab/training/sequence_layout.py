@@ -16,8 +16,21 @@ import torch
 from torch import Tensor
 
 from cluster.engine.window.planner import IntArray
-from cluster.lab.training.attention import BLOCK_ROWS, Block
 from cluster.models.base import FrameSpan, VisionLanguageModel
+
+# Rows of a full block.
+BLOCK_ROWS = 192
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Rows ``[start, stop)`` and the row ranges of their keys; ``bias [stop - start, keys]``: 0 or minus infinity, keys
+    in the order of the ranges."""
+
+    start: int
+    stop: int
+    keys: tuple[tuple[int, int], ...]
+    bias: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +98,8 @@ def lay_out_sequence(
     order = sorted(range(len(asks)), key=lambda i: (asks[i].end, asks[i].opening))
     ordered = [asks[i] for i in order]
     positions, starts = _positions(model, head, frames, ordered)
-    blocks = [_system_block(head), *_visual_blocks(head, offsets, context)]
+    prompt = Block(0, head, ((0, head),), _bias(torch.ones(head, head, dtype=torch.bool).tril()))
+    blocks = [prompt, *_visual_blocks(head, offsets, context)]
     row = head + int(offsets[-1])
     for (opening, end), group in groupby(ordered, key=lambda ask: (ask.opening, ask.end)):
         lengths = [len(ask.ids) for ask in group]
@@ -128,10 +142,6 @@ def _corner(model: VisionLanguageModel, head: int, span: FrameSpan) -> Tensor:
 
 def _bias(sees: Tensor) -> Tensor:
     return torch.zeros(sees.shape).masked_fill_(~sees, float("-inf"))
-
-
-def _system_block(head: int) -> Block:
-    return Block(0, head, ((0, head),), _bias(torch.ones(head, head, dtype=torch.bool).tril()))
 
 
 def _visual_blocks(head: int, offsets: IntArray, context: IntArray) -> list[Block]:

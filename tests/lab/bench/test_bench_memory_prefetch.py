@@ -3,9 +3,10 @@
 import xml.etree.ElementTree as ET
 
 import pytest
+from tooltips import get_tooltips
 
 from cluster.lab.bench.memory.prefetch import Compute, measure_prefetch, timeline
-from cluster.lab.report.charts import get_tooltips, svg
+from cluster.lab.report.charts import svg
 from cluster.memory.prefetch import FetchEvent
 
 

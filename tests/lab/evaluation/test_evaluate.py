@@ -12,13 +12,13 @@ from evaluation_cases import QUESTIONS, SHAPE
 import cluster.memory.head_memory
 import cluster.vision.sampler
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.evaluation import result_cache, towers
+from cluster.lab.evaluation import replay as one_pass
 from cluster.lab.evaluation import run as runner
-from cluster.lab.evaluation.result_cache import ResultCache, code_files, model_digest, video_digest
+from cluster.lab.evaluation import work as working
 from cluster.lab.evaluation.results import VideoRun
 from cluster.lab.evaluation.run import evaluate
 from cluster.lab.evaluation.settings import codecsight, full_computation, ours
-from cluster.lab.evaluation.worker_pool import ModelSpec
+from cluster.lab.evaluation.work import ModelSpec, ResultCache, code_files, model_digest, video_digest
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 
@@ -198,26 +198,26 @@ DECIDES_NOTHING = (
 
 
 def test_the_cache_key_covers_the_code_that_an_answer_comes_from():
-    covered = set(code_files((*result_cache.CODE, *runner.CODE)))
+    covered = set(code_files((*working.CODE, *runner.CODE)))
     exempt = set(code_files(importlib.import_module(name) for name in DECIDES_NOTHING))
     passed = _imported("cluster.lab.evaluation.replay")
-    assert {"towers.py", "replenish.py", "processor.py", "layers.py"} <= {path.name for path in covered}
+    assert {"replay.py", "replenish.py", "processor.py", "layers.py"} <= {path.name for path in covered}
     assert len(passed) > 80
     assert [path for path in passed if path not in covered | exempt and path.name != "__init__.py"] == []
 
 
-@pytest.mark.parametrize("module", [towers, cluster.memory.head_memory, cluster.vision.sampler], ids=str)
+@pytest.mark.parametrize("module", [one_pass, cluster.memory.head_memory, cluster.vision.sampler], ids=str)
 def test_results_of_other_code_are_not_reused(model, videos, tmp_path, monkeypatch, passes, module):
     work, changed, read = tmp_path / "work.jsonl", Path(module.__file__), Path.read_bytes
     evaluate(videos, model, SETTINGS[:1], QUESTIONS, work=work)
     evaluate(videos, model, SETTINGS[:1], QUESTIONS, work=work)
     assert len(passes) == len(videos)
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"pass\n" * (path == changed))
-    result_cache.code_digest.cache_clear()
+    working.code_digest.cache_clear()
     try:
         evaluate(videos, model, SETTINGS[:1], QUESTIONS, work=work)
     finally:
-        result_cache.code_digest.cache_clear()
+        working.code_digest.cache_clear()
     assert len(passes) == 2 * len(videos)
 
 

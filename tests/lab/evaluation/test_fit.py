@@ -6,7 +6,7 @@ import pytest
 from cluster.errors import ConfigError, ModelError
 from cluster.lab.evaluation.calibration import CalibrationFit, fit_answers, mean_in_logits, platt, write_calibration
 from cluster.lab.evaluation.memory.questions import OpenQuestion
-from cluster.lab.evaluation.memory.results import SettingResult, grade_answer
+from cluster.lab.evaluation.memory.results import AnswerRecord, GradedAnswer, SettingResult
 from cluster.lab.evaluation.memory.run import Footage, MemoryResults
 from cluster.lab.evaluation.memory.settings import FULL
 from cluster.models.settings import ModelSettings
@@ -48,9 +48,7 @@ def test_answers_about_events_are_fitted_from_what_was_said_and_nothing_else():
         OpenQuestion("needle", ("Was there a red vehicle?",), ("yes",), 9.0)
     ] * 50
     answered = [
-        grade_answer(
-            "v", number, question, ["no"], ttft_s=0, retrieved=0, held=0, bytes_moved=0, bytes_held=0, yes=[score]
-        )
+        AnswerRecord(GradedAnswer.of("v", number, question, ["no"]), ("no",), 0, 9.0, 0, 0, 0, 0, None, (score,))
         for number, (question, score) in enumerate(zip(asked, [*scores, *[0.0] * 50], strict=True))
     ]
     before = ModelSettings(answer_temperature=4.0, answer_bias=-1.0)

@@ -33,12 +33,11 @@ def visible(footage, at):
 @given(
     st.integers(0, 10_000),
     st.floats(60, 900),
-    st.sampled_from(["train", "test"]),
     st.floats(8, 60),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_stretches_lie_apart_and_nobody_is_there_in_between(seed, seconds, split, quiet_s, event_share):
-    footage = LongScene(seconds, seed, split, quiet_s, event_share)
+def test_stretches_lie_apart_and_nobody_is_there_in_between(seed, seconds, quiet_s, event_share):
+    footage = LongScene(seconds, seed, quiet_s, event_share)
     ends = [0.0, *(episode.end_s for episode in footage.episodes)]
     starts = [*(episode.start_s for episode in footage.episodes), seconds]
     assert all(start - end >= 3.99 for end, start in zip(ends, starts, strict=True))
@@ -90,12 +89,6 @@ def test_a_third_of_the_episodes_are_events_of_all_kinds_and_the_needles_stay(ho
         (episode,) = [each for each in eventful.episodes if each.start_s <= at <= each.end_s]
         assert event in episode.events
     assert len(hour.scene.events) == 1
-
-
-def test_needles_have_the_colours_they_may_have():
-    footage = LongScene(1800, 1, needle_colors=("black", "blue", "green"))
-    counts = Counter(actor.color for actor in footage.scene.actors if actor.kind == "vehicle")
-    assert sorted(counts[color] for color in ("black", "blue", "green")) == [0, 1, 1]
 
 
 def test_a_picture_late_in_an_hour_shows_who_is_there(hour):
@@ -208,10 +201,7 @@ def test_footage_in_which_nothing_happens_is_refused():
     [
         ({"seconds": 20}, "at least 60 s"),
         ({"seed": -1}, "at least 0"),
-        ({"split": "other"}, "unknown split 'other'"),
         ({"quiet_s": 1}, "at least 8 s"),
-        ({"needle_colors": ("red", "pink", "blue")}, "unknown colour 'pink'"),
-        ({"needle_colors": ("red", "red", "blue")}, "three colours"),
     ],
 )
 def test_wrong_arguments_say_what_is_wrong(change, message):

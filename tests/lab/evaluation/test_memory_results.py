@@ -1,25 +1,31 @@
 """Rows, reports and curves of an evaluation of memory, against hand-computed numbers."""
 
 import json
-import math
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
-from cluster.errors import ConfigError, SightlineError
+from cluster.errors import SightlineError
 from cluster.lab.evaluation.datasets import SkippedVideo
-from cluster.lab.evaluation.memory.questions import OpenQuestion
-from cluster.lab.evaluation.memory.report import compare_settings, make_page, memory_charts
-from cluster.lab.evaluation.memory.results import SettingResult, evidence_recall, grade_answer, make_coverage
-from cluster.lab.evaluation.memory.settings import MemorySetting
+from cluster.lab.evaluation.memory.questions import Footage, OpenQuestion
+from cluster.lab.evaluation.memory.report import make_page, make_report, memory_charts
+from cluster.lab.evaluation.memory.results import (
+    AnswerRecord,
+    GradedAnswer,
+    SettingResult,
+    evidence_recall,
+    make_coverage,
+)
+from cluster.lab.evaluation.memory.run import MemoryResults
+from cluster.lab.evaluation.memory.settings import FULL, ShareSetting
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_page
+from cluster.models.settings import ModelSettings
 
-FULL = MemorySetting("full", "frames", "all")
-SMALL = MemorySetting("cords", "resv", "wicsum", 256)
-LARGE = MemorySetting("cords", "resv", "wicsum", 1024)
+SMALL, LARGE = (ShareSetting("cords", "resv", "wicsum", share=share) for share in (1 / 8, 1 / 4))
 ASKED = (
     OpenQuestion("needle", ("Was there a red vehicle?",), ("yes",), 100.0, None, ((10.0, 14.0),)),
     OpenQuestion("needle", ("Was there a blue vehicle?",), ("no",), 100.0),
@@ -29,23 +35,30 @@ ASKED = (
 RIGHT = ("yes", "no", "person", "two")
 
 
-def result(setting, said, *, coverage=None, at=(12.0, 31.0, 90.0, 90.0)):
+def result(setting, said, *, coverage=None, held=400.0):
+    at = (12.0, 31.0, 90.0, 90.0)
     rows = tuple(
-        grade_answer(
-            "hour",
-            number,
-            question,
-            [word],
+        AnswerRecord(
+            GradedAnswer.of("hour", number, question, [word]),
+            (word,),
             ttft_s=0.1 * (number + 1),
-            retrieved=100.0,
-            held=400.0,
+            history_s=question.at_s,
+            retrieved=held / 4,
+            held=held,
             bytes_moved=1000 * number,
             bytes_held=2**20,
-            retrieved_at=at,
+            recall=evidence_recall(at, question.evidence) if question.evidence else None,
         )
         for number, (question, word) in enumerate(zip(ASKED, said, strict=True))
     )
     return SettingResult(setting, rows, coverage or {})
+
+
+def reported(*results, **options):
+    """Report of these settings about one hour of footage."""
+    found = MemoryResults(results, (Footage("hour", Path("hour.mp4"), ASKED),), (), 0)
+    model = SimpleNamespace(settings=ModelSettings())
+    return make_report("Memory", found, model, **options)
 
 
 def test_recall_of_evidence_by_hand():
@@ -59,7 +72,7 @@ def test_recall_of_evidence_by_hand():
 
 def test_a_row_holds_means_by_hand():
     row = result(SMALL, ("yes", "yes", "person", "three")).row()
-    assert (row["compressor"], row["retriever"], row["budget"], row["questions"]) == ("cords", "wicsum", 256, 4)
+    assert (row["compressor"], row["retriever"], row["share"], row["questions"]) == ("cords", "wicsum", 1 / 8, 4)
     assert (row["accuracy_all"], row["accuracy_needle"], row["accuracy_order"]) == (0.5, 0.5, 1.0)
     assert row["retrieval_ratio"] == 0.25
     assert row["ttft_s"] == pytest.approx(0.25)
@@ -67,12 +80,6 @@ def test_a_row_holds_means_by_hand():
     # Of the three questions with evidence: 1/4, 2/4 and 0/4 of the tokens; all, all and none of the spans.
     assert row["evidence_inside"] == pytest.approx(0.25)
     assert row["evidence_spans"] == row["evidence_found"] == pytest.approx(2 / 3)
-
-
-def test_without_tokens_known_there_is_no_recall():
-    row = result(FULL, RIGHT, at=None).row()
-    assert math.isnan(row["evidence_found"])
-    assert row["accuracy_all"] == 1.0
 
 
 def test_coverage_keeps_area_and_percentiles():
@@ -86,14 +93,12 @@ def test_coverage_keeps_area_and_percentiles():
 @pytest.fixture
 def report():
     near, far = (make_coverage(torch.linspace(0, top, 500), 1.0) for top in (0.2, 0.9))
-    results = [
+    return reported(
         result(FULL, RIGHT, coverage={"joint": make_coverage(torch.zeros(4), 1.0)}),
-        result(SMALL, ("yes", "yes", "person", "three"), coverage={"joint": far}),
-        result(LARGE, ("yes", "no", "person", "three"), coverage={"joint": near, "key": near}),
-    ]
-    skipped = [SkippedVideo(Path("gone.mp4"), "not on disk")]
-    return compare_settings(
-        "Memory", results, baseline=FULL, facts={"footage": "one hour"}, notes=["one"], skipped=skipped
+        result(SMALL, ("yes", "yes", "person", "three"), coverage={"joint": far}, held=100.0),
+        result(LARGE, ("yes", "no", "person", "three"), coverage={"joint": near, "key": near}, held=200.0),
+        facts={"footage": "one hour"},
+        skipped=[SkippedVideo(Path("gone.mp4"), "not on disk")],
     )
 
 
@@ -105,10 +110,10 @@ def test_json_is_finite_and_holds_rows_drops_and_answers(report):
     # One question of a kind: no interval, which JSON writes as null.
     assert body["rows"][1]["coverage_joint"] > 0.5
     assert body["figures"][f"drop {LARGE.name}"] == 0.25
-    assert body["baseline"] == "full/frames/all@all"
+    assert body["baseline"] == "full"
     assert body["questions"][SMALL.name][3]["said"] == ["three"]
     assert body["skipped"] == [{"path": "gone.mp4", "reason": "not on disk"}]
-    assert body["notes"] == ["footage: one hour", "one"]
+    assert body["notes"] == ["footage: one hour", *report.notes]
 
 
 def test_markdown_tables_have_a_line_for_each_setting(report):
@@ -130,12 +135,12 @@ def test_curves_are_drawn_of_what_was_measured(report):
     assert set(charts) == {"accuracy-budget", "coverage-joint", "coverage-key", "ttft-history"}
     for figure in charts.values():
         ElementTree.fromstring(svg(figure))
-    # Two combinations of policies; that without a bound stands at the 400 tokens it held.
+    # Two combinations of policies; each setting stands at the tokens it held.
     (axes,) = charts["accuracy-budget"].axes
     assert f"{SMALL.name}: 0.500" in svg(charts["accuracy-budget"])
     lines = {line.get_label(): line.get_xydata() for line in axes.lines}
     assert sorted(len(points) for points in lines.values()) == [1, 2]
-    assert 400 in [x for points in lines.values() for x, _ in points]
+    assert sorted(x for points in lines.values() for x, _ in points) == [100, 200, 400]
     # Not marked and joined: a line for each of three settings, in one space of one.
     assert len(charts["coverage-joint"].axes[0].lines) == 3
     assert len(charts["coverage-key"].axes[0].lines) == 1
@@ -152,13 +157,9 @@ def test_files_are_written_and_a_folder_that_cannot_be_is_named(report, tmp_path
         write_page(make_page(report), tmp_path / "file", "memory")
 
 
-def test_a_report_needs_each_setting_once_and_the_same_questions():
-    full = result(FULL, RIGHT)
-    with pytest.raises(ConfigError, match="one result for each setting"):
-        compare_settings("Memory", [full, full])
-    with pytest.raises(ConfigError, match="is not among the settings"):
-        compare_settings("Memory", [full], baseline=SMALL)
-    fewer = SettingResult(SMALL, full.answered[:2])
-    with pytest.raises(ConfigError, match="same questions in the same order"):
-        compare_settings("Memory", [full, fewer], baseline=FULL)
-    assert "drop" not in make_page(compare_settings("Memory", [full])).markdown()
+def test_a_drop_is_of_the_same_questions_and_from_full_kv():
+    full, small = result(FULL, RIGHT), result(SMALL, RIGHT)
+    with pytest.raises(ValueError, match="same questions in the same order"):
+        reported(full, SettingResult(SMALL, full.answered[:2]))
+    assert "| drop |" in make_page(reported(full, small)).markdown()
+    assert "| drop |" not in make_page(reported(small)).markdown()

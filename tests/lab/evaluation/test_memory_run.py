@@ -11,14 +11,14 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.memory.answer import SPACES, _coverage, _filled, answer_scene, full_bytes
-from cluster.lab.evaluation.memory.questions import MultipleChoice, OpenQuestion
+from cluster.lab.evaluation.memory.questions import Footage, MultipleChoice, OpenQuestion
 from cluster.lab.evaluation.memory.recording import Recording, record
 from cluster.lab.evaluation.memory.report import chance, make_report
-from cluster.lab.evaluation.memory.run import Footage, evaluate_memory
-from cluster.lab.evaluation.memory.score import GradedAnswer
+from cluster.lab.evaluation.memory.results import GradedAnswer
+from cluster.lab.evaluation.memory.run import evaluate_memory
 from cluster.lab.evaluation.memory.settings import FULL, SHARES, ShareSetting, memory_grid, ours
 from cluster.lab.evaluation.settings import WindowShape
-from cluster.lab.evaluation.worker_pool import ModelSpec
+from cluster.lab.evaluation.work import ModelSpec
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
@@ -88,7 +88,7 @@ def test_at_an_instant_all_frames_that_ended_before_it_are_known_and_none_after(
 
 
 def test_a_recording_comes_back_as_it_was_saved_and_a_broken_one_not_at_all(recording, tmp_path):
-    path = tmp_path / "deep" / "r.safetensors"
+    path = tmp_path / "deep" / "r.pt"
     recording.save(path)
     again = Recording.load(path)
     assert (again.begin, again.frame_s) == (recording.begin, recording.frame_s)
@@ -110,7 +110,7 @@ def test_a_recording_comes_back_as_it_was_saved_and_a_broken_one_not_at_all(reco
 def test_a_recording_that_cannot_be_written_says_so(recording, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SightlineError, match="cannot write the recording"):
-        recording.save(tmp_path / "file" / "r.safetensors")
+        recording.save(tmp_path / "file" / "r.pt")
 
 
 # -- answering ------------------------------------------------------------------------------------

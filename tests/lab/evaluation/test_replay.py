@@ -16,9 +16,8 @@ from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import SourceError
 from cluster.lab.bench.frames import prune_clip, read_clip
-from cluster.lab.evaluation.replay import _source, replay
+from cluster.lab.evaluation.replay import SimilarityReuse, TowerCache, _source, replay
 from cluster.lab.evaluation.settings import codecsight, full_computation, ours
-from cluster.lab.evaluation.towers import SimilarityReuse, TowerCache
 from cluster.lab.report.compare import answer_in_full
 from cluster.models.base import PatchBatch
 from cluster.types import Question, StreamSpec

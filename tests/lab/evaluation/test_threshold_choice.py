@@ -1,13 +1,14 @@
 """The chosen threshold is the best there is, and stands in the middle of its plateau."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lab.evaluation.calibration import choose_threshold, choose_thresholds
+from cluster.lab.evaluation.calibration import choose_threshold, fit_thresholds, mean_in_logits
 from cluster.lab.evaluation.metrics import Decisions, accuracy
 
 
@@ -46,16 +47,16 @@ def test_without_events_there_is_nothing_to_choose_on():
         choose_threshold(np.full((2, 1), 0.5), np.zeros((2, 1), bool), np.ones((2, 1), bool))
 
 
-def test_each_kind_by_itself():
-    scores = np.array([[0.2, 0.7], [0.4, 0.9], [0.1, 0.6]])
-    truth = np.array([[False, False], [True, True], [False, False]])
-    chosen = choose_thresholds(("low", "high"), scores, truth, np.ones_like(truth))
-    assert 0.2 < chosen["low"][0] < 0.4
-    assert 0.7 < chosen["high"][0] < 0.9
-    assert chosen["low"][1] == chosen["high"][1] == 1
-    never = truth & np.array([True, False])
-    rare = choose_thresholds(("low", "never"), scores, never, np.ones_like(truth))
-    assert rare.keys() == {"low"}
+def test_each_kind_by_itself_if_it_happens_often_enough():
+    scores = np.repeat([[0.2, 0.7, 0.5], [0.4, 0.9, 0.6], [0.1, 0.6, 0.5]], 8, axis=0)
+    truth = np.repeat([[False, False, False], [True, True, False], [False, False, False]], 8, axis=0)
+    truth[8:15, 2] = True
+    results = SimpleNamespace(kinds=("low", "high", "rare"), truth=truth, judged=np.ones_like(truth))
+    common, f1, chosen = fit_thresholds(results, scores)
+    assert (common, f1) == choose_threshold(scores, truth, results.judged)
+    assert chosen.keys() == {"low", "high"}
+    assert mean_in_logits(common, 0.2) < chosen["low"] < mean_in_logits(common, 0.4)
+    assert mean_in_logits(common, 0.7) < chosen["high"] < mean_in_logits(common, 0.9)
 
 
 @given(st.integers(0, 2**32 - 1))

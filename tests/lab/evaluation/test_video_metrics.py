@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from cluster.lab.evaluation.metrics import (
     Decisions,
     accuracy,
+    estimate,
     f1_drop,
     mean_over_kinds,
-    percentile_interval,
     recall_drop,
     terciles,
     video_score,
@@ -82,9 +82,10 @@ def test_resampling_a_video_n_times_is_having_it_n_times(seed):
     truth, positive, judged = rng.random((3, 7, 2)) < 0.5
     weights = rng.integers(0, 4, 7)
     once = Decisions(("a", "b"), truth, positive, judged).counts(weights[None].astype(float))
-    repeated = Decisions(("a", "b"), *(np.repeat(each, weights, axis=0) for each in (truth, positive, judged))).counts()
+    repeated = Decisions(("a", "b"), *(np.repeat(each, weights, axis=0) for each in (truth, positive, judged)))
+    counts = repeated.counts(np.ones((1, len(repeated))))
     for name in ("tp", "fp", "fn"):
-        assert getattr(once, name).tolist() == getattr(repeated, name).tolist()
+        assert getattr(once, name).tolist() == getattr(counts, name).tolist()
 
 
 def test_interval_holds_the_value_and_narrows_with_videos():
@@ -94,19 +95,19 @@ def test_interval_holds_the_value_and_narrows_with_videos():
     widths = []
     for count in (40, 400):
         found = accuracy(decisions(truth[:count], positive[:count]))
-        low, high = found.f1.interval
-        assert low <= found.f1.value <= high
+        value, low, high = found.f1
+        assert low <= value <= high
         widths.append(high - low)
     assert widths[1] < widths[0] / 2
     again = accuracy(decisions(truth[:40], positive[:40]))
-    assert again.f1.interval == accuracy(decisions(truth[:40], positive[:40])).f1.interval
+    assert again.f1 == accuracy(decisions(truth[:40], positive[:40])).f1
 
 
 def test_two_videos_have_no_interval():
     found = accuracy(decisions([[1], [0]], [[1], [0]]))
     assert found.f1.value == 1
-    assert math.isnan(found.f1.interval.low)
-    assert all(math.isnan(end) for end in percentile_interval(np.array([np.nan, np.nan])))
+    assert math.isnan(found.f1.low)
+    assert all(math.isnan(end) for end in estimate(np.array([1.0, np.nan, np.nan]))[1:])
 
 
 def test_drops_are_paired():
@@ -114,12 +115,12 @@ def test_drops_are_paired():
     truth = rng.random((60, 1)) < 0.5
     noisy = truth ^ (rng.random((60, 1)) < 0.2)
     full, same = decisions(truth, noisy), decisions(truth, noisy)
-    assert f1_drop(full, same) == (0, (0, 0))
+    assert f1_drop(full, same) == (0, 0, 0)
     worse = noisy.copy()
     worse[np.flatnonzero(truth[:, 0] & noisy[:, 0])[:10]] = False
     drop = f1_drop(full, decisions(truth, worse))
     assert drop.value == pytest.approx(accuracy(full).f1.value - accuracy(decisions(truth, worse)).f1.value)
-    assert 0 < drop.interval.low <= drop.value <= drop.interval.high
+    assert 0 < drop.low <= drop.value <= drop.high
     recall = recall_drop(full, decisions(truth, worse))
     assert recall.value == pytest.approx(10 / truth.sum())
     with pytest.raises(ValueError, match="same videos"):

@@ -5,7 +5,9 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
-from cluster.lab.report.charts import COLOR, THEME, Axis, Point, Series, Span, chart, get_tooltips, inline, svg
+from tooltips import get_tooltips
+
+from cluster.lab.report.charts import COLOR, THEME, Axis, Point, Series, Span, chart, inline, svg
 
 TITLE = "Cost & <benefit>"
 

@@ -8,13 +8,13 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
+from tooltips import get_tooltips
 
 from cluster.errors import SightlineError
-from cluster.lab.report.charts import get_tooltips, svg
+from cluster.lab.report.charts import svg
 from cluster.lab.report.number_format import compact
 from cluster.lab.report.records import ComparedWindow, Comparison, Cost
-from cluster.lab.report.render import make_page, write_report
-from cluster.lab.report.timeline import tokens_per_window
+from cluster.lab.report.render import make_page, tokens_per_window, write_report
 from cluster.types import Question
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}

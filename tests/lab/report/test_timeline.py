@@ -2,10 +2,11 @@
 
 import pytest
 from matplotlib.colors import to_hex
+from tooltips import get_tooltips
 
-from cluster.lab.report.charts import COLOR, get_tooltips, svg
+from cluster.lab.report.charts import COLOR, svg
 from cluster.lab.report.records import EventInterval
-from cluster.lab.report.timeline import compared_timeline, live_timeline
+from cluster.lab.report.render import compared_timeline, live_timeline
 from cluster.types import Question
 
 MARKS = {COLOR["good"]: "right", COLOR["bad"]: "wrong", COLOR["soft"]: "open", COLOR["line"]: "plain"}

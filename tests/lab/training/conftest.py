@@ -24,7 +24,9 @@ def grid(shape: Shape) -> PatchGrid:
 
 @pytest.fixture
 def trainable(shape: Shape) -> TrainableModel:
-    return TrainableModel.fresh(shape, seed=3, compute=torch.float32)
+    model = TrainableModel.fresh(shape, seed=3)
+    model.compute = torch.float32
+    return model
 
 
 @pytest.fixture(scope="session")

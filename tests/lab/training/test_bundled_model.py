@@ -11,8 +11,7 @@ from cluster.lab.training.config import SHAPES
 from cluster.lab.training.examples import ValidationExamples
 from cluster.lab.training.loss import margins
 from cluster.lab.training.pruning import picture_grid
-from cluster.lab.training.run import load_mean_weights
-from cluster.lab.training.stages import auc
+from cluster.lab.training.run import auc, load_mean_weights
 from cluster.lab.training.trainable_model import TrainableModel
 from cluster.models.settings import ModelSettings
 

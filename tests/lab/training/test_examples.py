@@ -14,8 +14,7 @@ from cluster.lab.training.examples import (
     sliding_window_example,
     window_openings,
 )
-from cluster.lab.training.labels import LABELS, TokenLabels
-from cluster.lab.training.pruning import PrunedFrame
+from cluster.lab.training.pruning import LABELS, PrunedFrame, TokenLabels
 
 
 def frames_at(times: list[float], complete: set[int]) -> list[PrunedFrame]:

@@ -80,7 +80,7 @@ def test_the_tokenizer_keeps_any_text_and_makes_questions_short(exported: Path, 
 def test_training_goes_on_from_an_export_and_from_nothing_else(
     exported: Path, trainable: TrainableModel, shape: Shape, tmp_path: Path
 ) -> None:
-    again = TrainableModel.fresh(shape, seed=99, compute=torch.float32)
+    again = TrainableModel.fresh(shape, seed=99)
     load_mean_weights([exported], again)
     for name, value in trainable.model.state_dict().items():
         assert torch.allclose(again.model.state_dict()[name], value, atol=0.02), name
@@ -91,11 +91,11 @@ def test_training_goes_on_from_an_export_and_from_nothing_else(
 
 
 def test_training_goes_on_from_the_mean_of_several_exports(shape: Shape, tmp_path: Path) -> None:
-    models = [TrainableModel.fresh(shape, seed=seed, compute=torch.float32) for seed in (1, 2)]
+    models = [TrainableModel.fresh(shape, seed=seed) for seed in (1, 2)]
     folders = [tmp_path / "one", tmp_path / "two"]
     for model, folder in zip(models, folders, strict=True):
         export(model, shape, folder, [])
-    mean = TrainableModel.fresh(shape, seed=99, compute=torch.float32)
+    mean = TrainableModel.fresh(shape, seed=99)
     load_mean_weights(folders, mean)
     one, two = (model.model.state_dict() for model in models)
     for name, value in mean.model.state_dict().items():

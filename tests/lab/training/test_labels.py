@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cluster.lab.scenes import SceneEvent
-from cluster.lab.training.labels import LABELS, MIN_COVERAGE, coverage, token_labels
+from cluster.lab.training.pruning import LABELS, MIN_COVERAGE, coverage, token_labels
 from cluster.types import PatchGrid
 
 GRID = PatchGrid(4, 8, 14, 2, 2)

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from cluster.lab.training.attention import Block, probe_attention
 from cluster.lab.training.examples import Example
 from cluster.lab.training.loss import DenseHeads, PointingTargets, pointing_loss, window_loss
+from cluster.lab.training.sequence_layout import Block
+from cluster.lab.training.trainable_model import probe_attention
 
 # Rows: one of the system prompt, three visual ones, of which the second shows the event.
 WINDOW = torch.tensor([[False, True, True, True]])

@@ -1,6 +1,7 @@
 """A training sequence is the engine's window: same rows, same positions, same logits."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +12,11 @@ from cluster.lab.scenes import EVENT_KINDS, make_scene, standing_question
 from cluster.lab.training.config import Shape
 from cluster.lab.training.examples import Example, ExampleQuestion
 from cluster.lab.training.loss import margins
-from cluster.lab.training.pruning import ImageDegradation, Pruning, make_sampled_picture, prune_samples, render_samples
+from cluster.lab.training.pruning import ImageDegradation, Pruning, prune_samples, render_samples, sample_frames
 from cluster.lab.training.sequence_layout import SequenceQuestion, lay_out_sequence
 from cluster.lab.training.trainable_model import TrainableModel, patch_batches
 from cluster.models.base import FrameSpan
 from cluster.types import FrameSample, PatchGrid, Question, StreamSpec
-from cluster.vision.sampler import PatchSampler
 
 FRAMES = 12
 
@@ -28,14 +28,7 @@ def scene_samples(shape: Shape):
 
 
 def live_frames(samples, grid: PatchGrid, pruning: Pruning) -> list[FrameSample]:
-    sampler = PatchSampler("cam", pruning.make(), fps=2.0)
-    luma, frames = None, []
-    for index, sample in enumerate(samples):
-        anchor = index % 2 == 0 and pruning.anchored(index // 2)
-        sampled, luma = make_sampled_picture(index, sample, luma, grid, anchor=anchor, fresh=index == 0)
-        if (cut := sampler.feed(sampled)) is not None:
-            frames.append(cut)
-    return frames
+    return [replace(cut, stream="cam") for cut in sample_frames(samples, grid, pruning)]
 
 
 def engine_scores(model: TrainableModel, frames: Sequence[FrameSample], **spec: object) -> dict[tuple[int, str], float]:
@@ -61,9 +54,7 @@ def trained_scores(
         for kind in EVENT_KINDS
     )
     margin, asked = margins(model, [Example("x", tuple(frames), context, questions)], grid)
-    return {
-        (end, kind): float(value) for end, kind, value in zip(asked.end, asked.kinds, margin.sigmoid(), strict=True)
-    }
+    return {(each.end, each.kind): float(value) for each, value in zip(asked.questions, margin.sigmoid(), strict=True)}
 
 
 @pytest.mark.parametrize("pruner", ["none", "replenish", "codecsight"])

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.lab.training.attention import blocked_attention
 from cluster.lab.training.examples import Example
 from cluster.lab.training.loss import example_layout
-from cluster.lab.training.trainable_model import TrainableModel, patch_batches
+from cluster.lab.training.trainable_model import TrainableModel, blocked_attention, patch_batches
 from cluster.types import PatchGrid
 
 

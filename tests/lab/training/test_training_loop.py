@@ -11,10 +11,10 @@ import torch
 from cluster.errors import ConfigError
 from cluster.lab.training import loop
 from cluster.lab.training.config import Settings, Shape, StageSettings
-from cluster.lab.training.examples import Example
+from cluster.lab.training.examples import Example, ValidationExamples
 from cluster.lab.training.loop import StageRun, schedule
 from cluster.lab.training.loss import DenseHeads
-from cluster.lab.training.stages import make_stage
+from cluster.lab.training.run import make_stage
 from cluster.lab.training.trainable_model import TrainableModel
 
 SETTINGS = Settings(shape="tiny", seed=5, workers=0, validation_scenes=2)
@@ -37,7 +37,8 @@ def make_run(shape: Shape, tmp_path: Path) -> Callable[..., StageRun]:
     def make(name: str = "windows", folder: str = "run", seed: int = 3, **stage: object) -> StageRun:
         settings = StageSettings(name, rate=3e-3, batch=2, **{"steps": 6, **stage})
         torch.manual_seed(seed)
-        model = TrainableModel.fresh(shape, seed=seed, compute=torch.float32)
+        model = TrainableModel.fresh(shape, seed=seed)
+        model.compute = torch.float32
         heads = DenseHeads(model.text_config.hidden_size)
         return StageRun(SETTINGS, make_stage(SETTINGS, settings, None), model, heads, tmp_path / folder)
 
@@ -114,7 +115,7 @@ def test_the_better_of_weights_and_average_is_kept(make_run) -> None:
         return {"auc": 0.9 if len(seen) == 1 else 0.8}
 
     run.stage = replace(run.stage, judge=judge)
-    run.run(Quiet(), validation=lambda: [run.stage.check(0)])
+    run.run(Quiet(), validation=lambda: [ValidationExamples("tiny")(0)])
     assert len(seen) == 2
     name = next(name for name in seen[0] if not torch.equal(seen[0][name], seen[1][name]))
     assert torch.equal(run.model.model.state_dict()[name], seen[0][name])
@@ -140,7 +141,7 @@ def test_the_log_has_losses_and_metrics(make_run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loop, "LOG_STEPS", 4)
     run = make_run("windows", steps=4)
     quiet = Quiet()
-    run.run(quiet, validation=lambda: [run.stage.check(number) for number in range(2)])
+    run.run(quiet, validation=lambda: list(map(ValidationExamples("tiny"), range(2))))
     lines = [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
     assert [line["what"] for line in lines] == ["losses", "validation_raw", "validation"]
     assert lines[0]["step"] == 4

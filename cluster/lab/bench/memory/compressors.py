@@ -32,7 +32,7 @@ from cluster.lab.bench.harness import Part, print_progress, timed_calls
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched, covered_cells
 from cluster.lab.evaluation.memory.answer import SPACES, load_head_tokens, open_memory
 from cluster.lab.evaluation.memory.recording import STREAM
-from cluster.lab.evaluation.memory.score import (
+from cluster.lab.evaluation.memory.results import (
     coverage_area,
     largest_gap,
     nearest_cosine_distances,

@@ -99,10 +99,10 @@ def measure(footage: Footage) -> Part:
         own, _, _ = found[ours(1 / share)]
         for setting, (recall, stricter, held) in found.items():
             # Where every camera counts by its objects, and the same objects are drawn for both.
-            weights = np.ones((1, len(recall))), bootstrap_weights(len(recall))
+            weights = bootstrap_weights(len(recall))
             row = {"compressor": setting.compressor, "organiser": setting.organiser, "cap": f"1/{share}", "held": held}
-            row |= {**estimate(_mean(recall), *weights).row("recall"), "recall_4": float(stricter.mean())}
-            rows.append(row | estimate(_mean(own - recall), *weights).row("ours_more"))
+            row |= {**estimate(_mean(recall)(weights)).row("recall"), "recall_4": float(stricter.mean())}
+            rows.append(row | estimate(_mean(own - recall)(weights)).row("ours_more"))
         rows += _read_rows(watched, share)
         print_progress(f"evidence: 1/{share}")
         if name := _NAMES.get(share):
@@ -213,14 +213,14 @@ def _read_rows(watched: Sequence[Watched], share: int) -> list[dict[str, Any]]:
                 found.setdefault((organiser, name), []).append(read_passages(memory, each, retrievers.get(name)()))
             memory.tiers.close()
     ours_found = np.concatenate([recall for recall, _ in found[own.organiser, own.retriever]])
-    weights = np.ones((1, len(ours_found))), bootstrap_weights(len(ours_found))
+    weights = bootstrap_weights(len(ours_found))
     rows = []
     for (organiser, name), parts in found.items():
         recall = np.concatenate([each for each, _ in parts])
         row: dict[str, Any] = {"compressor": own.compressor, "organiser": organiser, "retriever": name}
         row |= {"cap": f"1/{share}", "read": sum(read for _, read in parts) / len(parts)}
-        row |= estimate(_mean(recall), *weights).row("recall")
-        rows.append(row | estimate(_mean(ours_found - recall), *weights).row("ours_more"))
+        row |= estimate(_mean(recall)(weights)).row("recall")
+        rows.append(row | estimate(_mean(ours_found - recall)(weights)).row("ours_more"))
     return rows
 
 

@@ -30,8 +30,6 @@ _END_SLACK_S = 1.0
 class VideoFacts:
     """``fps``: mean frame rate; ``seconds``: length."""
 
-    width: int
-    height: int
     fps: float
     seconds: float
 
@@ -66,7 +64,7 @@ def _probe(container: InputContainer) -> VideoFacts:
     end = _last_packet_s(container, stream, start + stated if stated is not None else None) + 1 / fps
     if stated is not None and start + stated - end > _END_SLACK_S:
         raise ConfigError(f"truncated: ends after {end - start:.1f} of {stated:.1f} s")
-    return VideoFacts(stream.width, stream.height, fps, end - start)
+    return VideoFacts(fps, end - start)
 
 
 def _stated_seconds(container: InputContainer, stream: VideoStream) -> float | None:
@@ -144,12 +142,7 @@ dataset_layouts: Registry[DatasetReader] = Registry(
 
 
 def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: float = 0.0) -> Dataset:
-    """Read a directory of labelled videos.
-
-    Args:
-        directory: holds videos and labels.
-        layout: one of ``dataset_layouts``.
-        min_seconds: shorter videos are skipped; the window length.
+    """Read a directory of labelled videos in one of ``dataset_layouts``; videos below ``min_seconds`` are skipped.
 
     Raises:
         ConfigError: unknown layout, no such directory, another layout, or no video left; the message names the first

@@ -181,14 +181,11 @@ def _videos(directory: Path) -> tuple[dict[VideoKey, Path], list[SkippedVideo]]:
 
 
 def _key_of(directory: Path, path: Path) -> tuple[VideoKey, Path]:
-    kind = _class_above(path.relative_to(directory).parts[:-1])
+    folders = path.relative_to(directory).parts[:-1]
+    kind = next((kind for folder in reversed(folders) if (kind := parse_class(folder)) is not None), None)
     if kind is None:
         raise ConfigError(f"unknown class {path.parent.name!r}; there are {', '.join(ANOMALY_CLASSES)}")
     return VideoKey(kind, path.name), path
-
-
-def _class_above(folders: tuple[str, ...]) -> str | None:
-    return next((kind for folder in reversed(folders) if (kind := parse_class(folder)) is not None), None)
 
 
 def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float) -> LabelledVideo:

@@ -5,17 +5,26 @@ KV is added too and everything is settled, so that answers rest on the memory al
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self, get_args
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, get_args
 
 import torch
+from pydantic import TypeAdapter
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import NotReadyError
 from cluster.lab.evaluation.memory.questions import MultipleChoice, Question
 from cluster.lab.evaluation.memory.recording import STREAM, Recording
-from cluster.lab.evaluation.memory.results import AnswerRecord, Coverage, EvidenceRecall, grade_answer, make_coverage
-from cluster.lab.evaluation.memory.score import GradedAnswer, Space, credit, nearest_distances, words
+from cluster.lab.evaluation.memory.results import (
+    AnswerRecord,
+    Coverage,
+    GradedAnswer,
+    Space,
+    evidence_recall,
+    make_coverage,
+    nearest_distances,
+    words,
+)
 from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk, LayerKV
@@ -50,26 +59,22 @@ class SceneAnswers:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, body: dict[str, Any], video: str, questions: Sequence[Question]) -> Self:
-        """Inverse of ``to_json``; answers are graded again, and reported as those of ``video``.
 
-        Raises:
-            ValueError, KeyError, TypeError: invalid, or of other questions.
-        """
-        found = []
-        for number, (question, each) in enumerate(zip(questions, body["answered"], strict=True)):
-            said = tuple(each["said"])
-            judged = GradedAnswer(video, number, question.kind, credit(question, said))
-            recall = None if each["recall"] is None else EvidenceRecall(**each["recall"])
-            yes = tuple(each["yes"])
-            found.append(AnswerRecord(**{**each, "said": said, "judged": judged, "recall": recall, "yes": yes}))
-        coverage = {
-            space: Coverage(each["area"], each["furthest"], tuple(each["percentiles"]))
-            for space in SPACES
-            if (each := body["coverage"].get(space)) is not None
-        }
-        return cls(tuple(found), coverage, int(body["incomplete"]))
+_SAVED = TypeAdapter(SceneAnswers)
+
+
+def read_answers(body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneAnswers:
+    """Inverse of ``SceneAnswers.to_json``; answers are graded again, and reported as those of ``video``.
+
+    Raises:
+        ValueError: invalid, or of other questions.
+    """
+    found = _SAVED.validate_python(body)
+    graded = (
+        replace(each, judged=GradedAnswer.of(video, number, question, each.said))
+        for number, (question, each) in enumerate(zip(questions, found.answered, strict=True))
+    )
+    return replace(found, answered=tuple(graded))
 
 
 def answer_scene(
@@ -77,12 +82,7 @@ def answer_scene(
 ) -> SceneAnswers:
     """Fill memories with the recording and ask.
 
-    Args:
-        engine: of the model that computed the KV; its memories are replaced.
-        recording: has an instant for each time of a question.
-        video: name to report the answers under.
-        questions: in the order of the report.
-        setting: policies and share.
+    ``engine``: of the model that computed the KV; its memories are replaced. ``video``: to report the answers under.
 
     Raises:
         ValueError: the recording lacks an instant.
@@ -145,13 +145,14 @@ def _ask(
     times: list[float] = []
     heads = max(1, sum(len(layer) for layer in memory.heads))
     bytes_held = memory.held_bytes
+    letter = isinstance(question, MultipleChoice)
     for text, truth in zip(question.turns, question.answers, strict=True):
         ask = AskSpec(
             stream=STREAM,
             text=text,
             turns=tuple(turns),
             since_s=_since(memory, recording, question),
-            max_new_tokens=_longest(question, truth),
+            max_new_tokens=SHORT_ANSWER if letter or len(words(truth)) <= 1 else LONG_ANSWER,
         )
         try:
             run = engine.ask(ask)
@@ -168,21 +169,21 @@ def _ask(
             middle = (memory.frame_time(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
             times += [middle] * count
     asked = max(1, len(results))
-    return grade_answer(
-        video,
-        number,
-        question,
-        [said for _, said in turns],
+    said = tuple(answer for _, answer in turns)
+    answered = AnswerRecord(
+        GradedAnswer.of(video, number, question, said),
+        said,
+        history_s=question.at_s,
         ttft_s=sum(each.first_token_s for each in results) / asked,
         retrieved=sum(each.tokens_read for each in results) / asked / heads,
         held=sum(each.tokens_held for each in results) / asked / heads,
         bytes_moved=sum(each.bytes_read for each in results),
         bytes_held=bytes_held,
-        retrieved_at=times,
-        yes=[each.yes for each in results],
-    ), not (
-        any(each.degraded for each in results) or memory.counts.lost or (memory.counts.frames and not memory.tokens)
+        recall=evidence_recall(times, question.evidence) if question.evidence else None,
+        yes=tuple(each.yes for each in results),
     )
+    emptied = memory.counts.frames and not memory.tokens
+    return answered, not (any(each.degraded for each in results) or memory.counts.lost or emptied)
 
 
 def _since(memory: StreamMemory, recording: Recording, question: Question) -> float | None:
@@ -190,12 +191,6 @@ def _since(memory: StreamMemory, recording: Recording, question: Question) -> fl
     if question.since_s is None or memory.newest is None:
         return None
     return max(0.0, (memory.newest - recording.begin) / MICROSECONDS - question.since_s)
-
-
-def _longest(question: Question, truth: str) -> int:
-    """Token limit of an answer."""
-    short = isinstance(question, MultipleChoice) or len(words(truth)) <= 1
-    return SHORT_ANSWER if short else LONG_ANSWER
 
 
 def _coverage(memory: StreamMemory, chunks: Sequence[KVChunk]) -> dict[Space, Coverage]:
@@ -228,9 +223,3 @@ def load_head_tokens(memory: StreamMemory, layer: int, h: int) -> LayerKV | None
     cell = torch.cat([block.cell for block in blocks]).to(torch.int64)
     key, value = (torch.cat([getattr(block, name) for block in blocks])[order] for name in ("key", "value"))
     return LayerKV(key[None], value[None], frame[order][None], cell[order][None])
-
-
-def pool_coverage(parts: Sequence[Coverage], furthest: float) -> Coverage:
-    """Coverage of several scenes, equally weighted, on a scale shared with other settings."""
-    together = torch.tensor([value for part in parts for value in part.percentiles])
-    return make_coverage(together, furthest)

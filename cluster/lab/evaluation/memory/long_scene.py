@@ -62,13 +62,8 @@ class Episode:
 
 
 def write_episode(builder: SceneBuilder, drives: Sequence[VehiclePass], people: int) -> Episode:
-    """Write an episode into an empty builder.
-
-    Args:
-        builder: of the place; its length does not matter.
-        drives: vehicles in order. They never overlap, so none hides another.
-        people: number of passing persons or groups, at least 1 without ``drives``.
-    """
+    """Write an episode into an empty builder of any length. ``drives``: vehicles in order, which never overlap, so that
+    none hides another; ``people``: number of passing persons or groups, at least 1 without ``drives``."""
     for _ in range(people):
         at = builder.uniform(0, 8)
         if builder.chance(0.5):
@@ -142,6 +137,8 @@ def _later(actor: Actor, by: float, first_id: int) -> Actor:
 
 # First part of every seed: disjoint from ordinary scenes.
 _SEED = 404
+# It has its own layouts and camera settings.
+_SPLIT: Split = "test"
 _SHORTEST_S = 60.0
 _LEAST_QUIET_S = 4.0
 # Number of rare colours, which come once or never.
@@ -159,11 +156,9 @@ class LongScene:
     Args:
         seconds: length, at least 60.
         seed: same arguments, same footage.
-        split: layouts and camera settings to draw from; ``test`` has its own.
         quiet_s: mean quiet time between two episodes, at least 8.
         event_share: share of the episodes that are an event of any of the six kinds, beside the needles.
-        needle_colors: colours (at least three) of vehicles that come once or never; ordinary traffic has the others.
-        camera: size, rate and encoder; None draws one of the split's.
+        camera: size, rate and encoder; None draws one of the test split's.
 
     Raises:
         ConfigError: an argument out of bounds.
@@ -171,10 +166,8 @@ class LongScene:
 
     seconds: float
     seed: int
-    split: Split = "test"
     quiet_s: float = 30.0
     event_share: float = 0.0
-    needle_colors: tuple[str, ...] = tuple(COLORS)
     camera: CameraSettings | None = None
 
     def __post_init__(self) -> None:
@@ -182,32 +175,21 @@ class LongScene:
             raise ConfigError(f"long footage must last at least {_SHORTEST_S:.0f} s, not {self.seconds:g}")
         if self.seed < 0:
             raise ConfigError(f"a seed must be at least 0, not {self.seed}")
-        if self.split not in SPLITS:
-            raise ConfigError(f"unknown split {self.split!r}; there are: {', '.join(SPLITS)}")
         if self.quiet_s < 2 * _LEAST_QUIET_S:
             raise ConfigError(f"the mean quiet must last at least {2 * _LEAST_QUIET_S:.0f} s, not {self.quiet_s:g}")
-        if not 0 <= self.event_share <= 1:
-            raise ConfigError(f"the share of events is 0 to 1, not {self.event_share:g}")
-        unknown = [color for color in self.needle_colors if color not in COLORS]
-        if unknown:
-            raise ConfigError(f"unknown colour {unknown[0]!r}; there are: {', '.join(COLORS)}")
-        if len(set(self.needle_colors)) < 3:
-            raise ConfigError(
-                f"at least three colours are needed for rare vehicles, not {len(set(self.needle_colors))}"
-            )
 
     @cached_property
     def scene(self) -> Scene:
         """The scene for renderer or encoder. An ordinary scene may have the same name; use ``clip`` for paths."""
         look = self._chance(1)
         return Scene(
-            split=self.split,
+            split=_SPLIT,
             index=self.seed,
             seconds=self.seconds,
             layout=self._layout,
             light="day",
             strata=frozenset(),
-            camera=self.camera or sample_camera(self.split, look),
+            camera=self.camera or sample_camera(_SPLIT, look),
             conditions=sample_conditions("day", frozenset(), look),
             actors=tuple(actor for episode in self.episodes for actor in episode.actors),
             events=tuple(event for episode in self.episodes for event in episode.events),
@@ -258,16 +240,15 @@ class LongScene:
 
     @cached_property
     def _layout(self) -> Layout:
-        return make_layout(self.split, self._chance(0))
+        return make_layout(_SPLIT, self._chance(0))
 
     def _palette(self, rng: np.random.Generator) -> tuple[list[str], list[str]]:
         """Rare colours (the first passes once, the second stops once, the others never come) and common ones."""
-        drawn = [str(color) for color in rng.permutation(sorted(set(self.needle_colors)))]
-        rare = drawn[:_RARE]
+        rare = [str(color) for color in rng.permutation(sorted(COLORS))[:_RARE]]
         return rare, [color for color in COLORS if color not in rare]
 
     def _quiet(self, rng: np.random.Generator) -> float:
         return float(max(_LEAST_QUIET_S, rng.uniform(0.4, 1.6) * self.quiet_s))
 
     def _chance(self, purpose: int) -> np.random.Generator:
-        return np.random.default_rng([_SEED, SPLITS.index(self.split), self.seed, purpose])
+        return np.random.default_rng([_SEED, SPLITS.index(_SPLIT), self.seed, purpose])

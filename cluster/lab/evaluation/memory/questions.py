@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product, zip_longest
+from pathlib import Path
 
 import numpy as np
 
@@ -72,11 +73,19 @@ class MultipleChoice:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """Letter of the right option."""
         return (LETTERS[self.answer],)
 
 
 Question = OpenQuestion | MultipleChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Footage:
+    """A video with a unique name, and questions about it."""
+
+    name: str
+    path: Path
+    questions: tuple[Question, ...]
 
 
 _SEED = 405
@@ -104,7 +113,6 @@ def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) 
     spread over the numbers that occur. Instants are quiet ones: nobody is partly visible.
 
     Args:
-        footage: what is asked about.
         per_kind: maximum per kind; fewer if the footage cannot balance them.
         seed: selects among all possible questions.
 

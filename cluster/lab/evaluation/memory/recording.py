@@ -5,16 +5,14 @@ stream ends, so that its window's KV is recorded too; the stream itself continue
 """
 
 import contextlib
-import json
 import os
+import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from cluster.codec.processor import CodecOptions, CodecProcessor
@@ -64,25 +62,19 @@ class Recording:
         return [*self.left[: instant.left], *instant.window]
 
     def save(self, path: Path) -> None:
-        """Write as safetensors.
+        """Write to a file.
 
         Raises:
             SightlineError: the file cannot be written.
         """
-        tensors: dict[str, Tensor] = _packed("left", self.left)
-        for number, instant in enumerate(self.instants):
-            tensors |= _packed(f"window {number}", instant.window)
-        head = {
-            "begin": self.begin,
-            "frame_s": self.frame_s,
-            "instants": [[instant.at_s, instant.left] for instant in self.instants],
-        }
+        instants = [(each.at_s, each.left, _packed(each.window)) for each in self.instants]
+        body = {"begin": self.begin, "frame_s": self.frame_s, "left": _packed(self.left), "instants": instants}
         partial = path.with_suffix(f".{os.getpid()}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, partial, metadata={"recording": json.dumps(head)})
+            torch.save(body, partial)
             partial.replace(path)
-        except (OSError, SafetensorError) as error:
+        except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise SightlineError(f"cannot write the recording {path}: {error}; choose another place") from None
@@ -91,33 +83,15 @@ class Recording:
     def load(cls, path: Path) -> Self | None:
         """Read what was saved; None if missing or incomplete."""
         try:
-            with safe_open(path, framework="pt") as file:
-                head = json.loads(file.metadata()["recording"])
-                names = set(file.keys())
-
-                def part(name: str) -> tuple[KVChunk, ...]:
-                    prefix = f"{name}."
-                    return _unpacked(
-                        {n.removeprefix(prefix): file.get_tensor(n) for n in names if n.startswith(prefix)}
-                    )
-
-                instants = tuple(
-                    Instant(float(at_s), int(left), part(f"window {number}"))
-                    for number, (at_s, left) in enumerate(head["instants"])
-                )
-                return cls(int(head["begin"]), float(head["frame_s"]), part("left"), instants)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            body = torch.load(path, weights_only=True)
+            instants = tuple(Instant(at_s, left, _unpacked(window)) for at_s, left, window in body["instants"])
+            return cls(body["begin"], body["frame_s"], _unpacked(body["left"]), instants)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError):
             return None
 
 
 def record(model: VisionLanguageModel, path: Path, shape: WindowShape, instants: Sequence[float]) -> Recording:
-    """Run a clip once.
-
-    Args:
-        model: loaded.
-        path: of the video.
-        shape: windows and sampling rate.
-        instants: seconds from the first picture, in any order; beyond the end they mean the end.
+    """Run a clip once. ``instants``: seconds from the first picture, in any order; beyond the end they mean the end.
 
     Raises:
         SourceError: the video cannot be read to its end.
@@ -201,35 +175,11 @@ class _StreamRecorder:
             self._engine.step([request])
 
 
-def _packed(name: str, chunks: Sequence[KVChunk]) -> dict[str, Tensor]:
-    """Concatenated frames: ``key``, ``value`` ``[L, Hkv, n, D]``, ``cell [n]``, ``mean_embedding [f, W]``, and ``frame
-    [f, 5]`` of tokens, index, pts, rows and columns."""
-    if not chunks:
-        return {}
-    about = [[chunk.tokens, chunk.index, chunk.pts, chunk.rows, chunk.columns] for chunk in chunks]
-    return {
-        f"{name}.key": torch.cat([chunk.key.cpu() for chunk in chunks], dim=2),
-        f"{name}.value": torch.cat([chunk.value.cpu() for chunk in chunks], dim=2),
-        f"{name}.cell": torch.cat([chunk.cell.cpu() for chunk in chunks]),
-        f"{name}.mean_embedding": torch.stack([chunk.mean_embedding.cpu() for chunk in chunks]),
-        f"{name}.frame": torch.tensor(about, dtype=torch.int64),
-    }
+def _packed(chunks: Sequence[KVChunk]) -> list[dict[str, Any]]:
+    """Fields of each frame, tensors on the host."""
+    frames = ({field.name: getattr(chunk, field.name) for field in fields(chunk)} for chunk in chunks)
+    return [{k: v.cpu() if isinstance(v, Tensor) else v for k, v in frame.items()} for frame in frames]
 
 
-def _unpacked(tensors: dict[str, Tensor]) -> tuple[KVChunk, ...]:
-    if not tensors:
-        return ()
-    about = tensors["frame"].tolist()
-    sizes = [size for size, *_ in about]
-    parts = zip(
-        about,
-        torch.split(tensors["key"], sizes, dim=2),
-        torch.split(tensors["value"], sizes, dim=2),
-        torch.split(tensors["cell"], sizes),
-        tensors["mean_embedding"],
-        strict=True,
-    )
-    return tuple(
-        KVChunk(STREAM, index, pts, key, value, cell, rows, columns, mean_embedding)
-        for (_, index, pts, rows, columns), key, value, cell, mean_embedding in parts
-    )
+def _unpacked(frames: Sequence[dict[str, Any]]) -> tuple[KVChunk, ...]:
+    return tuple(KVChunk(**frame | {"stream": STREAM}) for frame in frames)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.memory.questions import Question
-from cluster.lab.evaluation.memory.results import SettingResult
+from cluster.lab.evaluation.memory.results import SettingResult, Space, credit
 from cluster.lab.evaluation.memory.run import MemoryResults
-from cluster.lab.evaluation.memory.score import Space, credit
-from cluster.lab.evaluation.memory.settings import FULL, MemorySetting, ours
+from cluster.lab.evaluation.memory.settings import FULL, ShareSetting, ours
 from cluster.lab.evaluation.metrics import Estimate
 from cluster.lab.evaluation.page import report_page
 from cluster.lab.evaluation.report import format_estimate, format_number, report_json
@@ -105,16 +103,15 @@ def memory_charts(report: MemoryReport) -> dict[str, Figure]:
 
 
 def _by_budget(results: Sequence[SettingResult]) -> list[Series]:
-    """One series per combination of policies; unbounded settings are placed at what they held."""
+    """One series per combination of policies, by what was held."""
     points: dict[str, list[Point]] = defaultdict(list)
     for result in results:
-        setting, measured = result.setting, result.accuracy["all"]
-        held = result.mean("held") if setting.budget is None else float(setting.budget)
+        setting, measured, held = result.setting, result.accuracy["all"], result.mean("held")
         # Zero has no place on a logarithmic axis.
         if held > 0:
             text = f"{setting.name}: {format_estimate(measured)}"
             name = f"{setting.compressor}/{setting.organiser}/{setting.retriever}"
-            points[name].append(Point(held, measured.value, *measured.interval, text))
+            points[name].append(Point(held, *measured, text))
     return [Series(name, found) for name, found in points.items()]
 
 
@@ -156,11 +153,11 @@ class MemoryReport:
     title: str
     results: tuple[SettingResult, ...]
     baseline: SettingResult | None
-    drops: dict[MemorySetting, dict[str, Estimate]]
-    facts: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    skipped: tuple[SkippedVideo, ...] = ()
-    headline: dict[str, float] = field(default_factory=dict)
+    drops: dict[ShareSetting, dict[str, Estimate]]
+    facts: dict[str, str]
+    notes: tuple[str, ...]
+    skipped: tuple[SkippedVideo, ...]
+    headline: dict[str, float]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -184,14 +181,12 @@ class MemoryReport:
             },
             "questions": {each.setting.name: [asdict(question) for question in each.answered] for each in self.results},
         }
-        rows = [self._row(result) for result in self.results]
+        rows = []
+        for result in self.results:
+            rows.append(result.row())
+            for kind, drop in self.drops.get(result.setting, {}).items():
+                rows[-1] |= drop.row(f"drop_{kind}")
         return report_json(BenchResult("memory", self.figures, rows, list(self.notes)), self.facts, self.skipped, more)
-
-    def _row(self, result: SettingResult) -> dict[str, Any]:
-        row = result.row()
-        for kind, measured in self.drops.get(result.setting, {}).items():
-            row |= measured.row(f"drop_{kind}")
-        return row
 
 
 def chance(questions: Sequence[Question]) -> float:
@@ -231,16 +226,15 @@ def make_report(
     above chance, if there are any; then the drop is of these.
     """
     settings = {result.setting: result for result in found.results}
+    full, eighth = settings.get(FULL), settings.get(ours(1 / 8))
     questions = [question for clip in found.footage for question in clip.questions]
     headline = {"chance": chance(questions)}
     notes = [_ASKED_ALONE]
     if model.settings.open_instruction is None:
         notes.append("the model's sightline.json has no open_instruction: it was not trained to answer free questions")
-    baseline = FULL if FULL in settings else None
-    left_out = (*skipped, *found.skipped)
-    report = compare_settings(title, found.results, baseline=baseline, facts=facts, skipped=left_out)
-    if FULL in settings:
-        full = settings[FULL]
+    drops = {}
+    if full is not None:
+        drops = {each.setting: each.drop_from(full) for each in found.results if each is not full}
         headline["accuracy_full"] = full.accuracy["all"].value
         kinds = kinds_above_chance(full, questions)
         if kinds:
@@ -255,37 +249,22 @@ def make_report(
                 f"answer {headline['chance']:.3f}: the model is not clearly above chance with any kind of question, so "
                 "a small drop means nothing",
             )
-        eighth = settings.get(ours(1 / 8))
         if eighth is not None:
-            chosen = kinds or report.kinds
-            drop = eighth.of_kinds(chosen).drop_from(full.of_kinds(chosen))["all"]
+            drop = drops[eighth.setting]["all"]
+            if kinds:
+                drop = eighth.of_kinds(kinds).drop_from(full.of_kinds(kinds))["all"]
             headline["accuracy_drop_at_eighth"] = drop.value
-            if not math.isnan(drop.interval.high):
-                headline["accuracy_drop_at_eighth_high"] = drop.interval.high
+            if not math.isnan(drop.high):
+                headline["accuracy_drop_at_eighth_high"] = drop.high
     if found.incomplete:
         notes.append(f"{found.incomplete} answers are incomplete: some blocks of the memory were late or lost")
-    return replace(report, notes=tuple(notes), headline=headline)
-
-
-def compare_settings(
-    title: str,
-    results: Sequence[SettingResult],
-    *,
-    baseline: MemorySetting | None = None,
-    facts: dict[str, str] | None = None,
-    notes: Sequence[str] = (),
-    skipped: Sequence[SkippedVideo] = (),
-) -> MemoryReport:
-    """Report without headline.
-
-    Raises:
-        ConfigError: no result, duplicate settings, a baseline without result, or settings with different questions.
-    """
-    by_setting = {result.setting: result for result in results}
-    if not results or len(by_setting) < len(results):
-        raise ConfigError(f"a report needs one result for each setting, not {len(results)} for {len(by_setting)}")
-    if baseline is not None and baseline not in by_setting:
-        raise ConfigError(f"the baseline {baseline.name} is not among the settings that were measured")
-    full = by_setting[baseline] if baseline is not None else None
-    drops = {} if full is None else {each.setting: each.drop_from(full) for each in results if each is not full}
-    return MemoryReport(title, tuple(results), full, drops, dict(facts or {}), tuple(notes), tuple(skipped))
+    return MemoryReport(
+        title=title,
+        results=found.results,
+        baseline=full,
+        drops=drops,
+        facts=facts or {},
+        notes=tuple(notes),
+        skipped=(*skipped, *found.skipped),
+        headline=headline,
+    )

@@ -1,29 +1,223 @@
-"""Results of an evaluation of memory: every question under every setting, and a row per setting."""
+"""Results of an evaluation of memory: grades of answers by kind, with confidence intervals and as drop between two
+settings; coverage of the tokens; a row per setting."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from cluster.errors import ConfigError
-from cluster.lab.evaluation.memory.questions import Question, Span
-from cluster.lab.evaluation.memory.score import (
-    GradedAnswer,
-    Space,
-    accuracy_by_kind,
-    accuracy_drop,
-    coverage_area,
-    credit,
-)
-from cluster.lab.evaluation.memory.settings import MemorySetting
-from cluster.lab.evaluation.metrics import Estimate
+from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, Question, Span
+from cluster.lab.evaluation.memory.settings import ShareSetting
+from cluster.lab.evaluation.metrics import Estimate, bootstrap_weights, estimate
+from cluster.lab.scenes.questions import NUMBERS
+from cluster.memory.head_memory import LayerKV
+
+Space = Literal["key", "value", "joint"]
+_PARTS: dict[Space, tuple[str, ...]] = {"key": ("key",), "value": ("value",), "joint": ("key", "value")}
+
+
+def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
+    """Distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head.
+
+    ``joint``: root of the mean of both squared distances, each normalised by its space's mean squared norm.
+    """
+    parts = _PARTS[space]
+    squared = full.key.new_zeros((), dtype=torch.float32)
+    for part in parts:
+        wide, there = getattr(full, part).float(), getattr(kept, part).float()
+        apart = torch.cdist(wide, there).square() / wide.square().sum(-1).mean().clamp(min=1e-12)
+        squared = squared + apart
+    return (squared / len(parts)).amin(-1).sqrt()
+
+
+def nearest_cosine_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
+    """Cosine distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head (CoRDS, 4.6).
+
+    ``joint``: of keys beside values, each of unit length.
+    """
+    parts = _PARTS[space]
+    ours, held = (
+        torch.cat([F.normalize(getattr(kv, part).float(), dim=-1) for part in parts], dim=-1) for kv in (full, kept)
+    )
+    # Rounding may bring a token's distance to itself below 0.
+    return (1 - (ours @ held.transpose(1, 2)).amax(-1) / len(parts)).clamp(min=0)
+
+
+def largest_gap(ours: Tensor, theirs: Tensor, furthest: float) -> float:
+    """Largest lead of the distribution function of the distances ``ours`` over that of ``theirs`` at any of 256
+    distances from 0 to ``furthest``; 0 where ``ours`` covers less everywhere."""
+    at = torch.linspace(0, furthest, 257)[1:]
+    below = [torch.searchsorted(each.flatten().sort().values, at, right=True) / each.numel() for each in (ours, theirs)]
+    return float((below[0] - below[1]).max())
+
+
+def coverage_area(distances: Tensor, furthest: float) -> float:
+    """Area under the distribution function of ``distances`` from 0 to ``furthest``, as a share: 1 if all are 0."""
+    if furthest <= 0:
+        return 1.0
+    return float((1 - distances.clamp(max=furthest) / furthest).mean())
+
 
 # Percentiles 0 to 100.
 _PERCENTS = 101
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Distances of all tokens to the nearest held one: ``area`` under their distribution function up to ``furthest``,
+    and ``percentiles`` 0 to 100."""
+
+    area: float
+    furthest: float
+    percentiles: tuple[float, ...]
+
+
+def make_coverage(distances: Tensor, furthest: float) -> Coverage:
+    """Distribution of ``nearest_distances`` (any shape). ``furthest`` is shared by all compared settings.
+
+    Raises:
+        ValueError: no distances.
+    """
+    if not distances.numel():
+        raise ValueError("coverage needs at least one distance")
+    ordered = distances.flatten().float().sort().values
+    # Nearest ranks, as torch.quantile is limited to 16 million values.
+    ranks = torch.linspace(0, len(ordered) - 1, _PERCENTS, dtype=torch.float64).round().long()
+    percentiles = ordered[ranks.to(ordered.device)].tolist()
+    return Coverage(coverage_area(distances.float(), furthest), furthest, tuple(float(each) for each in percentiles))
+
+
+_WORD = re.compile(r"\w+(?:'\w+)?")
+_ARTICLES = frozenset({"a", "an", "the"})
+# "B", "(B)", "B.", "B: text"; "A" and "I" are words too ("A man …") and must stand alone.
+_LEADING = re.compile(r"^\W*(?:([B-HJ])(?=[\s.):,]|$)|([AI])(?=\s*$|[.):,]))", re.IGNORECASE)
+_STATED = re.compile(r"\b(?:answer|option)(?:\s+is)?\s*:?\s*\(?(?:([B-HJ])\b|([AI])\b(?!\s+\w))", re.IGNORECASE)
+# From this number of videos on, videos are resampled, as questions about one video are not independent.
+_ENOUGH_VIDEOS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class GradedAnswer:
+    """Grade of one answer: ``video``, ``number`` of the question within it, its kind, and ``credit`` in 0..1."""
+
+    video: str
+    number: int
+    kind: str
+    credit: float
+
+    @classmethod
+    def of(cls, video: str, number: int, question: Question, said: Sequence[str]) -> Self:
+        """Grade a conversation.
+
+        Raises:
+            ValueError: not one answer per turn.
+        """
+        return cls(video, number, question.kind, credit(question, said))
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words without articles and punctuation; digits up to six spelled out."""
+    found = (word.casefold() for word in _WORD.findall(text))
+    return [
+        NUMBERS[int(word)] if word.isascii() and word.isdigit() and int(word) < len(NUMBERS) else word
+        for word in found
+        if word not in _ARTICLES
+    ]
+
+
+def first_word_matches(said: str, truth: str) -> bool:
+    """Whether the first words are equal: the grade of one-word answers."""
+    ours, right = words(said)[:1], words(truth)[:1]
+    return bool(right) and ours == right
+
+
+def chosen_option(said: str, options: Sequence[str]) -> int | None:
+    """Option that an answer names: a letter at its start or after "answer is", or the text of exactly one option; None
+    for none or several."""
+    for pattern in (_LEADING, _STATED):
+        match = pattern.search(said)
+        if match:
+            index = LETTERS.index(next(group for group in match.groups() if group).upper())
+            return index if index < len(options) else None
+    ours = words(said)
+    named = [index for index, option in enumerate(options) if _holds(ours, words(option))]
+    # "red car" does not name "car".
+    longest = [i for i in named if not any(i != j and _holds(words(options[j]), words(options[i])) for j in named)]
+    return longest[0] if len(longest) == 1 else None
+
+
+def word_overlap(said: str, truth: str) -> float:
+    """Word F1 of a free answer, as SQuAD's (Rajpurkar et al. 2016), in 0..1.
+
+    Replaces grading by another model, with which RVS is published: not comparable with those numbers.
+    """
+    ours, right = words(said), words(truth)
+    shared = sum(min(ours.count(word), right.count(word)) for word in set(ours))
+    return 2 * shared / (len(ours) + len(right)) if shared else 0.0
+
+
+def credit(question: Question, said: Sequence[str]) -> float:
+    """Grade of a conversation in 0..1: share of turns answered rightly; word overlap for answers of several words.
+
+    Raises:
+        ValueError: not one answer per turn.
+    """
+    if len(said) != len(question.turns):
+        raise ValueError(f"{len(said)} answers to {len(question.turns)} turns")
+    if isinstance(question, MultipleChoice):
+        return float(chosen_option(said[0], question.options) == question.answer)
+    return sum(_right(ours, truth) for ours, truth in zip(said, question.answers, strict=True)) / len(said)
+
+
+def accuracy_by_kind(judged: Sequence[GradedAnswer]) -> dict[str, Estimate]:
+    """Mean credit over all questions (``all``) and by kind, with bootstrap intervals.
+
+    Resamples videos if there are at least ten, else questions, which ignores their dependence: the interval is then too
+    narrow.
+    """
+    return _means(judged, [each.credit for each in judged])
+
+
+def accuracy_drop(full: Sequence[GradedAnswer], other: Sequence[GradedAnswer]) -> dict[str, Estimate]:
+    """Mean credit of ``full`` minus that of ``other`` on the same questions, over all and by kind, with paired
+    intervals.
+
+    Raises:
+        ValueError: not the same questions in the same order.
+    """
+    if [(each.video, each.number, each.kind) for each in full] != [(e.video, e.number, e.kind) for e in other]:
+        raise ValueError("a drop is between two settings on the same questions in the same order")
+    return _means(full, [ours.credit - theirs.credit for ours, theirs in zip(full, other, strict=True)])
+
+
+def _right(said: str, truth: str) -> float:
+    return float(first_word_matches(said, truth)) if len(words(truth)) == 1 else word_overlap(said, truth)
+
+
+def _holds(text: Sequence[str], part: Sequence[str]) -> bool:
+    size = len(part)
+    return size > 0 and any(list(text[i : i + size]) == list(part) for i in range(len(text) - size + 1))
+
+
+def _means(judged: Sequence[GradedAnswer], values: Sequence[float]) -> dict[str, Estimate]:
+    """Mean of the questions' ``values``, over all of them first; ``nan`` where none of a kind was drawn."""
+    videos = sorted({each.video for each in judged})
+    if len(videos) < _ENOUGH_VIDEOS:
+        weights = bootstrap_weights(len(judged))
+    else:
+        weights = bootstrap_weights(len(videos))[:, [videos.index(each.video) for each in judged]]
+    found: dict[str, Estimate] = {}
+    for kind in ("all", *sorted({each.kind for each in judged})):
+        rows = [row for row, each in enumerate(judged) if kind in ("all", each.kind)]
+        counted, total = weights[:, rows].sum(axis=1), weights[:, rows] @ np.array(values)[rows]
+        found[kind] = estimate(np.where(counted > 0, total / np.maximum(counted, 1e-12), np.nan))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +254,11 @@ class AnswerRecord:
     yes: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """Distances of all tokens to the nearest held one: ``area`` under their distribution function up to ``furthest``,
-    and ``percentiles`` 0 to 100."""
-
-    area: float
-    furthest: float
-    percentiles: tuple[float, ...]
-
-
 @dataclass(frozen=True)
 class SettingResult:
     """All questions under one setting, in the order shared by all settings; ``coverage`` where measured."""
 
-    setting: MemorySetting
+    setting: ShareSetting
     answered: tuple[AnswerRecord, ...]
     coverage: Mapping[Space, Coverage] = field(default_factory=dict)
 
@@ -88,35 +272,26 @@ class SettingResult:
         return accuracy_by_kind(self.judged)
 
     def of_kinds(self, kinds: Sequence[str]) -> Self:
-        """Its questions of some kinds."""
         return replace(self, answered=tuple(each for each in self.answered if each.judged.kind in kinds))
 
     def drop_from(self, full: Self) -> dict[str, Estimate]:
-        """Accuracy of ``full`` minus this.
-
-        Raises:
-            ConfigError: they answered different questions.
-        """
-        try:
-            return accuracy_drop(full.judged, self.judged)
-        except ValueError as error:
-            raise ConfigError(f"{self.setting.name} and {full.setting.name}: {error}") from None
+        """Accuracy of ``full`` minus this; see ``accuracy_drop``."""
+        return accuracy_drop(full.judged, self.judged)
 
     @property
     def retrieval_ratio(self) -> float:
         """Retrieved over held tokens, mean over questions with any held."""
-        return _mean(each.retrieved / each.held for each in self.answered if each.held)
+        return _mean_of(each.retrieved / each.held for each in self.answered if each.held)
 
     def mean(self, name: str) -> float:
         """Mean over questions of an ``AnswerRecord`` field."""
-        return _mean(float(getattr(each, name)) for each in self.answered)
+        return _mean_of(float(getattr(each, name)) for each in self.answered)
 
     def recall(self, name: str) -> float:
         """Mean over questions with evidence of an ``EvidenceRecall`` field."""
-        return _mean(float(getattr(each.recall, name)) for each in self.answered if each.recall is not None)
+        return _mean_of(float(getattr(each.recall, name)) for each in self.answered if each.recall is not None)
 
     def row(self) -> dict[str, Any]:
-        """Flat row of the table."""
         found: dict[str, Any] = {**asdict(self.setting), "questions": len(self.answered)}
         for kind, measured in self.accuracy.items():
             found |= measured.row(f"accuracy_{kind}")
@@ -133,41 +308,9 @@ class SettingResult:
         }
 
 
-def grade_answer(
-    video: str,
-    number: int,
-    question: Question,
-    said: Sequence[str],
-    *,
-    ttft_s: float,
-    retrieved: float,
-    held: float,
-    bytes_moved: int,
-    bytes_held: int,
-    retrieved_at: Sequence[float] | None = None,
-    yes: Sequence[float] = (),
-) -> AnswerRecord:
-    """Grade one conversation: ``said`` has one answer per turn, numbers are as in ``AnswerRecord``.
-
-    ``retrieved_at``: seconds of the frame of every retrieved token, of all layers and heads; None if unknown.
-
-    Raises:
-        ValueError: not one answer per turn.
-    """
-    judged = GradedAnswer(video, number, question.kind, credit(question, said))
-    known = retrieved_at is not None and bool(question.evidence)
-    recall = evidence_recall(retrieved_at or (), question.evidence) if known else None
-    at_s = question.at_s
-    return AnswerRecord(judged, tuple(said), ttft_s, at_s, retrieved, held, bytes_moved, bytes_held, recall, tuple(yes))
-
-
 def evidence_recall(retrieved_at: Sequence[float], evidence: Sequence[Span]) -> EvidenceRecall:
-    """Precision and recall of retrieved tokens against evidence.
-
-    Args:
-        retrieved_at: seconds of the frame of every retrieved token ``[n]``.
-        evidence: spans from first to last second, inclusive; at least one.
-    """
+    """Precision and recall of retrieved tokens, given by the seconds of their frames ``[n]``, against ``evidence``:
+    at least one span from first to last second, inclusive."""
     times = np.asarray(retrieved_at, dtype=np.float64)
     hits = np.array([(times >= start) & (times <= end) for start, end in evidence], dtype=np.bool_)
     spans = hits.any(axis=1)
@@ -175,21 +318,6 @@ def evidence_recall(retrieved_at: Sequence[float], evidence: Sequence[Span]) -> 
     return EvidenceRecall(inside, float(spans.mean()), bool(spans.any()))
 
 
-def make_coverage(distances: Tensor, furthest: float) -> Coverage:
-    """Distribution of ``nearest_distances`` (any shape). ``furthest`` is shared by all compared settings.
-
-    Raises:
-        ValueError: no distances.
-    """
-    if not distances.numel():
-        raise ValueError("coverage needs at least one distance")
-    ordered = distances.flatten().float().sort().values
-    # Nearest ranks, as torch.quantile is limited to 16 million values.
-    ranks = torch.linspace(0, len(ordered) - 1, _PERCENTS, dtype=torch.float64).round().long()
-    percentiles = ordered[ranks.to(ordered.device)].tolist()
-    return Coverage(coverage_area(distances.float(), furthest), furthest, tuple(float(each) for each in percentiles))
-
-
-def _mean(values: Iterable[float]) -> float:
+def _mean_of(values: Iterable[float]) -> float:
     found = list(values)
     return float(np.mean(found)) if found else float("nan")

@@ -9,35 +9,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import cluster.memory
 import cluster.memory.head_memory
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.memory import answer, recording, results
-from cluster.lab.evaluation.memory.answer import SPACES, SceneAnswers, answer_scene, pool_coverage
-from cluster.lab.evaluation.memory.questions import Question
+from cluster.lab.evaluation.memory.answer import SPACES, SceneAnswers, answer_scene, read_answers
+from cluster.lab.evaluation.memory.questions import Footage
 from cluster.lab.evaluation.memory.recording import Recording, record
-from cluster.lab.evaluation.memory.results import Coverage, SettingResult
-from cluster.lab.evaluation.memory.score import Space
+from cluster.lab.evaluation.memory.results import Coverage, SettingResult, Space, make_coverage
 from cluster.lab.evaluation.memory.settings import ShareSetting
-from cluster.lab.evaluation.result_cache import Key, ResultCache, code_digest, digest, model_digest, video_digest
 from cluster.lab.evaluation.settings import WindowShape
-from cluster.lab.evaluation.worker_pool import ModelSpec, Progress, WorkerPool, all_skipped_error
+from cluster.lab.evaluation.work import (
+    Key,
+    ModelSpec,
+    Progress,
+    ResultCache,
+    WorkerPool,
+    all_skipped_error,
+    code_digest,
+    digest,
+    model_digest,
+    video_digest,
+)
 from cluster.models.base import VisionLanguageModel
 
 # Code that determines answers, besides model and engine.
 _CODE = (cluster.memory, recording, answer, results)
 _RECORDING_CODE = (cluster.memory.head_memory, recording)
-
-
-@dataclass(frozen=True, slots=True)
-class Footage:
-    """A video with a unique name, and questions about it."""
-
-    name: str
-    path: Path
-    questions: tuple[Question, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,7 @@ class _Clip:
         return self.recording.stem, digest(asked, code_digest(_CODE)), f"{setting!r} {spec!r}"
 
     def read(self, body: dict[str, Any]) -> SceneAnswers:
-        """Parse cached answers."""
-        return SceneAnswers.from_json(body, self.footage.name, self.footage.questions)
+        return read_answers(body, self.footage.name, self.footage.questions)
 
 
 def evaluate_memory(
@@ -82,13 +83,8 @@ def evaluate_memory(
     """Ask every question of every clip under every setting.
 
     Args:
-        footage: clips, each with at least one question.
         model: loaded, or a spec to load; several processes need a spec.
-        settings: without duplicates.
-        shape: windows and sampling rate.
         folder: for recordings and answers; existing ones of the same clip, model and code are reused.
-        jobs: number of processes.
-        on_progress: called after every step.
 
     Raises:
         ConfigError: no footage, no settings, duplicate names, or a setting that the model refuses.
@@ -141,7 +137,7 @@ def evaluate_memory(
 def _results(
     footage: Sequence[Footage], settings: Sequence[ShareSetting], runs: Mapping[tuple[str, ShareSetting], SceneAnswers]
 ) -> tuple[SettingResult, ...]:
-    """One per setting; coverage on a common scale, if every clip has it."""
+    """One per setting; coverage, where every clip has it, of clips equally weighted and on a common scale."""
     parts: dict[ShareSetting, dict[Space, list[Coverage]]] = {}
     for setting in settings:
         measured = [runs[clip.name, setting].coverage for clip in footage]
@@ -154,7 +150,10 @@ def _results(
         SettingResult(
             setting,
             tuple(each for clip in footage for each in runs[clip.name, setting].answered),
-            {space: pool_coverage(some, furthest[space]) for space, some in parts[setting].items()},
+            {
+                space: make_coverage(torch.tensor([each.percentiles for each in some]), furthest[space])
+                for space, some in parts[setting].items()
+            },
         )
         for setting in settings
     )
@@ -174,7 +173,7 @@ def _clips(
             continue
         code = code_digest(_RECORDING_CODE)
         name = digest(video, model_digest(engine, {}), asking, str(shape), str(_instants(clip)), code)
-        clips.append(_Clip(clip, shape, folder / "recordings" / f"{name}.safetensors"))
+        clips.append(_Clip(clip, shape, folder / "recordings" / f"{name}.pt"))
     return clips
 
 

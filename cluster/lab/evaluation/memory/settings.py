@@ -22,31 +22,17 @@ _BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySetting:
-    """Names of the policies, and tokens held per layer and head (None: unbounded)."""
-
-    compressor: str
-    organiser: str
-    retriever: str
-    budget: int | None = None
-
-    @property
-    def name(self) -> str:
-        """``cords/resv/wicsum@4096``."""
-        bound = "all" if self.budget is None else str(self.budget)
-        return f"{self.compressor}/{self.organiser}/{self.retriever}@{bound}"
-
-
-@dataclass(frozen=True, slots=True)
-class ShareSetting(MemorySetting):
-    """A memory capped at a ``share`` of the bytes of all KV at the time of the question; ``budget`` is None, as a share
-    is another number of tokens in every scene. ``everything``: questions read all that is held instead of what the
-    retriever chooses.
+class ShareSetting:
+    """Names of the policies, and a memory capped at a ``share`` of the bytes of all KV at the time of the question.
+    ``everything``: questions read all that is held instead of what the retriever chooses.
 
     Raises:
         ConfigError: an unknown policy, or an invalid share.
     """
 
+    compressor: str
+    organiser: str
+    retriever: str
     share: float = 1.0
     everything: bool = False
 
@@ -76,13 +62,8 @@ class ShareSetting(MemorySetting):
         return self.share < 1
 
     def spec(self, *, frames: int, full_bytes: int, tier_bytes: int) -> MemorySpec:
-        """Memory specification for a scene.
-
-        Args:
-            frames: number of frames to remember.
-            full_bytes: of all their KV, frame numbers and cells.
-            tier_bytes: bytes of the tier, the cap of an unbounded memory.
-        """
+        """Memory specification for a scene of so many ``frames``. ``full_bytes``: of all their KV, frame numbers and
+        cells; ``tier_bytes``: of the tier, the cap of an unbounded memory."""
         options: Mapping[str, Any] = {"share": 1.0} if self.everything else {}
         block = min(_OURS.block_frames, max(1, int(self.share * frames / _BLOCKS)))
         return MemorySpec(

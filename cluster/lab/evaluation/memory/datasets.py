@@ -1,0 +1,336 @@
+"""Published sets of questions about long videos: one reader per layout, registered in ``question_layouts``.
+
+* MLVU (Zhou et al. 2024), dev set: ``json/1_plotQA.json`` etc., videos in ``video/1_plotQA/``. Fields: ``video`` (file
+  name), ``question``, ``candidates``, ``answer`` (text of a candidate), ``question_type``. Generation tasks have no
+  candidates and are skipped: they are graded by another model.
+* RVS-Ego and RVS-Movie (VStream-QA, Zhang et al. 2024): questions asked while a video runs, answered in free words.
+  ReKV's form: a list of videos with ``video_path`` (or ``video_id``) and ``conversations`` of ``question``, ``answer``,
+  ``start_time``, ``end_time``, and optional ``choices``. Published form: ``test_qa_*.json``, a flat list of questions
+  with ``video_id``, beside ``rvs_*.json`` with each clip's offset in the original video, which is subtracted. A
+  question is asked at ``end_time``; its evidence starts at ``start_time``.
+* Video-MME (Fu et al. 2024): one table of questions, Parquet or JSON, videos in ``data/``. Fields: ``videoID`` (file
+  name without suffix), ``question``, ``options`` (texts with their letter), ``answer`` (a letter), ``duration`` (short,
+  medium, long), ``task_type``. The official evaluation's JSON nests questions under ``questions``.
+"""
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ConfigError
+from cluster.lab.evaluation.datasets import (
+    VIDEO_SUFFIXES,
+    SkippedVideo,
+    check_directory,
+    collect_or_skip,
+    format_reasons,
+    probe_video,
+)
+from cluster.lab.evaluation.memory.questions import LETTERS, Footage, MultipleChoice, OpenQuestion, Question, Span
+from cluster.registry import Registry
+
+# Tolerance for questions after a container's rounded end.
+_SLACK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionDataset:
+    """Videos with questions in order of asking, named by their path in the directory; and skipped ones."""
+
+    videos: tuple[Footage, ...]
+    skipped: tuple[SkippedVideo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One annotation: a video, a question at no time yet, and the seconds that it is about; ``None`` asks it at the end
+    of the video."""
+
+    video: Path
+    question: Question
+    span: Span | None = None
+
+    def ask(self, length: float) -> Question:
+        """The question at its time in a video of so many seconds.
+
+        Raises:
+            ConfigError: it is after the video's end.
+        """
+        if self.span is None:
+            return replace(self.question, at_s=length)
+        start, end = self.span
+        if end > length + _SLACK_S:
+            raise ConfigError(f"a question at {end:g} s is after the video's end at {length:.1f} s")
+        at = min(end, length)
+        return replace(self.question, at_s=at, evidence=((start, at),) if start < at else ())
+
+
+Annotation = tuple[Path, str, Callable[[], Entry]]
+"""File, prefix of a reason to skip it, and parser, which raises ``ConfigError`` for an invalid record."""
+
+QuestionLayout = Callable[[Path], Iterator[Annotation]]
+"""Finds the annotations of a directory; raises ``ConfigError`` if it has another layout."""
+
+question_layouts: Registry[QuestionLayout] = Registry(
+    "layout of questions about the past",
+    {name: f"{__name__}:read_{name}" for name in ("mlvu", "rvs", "videomme")},
+)
+
+
+def load_question_dataset(directory: str | Path, layout: str) -> QuestionDataset:
+    """Read a directory of videos with questions in one of ``question_layouts``.
+
+    Raises:
+        ConfigError: unknown layout, no such directory, another layout, or no video left; the message names the first
+            skipped ones.
+    """
+    read = question_layouts.get(layout)
+    folder = check_directory(directory)
+    entries, skipped = collect_or_skip(read(folder))
+    # Per video, so that an unreadable one is skipped once.
+    by_video: dict[Path, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_video[entry.video].append(entry)
+    videos: list[Footage] = []
+    for path, asked in by_video.items():
+        if not path.exists():
+            skipped.append(SkippedVideo(path, f"not on disk; {len(asked)} questions are about it"))
+            continue
+        probed, unreadable = collect_or_skip([(path, "", partial(probe_video, path))])
+        questions, bad = collect_or_skip(
+            (path, "", partial(each.ask, facts.seconds)) for facts in probed for each in asked
+        )
+        skipped += unreadable + bad
+        if questions:
+            # By path, as two folders may hold videos of one name.
+            name, ordered = os.path.relpath(path, folder), sorted(questions, key=lambda each: each.at_s)
+            videos.append(Footage(name, path, tuple(ordered)))
+    if not videos:
+        raise ConfigError(f"no questions left in {folder}: {format_reasons(skipped)}")
+    return QuestionDataset(tuple(videos), tuple(skipped))
+
+
+# -- fields of annotation files -------------------------------------------------------------------
+Record = dict[str, Any]
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of an annotation file: a JSON list of objects (or an object with one list in it), or a Parquet table.
+
+    Raises:
+        ConfigError: unreadable, another format, or Parquet without pyarrow.
+    """
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    if isinstance(body, dict):
+        lists = [value for value in body.values() if isinstance(value, list)]
+        body = lists[0] if len(lists) == 1 else body
+    if not isinstance(body, list) or not all(isinstance(each, dict) for each in body):
+        raise ConfigError(f"{path} is not a list of annotations: each must be an object in one list")
+    return body
+
+
+def _parquet(path: Path) -> list[Record]:
+    try:
+        # Optional dependency.
+        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise ConfigError(
+            f"{path} is Parquet, which takes pyarrow to read: pip install pyarrow, or save the annotations as JSON"
+        ) from None
+    try:
+        rows: list[Record] = parquet.read_table(str(path)).to_pylist()
+    except (OSError, ArrowException) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    return rows
+
+
+def text(record: Record, *names: str) -> str:
+    """First of these fields that exists, as text.
+
+    Raises:
+        ConfigError: missing, empty or not text.
+    """
+    name, value = _first(record, names)
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    raise ConfigError(f"{name} is {value!r} and must be text")
+
+
+def texts(record: Record, name: str) -> tuple[str, ...]:
+    """A field as a list of texts.
+
+    Raises:
+        ConfigError: missing, or not a list of texts.
+    """
+    _, value = _first(record, (name,))
+    if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
+        return tuple(each.strip() for each in value)
+    raise ConfigError(f"{name} is {value!r} and must be a list of texts")
+
+
+def _first(record: Record, names: tuple[str, ...]) -> tuple[str, Any]:
+    for name in names:
+        if name in record:
+            return name, record[name]
+    raise ConfigError(f"it has no {' or '.join(names)}")
+
+
+def seconds(record: Record, name: str) -> float:
+    """A field in seconds.
+
+    Raises:
+        ConfigError: missing, or not a number.
+    """
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{name} is {value!r} and must be a number of seconds")
+    return float(value)
+
+
+_TIMED_KINDS = ("answer_type", "question_type", "task")
+_LETTERED = re.compile(r"^\(?([A-J])[.):]\s*")
+_YOUTUBE = re.compile(r"(?:v=|youtu\.be/)([\w-]{11})")
+_FOLDERS = ("data", "video", "videos", ".")
+
+
+def _choice(kind: str, record: Record, field: str) -> MultipleChoice:
+    """A question whose answer is the text of an option."""
+    options, answer = texts(record, field), text(record, "answer")
+    if options.count(answer) != 1:
+        raise ConfigError(f"the answer {answer!r} is not one of the {field}")
+    return MultipleChoice(kind, text(record, "question"), options, options.index(answer), 0.0)
+
+
+def _first_there(folders: list[Path], names: list[Path], default: Path) -> Path:
+    """First existing file with one of these names, in any container, else ``default``."""
+    for name in names:
+        suffixes = [""] if name.suffix.casefold() in VIDEO_SUFFIXES else sorted(VIDEO_SUFFIXES)
+        for folder in folders:
+            for suffix in suffixes:
+                path = folder / f"{name}{suffix}"
+                if path.is_file():
+                    return path
+    return default
+
+
+def _refuse(reason: str) -> Entry:
+    raise ConfigError(reason)
+
+
+# -- MLVU -----------------------------------------------------------------------------------------
+def read_mlvu(directory: Path) -> Iterator[Annotation]:
+    """Every multiple-choice question, asked at the end of its video."""
+    root = directory / "MLVU" if (directory / "MLVU" / "json").is_dir() else directory
+    files = sorted((root / "json").glob("*.json"))
+    if not files:
+        raise ConfigError(f"{directory} is not in MLVU's layout: it holds no json/*.json")
+    for path in files:
+        records = read_records(path)
+        if whole := sum("candidates" not in each for each in records):
+            reason = f"{whole} records without candidates, whose answers only a model can judge"
+            yield path, "", partial(_refuse, reason)
+        for number, record in enumerate(records):
+            if "candidates" in record:
+                yield path, f"record {number}: ", partial(_mlvu, root, path, record)
+
+
+def _mlvu(root: Path, annotation: Path, record: Record) -> Entry:
+    name, kind = text(record, "video"), text(record, "question_type")
+    # Some copies include the folder in the record.
+    video = root / "video" / name if "/" in name else root / "video" / annotation.stem / name
+    return Entry(video, _choice(kind, record, "candidates"))
+
+
+# -- RVS ------------------------------------------------------------------------------------------
+def read_rvs(directory: Path) -> Iterator[Annotation]:
+    """Every question with times in seconds."""
+    clips: dict[str, float] = {}
+    asked: list[tuple[Path, int, Record]] = []
+    for path in sorted(directory.rglob("*.json")):
+        for number, record in enumerate(read_records(path)):
+            if "conversations" in record or "question" in record:
+                asked.append((path, number, record))
+            elif isinstance(begins := record.get("start_time"), (int, float)) and "video_id" in record:
+                clips[str(record["video_id"])] = float(begins)
+    if not asked:
+        raise ConfigError(f"{directory} is not in RVS's layout: no *.json in it holds questions about videos")
+    for path, number, record in asked:
+        turns = record.get("conversations", [record])
+        # Only the flat form counts from the start of the original video.
+        begins = 0.0 if "conversations" in record else clips.get(str(record.get("video_id")), 0.0)
+        whole = isinstance(turns, list) and any(name in record for name in ("video_path", "video_id"))
+        for turn in turns if whole else [None]:
+            yield path, f"record {number}: ", partial(_rvs, directory, path, record, turn, begins)
+
+
+def _rvs(directory: Path, annotation: Path, record: Record, turn: object, begins: float) -> Entry:
+    named = Path(text(record, "video_path", "video_id"))
+    folders = [directory, annotation.parent, annotation.parent / "videos", directory / "videos"]
+    # The path is of another checkout: only its last part counts.
+    video = _first_there(folders, [named, Path(named.name)], annotation.parent / "videos" / named.name)
+    if not isinstance(turn, dict):
+        raise ConfigError(f"{turn!r} is no question")
+    asked, answer = text(turn, "question"), text(turn, "answer")
+    start, end = seconds(turn, "start_time") - begins, seconds(turn, "end_time") - begins
+    if not 0 <= start < end:
+        raise ConfigError(f"from {start:g} to {end:g} s is not an interval of its clip")
+    kind = text(turn, *_TIMED_KINDS) if any(name in turn for name in _TIMED_KINDS) else "open"
+    question = _choice(kind, turn, "choices") if "choices" in turn else OpenQuestion(kind, (asked,), (answer,), 0.0)
+    return Entry(video, question, (start, end))
+
+
+# -- Video-MME ------------------------------------------------------------------------------------
+def read_videomme(directory: Path) -> Iterator[Annotation]:
+    """Every question, asked at the end of its video, reported by the video's length class."""
+    # JSON first: it needs no extra package.
+    patterns = ("*.json", "videomme/*.json", "*.parquet", "videomme/*.parquet")
+    tables = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
+    if not tables:
+        raise ConfigError(f"{directory} is not in Video-MME's layout: it holds neither *.json nor videomme/*.parquet")
+    table, *others = tables
+    for path in others:
+        yield path, "", partial(_refuse, f"not read: {table.name} holds the questions")
+    for number, record in enumerate(_flat(read_records(table))):
+        yield table, f"record {number}: ", partial(_videomme, directory, record)
+
+
+def _flat(records: list[Record]) -> Iterator[Record]:
+    for record in records:
+        nested = record.get("questions")
+        if isinstance(nested, list):
+            shared = {key: value for key, value in record.items() if key != "questions"}
+            yield from ({**shared, **each} for each in nested if isinstance(each, dict))
+        else:
+            yield record
+
+
+def _videomme(directory: Path, record: Record) -> Entry:
+    kind = text(record, "duration", "duration_category", "task_type")
+    options = tuple(_LETTERED.sub("", each) for each in texts(record, "options"))
+    letter = text(record, "answer").strip("(). ").upper()
+    if len(letter) != 1 or letter not in LETTERS[: len(options)]:
+        raise ConfigError(f"the answer {record['answer']!r} is not the letter of one of {len(options)} options")
+    question = MultipleChoice(kind, text(record, "question"), options, LETTERS.index(letter), 0.0)
+    # Files are named by YouTube id, which the nested form has only in its URL.
+    address = _YOUTUBE.search(str(record.get("url", "")))
+    names = [text(record, "videoID")] if "videoID" in record else []
+    names += [address.group(1)] if address else []
+    names += [text(record, "video_id")] if "video_id" in record else []
+    if not names:
+        raise ConfigError("it has no videoID or video_id")
+    folders = [directory / folder for folder in _FOLDERS]
+    video = _first_there(folders, [Path(name) for name in names], folders[0] / f"{names[0]}.mp4")
+    return Entry(video, question)
