@@ -8,7 +8,7 @@ import torch
 
 from cluster.decoder.gpu.replenish import CellMemory, apply_exposure, fit_exposure, replenish
 from cluster.types import BoolGrid, ChangeGrid, PatchGrid, SampledPicture, UInt8Array
-from cluster.vision.pruners import exposure
+from cluster.vision.pruners import replenish as pruner
 from cluster.vision.pruners.replenish import Replenish
 
 GRID = PatchGrid(rows=8, cols=12, patch=14, merge=2, temporal=2)
@@ -111,7 +111,7 @@ def test_exposure_is_the_pruners():
     seen[5] = False
     gain, offset = fit_exposure(torch.from_numpy(now), torch.from_numpy(reference), torch.from_numpy(seen))
     for row in range(5):
-        wanted = exposure.fit_exposure(now[row][seen[row]], reference[row][seen[row]])
+        wanted = pruner.fit_exposure(now[row][seen[row]], reference[row][seen[row]])
         assert gain[row].item() == pytest.approx(wanted.gain, rel=1e-5)
         assert offset[row].item() == pytest.approx(wanted.offset, abs=1e-3)
         luma = random.integers(0, 256, SHAPE, dtype=np.uint8)
