@@ -181,7 +181,7 @@ def test_a_work_file_that_is_none(make_run, tmp_path, tiny_engine, street):
         pass
 
 
-# Of no answer: what errors and redaction say, how reports write pictures, and scenes that are drawn beforehand (a video's
+# Of no answer: what errors and redaction say, how reports write pictures, and scenes that are drawn beforehand (their
 # bytes are in the key).
 DECIDES_NOTHING = (
     "cluster.decoder.footage",
