@@ -70,6 +70,7 @@ def serve(
         sys.exit(number)
 
     signal.signal(signal.SIGTERM, terminate)
+    sys.unraisablehook = _report_unraisable
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
         from cluster.decoder.footage.camera import clip_shortages
@@ -127,6 +128,12 @@ def serve(
             screen.print("stopped")
     if failure is not None:
         raise SightlineError(f"the cluster has ended: {failure}; its logs say why")
+
+
+def _report_unraisable(raised: sys.UnraisableHookArgs) -> None:
+    """Print what Python drops, but for an end that was asked for: the start looks for it."""
+    if raised.exc_type is not SystemExit:
+        sys.__unraisablehook__(raised)
 
 
 def with_state(config: SightlineConfig, option: str) -> SightlineConfig:
