@@ -7,6 +7,7 @@ passwords, which people choose.
 import hashlib
 import hmac
 import json
+import logging
 import secrets
 import threading
 import time
@@ -19,6 +20,8 @@ from typing import Any
 from cluster.errors import ConfigError, UnauthenticatedError
 from cluster.security.private_files import make_private_folder, open_private
 from cluster.security.roles import Principal, Role
+
+log = logging.getLogger(__name__)
 
 PREFIX = "sl_"
 """Prefix of every secret, by which scanners of repositories and logs recognise one."""
@@ -54,7 +57,7 @@ class TokenFile:
 
     :meth:`verify` checks at most once in ``check_s`` whether the file has changed, so that a revoked token ends without
     a restart. While the file is unreadable the tokens stay as they were, so that an editing mistake locks nobody out,
-    and ``trouble`` says so.
+    and ``trouble`` and the log say so.
     """
 
     def __init__(self, path: Path, *, check_s: float = 1.0, clock: Callable[[], float] = time.time) -> None:
@@ -95,7 +98,9 @@ class TokenFile:
                 self.trouble = ""
                 self._stamp = stamp
             except ConfigError as error:
-                self.trouble = str(error)
+                if self.trouble != str(error):
+                    self.trouble = str(error)
+                    log.warning("%s; the tokens stay as they were", error)
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:

@@ -56,7 +56,7 @@ def test_an_expired_token_says_when(tmp_path, clock):
         tokens.verify(secret)
 
 
-def test_a_revoked_token_ends_and_a_broken_file_locks_nobody_out(tmp_path, clock):
+def test_a_revoked_token_ends_and_a_broken_file_locks_nobody_out(tmp_path, clock, caplog):
     path = tmp_path / "tokens.json"
     secret, token = make_token("room", [Role.VIEW])
     kept, keeper = make_token("keeper", [Role.VIEW])
@@ -66,6 +66,10 @@ def test_a_revoked_token_ends_and_a_broken_file_locks_nobody_out(tmp_path, clock
     clock.now += 2
     assert tokens.verify(secret).name == "room"
     assert "not a file of tokens" in tokens.trouble
+    clock.now += 2
+    tokens.verify(secret)
+    # Said once.
+    assert [each.getMessage() for each in caplog.records] == [f"{tokens.trouble}; the tokens stay as they were"]
     path.write_bytes('{"tokens": ["Zoë"]}'.encode("latin-1"))
     clock.now += 2
     assert tokens.verify(secret).name == "room"

@@ -65,9 +65,9 @@ def measure(seed: int) -> Part:
         most_named, least_share = max(named for named, _ in each), min(share for _, share in each)
         rows.append({"tier": tier, "point": point, "kills": len(each), "named": most_named, "share": least_share})
     note = (
-        "every row is one kill -9; named: tokens that the last manifest the tier acknowledged names; restored: tokens "
-        "whose blocks another process read whole; share is 0 where its manifest names fewer, and 1 where none was "
-        "acknowledged yet"
+        "a row is all kills -9 of a tier at a point, the worst of them; named: tokens that the last manifest the tier "
+        "acknowledged names; restored: tokens whose blocks another process read whole; share is 0 where "
+        "its manifest names fewer, and 1 where none was acknowledged yet"
     )
     return Part({"restored_after_kill": min(row["share"] for row in rows)}, rows, [note])
 
