@@ -85,6 +85,8 @@ def test_one_tree_from_packet_to_alert(clip, spans, replica, collector, tmp_path
     hub, frames = replica
     with EventLoopThread() as loop:
         running = asyncio.run_coroutine_threadsafe(alerting(hub, AlertTraces(spans["alerting"]), tmp_path), loop.loop)
+        # An answer that comes before it is told to nobody.
+        until(lambda: hub.subscribers, "alerting among those who watch")
         with camera_bench(clip, spans=spans["decoder-0"]) as bench:
             bench.camera.route(bench.replica(frames))
             bench.push(11)
