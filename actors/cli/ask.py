@@ -23,7 +23,6 @@ PROMPT = "? "
 
 MOST = 20
 """Moments shown of a question to all cameras."""
-SAYS_YES = 0.5
 
 
 def ask(
@@ -264,7 +263,7 @@ def _show_all(
         for event in events:
             if isinstance(event, CameraTold):
                 answers.append(event)
-                if event.told is not None and event.told.result.yes >= SAYS_YES and not quiet:
+                if event.told is not None and event.told.result.says_yes and not quiet:
                     print(
                         f"{event.camera}: {printable(event.told.result.text)} ({event.told.result.yes:.2f})", flush=True
                     )

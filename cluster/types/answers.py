@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+SAYS_YES = 0.5
+"""P(yes) from which the answer to a free question is yes."""
+
 
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
@@ -125,6 +128,10 @@ class AskResult:
     prompt_tokens: int = 0
     answer_tokens: int = 0
     yes: float = 0.0
+
+    @property
+    def says_yes(self) -> bool:
+        return self.yes >= SAYS_YES
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cluster.errors import NotFiniteError
 from cluster.models.base import VisionLanguageModel
+from cluster.types.answers import SAYS_YES
 
 
 class YesNoScore:
@@ -40,7 +41,7 @@ class YesNoScore:
         token = int(logits.argmax())
         if token not in self.ids:
             return token
-        ids = self.yes if yes >= 0.5 else self.no
+        ids = self.yes if yes >= SAYS_YES else self.no
         return int(ids[logits[ids].argmax()])
 
 

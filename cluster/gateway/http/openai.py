@@ -27,7 +27,6 @@ from cluster.wire.memory_wire import MAX_TURNS, AskAllProgress, CameraTold, Told
 
 PREFIX = "camera/"
 FLEET = "fleet"
-SAYS_YES = 0.5
 MOST_RANKED = 10
 CAMERAS = "/sightline.v1.Cameras/"
 SSE = "text/event-stream"
@@ -235,7 +234,7 @@ async def fleet_text(
                 progress = event
                 continue
             answers.append(event)
-            if event.told is not None and event.told.result.yes >= SAYS_YES:
+            if event.told is not None and event.told.result.says_yes:
                 yield f"{event.camera}: {event.told.result.text} ({event.told.result.yes:.2f})\n"
     for number, each in enumerate(ranked(answers)[:MOST_RANKED], start=1):
         yield f"{number}. {each.camera}, {each.ago_s:.0f} s ago, rank {each.rank:.2f}: {each.text}\n"

@@ -45,8 +45,7 @@ def fit_calibration(results: Results, settings: ModelSettings) -> CalibrationFit
         raise ConfigError("all windows are positive or all are negative; use more scenes")
     old_temperature, old_bias = settings.score_temperature or 1.0, settings.score_bias or 0.0
     margins = (logit(scores) - old_bias) * old_temperature
-    slope, bias = platt(margins, truth)
-    _check_slope(slope)
+    slope, bias = _rising(margins, truth)
     videos = results.scores(results.full)
     known = np.isfinite(videos)
     videos[known] = sigmoid((logit(videos[known]) - old_bias) * old_temperature * slope + bias)
@@ -74,14 +73,16 @@ def fit_answers(found: MemoryResults, settings: ModelSettings) -> tuple[float, f
     if truth.all() or not truth.any():
         raise ConfigError("no question about an event, or one answer to all of them; use more scenes")
     old_temperature, old_bias = settings.answer_temperature or 1.0, settings.answer_bias or 0.0
-    slope, bias = platt((logit(np.array([yes for yes, _ in answered])) - old_bias) * old_temperature, truth)
-    _check_slope(slope)
+    slope, bias = _rising((logit(np.array([yes for yes, _ in answered])) - old_bias) * old_temperature, truth)
     return 1 / slope, bias
 
 
-def _check_slope(slope: float) -> None:
+def _rising(margins: Floats, truth: Bools) -> tuple[float, float]:
+    """:func:`platt` of scores that rise with the truth; ``ConfigError`` where they do not."""
+    slope, bias = platt(margins, truth)
     if not _TEMPERATURES[0] <= 1 / max(slope, 1e-9) <= _TEMPERATURES[1]:
         raise ConfigError(f"the model's scores do not rise with the truth (slope {slope:.3g}); train it first")
+    return slope, bias
 
 
 def fit_thresholds(results: Results, scores: Floats) -> tuple[float, float, dict[str, float]]:
