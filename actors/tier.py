@@ -61,9 +61,7 @@ class TierNode(ActorProcess):
                 await self._close()
                 tiers = self._config.tiers
                 self._arena = Arena(tiers.node_bytes, name="node", stream_bytes=tiers.camera_bytes)
-                self._servicer = KVServicer(
-                    self._arena, fingerprint=fingerprint, store_as=tiers.store_as, secret=self._secret
-                )
+                self._servicer = KVServicer(self._arena, fingerprint=fingerprint, secret=self._secret)
                 self._server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES, tls=self._tls)
                 self._server.add(self._servicer)
                 port = self._server.bind(self._host, 0)

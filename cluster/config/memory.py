@@ -37,8 +37,6 @@ class TiersConfig(Section):
     """Redis that also keeps memories, so that they outlive a node: a redis://, rediss:// or unix:// address."""
     redis_ttl_s: Duration = Field(default=24 * 3600, ge=1)
     """Seconds, or a length of time like 24h (the default), after which Redis forgets what was not written again."""
-    store_as: Literal["plain", "int8"] = "plain"
-    """Form of KV on the way to node and Redis; int8 takes half of bfloat16, rounded."""
     deadline_s: float = Field(default=2.0, gt=0, le=60)
     """Timeout in seconds of one call to node or Redis, after which it counts as down."""
 
@@ -99,6 +97,9 @@ class MemoryConfig(Section):
     """Share of the cap to compress to once it is reached, 0..1."""
     block_frames: int = Field(default=_DEFAULTS.block_frames, ge=1, le=1024)
     """Frames per stored block."""
+    kv_dtype: Literal["int8", "model"] = _DEFAULTS.kv_dtype
+    """Type of stored keys and values: int8, half of bfloat16, rounded with scales per channel and token; or the
+    model's own."""
     compressor: Annotated[str, OneOf(compressors)] = _DEFAULTS.compressor
     """Policy that selects tokens at the cap: novelty, infinipot_v, cords or uniform among others."""
     compressor_options: dict[str, Any] = Field(

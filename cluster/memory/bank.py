@@ -28,6 +28,8 @@ RELEASED = 4096
 VISITED = 64
 """Most released streams whose memory stays open after a question."""
 
+_LAYOUT = ("organiser", "organiser_options", "kv_dtype")
+
 Window = Callable[[], bytes]
 """Snapshot of a stream's window; serialised when called."""
 
@@ -147,8 +149,8 @@ class MemoryBank:
             if prepared is None or prepared[0].spec != spec:
                 prepared = self._restore(stream, spec)
             held, window = prepared
-        elif (held.spec.organiser, held.spec.organiser_options) != (spec.organiser, spec.organiser_options):
-            # Clusters of one organiser are unusable for another.
+        elif any(getattr(held.spec, name) != getattr(spec, name) for name in _LAYOUT):
+            # Clusters of one organiser are unusable for another, and so are blocks of another type.
             with held.exclusive:
                 held.delete_frames()
                 self._close_memory(stream)

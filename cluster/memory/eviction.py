@@ -186,7 +186,9 @@ def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[
         except BlocksUnavailableError:
             return None
     of_token = head.table.of_token
-    key = torch.empty(head.tokens, head.table.mean.shape[1], dtype=memory.dtype)
+    # Quantised blocks come as float32.
+    dtype = next(iter(blocks.values())).key.dtype if blocks else memory.dtype
+    key = torch.empty(head.tokens, head.table.mean.shape[1], dtype=dtype)
     value = torch.empty_like(key)
     order = of_token.argsort(stable=True)
     if blocks:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cluster.memory.organise import ClusterTable, NewTokens, Organiser
+from cluster.memory.organise.table import narrowed, widened
 from cluster.memory.tiers.base import Block, Loaded, Outcome
 
 
@@ -38,6 +39,10 @@ class KVChunk:
     @property
     def tokens(self) -> int:
         return self.key.shape[2]
+
+    def to(self, dtype: torch.dtype) -> KVChunk:
+        """The same with keys and values of another type."""
+        return replace(self, key=self.key.to(dtype), value=self.value.to(dtype))
 
     def on_grid(self, rows: int, columns: int) -> KVChunk:
         """The same with cells at their place of the picture in another grid; a memory has one, a camera may change its
@@ -141,7 +146,7 @@ class HeadChange:
 class HeadMemory:
     """Tokens of one head in time order, assigned to clusters. ``frame``, ``cell`` ``[n]`` int32; the table names one
     block per cluster. ``settled``: all earlier frames are stored. ``weight`` ``[n]`` float32 of the compressor, empty
-    while all are 1.
+    while all are 1. ``channels`` ``[2, 2, D]``, by which blocks are quantised, empty ``[0, 2, D]`` before the first.
 
     Copy-on-write: a head that others may read is never changed; :meth:`copy` it, change the copy and swap it in.
     """
@@ -151,6 +156,7 @@ class HeadMemory:
         self.frame = torch.zeros(0, dtype=torch.int32)
         self.cell = torch.zeros(0, dtype=torch.int32)
         self.weight = torch.zeros(0)
+        self.channels = torch.zeros(0, 2, organiser.table.mean.shape[1])
         self.settled = 0
 
     def copy(self) -> Self:
@@ -168,7 +174,8 @@ class HeadMemory:
 
     @property
     def index_bytes(self) -> int:
-        return self.frame.nbytes + self.cell.nbytes + self.weight.nbytes + self.table.nbytes + NAMES_BYTES
+        tensors = (self.frame, self.cell, self.weight, self.channels)
+        return sum(each.nbytes for each in tensors) + self.table.nbytes + NAMES_BYTES
 
     def cluster_numbers(self, uids: Sequence[int]) -> list[int]:
         """Table numbers of those of the clusters ``uids`` that exist."""
@@ -340,7 +347,8 @@ class HeadMemory:
         parts = {"own": self.organiser.state(), "table": self.table.state()}
         named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
         weight = {"weight": self.weight} if len(self.weight) else {}
-        return {"frame": self.frame, "cell": self.cell, "settled": torch.tensor(self.settled), **weight, **named}
+        own = {name: narrowed(getattr(self, name)) for name in ("frame", "cell", "channels")}
+        return {**own, "settled": torch.tensor(self.settled), **weight, **named}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the tensors of :meth:`state` into an empty head; ``ValueError`` for the state of another organiser or
@@ -349,11 +357,7 @@ class HeadMemory:
         if own.keys() != state.keys():
             raise ValueError(f"names of another organiser's state: {', '.join(sorted(own.keys() ^ state.keys()))}")
         for name, mine in own.items():
-            if (
-                state[name].dtype != mine.dtype
-                or state[name].shape[1:] != mine.shape[1:]
-                or state[name].ndim != mine.ndim
-            ):
+            if _kind(state[name]) != _kind(mine):
                 raise ValueError(f"{name} is {state[name].dtype} {tuple(state[name].shape)}")
         table = ClusterTable.restore(_under("table.", state))
         table.validate()
@@ -361,10 +365,13 @@ class HeadMemory:
             raise ValueError("frames, cells and clusters of a different number of tokens")
         if len(state["weight"]) not in (0, table.tokens):
             raise ValueError(f"{len(state['weight'])} weights of {table.tokens} tokens")
+        if len(state["channels"]) not in (0, 2):
+            raise ValueError(f"centre and spread of {len(state['channels'])} instead of keys and values")
         if bool((state["frame"][1:] < state["frame"][:-1]).any()):
             raise ValueError("tokens that are not in time order")
-        self.frame, self.cell, self.settled = state["frame"], state["cell"], int(state["settled"])
-        self.weight = state["weight"]
+        self.frame, self.cell = state["frame"].to(torch.int32), state["cell"].to(torch.int32)
+        self.settled = int(state["settled"])
+        self.weight, self.channels = state["weight"], state["channels"]
         self.organiser.table = table
         self.organiser.load_state(_under("own.", state))
 
@@ -399,6 +406,11 @@ def _concatenated(blocks: Sequence[Block]) -> Block:
         torch.cat([block.frame for block in blocks]),
         torch.cat([block.cell for block in blocks]),
     )
+
+
+def _kind(tensor: Tensor) -> tuple[int, torch.Size, torch.dtype]:
+    """What all states of a head have in common."""
+    return tensor.ndim, tensor.shape[1:], widened(tensor.new_empty(0)).dtype
 
 
 def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

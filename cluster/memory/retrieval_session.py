@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cluster.memory.head_memory import HeadMemory, whole_blocks
 from cluster.memory.prefetch import Prefetcher
+from cluster.memory.quantise import dequantise_kv
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
@@ -229,6 +230,11 @@ class RetrievalSession:
         stats.clusters += len(blocks)
         stats.bytes += key.nbytes + value.nbytes + frame.nbytes + cell.nbytes
         head, readers = of_cluster.repeat_interleave(size), readers.repeat_interleave(size, dim=0)
+        if key.dtype == torch.int8:
+            count = torch.bincount(head, minlength=len(heads)).tolist()
+            parts = zip(torch.split(key, count), torch.split(value, count), heads, strict=True)
+            restored = [dequantise_kv(k, v, of_head.channels) for k, v, of_head in parts if len(k)]
+            key, value = (torch.cat(part) for part in zip(*restored, strict=True))
         tokens = self._wanted(_Tokens(head, key, value, frame, cell, readers))
         stats.fetched_tokens += int(tokens.readers.sum())
         stats.frames.append(tokens.frame)

@@ -25,7 +25,8 @@ from cluster.memory.manifest import (
 )
 from cluster.memory.memory_counts import MemoryCounts
 from cluster.memory.organise.mosaic import VisualPartitions
-from cluster.memory.tiers.base import Block, BlockKey, Outcome
+from cluster.memory.quantise import dequantise, measure_channels, quantise, quantised_bytes
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import StoredBlocks
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 WAITING, _WINDOW = 8, 8
 # Bytes and blocks per tier call, which has a deadline.
 _BATCH_BYTES, _BATCH = 2**20, 256
+_KV = ("key", "value")
 # Stored size of a head's index over that of its tensors: tiers round up.
 _INDEX = 1.3
 
@@ -127,9 +129,10 @@ class TieredHeads:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token of one head: key, value, frame and cell."""
+        """Stored bytes of one token of one head: key, value, frame and cell."""
         assert self.shape is not None
-        return 2 * self.shape.width * self.shape.dtype.itemsize + 8
+        width, quantised = self.shape.width, self.spec.kv_dtype == "int8"
+        return 2 * (quantised_bytes(width) if quantised else width * self.shape.dtype.itemsize) + 8
 
     @property
     def max_window_bytes(self) -> int:
@@ -178,14 +181,19 @@ class TieredHeads:
                 self.drop_lost_clusters(layer, h, error.uids)
             except BlocksUnavailableError:
                 return False
-        keys = [self.stored.new_key(layer, h) for _ in change.blocks]
+        blocks = change.blocks
+        if blocks and self.spec.kv_dtype == "int8":
+            if not len(head.channels):
+                head.channels = measure_channels(*(torch.cat([getattr(b, part) for b in blocks]) for part in _KV))
+            blocks = quantise(blocks, head.channels)
+        keys = [self.stored.new_key(layer, h) for _ in blocks]
         head.table.block[change.clusters] = torch.tensor([key.block for key in keys], dtype=torch.int64)
-        nbytes = sum(cell_size(block.nbytes) for block in change.blocks)
+        nbytes = sum(cell_size(block.nbytes) for block in blocks)
         if nbytes + _INDEX * head.index_bytes > self._free_bytes() and not self.make_durable():
             return False
         if nbytes and nbytes + _INDEX * head.index_bytes > self._free_bytes():
             return False
-        self._ready.append((layer, h, head, list(zip(keys, change.blocks, strict=True))))
+        self._ready.append((layer, h, head, list(zip(keys, blocks, strict=True))))
         self._ready_bytes += nbytes
         full = self._ready_bytes >= _BATCH_BYTES or sum(len(items) for *_, items in self._ready) >= _BATCH
         return not full or self.publish()
@@ -218,9 +226,17 @@ class TieredHeads:
         return BlockKey(self.stream, layer, h, int(self.heads[layer][h].table.block[cluster]))
 
     def block_loader(self, layer: int, h: int, *, top: bool = False) -> Load:
-        """A loader of one head's blocks by number; ``top``: from the uppermost tier only."""
+        """A loader of one head's blocks by number, quantised ones as float32; ``top``: from the uppermost tier only."""
         source = self.tiers.upper if top else self.tiers
-        return lambda numbers: source.load([BlockKey(self.stream, layer, h, number) for number in numbers])
+
+        def load(numbers: list[int]) -> list[Loaded]:
+            loaded = source.load([BlockKey(self.stream, layer, h, number) for number in numbers])
+            if not len(channels := self.heads[layer][h].channels):
+                return loaded
+            blocks = iter(dequantise([one.block for one in loaded if one.block is not None], channels))
+            return [one if one.block is None else Loaded(one.outcome, next(blocks)) for one in loaded]
+
+        return load
 
     def iter_heads(self) -> Iterator[tuple[int, int, HeadMemory]]:
         for number, heads in enumerate(self.heads):
@@ -319,6 +335,7 @@ class TieredHeads:
             "columns": self.columns,
             "dtype": str(self.dtype).removeprefix("torch."),
             "organiser": self.spec.organiser,
+            "kv_dtype": self.spec.kv_dtype,
             "first_frame": self.first_frame,
             "log": state | {"numbers": state["numbers"][:settled], "times": state["times"][:settled]},
             "partition_of": [[frame, partition] for frame, partition in self.partition_of.items()],
@@ -361,10 +378,11 @@ class TieredHeads:
         return self.stored.load_bytes("window")
 
     def _load_manifest(self, data: bytes) -> bool:
-        """Restore from a manifest; False if it is of another version or organiser. ``BlocksUnavailableError``: index
-        blocks cannot be loaded now; any other exception: it is inconsistent or does not fit this memory."""
+        """Restore from a manifest; False if it is of another version, organiser or type of KV.
+        ``BlocksUnavailableError``: index blocks cannot be loaded now; any other exception: it is inconsistent or does
+        not fit this memory."""
         loaded = load_manifest(data)
-        if loaded is None or loaded[0]["organiser"] != self.spec.organiser:
+        if loaded is None or any(loaded[0][name] != getattr(self.spec, name) for name in ("organiser", "kv_dtype")):
             return False
         header, tensors = loaded
         layers, per_layer = int(header["layers"]), int(header["heads"])

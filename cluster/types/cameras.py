@@ -62,6 +62,7 @@ class MemorySpec:
     * ``keep``: share of each batch's tokens that is stored at all; 1 leaves selection to the cap
     * ``retention_s``: older frames are deleted; ``None`` keeps them while there is room
     * ``block_frames``: frames that are clustered together; until then they wait unclustered
+    * ``kv_dtype`` of what is clustered: ``int8``, or the ``model``'s own
     * ``compressor``, ``organiser``, ``retriever`` by name, each with its options
     * ``frame_retrieval``: policy by which new frames read the memory, with its options; ``None``: they do not
     """
@@ -74,6 +75,7 @@ class MemorySpec:
     keep: float = 1.0
     retention_s: float | None = None
     block_frames: int = 16
+    kv_dtype: Literal["int8", "model"] = "int8"
     compressor_options: Mapping[str, Any] = field(default_factory=dict)
     organiser_options: Mapping[str, Any] = field(default_factory=dict)
     retriever_options: Mapping[str, Any] = field(default_factory=dict)

@@ -167,7 +167,7 @@ WRONG = {
         "tiers: {redis_url: 'http://u:hunter2@r'}",
         "1: tiers.redis_url: must be an address like redis://host:6379/0, not 'http://u:***@r'",
     ),
-    "unknown form": ("tiers: {store_as: int4}", "1: tiers.store_as: must be 'plain' or 'int8', not 'int4'"),
+    "unknown type": ("memory: {kv_dtype: int4}", "1: memory.kv_dtype: must be 'int8' or 'model', not 'int4'"),
     "no deadline": ("tiers: {deadline_s: 0}", "1: tiers.deadline_s: must be greater than 0"),
     "a share above one": ("asking: {share: 20}", "1: asking.share: must be less than or equal to 1, not 20"),
     "no queue": ("asking: {queue: 0}", "1: asking.queue: must be greater than or equal to 1"),

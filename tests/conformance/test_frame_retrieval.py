@@ -26,7 +26,12 @@ FRAMES = 22
 
 def everything(**options: Any) -> MemorySpec:
     """A memory that evicts nothing, of which frames read all."""
-    standard: dict[str, Any] = {"compressor": "none", "block_frames": 3, "frame_retrieval": "resv"}
+    standard: dict[str, Any] = {
+        "compressor": "none",
+        "block_frames": 3,
+        "frame_retrieval": "resv",
+        "kv_dtype": "model",
+    }
     return MemorySpec(**{**standard, "frame_retrieval_options": {"ratio": 1.0, "deadline_s": 60.0}, **options})
 
 

@@ -27,7 +27,12 @@ def reading(make_spec) -> Callable[..., StreamSpec]:
     """Cameras whose frames read all that is remembered, of which nothing is evicted."""
 
     def make(stream: str = "cam", *, refresh: str = "anchors", **memory: Any) -> StreamSpec:
-        standard: dict[str, Any] = {"compressor": "none", "block_frames": 3, "frame_retrieval": "resv"}
+        standard: dict[str, Any] = {
+            "compressor": "none",
+            "block_frames": 3,
+            "frame_retrieval": "resv",
+            "kv_dtype": "model",
+        }
         options = {"frame_retrieval_options": {"ratio": 1.0, "deadline_s": 60.0}}
         return make_spec(stream, refresh=refresh, memory=MemorySpec(**{**standard, **options, **memory}))
 

@@ -148,7 +148,12 @@ def asked(model: VisionLanguageModel, pause_s: int, memory_s: float | None = Non
     model.settings = dataclasses.replace(model.settings, memory_s=memory_s)
     engine = NativeEngine(model, memories=MemoryBank(TierStack([Arena(64 * 2**20)])), max_new_tokens=4)
     memory = MemorySpec(
-        compressor="none", block_frames=3, retriever="top_k", retriever_options={"share": 1.0}, organiser="resv"
+        compressor="none",
+        block_frames=3,
+        kv_dtype="model",
+        retriever="top_k",
+        retriever_options={"share": 1.0},
+        organiser="resv",
     )
     engine.admit(StreamSpec("cam", (Question("q", TEXT),), 8.0, 4.0, static_gate=False, memory=memory))
     size = 112 if engine.geometry.square is None else engine.geometry.square

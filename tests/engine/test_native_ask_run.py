@@ -25,7 +25,7 @@ from cluster.registry import organisers
 from cluster.types import MICROSECONDS, Answer, AskSpec, MemorySpec, Moment, Question, StreamSpec
 
 TEXT = "Is anyone climbing the fence?"
-EVERYTHING = {"retriever": "top_k", "retriever_options": {"share": 1.0}}
+EVERYTHING = {"retriever": "top_k", "retriever_options": {"share": 1.0}, "kv_dtype": "model"}
 
 
 @pytest.fixture(scope="module", params=[name for name in PRESETS if name.startswith("tiny-")])

@@ -37,7 +37,7 @@ class WriteLog(Arena):
 @pytest.mark.parametrize(("organiser", "once"), [("kvmu", True), ("resv", False)])
 def test_only_kvmu_writes_every_token_once_under_a_cap(compressor: str, organiser: str, once: bool) -> None:
     log = WriteLog()
-    spec = MemorySpec(compressor=compressor, organiser=organiser, block_frames=4, cap_bytes=CAP)
+    spec = MemorySpec(compressor=compressor, organiser=organiser, block_frames=4, cap_bytes=CAP, kv_dtype="model")
     memory = StreamMemory("cam", spec, TierStack([log]))
     chunks = list(made_chunks("cam", 160, layers=2, heads=2, rows=3, columns=4, width=8))
     for chunk in chunks:

@@ -53,12 +53,16 @@ class Everything:
             of = table.members(cluster)
             assert len(of) == int(table.count[cluster]) > 0
             key = self.key[of]
-            close(table.mean[cluster], key.mean(0))
-            close(table.variance[cluster], (key - key.mean(0)).square().sum(1).mean())
+            close(table.mean[cluster], key.mean(0), **HALF)
+            close(table.variance[cluster], (key - key.mean(0)).square().sum(1).mean(), **HALF)
             if self.organiser.wants_values:
-                close(table.value_mean[cluster], self.value[of].mean(0))
+                close(table.value_mean[cluster], self.value[of].mean(0), **HALF)
             assert int(table.latest[cluster]) == int(self.frame[of].max())
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+HALF = {"atol": 2e-3, "rtol": 2e-3}
+"""Of means that float16 rounds again with every token that joins."""
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, atol: float = 1e-5, rtol: float = 1e-4) -> None:
+    torch.testing.assert_close(found, wanted, atol=atol, rtol=rtol)

@@ -14,8 +14,7 @@ from torch import Tensor
 _COLUMN = "column."
 _OWN = ("mean", "value_mean", "variance", "count", "partition", "latest", "uid", "block")
 _STORED = (*_OWN, "of_token")
-# Wider than int32: their numbers begin at random.
-_WIDE = "block"
+_MEANS = ("mean", "value_mean")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,8 +60,8 @@ def _statistics(key: Tensor, value: Tensor, frame: Tensor, group: Tensor, groups
     latest = count.new_zeros(groups).scatter_reduce_(0, group, frame.to(torch.int64), "amax", include_self=False)
     return {
         "count": count,
-        "mean": mean,
-        "value_mean": averaged(value.float()),
+        "mean": _rounded(mean),
+        "value_mean": _rounded(averaged(value.float())),
         "variance": averaged((wide - mean[group]).square().sum(1)),
         "latest": latest,
     }
@@ -71,8 +70,8 @@ def _statistics(key: Tensor, value: Tensor, frame: Tensor, group: Tensor, groups
 class ClusterTable:
     """``c`` clusters, numbered densely, of ``n`` tokens, numbered in time order.
 
-    * ``mean``, ``value_mean`` ``[c, D]`` float32 of the members' keys and values; ``value_mean`` has no columns unless
-      ``values``
+    * ``mean``, ``value_mean`` ``[c, D]`` float32 of the members' keys and values, rounded to float16, as they are
+      stored; ``value_mean`` has no columns unless ``values``
     * ``variance`` ``[c]`` float32: mean squared distance of the members' keys to ``mean``
     * ``count`` ``[c]`` int64: members; ``latest`` ``[c]`` int64: largest frame number of a member
     * ``partition`` ``[c]`` int64: that of the token that founded the cluster
@@ -103,8 +102,12 @@ class ClusterTable:
 
     @property
     def nbytes(self) -> int:
-        named = [(name, getattr(self, name)) for name in _STORED] + list(self.columns.items())
-        return sum(_narrow(name, tensor[:0]).itemsize * tensor.numel() for name, tensor in named)
+        """Of :meth:`state`, at most."""
+        tensors = [getattr(self, name) for name in _STORED] + list(self.columns.values())
+        whole: int = sum(tensor.numel() * min(4, tensor.itemsize) for tensor in tensors)
+        halved = 2 * (self.mean.numel() + self.value_mean.numel())
+        # Blocks have numbers of 64 bits.
+        return whole + 4 * len(self) - halved
 
     def add(self, tokens: NewTokens, cluster: Tensor) -> None:
         """Tokens join ``cluster`` ``[t]``; numbers from ``len(self)`` on found clusters, without gaps.
@@ -133,8 +136,9 @@ class ClusterTable:
         apart = new["mean"] - self.mean[joined]
         between = apart.square().sum(1) * share * (1 - share)
         self.variance[joined] += (new["variance"] - self.variance[joined]) * share + between
-        self.mean[joined] += apart * share[:, None]
-        self.value_mean[joined] += (new["value_mean"] - self.value_mean[joined]) * share[:, None]
+        self.mean[joined] = _rounded(self.mean[joined] + apart * share[:, None])
+        between_values = new["value_mean"] - self.value_mean[joined]
+        self.value_mean[joined] = _rounded(self.value_mean[joined] + between_values * share[:, None])
         self.count[joined] = total
         self.latest[joined] = torch.where(before > 0, self.latest[joined].maximum(new["latest"]), new["latest"])
         self.of_token = torch.cat([self.of_token, cluster.to(torch.int64)])
@@ -206,8 +210,8 @@ class ClusterTable:
         mean = (self.mean[parts] * share).sum(0)
         apart = (self.mean[parts] - mean).square().sum(1)
         self.variance[cluster] = ((self.variance[parts] + apart) * share[:, 0]).sum()
-        self.mean[cluster] = mean
-        self.value_mean[cluster] = (self.value_mean[parts] * share).sum(0)
+        self.mean[cluster] = _rounded(mean)
+        self.value_mean[cluster] = _rounded((self.value_mean[parts] * share).sum(0))
         self.count[cluster] = self.count[parts].sum()
         self.latest[cluster] = self.latest[parts].max()
         stays = torch.ones(len(self), dtype=torch.bool)
@@ -237,9 +241,10 @@ class ClusterTable:
             raise ValueError("uids that do not ascend")
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors by name for ``restore``; copies, numbers as int32 where these are wide enough."""
-        named = {name: _narrow(name, getattr(self, name)) for name in _STORED}
-        named |= {_COLUMN + name: _narrow(name, column) for name, column in self.columns.items()}
+        """Tensors by name for ``restore``; copies, means as float16, numbers :func:`narrowed`."""
+        named = {name: narrowed(getattr(self, name)) for name in _STORED}
+        named |= {name: named[name].half() for name in _MEANS}
+        named |= {_COLUMN + name: narrowed(column) for name, column in self.columns.items()}
         return named | {"next_uid": torch.tensor(self.next_uid)}
 
     @classmethod
@@ -250,9 +255,9 @@ class ClusterTable:
             raise ValueError(f"the state of a table of clusters lacks {', '.join(sorted(missing))}")
         table = cls(state["mean"].shape[1])
         for name in _STORED:
-            setattr(table, name, _widened(state[name]))
+            setattr(table, name, state[name].float() if name in _MEANS else widened(state[name]))
         table.columns = {
-            name.removeprefix(_COLUMN): _widened(column) for name, column in state.items() if name.startswith(_COLUMN)
+            name.removeprefix(_COLUMN): widened(column) for name, column in state.items() if name.startswith(_COLUMN)
         }
         table.next_uid = int(state["next_uid"])
         return table
@@ -284,9 +289,19 @@ class ClusterTable:
         return value[:, : self.value_mean.shape[1]]
 
 
-def _narrow(name: str, tensor: Tensor) -> Tensor:
-    return tensor.to(torch.int32) if tensor.dtype == torch.int64 and name != _WIDE else tensor.clone()
+def _rounded(mean: Tensor) -> Tensor:
+    return mean.half().float()
 
 
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.int64) if tensor.dtype == torch.int32 else tensor.clone()
+def narrowed(tensor: Tensor) -> Tensor:
+    """A copy, whole numbers in the fewest bytes that hold them."""
+    if tensor.dtype in (torch.int64, torch.int32):
+        most = int(tensor.abs().max()) if tensor.numel() else 0
+        fits = [dtype for dtype in (torch.int16, torch.int32) if most <= torch.iinfo(dtype).max]
+        return tensor.to(fits[0] if fits else tensor.dtype, copy=True)
+    return tensor.clone()
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The inverse for numbers of 64 bits."""
+    return tensor.to(torch.int64 if tensor.dtype in (torch.int16, torch.int32) else tensor.dtype, copy=True)

@@ -109,7 +109,6 @@ class TierSettings:
     camera_bytes: int | None = None
     redis_url: str | None = None
     redis_ttl_s: float = 24 * 3600.0
-    store_as: str = "plain"
     deadline_s: float = 2.0
     secret: bytes = b""
     tls: PeerTls | None = None
@@ -118,7 +117,7 @@ class TierSettings:
     @property
     def storage(self) -> dict[str, Any]:
         """Arguments common to all tiers outside this process."""
-        return {name: getattr(self, name) for name in ("fingerprint", "store_as", "secret", "deadline_s")}
+        return {name: getattr(self, name) for name in ("fingerprint", "secret", "deadline_s")}
 
 
 class Tier(ABC):

@@ -9,7 +9,6 @@ import struct
 from enum import Enum
 from hashlib import blake2b
 from hmac import compare_digest
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,19 +16,15 @@ from torch import Tensor
 from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey
 
-StoreAs = Literal["plain", "int8"]
-
-VERSION = 1
+VERSION = 2
 """Of the format. Every version begins with the magic, its number and the digest, so that any can tell any other."""
 
 _MAGIC, _MANIFEST = b"SLKV", b"SLMF"
 _PREFIX = struct.Struct("<4sH16s")
-_SHAPE = struct.Struct("<BBHII")  # form, dtype, bytes of the fingerprint, tokens, width
+_SHAPE = struct.Struct("<HHII")  # dtype, bytes of the fingerprint, tokens, width
 _KEY = struct.Struct("<qqqI")
-_FORMS: tuple[StoreAs, ...] = get_args(StoreAs)
 # uint8 is for index parts, which hold no KV.
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
-_STEPS = 127
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8)
 
 
 class BlockFault(Enum):
@@ -40,12 +35,10 @@ class BlockFault(Enum):
     DAMAGED = "damaged"
 
 
-def check_storage(fingerprint: str, store_as: str) -> None:
-    """Raises ``ConfigError`` for no fingerprint, one of more than 1,024 bytes, or an unknown storage format."""
+def check_fingerprint(fingerprint: str) -> None:
+    """Raises ``ConfigError`` for none, or one of more than 1,024 bytes."""
     if not 0 < len(fingerprint.encode()) <= 1024:
         raise ConfigError("a fingerprint of model and settings has 1 to 1024 bytes of UTF-8")
-    if store_as not in _FORMS:
-        raise ConfigError(f"blocks cannot be stored as {store_as!r}; there are: {', '.join(_FORMS)}")
 
 
 def check_block(block: Block) -> tuple[int, int]:
@@ -53,7 +46,7 @@ def check_block(block: Block) -> tuple[int, int]:
     key, value = block.key, block.value
     if key.dtype not in _DTYPES or value.dtype != key.dtype:
         raise ValueError(
-            f"keys of {key.dtype} and values of {value.dtype} must both be float32, float16, bfloat16 or uint8"
+            f"keys of {key.dtype} and values of {value.dtype} must both be float32, float16, bfloat16, int8 or uint8"
         )
     if key.ndim != 2 or key.shape != value.shape or not block.frame.shape == block.cell.shape == key.shape[:1]:
         raise ValueError(
@@ -62,40 +55,24 @@ def check_block(block: Block) -> tuple[int, int]:
     return key.shape[0], key.shape[1]
 
 
-def encode_block(
-    key: BlockKey, block: Block, *, fingerprint: str, store_as: str = "plain", secret: bytes = b""
-) -> bytes:
+def encode_block(key: BlockKey, block: Block, *, fingerprint: str, secret: bytes = b"") -> bytes:
     """Encode a block: header, digest, frames and cells, then keys and values.
-
-    ``int8`` keeps keys and values as whole steps of ``absmax / 127`` of each channel (column) over the members, with
-    the steps in float32. A block of bytes, without members, or with KV that is not finite, is kept plain all the same.
 
     Args:
         fingerprint: what must be equal for the block to be of use: model and settings, as a short string.
         secret: key of the digest, up to 64 bytes; without one the digest tells damage and not forgery.
 
     Raises:
-        ConfigError: see :func:`check_storage`.
+        ConfigError: see :func:`check_fingerprint`.
         ValueError: see :func:`check_block`.
     """
-    check_storage(fingerprint, store_as)
+    check_fingerprint(fingerprint)
     count, width = check_block(block)
     kv = [part.detach().to("cpu").contiguous() for part in (block.key, block.value)]
     places = [part.detach().to("cpu", torch.int32).contiguous() for part in (block.frame, block.cell)]
-    form: StoreAs = "plain"
-    parts = [*places, *kv]
-    if (
-        store_as == "int8"
-        and count
-        and block.key.is_floating_point()
-        and all(bool(part.isfinite().all()) for part in kv)
-    ):
-        form = "int8"
-        (keys, key_step), (values, value_step) = (_quantise(part) for part in kv)
-        parts = [*places, key_step, value_step, keys, values]
     owner = fingerprint.encode()
-    head = _SHAPE.pack(_FORMS.index(form), _DTYPES.index(block.key.dtype), len(owner), count, width) + owner
-    body = b"".join([head, *(_raw(part) for part in parts)])
+    head = _SHAPE.pack(_DTYPES.index(block.key.dtype), len(owner), count, width) + owner
+    body = b"".join([head, *(_raw(part) for part in (*places, *kv))])
     return _PREFIX.pack(_MAGIC, VERSION, _digest(key, VERSION, memoryview(body), secret)) + body
 
 
@@ -112,15 +89,14 @@ def open_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = 
         return BlockFault.FOREIGN
     if len(body) < _SHAPE.size:
         return BlockFault.DAMAGED
-    form, kind, owned, count, width = _SHAPE.unpack_from(body)
+    kind, owned, count, width = _SHAPE.unpack_from(body)
     payload = body[_SHAPE.size + owned :]
     if body[_SHAPE.size : _SHAPE.size + owned] != fingerprint.encode():
         return BlockFault.FOREIGN
-    if form >= len(_FORMS) or kind >= len(_DTYPES):
+    if kind >= len(_DTYPES):
         return BlockFault.DAMAGED
-    quantised, dtype = _FORMS[form] == "int8", _DTYPES[kind]
-    kept = torch.int8 if quantised else dtype
-    if len(payload) != 8 * count + (8 * width if quantised else 0) + 2 * count * width * kept.itemsize:
+    dtype = _DTYPES[kind]
+    if len(payload) != 8 * count + 2 * count * width * dtype.itemsize:
         return BlockFault.DAMAGED
     if not payload:
         nothing, places = torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.int32)
@@ -128,13 +104,8 @@ def open_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = 
     # One owned copy; every part is aligned to its type.
     held = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     frame, cell = held[: 8 * count].view(torch.int32).view(2, count)
-    if not quantised:
-        keys, values = held[8 * count :].view(dtype).view(2, count, width)
-        return Block(keys, values, frame, cell)
-    at = 8 * (count + width)
-    steps = held[8 * count : at].view(torch.float32).view(2, 1, width)
-    keys, values = (held[at:].view(torch.int8).view(2, count, width) * steps).to(dtype)
-    return Block(keys, values, frame.clone(), cell.clone())
+    keys, values = held[8 * count :].view(dtype).view(2, count, width)
+    return Block(keys, values, frame, cell)
 
 
 def seal_manifest(stream: str, manifest: bytes, *, fingerprint: str, secret: bytes = b"") -> bytes:
@@ -157,14 +128,6 @@ def open_manifest(data: bytes, stream: str, *, fingerprint: str, secret: bytes =
     if version != VERSION or body[2:owned] != fingerprint.encode():
         return BlockFault.FOREIGN
     return bytes(body[owned:])
-
-
-def _quantise(part: Tensor) -> tuple[Tensor, Tensor]:
-    """``[n, D]`` int8 and the step sizes ``[D]`` float32; ``n`` is at least 1."""
-    wide = part.float()
-    step = wide.abs().amax(0) / _STEPS
-    step = torch.where(step > 0, step, 1.0)
-    return (wide / step).round().clamp(-_STEPS, _STEPS).to(torch.int8), step
 
 
 def _raw(part: Tensor) -> memoryview:

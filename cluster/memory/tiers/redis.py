@@ -10,7 +10,14 @@ from typing import Any, Self
 
 from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierSettings, TierState
-from cluster.memory.tiers.codec import BlockFault, check_storage, encode_block, open_block, open_manifest, seal_manifest
+from cluster.memory.tiers.codec import (
+    BlockFault,
+    check_fingerprint,
+    encode_block,
+    open_block,
+    open_manifest,
+    seal_manifest,
+)
 from cluster.memory.tiers.redis_link import RedisFullError, RedisLink, RedisUnavailableError, StreamIndex, split_parts
 
 MANIFEST = "manifest"
@@ -41,7 +48,7 @@ class RedisTier(CappedTier):
         cap_bytes: of each stream; :meth:`set_cap` can only lower it.
         ttl_s: blocks live at least half as long after their stream's last :meth:`put_manifest`.
         batch_bytes: approximate bytes per pipeline.
-        fingerprint, store_as, secret, deadline_s: see :class:`TierSettings`.
+        fingerprint, secret, deadline_s: see :class:`TierSettings`.
 
     Raises:
         ConfigError: an invalid address, cap or time. A server that is down is no error.
@@ -55,12 +62,11 @@ class RedisTier(CappedTier):
         cap_bytes: int,
         ttl_s: float,
         deadline_s: float = 1.0,
-        store_as: str = "plain",
         secret: bytes = b"",
         name: str = "redis",
         batch_bytes: int = 1024 * 1024,
     ) -> None:
-        check_storage(fingerprint, store_as)
+        check_fingerprint(fingerprint)
         if cap_bytes < 1 or ttl_s < 1 or batch_bytes < 1:
             raise ConfigError(
                 f"Redis can hold nothing with a cap of {cap_bytes} bytes, {ttl_s:g} seconds to live and pieces of "
@@ -68,7 +74,7 @@ class RedisTier(CappedTier):
             )
         super().__init__(cap_bytes)
         self.name = name
-        self._fingerprint, self._store_as, self._secret = fingerprint, store_as, secret
+        self._fingerprint, self._secret = fingerprint, secret
         self._ttl_s, self._batch_bytes = int(ttl_s), batch_bytes
         self._indexes: dict[str, StreamIndex] = {}
         self._counts: Counter[str] = Counter()
@@ -273,7 +279,7 @@ class RedisTier(CappedTier):
         unwanted: list[str] = []
         more = 0
         for key, block in items:
-            data = encode_block(key, block, fingerprint=self._fingerprint, store_as=self._store_as, secret=self._secret)
+            data = encode_block(key, block, fingerprint=self._fingerprint, secret=self._secret)
             held = self._held(stream, _field(key), data)
             grows = held - index.size(_field(key))
             if held > cap or index.total + more + grows > cap:

@@ -13,7 +13,7 @@ from sightline.v1 import kv_pb2
 
 from cluster.codec.supervisor import Backoff
 from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierSettings, TierState
-from cluster.memory.tiers.codec import check_storage, encode_block, open_block, open_manifest, seal_manifest
+from cluster.memory.tiers.codec import check_fingerprint, encode_block, open_block, open_manifest, seal_manifest
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
     MAX_KV_BYTES,
@@ -39,7 +39,6 @@ class RemoteTier(CappedTier):
         address: ``host:port``.
         fingerprint: model and settings of the blocks; others are misses.
         cap_bytes: of each stream, also set on the node; :meth:`set_cap` can only lower it; default: unbounded.
-        store_as: format of sent blocks; see ``encode_block``.
         secret: key of the digests, shared with the node; see :mod:`cluster.memory.tiers.codec`.
         deadline_s: of one call, network included.
         backoff: pauses between probes of a node that is down.
@@ -47,7 +46,7 @@ class RemoteTier(CappedTier):
         tls: of this cluster's processes.
 
     Raises:
-        ConfigError: an invalid address, fingerprint or format.
+        ConfigError: an invalid address or fingerprint.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class RemoteTier(CappedTier):
         *,
         fingerprint: str,
         cap_bytes: int | None = None,
-        store_as: str = "plain",
         secret: bytes = b"",
         deadline_s: float = 2.0,
         backoff: Backoff | None = None,
@@ -65,10 +63,10 @@ class RemoteTier(CappedTier):
         tls: PeerTls | None = None,
     ) -> None:
         split_address(address)
-        check_storage(fingerprint, store_as)
+        check_fingerprint(fingerprint)
         super().__init__(sys.maxsize if cap_bytes is None else cap_bytes)
         self.name = name
-        self._fingerprint, self._store_as, self._secret = fingerprint, store_as, secret
+        self._fingerprint, self._secret = fingerprint, secret
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -111,9 +109,7 @@ class RemoteTier(CappedTier):
             for at, (key, block) in enumerate(items):
                 if time.monotonic() > stop:
                     return
-                data = encode_block(
-                    key, block, fingerprint=self._fingerprint, store_as=self._store_as, secret=self._secret
-                )
+                data = encode_block(key, block, fingerprint=self._fingerprint, secret=self._secret)
                 if len(data) > MAX_KV_BYTES:
                     self._count(too_large=1)
                     outcomes[at] = Outcome.MISS

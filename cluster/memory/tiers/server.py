@@ -16,7 +16,7 @@ from sightline.v1 import kv_pb2, kv_pb2_grpc
 from cluster import metrics
 from cluster.errors import CapacityError, UnavailableError
 from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, Tier
-from cluster.memory.tiers.codec import BlockFault, check_storage, encode_block, open_block, open_manifest
+from cluster.memory.tiers.codec import BlockFault, check_fingerprint, encode_block, open_block, open_manifest
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
     INSTANCE,
@@ -55,7 +55,6 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     Args:
         tier: any tier; closed by the caller.
         fingerprint: model and settings of its blocks; callers with another one get misses.
-        store_as: format of sent blocks; see ``encode_block``.
         secret: key of the digests, shared with callers; blocks that do not match are rejected.
         threads: concurrent tier calls.
         waiting: most queued calls; beyond, calls are refused with ``CapacityError``.
@@ -67,7 +66,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     ``instance`` is unique per servicer: callers detect by it that stored blocks are lost.
 
     Raises:
-        ConfigError: an invalid fingerprint or format.
+        ConfigError: an invalid fingerprint.
     """
 
     def __init__(
@@ -75,16 +74,15 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         tier: Tier,
         *,
         fingerprint: str,
-        store_as: str = "plain",
         secret: bytes = b"",
         threads: int = 4,
         waiting: int = 64,
         deadline_s: float = 30.0,
     ) -> None:
-        check_storage(fingerprint, store_as)
+        check_fingerprint(fingerprint)
         self.counts: Counter[str] = Counter()
         self.instance = uuid.uuid4().hex
-        self._tier, self._fingerprint, self._store_as, self._secret = tier, fingerprint, store_as, secret
+        self._tier, self._fingerprint, self._secret = tier, fingerprint, secret
         self._deadline_s, self._most = deadline_s, threads + waiting
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv")
         self._lock = threading.Lock()
@@ -326,9 +324,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     def _outgoing(self, key: BlockKey, loaded: Loaded) -> kv_pb2.LoadedBlock:
         if loaded.block is None:
             return kv_pb2.LoadedBlock(outcome=outcome_to_proto(loaded.outcome))
-        data = encode_block(
-            key, loaded.block, fingerprint=self._fingerprint, store_as=self._store_as, secret=self._secret
-        )
+        data = encode_block(key, loaded.block, fingerprint=self._fingerprint, secret=self._secret)
         if len(data) > MAX_KV_BYTES:
             self._count("too_large", 1)
             return kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_MISS)

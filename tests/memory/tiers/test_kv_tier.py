@@ -10,7 +10,7 @@ from waiting import until
 
 from cluster.errors import ConfigError
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
+from cluster.memory.tiers.base import BlockKey, Loaded, Outcome
 from cluster.memory.tiers.codec import encode_block
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
@@ -222,17 +222,6 @@ def test_a_node_serves_its_arena_and_what_that_refuses_is_told_apart() -> None:
         assert arena.nbytes() == 0
 
 
-def test_int8_takes_about_a_quarter_of_float32_on_the_way(node: Node, tier: RemoteTier) -> None:
-    big = block(1, tokens=256, width=64)
-    tier.store([(key(1), big)])
-    with remote(node.address, store_as="int8") as smaller:
-        smaller.store([(key(2), big)])
-        assert smaller.state().counts["bytes_out"] < 0.3 * tier.state().counts["bytes_out"]
-        found = smaller.load([key(2)])[0].block
-    assert isinstance(found, Block)
-    assert (found.key - big.key).abs().max() <= big.key.abs().max() / 127
-
-
 def test_many_threads_use_one_tier(tier: RemoteTier) -> None:
     wrong: list[int] = []
 
@@ -256,8 +245,6 @@ def test_settings_that_could_never_work_are_refused_at_once() -> None:
         RemoteTier("nowhere", fingerprint=OURS)
     with pytest.raises(ConfigError, match="fingerprint"):
         RemoteTier("127.0.0.1:1", fingerprint="")
-    with pytest.raises(ConfigError, match="int4"):
-        RemoteTier("127.0.0.1:1", fingerprint=OURS, store_as="int4")
 
 
 def test_batches_are_bounded_and_keep_the_order() -> None:

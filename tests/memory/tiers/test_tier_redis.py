@@ -56,9 +56,8 @@ def written_down(server: RedisServer, stream: str = "yard") -> dict[str, int]:
     return sizes
 
 
-@pytest.mark.parametrize("store_as", ["plain", "int8"])
-def test_what_comes_out_is_what_went_in(redis_server: RedisServer, store_as: str) -> None:
-    tier = redis_tier(redis_server, store_as=store_as)
+def test_what_comes_out_is_what_went_in(redis_server: RedisServer) -> None:
+    tier = redis_tier(redis_server)
     assert tier.store([(key(n), block(n)) for n in range(3)] + [(key(0, "gate"), block(7))]) == [HIT] * 4
     assert values(tier, key(2), key(9), key(0, "gate"), key(2)) == [2.0, MISS, 7.0, 2.0]
     assert tier.lookup([key(1), key(9)]) == [HIT, MISS]
@@ -317,7 +316,6 @@ def test_the_hash_names_every_block_there_is(shared_redis: RedisServer, steps: l
         ("redis://127.0.0.1:1", {"cap_bytes": 0}, "hold nothing"),
         ("redis://127.0.0.1:1", {"ttl_s": 0}, "hold nothing"),
         ("redis://127.0.0.1:1", {"deadline_s": 0}, "no time"),
-        ("redis://127.0.0.1:1", {"store_as": "int4"}, "plain, int8"),
         ("redis://127.0.0.1:1", {"fingerprint": ""}, "fingerprint"),
     ],
 )

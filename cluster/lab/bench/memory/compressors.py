@@ -148,13 +148,15 @@ def measure_coverage(footage: Footage) -> Part:
 
 def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
     """One row per compressor at a cap of one ``share``-th of what left."""
+    # As a GPU computes them: caps are shares of their bytes.
+    chunks = [chunk.to(torch.bfloat16) for chunk in left.chunks]
     full = join_frames(left.chunks)
     count = sum(layer.heads for layer in full)
     rows: list[dict[str, Any]] = []
     # Of every layer and head: all tokens there ever were, and those held.
     held: dict[str, list[tuple[LayerKV, LayerKV]]] = {}
     for name in _names():
-        memory, violations = _remember(left.chunks, ShareSetting(name, "frames", "top_k", share=1 / share))
+        memory, violations = _remember(chunks, ShareSetting(name, "frames", "top_k", share=1 / share))
         held[name] = [
             (LayerKV(*(part[h : h + 1] for part in (layer.key, layer.value, layer.frame, layer.cell))), kept)
             for number, layer in enumerate(full)

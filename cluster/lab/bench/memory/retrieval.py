@@ -99,7 +99,7 @@ def measure(footage: Footage) -> Part:
     drawn = evidence.watch(
         model, LongScene(REKV_SCENE_S, REKV_SCENE, camera=evidence.CAMERA), footage.directory, args.fps
     )
-    longer = again_and_again(Watched("drawn", (), list(drawn.chunks)), REKV_TOKENS)
+    longer = again_and_again(Watched("drawn", (), [chunk.to(torch.float32) for chunk in drawn.chunks]), REKV_TOKENS)
     rows += _against_rekv(model, longer, args.repeats, evidence.repeated(drawn, longer.chunks))
     figures["ttft_vs_rekv"] = rows[-1]["ttft_ratio"]
     faster = []

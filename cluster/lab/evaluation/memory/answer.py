@@ -214,7 +214,7 @@ def _coverage(memory: StreamMemory, chunks: Sequence[KVChunk]) -> dict[Space, Co
 def load_head_tokens(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
     """Tokens held by a head in frame order; None without any."""
     table = memory.heads[layer][h].organiser.table
-    loaded = memory.tiers.load([memory.key_of(layer, h, cluster) for cluster in range(len(table))])
+    loaded = memory.block_loader(layer, h)(table.block.tolist())
     blocks = [each.block for each in loaded if each.block is not None]
     if not blocks:
         return None

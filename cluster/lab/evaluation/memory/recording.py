@@ -107,14 +107,15 @@ def record(model: VisionLanguageModel, path: Path, shape: WindowShape, instants:
 
 
 class _ChunkCollector(MemoryBank):
-    """Collects the chunks that leave each stream's window."""
+    """Collects the chunks that leave each stream's window, in bfloat16, as a GPU computes them: shares of their bytes
+    are then what they are there."""
 
     def __init__(self) -> None:
         super().__init__(TierStack([Arena(_MANIFESTS)]))
         self.taken: dict[str, list[KVChunk]] = {}
 
     def accept_chunk(self, chunk: KVChunk) -> None:
-        self.taken.setdefault(chunk.stream, []).append(chunk)
+        self.taken.setdefault(chunk.stream, []).append(chunk.to(torch.bfloat16))
 
 
 class _StreamRecorder:

@@ -72,6 +72,7 @@ class ShareSetting:
             retriever=self.retriever,
             cap_bytes=max(1, int(self.share * full_bytes)) if self.bounded else tier_bytes,
             block_frames=block,
+            kv_dtype="model" if self == FULL else _OURS.kv_dtype,
             retriever_options=options,
         )
 
