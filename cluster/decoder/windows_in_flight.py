@@ -44,7 +44,8 @@ class WindowsInFlight:
     stride_s: float
     _closed: int = 0
     _settled: int = 0
-    # Windows at the replica that ended before the first frame of those counted here, answered or not.
+    # Windows at the replica that ended before the first frame of those counted here, answered or not, less those
+    # counted here that it skipped.
     _before: int = 0
     _origin: int | None = None
     _end: int = 0
@@ -126,11 +127,17 @@ class WindowsInFlight:
 
         Returns 1 where this tells that the window that was open at :meth:`count_lost` was not continued, and is lost.
         """
-        lost = self._find_phase(closed, window_end) if self._first is not None else 0
+        resolved = self._first is None
+        lost = 0 if resolved else self._find_phase(closed, window_end)
         if self._origin is None:
             self._before = closed
         elif closed < self._before:
             self._before = 0
+        if resolved and self._origin is not None and window_end is not None and window_end <= self._end:
+            begun = math.floor((window_end - self._origin) / (self.stride_s * MICROSECONDS) + _ROUNDING)
+            if begun > 0:
+                # It has closed fewer than were begun until then: it lost the others with a connection, and counts them.
+                self._before = min(self._before, closed - self._closed - begun)
         self._settled = max(0, windows - self._before)
         return lost
 

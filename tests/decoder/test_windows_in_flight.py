@@ -201,6 +201,21 @@ def test_what_a_replica_counts_itself_is_not_counted_again_when_it_dies_later() 
     assert lost(counter, 124) == 1
 
 
+def test_windows_lost_with_a_connection_are_those_of_the_replica_that_lives_on() -> None:
+    counter = WindowsInFlight(8)
+    send(counter, 0, 40)
+    settle(counter, 2, 16)
+    assert counter.count() == 3
+    # The frames of seconds 16 to 40 never came. The replica closes the next window at 56 and counts three that it
+    # skipped; one that it closed waits.
+    for second in range(40, 60):
+        counter.add_frame(sample(second, gap=second == 40))
+    settle(counter, 3, 56, closed=4)
+    assert counter.count() == 1 + 1, "the one that waits and the one of seconds 56 to 64"
+    settle(counter, 4, 56)
+    assert lost(counter, 64) == 1
+
+
 def test_a_replica_that_opens_the_camera_anew_counts_from_zero_again() -> None:
     counter = WindowsInFlight(8)
     send(counter, 0, 48)

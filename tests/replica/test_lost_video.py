@@ -272,3 +272,37 @@ def test_a_slow_replica_that_dies_later_has_its_lost_windows_counted_once(bench,
         assert bench.camera.report().counts["windows_lost"] - before <= 3
     finally:
         assert other.worker.stop(WAIT_S)
+
+
+def test_a_broken_connection_to_a_replica_that_dies_later_costs_its_windows_once(bench, replica) -> None:
+    address = bench.replica(replica)
+    bench.camera.route(address)
+    bench.push(7)
+    settle(bench, replica)
+    frames = replica.on_frame
+
+    async def never(sample, arrived_s) -> None:
+        await asyncio.Event().wait()
+
+    replica.on_frame = never
+    bench.push(6)
+    until(lambda: bench.sender.status("gate").in_flight >= 5, "frames on their way")
+    replica.on_frame = frames
+    bench.loop.run(bench._servers.pop().stop(0.0), WAIT_S)
+    bench.replica(replica, port=int(address.rpartition(":")[2]))
+    until(lambda: bench._lost and bench.sender.status("gate").connected, "the same replica again")
+    bench.push(9)
+    settle(bench, replica)
+    assert replica.total("windows_lost") >= 2
+    before = bench.camera.report().counts["windows_lost"]
+    other = Replica()
+    try:
+        bench.camera.route(None)
+        bench.push(2)
+        bench.camera.route(bench.replica(other))
+        bench.push(9)
+        settle(bench, other)
+        assert silent(bench, [replica, other], max(answer.end for answer in other.answers) / MICROSECONDS) == 0
+        assert bench.camera.report().counts["windows_lost"] - before <= 1, "of the window that was open"
+    finally:
+        assert other.worker.stop(WAIT_S)

@@ -98,17 +98,17 @@ class Bench:
         for event in events:
             self.camera.on_lost(event)
 
-    def replica(self, handler: FrameHandler) -> str:
+    def replica(self, handler: FrameHandler, port: int = 0) -> str:
         """Its address."""
-        return self.loop.run(self._serve(handler), WAIT_S)
+        return self.loop.run(self._serve(handler, port), WAIT_S)
 
-    async def _serve(self, handler: FrameHandler) -> str:
+    async def _serve(self, handler: FrameHandler, port: int) -> str:
         server = RpcServer()
         servicer = FramesServicer(handler, credit=16)
         server.add(servicer)
         if hasattr(handler, "settled"):
             handler.settled = lambda camera: self.loop.loop.call_soon_threadsafe(servicer.acknowledge, camera)
-        port = server.bind("127.0.0.1", 0)
+        port = server.bind("127.0.0.1", port)
         await server.start()
         self._servers.append(server)
         return f"127.0.0.1:{port}"
