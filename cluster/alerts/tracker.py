@@ -3,7 +3,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from cluster.alerts.incident import Incident, Severity, Subject
@@ -65,11 +65,9 @@ class Track:
     run_start: int = 0
     run_score: float = 0.0
     off: int = 0
-    last_start: int = 0
     last_end: int | None = None
     told_end: int = 0
     ended_end: int | None = None
-    suppressed: int = 0
     seen_s: float = 0.0
     life: str = UNKNOWN
     text: str = UNKNOWN
@@ -81,9 +79,9 @@ class Track:
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_dict`; raises ``TypeError`` for another set of fields."""
+        """Inverse of :meth:`to_dict`; fields that only earlier versions stored are ignored."""
         keys = deque(((str(incarnation), int(window)) for incarnation, window in body["keys"]), maxlen=REMEMBER)
-        return cls(**{**body, "keys": keys})
+        return cls(**{each.name: body[each.name] for each in fields(cls) if each.name in body} | {"keys": keys})
 
 
 class IncidentTracker:
@@ -143,7 +141,7 @@ class IncidentTracker:
             self._wait(track, rule, answer, level, now_s)
         else:
             self._follow(track, rule, replace(incident, level=max(incident.level, level)), answer, now_s)
-        track.last_start, track.last_end, track.seen_s = answer.start, answer.end, now_s
+        track.last_end, track.seen_s = answer.end, now_s
         if not idle or track.run or self._open_incidents.get(*where) is not None:
             self._open_incidents.store_track(where, track.to_dict())
 
@@ -211,7 +209,6 @@ class IncidentTracker:
         if track.run < rule.consecutive:
             return
         if track.ended_end is not None and answer.end - track.ended_end < rule.cooldown_s * MICROSECONDS:
-            track.suppressed += 1
             return
         track.off, track.told_end = 0, answer.end
         opening = Incident(

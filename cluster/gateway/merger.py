@@ -1,9 +1,9 @@
 """``ResultsMerger``: the gateway follows every replica's answers into one hub of its own."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
@@ -18,14 +18,7 @@ REMEMBER = 256
 _Key = tuple[str, int, str]
 """Incarnation, window, question."""
 
-
-@dataclass(slots=True)
-class FollowedReplica:
-    """One replica as the merger sees it. ``breaks``: how often the connection ended; ``reason``: of the last time."""
-
-    connected: bool = False
-    breaks: int = 0
-    reason: str = ""
+log = logging.getLogger(__name__)
 
 
 class ResultsMerger:
@@ -52,17 +45,14 @@ class ResultsMerger:
         self._max_retry_s = max_retry_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._seen: dict[str, deque[_Key]] = {}
-        self.followed: dict[str, FollowedReplica] = {}
         self.duplicates = 0
 
     def follow(self, addresses: Collection[str]) -> None:
         """Follow exactly these replicas (``host:port``) from now on; call on the event loop."""
         for gone in set(self._tasks) - set(addresses):
             self._tasks.pop(gone).cancel()
-            del self.followed[gone]
         for address in addresses:
             if address not in self._tasks:
-                self.followed[address] = FollowedReplica()
                 self._tasks[address] = asyncio.create_task(self._follow(address), name=f"results of {address}")
 
     def retain(self, cameras: Collection[str]) -> None:
@@ -77,28 +67,27 @@ class ResultsMerger:
             await asyncio.wait(tasks, timeout=5.0)
 
     async def _follow(self, address: str) -> None:
-        state = self.followed[address]
         wait_s = self._retry_s
         while True:
             # A channel for each attempt: the certificate may have been renewed since.
             async with open_channel(address, tls=self._tls) as channel:
                 stub = results_pb2_grpc.ResultsStub(channel)
                 call = stub.Watch(results_pb2.WatchRequest(recent=self._recent))
+                connected, reason = False, "the replica ended the stream"
                 try:
                     await call.initial_metadata()
                     # Metadata also arrives with a failure: only a call that goes on is a connection.
-                    state.connected = not call.done()
+                    connected = not call.done()
                     async for message in call:
-                        state.connected = True
+                        connected = True
                         wait_s = self._retry_s
                         self._take(answer_from_proto(message), message.missed)
-                    state.reason = "the replica ended the stream"
                 except grpc.aio.AioRpcError as error:
-                    state.reason = error.details() or error.code().name
+                    reason = error.details() or error.code().name
                 finally:
                     call.cancel()
-                    state.breaks += state.connected
-                    state.connected = False
+                if connected:
+                    log.warning("no answers of the replica at %s: %s", address, reason)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, self._max_retry_s)
 

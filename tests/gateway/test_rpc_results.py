@@ -174,10 +174,9 @@ async def test_merging_a_changing_set_of_replicas(make, until):
         one.publish([make.answer(1)])
         two.publish([make.answer(1, stream="yard")])
         assert (await take(merged, 1))[0][0].stream == "yard"
-        assert set(merger.followed) == {second}
 
 
-async def test_a_replica_that_comes_back_is_followed_again(make, until):
+async def test_a_replica_that_comes_back_is_followed_again(make, until, caplog):
     hub = AnswerHub()
     async with merging() as (merger, merged):
         async with serving(hub) as address:
@@ -185,9 +184,7 @@ async def test_a_replica_that_comes_back_is_followed_again(make, until):
             await until(lambda: hub.subscribers == 1)
             hub.publish([make.answer(0)])
             await take(merged, 1)
-        await until(lambda: merger.followed[address].breaks == 1)
-        assert not merger.followed[address].connected
-        assert merger.followed[address].reason
+        await until(lambda: f"no answers of the replica at {address}: " in caplog.text)
         again = AnswerHub()
         async with serving(again, port=int(address.rpartition(":")[2])):
             await until(lambda: again.subscribers == 1)
