@@ -6,8 +6,10 @@ import logging
 import multiprocessing
 import os
 import resource
+import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -77,3 +79,24 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+@contextmanager
+def hold_interrupts() -> Iterator[None]:
+    """Ctrl-C takes effect at the end of the block: a pool that is interrupted while it starts cannot be shut down.
+
+    Processes started in the block begin with Ctrl-C held, until :func:`start_pool_process`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_pool_process() -> None:
+    """Initializer of a pool's process: it ends with its parent, and silently with Ctrl-C, which reaches every process
+    of the terminal and only the parent reports."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -26,7 +26,7 @@ import cluster.types
 import cluster.vision
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
-from cluster.hosts import end_with_parent
+from cluster.hosts import hold_interrupts, start_pool_process
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
@@ -96,7 +96,8 @@ class WorkerPool:
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._jobs, spawn, initializer=_start, initargs=(self._spec, threads))
         try:
-            futures = {self._pool.submit(_work, work, task): task for task in tasks}
+            with hold_interrupts():
+                futures = {self._pool.submit(_work, work, task): task for task in tasks}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BrokenProcessPool:
@@ -112,7 +113,7 @@ _engine: NativeEngine
 
 def _start(spec: ModelSpec, threads: int) -> None:
     global _engine
-    end_with_parent()
+    start_pool_process()
     torch.set_num_threads(threads)
     _engine = NativeEngine(spec.load())
 

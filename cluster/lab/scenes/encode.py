@@ -1,7 +1,6 @@
 """Encodes scenes as their cameras would, one or many at a time, with the ground truth beside each video."""
 
 import multiprocessing
-import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -17,7 +16,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.hosts import end_with_parent
+from cluster.hosts import hold_interrupts, start_pool_process
 from cluster.lab.scenes.render import SceneRenderer
 from cluster.lab.scenes.scene import CameraSettings, Scene
 from cluster.lab.scenes.truth import SceneTruth, scene_truth, truth_path
@@ -175,9 +174,10 @@ def _encode_all(clips: Sequence[SceneClip], jobs: int) -> Generator[Path, None, 
         return
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(clips)), context, initializer=_start) as pool:
-        futures = [pool.submit(clip.encode) for clip in clips]
+    with ProcessPoolExecutor(min(jobs, len(clips)), context, initializer=start_pool_process) as pool:
         try:
+            with hold_interrupts():
+                futures = [pool.submit(clip.encode) for clip in clips]
             for future in as_completed(futures):
                 yield future.result()
         except BaseException:
@@ -185,9 +185,3 @@ def _encode_all(clips: Sequence[SceneClip], jobs: int) -> Generator[Path, None, 
             for process in set(multiprocessing.active_children()) - before:
                 process.terminate()
             raise
-
-
-def _start() -> None:
-    """Ctrl-C reaches every process of the terminal; only the parent reports it."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

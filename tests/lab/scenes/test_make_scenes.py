@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import shutil
+import signal
+import threading
 import time
 
 import numpy as np
@@ -92,6 +94,19 @@ def test_an_interruption_keeps_what_is_done(made, tmp_path):
     assert [clip["name"] for clip in json.loads((folder / INDEX).read_text())["clips"]] == ["train-200000"]
     assert make_scenes(folder, WANTED).made == 2
     assert (folder / INDEX).read_bytes() == (made[0] / INDEX).read_bytes()
+
+
+def test_ctrl_c_while_the_processes_start(tmp_path, monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        signal.raise_signal(signal.SIGINT)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_scenes(tmp_path / "scenes", WANTED, jobs=2)
+    assert not multiprocessing.active_children()
 
 
 def test_other_settings_need_another_directory(copy):
