@@ -3,7 +3,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from cluster.alerts.incident import Incident, Severity, Subject
@@ -79,9 +79,9 @@ class Track:
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_dict`; fields that only earlier versions stored are ignored."""
+        """Inverse of :meth:`to_dict`; raises ``TypeError`` for another set of fields."""
         keys = deque(((str(incarnation), int(window)) for incarnation, window in body["keys"]), maxlen=REMEMBER)
-        return cls(**{each.name: body[each.name] for each in fields(cls) if each.name in body} | {"keys": keys})
+        return cls(**{**body, "keys": keys})
 
 
 class IncidentTracker:

@@ -1,10 +1,12 @@
 """Background writes of camera memories: one job per stream at a time, yielding to the engine's steps."""
 
+import atexit
 import itertools
 import logging
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -171,6 +173,9 @@ PATIENCE_S = 1.0
 """Longest wait of a job for an engine step, so that a busy engine does not starve it."""
 
 _IDLE_S = 5.0
+_EXIT_S = 10.0
+
+_writers: weakref.WeakSet["MemoryWriter"] = weakref.WeakSet()
 
 
 class MemoryWriter:
@@ -185,13 +190,17 @@ class MemoryWriter:
         self._waiting: dict[str, None] = {}
         self._busy: set[str] = set()
         self._threads = 0
+        self._ended = False
         self._changed = threading.Condition()
         self._stepping = False
         self._stepped = threading.Condition()
+        _writers.add(self)
 
     def schedule(self, stream: str) -> None:
         """Queue a job for a stream; returns at once."""
         with self._changed:
+            if self._ended:
+                return
             self._waiting[stream] = None
             if len(self._waiting) + len(self._busy) > self._threads < THREADS:
                 self._threads += 1
@@ -227,6 +236,13 @@ class MemoryWriter:
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
 
+    def end(self, timeout_s: float) -> bool:
+        """Take no further job, and wait for those that run; False after ``timeout_s``."""
+        with self._changed:
+            self._ended = True
+            self._waiting.clear()
+            return self._changed.wait_for(lambda: not self._busy, timeout_s)
+
     def _run(self) -> None:
         _use_one_core()
         while (stream := self._next()) is not None:
@@ -252,6 +268,13 @@ class MemoryWriter:
                     self._threads -= 1
                     return None
                 self._changed.wait(left)
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread that the interpreter ends inside of torch aborts the process."""
+    for writer in list(_writers):
+        writer.end(_EXIT_S)
 
 
 def _use_one_core() -> None:

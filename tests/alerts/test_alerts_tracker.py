@@ -51,8 +51,6 @@ class Desk:
         other = Desk(self.rule)
         other.open_incidents.load(self.open_incidents.oldest_first, self.serials, self.open_incidents.mutes(NOW), NOW)
         kept = {where: json.loads(json.dumps(track)) for where, track in self.tracks.items() if track is not None}
-        for track in kept.values():
-            track["suppressed"] = 0  # An earlier version stored it.
         other.tracker.load(kept, NOW)
         other.tracks, other.serials = dict(self.tracks), dict(self.serials)
         return other

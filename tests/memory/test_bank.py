@@ -2,6 +2,8 @@
 what comes back comes back without a restart."""
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -418,3 +420,25 @@ def test_a_camera_that_has_seen_nothing_says_so(site: Make) -> None:
     here.watch(1)
     with pytest.raises(NotReadyError, match="has no memory yet"):
         here.ask()
+
+
+def test_a_process_that_ends_while_memories_are_written_ends_as_if_none_were() -> None:
+    """A thread that is ended inside of torch would abort it."""
+    script = """
+import threading
+import torch
+from cluster.memory.writer import MemoryWriter
+began = threading.Event()
+def work(stream):
+    began.set()
+    for _ in range(20_000):
+        torch.zeros(64).new_zeros(64).add_(1)
+    print("written", flush=True)
+writer = MemoryWriter(work)
+for stream in ("yard", "gate"):
+    writer.schedule(stream)
+began.wait(30.0)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "written" in ended.stdout
