@@ -93,6 +93,19 @@ def test_with_everything_retrieved_memory_and_window_are_one(
     assert run.result.yes == pytest.approx(wanted, abs=1e-4)
 
 
+def test_a_memory_in_eight_bits_answers_nearly_alike(family: VisionLanguageModel) -> None:
+    engine, bank, spec = remembering(family, kv_dtype="int8")
+    wanted = watch(engine, spec, 16)
+    engine.evict("cam")
+    memory, _ = bank.get_memory("cam")
+    (loaded,) = memory.tiers.load([memory.key_of(0, 0, 0)])
+    assert loaded.block is not None
+    assert loaded.block.key.dtype == torch.int8
+    score = score_of(engine, engine.ask(AskSpec("cam", TEXT)))
+    assert score != wanted
+    assert score == pytest.approx(wanted, abs=5e-3)
+
+
 def test_rekv_with_frames_enough_reads_all_and_with_one_the_same_in_all_heads(family: VisionLanguageModel) -> None:
     engine, bank, spec = remembering(family, organiser="frames", retriever="rekv", retriever_options={})
     wanted = watch(engine, spec, 12 if family.geometry.temporal == 2 else 24)
