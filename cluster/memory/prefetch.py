@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 Load = Callable[[Sequence[BlockKey]], list[Loaded]]
 
+WORTH = 64
+"""Blocks of a load: fewer take less time than a second call."""
+
 _JOIN_S = 5.0
 # Kept by the process: after the first, a question starts no threads.
 _THREADS = ThreadPoolExecutor(64, thread_name_prefix="prefetch")
@@ -88,7 +91,7 @@ class Prefetcher:
         at_hand: the uppermost tier, if that is in this process's memory: what it has is neither predicted nor left to
             another thread.
         threads: concurrent loads of predicted blocks; as many more are reserved for blocks wanted now. A layer's blocks
-            are split into this many loads, so that their latencies overlap.
+            are split into as many loads, none of which has less than :data:`WORTH` blocks.
         deadline_s: longest wait of one :meth:`fetch`.
         on_event: called after every load, in the loading thread.
         capacity: most predicted blocks not yet fetched; beyond it the oldest are discarded.
@@ -243,11 +246,13 @@ class Prefetcher:
         by_layer: dict[int, list[BlockKey]] = {}
         for key in keys:
             by_layer.setdefault(key.layer, []).append(key)
-        return [
-            _Fetch(layer, dict.fromkeys(part), predicted, urgent=not predicted)
-            for layer, members in by_layer.items()
-            for part in (members[at :: self._threads] for at in range(min(self._threads, len(members))))
-        ]
+        fetches = []
+        for layer, members in by_layer.items():
+            parts = max(1, min(self._threads, len(members) // WORTH))
+            fetches += [
+                _Fetch(layer, dict.fromkeys(members[at::parts]), predicted, urgent=not predicted) for at in range(parts)
+            ]
+        return fetches
 
     def _next(self) -> _Fetch | None:
         """The next fetch: urgent ones first; predictions only on their share of the threads."""

@@ -84,7 +84,7 @@ def assert_same_state(one: dict[str, torch.Tensor], other: dict[str, torch.Tenso
 
 
 def plain_resv(organiser: ReSV, keys: torch.Tensor) -> list[int]:
-    """The rule, one token after the other."""
+    """The rule, one token after the other, while no cluster is full."""
     bits = [(organiser.hash(key[None])[0] > 0).tolist() for key in keys]
     founders: list[list[bool]] = []
     found = []
@@ -106,6 +106,46 @@ def test_hash_clusters_do_not_depend_on_how_tokens_come(seed: int, frames: list[
     for new in stream(seed, frames):
         everything.add(new)
     assert organiser.table.of_token.tolist() == plain_resv(organiser, everything.key)
+
+
+@given(
+    seed=st.integers(0, 60),
+    frames=st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    threshold=st.integers(0, 16),
+    most=st.integers(1, 5),
+)
+def test_a_hash_cluster_takes_so_many_tokens_and_the_next_founds_another(
+    seed: int, frames: list[int], threshold: int, most: int
+) -> None:
+    """One token after the other: of the clusters that had room when its frame came, the nearest within the threshold,
+    or one founded since, as if none became full; what is too much for it founds others, filled in turn."""
+    everything = Everything(organiser := ReSV(WIDTH, threshold=threshold, tokens=most))
+    founders: list[torch.Tensor] = []
+    wanted: list[int] = []
+    for new in stream(seed, frames):
+        everything.add(new)
+        bits = organiser.hash(new.key) > 0
+        open_ones = [n for n in range(len(founders)) if wanted.count(n) < most]
+        joined: list[int] = []
+        for mine in bits:
+            apart = {n: int((mine != founders[n]).sum()) for n in open_ones}
+            nearest = min(apart, key=lambda n: apart[n], default=-1)
+            if nearest < 0 or apart[nearest] > threshold:
+                nearest = len(founders)
+                founders.append(mine)
+                open_ones.append(nearest)
+            joined.append(nearest)
+        before, room = len(founders), {n: most - wanted.count(n) for n in set(joined)}
+        for number in sorted(room):
+            members = [at for at, n in enumerate(joined) if n == number]
+            for first in range(room[number], len(members), most):
+                for at in members[first : first + most]:
+                    joined[at] = len(founders)
+                founders.append(bits[members[first]])
+        assert len(founders) - before == sum(n >= before for n in set(joined))
+        wanted += joined
+    assert organiser.table.of_token.tolist() == wanted
+    assert not len(organiser.table) or int(organiser.table.count.max()) <= most
 
 
 def test_equal_keys_are_one_cluster_and_opposite_ones_are_two() -> None:
@@ -139,7 +179,7 @@ def test_every_token_is_its_own_cluster() -> None:
     assert organisers.get("tokens")(WIDTH).pending.tolist() == []
 
 
-@pytest.mark.parametrize("options", [{"bits": 0}, {"threshold": -1}])
+@pytest.mark.parametrize("options", [{"bits": 0}, {"threshold": -1}, {"tokens": 0}])
 def test_hashes_of_nothing_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="bits must be at least 1 and threshold not negative"):
+    with pytest.raises(ConfigError, match="bits and tokens must be at least 1 and threshold not negative"):
         ReSV(WIDTH, **options)

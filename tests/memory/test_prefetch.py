@@ -219,11 +219,17 @@ def test_more_predictions_than_the_bound_give_up_the_oldest() -> None:
         store.gate.set()
 
 
-def test_a_layer_is_split_into_as_many_loads_as_run_at_once() -> None:
-    store = Store()
-    with Prefetcher(store.load, threads=2) as fetcher:
-        fetcher.fetch(keys(1, 2, 3, 4))
-    assert sorted(store.calls) == [keys(1, 3), keys(2, 4)]
+def test_a_layer_is_split_into_loads_that_are_worth_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.memory.prefetch.WORTH", 2)
+    for blocks, calls in {
+        3: [keys(0, 1, 2)],
+        4: [keys(0, 2), keys(1, 3)],
+        9: [keys(0, 2, 4, 6, 8), keys(1, 3, 5, 7)],
+    }.items():
+        store = Store()
+        with Prefetcher(store.load, threads=2) as fetcher:
+            fetcher.fetch(keys(*range(blocks)))
+        assert sorted(store.calls) == calls
 
 
 def test_only_so_many_loads_run_ahead_and_as_many_more_on_demand() -> None:

@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cluster.errors import ConfigError
 from cluster.memory.organise import AtHand, NewTokens, Organiser
@@ -23,14 +24,18 @@ class ReSV(Organiser):
     Args:
         width: of a key.
         bits: hyperplanes, at least 1; seed: of their random directions.
-        threshold: largest distance at which a token still joins, not negative. ``ConfigError`` otherwise.
+        threshold: largest distance at which a token still joins, not negative.
+        tokens: a cluster with so many takes no more, at least 1. Every token that joins has its block written again, so
+            large clusters of what does not change would fill the tiers above. ``ConfigError`` otherwise.
     """
 
-    def __init__(self, width: int, *, bits: int = 32, threshold: int = 7, seed: int = 0) -> None:
+    def __init__(self, width: int, *, bits: int = 32, threshold: int = 7, tokens: int = 128, seed: int = 0) -> None:
         super().__init__(width)
-        if bits < 1 or threshold < 0:
-            raise ConfigError(f"bits must be at least 1 and threshold not negative, not {bits} and {threshold}")
-        self.threshold = threshold
+        if bits < 1 or threshold < 0 or tokens < 1:
+            raise ConfigError(
+                f"bits and tokens must be at least 1 and threshold not negative, not {bits}, {tokens} and {threshold}"
+            )
+        self.threshold, self.tokens = threshold, tokens
         rng = torch.Generator().manual_seed(seed)
         self._planes = torch.randn(width, bits, generator=rng)
         self.table.columns[_BITS] = torch.zeros(0, -(-bits // 8), dtype=torch.uint8)
@@ -42,7 +47,9 @@ class ReSV(Organiser):
 
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
         signs, known = self.hash(tokens.key).cpu(), len(self.table)
-        apart = self._from_those_at_hand(_hamming(signs, self._signs(self.table.columns[_BITS])), at_hand)
+        apart = _hamming(signs, self._signs(self.table.columns[_BITS]))
+        apart[:, self.table.count >= self.tokens] = self._planes.shape[1] + 1
+        apart = self._from_those_at_hand(apart, at_hand)
         # Only tokens that no existing cluster accepts can found one.
         alone = (apart > self.threshold).all(1).nonzero()[:, 0]
         founders = alone[self._founders(signs[alone])]
@@ -52,9 +59,29 @@ class ReSV(Organiser):
         among[later] = signs.shape[1] + 1
         distance = torch.cat([apart, among], dim=1)
         cluster = _nearest(distance)
+        cluster, first = self._divided(cluster, known + len(founders))
         self.table.add(tokens, cluster)
-        self.table.columns[_BITS][known:] = _packed(signs[founders])
+        self.table.columns[_BITS][known:] = _packed(signs[torch.cat([founders, first])])
         return cluster
+
+    def _divided(self, cluster: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+        """``cluster [t]`` where none of ``clusters`` takes too many: every ``tokens``-th that would join one founds
+        another, which takes those after it. Also the tokens that found these, in the order of their numbers."""
+        order = cluster.argsort(stable=True)
+        count = torch.bincount(cluster, minlength=clusters)
+        held = F.pad(self.table.count, (0, clusters - len(self.table)))
+        rank = torch.arange(len(cluster)) - (count.cumsum(0) - count)[cluster[order]]
+        part = torch.empty_like(cluster)
+        part[order] = (held[cluster[order]] + rank) // self.tokens
+        pair = torch.stack([cluster, part], dim=1)[part > 0]
+        if not len(pair):
+            return cluster, pair[:, 0]
+        places, number = torch.unique(pair, dim=0, return_inverse=True)
+        later = (part > 0).nonzero()[:, 0]
+        first = torch.full((len(places),), len(cluster)).scatter_reduce_(0, number, later, "amin")
+        cluster = cluster.clone()
+        cluster[later] = clusters + number
+        return cluster, first
 
     def _from_those_at_hand(self, apart: Tensor, at_hand: AtHand) -> Tensor:
         """Distances ``[t, c]``, too large for any token where the cluster is offloaded."""
