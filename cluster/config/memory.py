@@ -20,9 +20,9 @@ class TiersConfig(Section):
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of tiers that have no keys of their own here, by their kind."""
     device_bytes: Size | None = Field(default=None, ge=2**20)
-    """Memory of each replica's device for the index and waiting frames of cameras' memories, which admission counts at
-    three eighths of memory.cap: bytes, or a size like 4GiB; null takes an eighth of what a GPU has free, or of a CPU's
-    host."""
+    """Memory for cameras' waiting frames, on each replica's device, and for their index, on its host; admission counts
+    both at three eighths of memory.cap: bytes, or a size like 4GiB; null takes an eighth of what a GPU, or a CPU's
+    host, has free."""
     host_bytes: Size = Field(default=2**30, ge=2**20)
     """Host memory of each replica for remembered KV: bytes, or a size like 1GiB (the default)."""
     node: bool = True
