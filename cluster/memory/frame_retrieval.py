@@ -74,7 +74,7 @@ class ReSVFrames(FrameRetrieval):
     def retriever(self) -> Retriever:
         from cluster.memory.retrieve.wicsum import WiCSum
 
-        return WiCSum(ratio=self.ratio)
+        return WiCSum(ratio=self.ratio, tokens=None)
 
 
 @dataclass(slots=True)

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.errors import ConfigError
 from cluster.memory.organise import ClusterTable, NewTokens
-from cluster.memory.retrieve.wicsum import _sorted, wicsum_heads
+from cluster.memory.retrieve.wicsum import WiCSum, _sorted, wicsum_heads
 from cluster.registry import retrievers
 
 
@@ -140,3 +141,33 @@ def test_without_clusters_or_questions_nothing_is_retrieved() -> None:
     none = torch.zeros(0, 4)
     assert len(wicsum(torch.ones(1, 4), none, torch.zeros(0))) == 0
     assert len(wicsum(none, torch.ones(3, 4), torch.ones(3))) == 0
+
+
+@given(seed=st.integers(0, 200), clusters=st.integers(1, 30), rows=st.integers(1, 3), most=st.integers(1, 120))
+def test_of_more_tokens_than_it_reads_the_heaviest_clusters_are_taken(
+    seed: int, clusters: int, rows: int, most: int
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    table = ClusterTable(8)
+    numbers = torch.cat([torch.arange(clusters), torch.randint(0, clusters, (6 * clusters,), generator=rng)])
+    key = torch.randn(len(numbers), 8, generator=rng)
+    table.add(NewTokens(key, key, torch.zeros(len(numbers)).long(), torch.zeros(len(numbers)).long()), numbers)
+    query = torch.randn(rows, 8, generator=rng)
+    # The rule by hand: a cluster's weight is that for the row to which it is heaviest.
+    heaviest = [0.0] * clusters
+    for row in query.tolist():
+        scores = [sum(a * b for a, b in zip(row, mean, strict=True)) / math.sqrt(8) for mean in table.mean.tolist()]
+        weights = [math.exp(score - max(scores)) * int(n) for score, n in zip(scores, table.count, strict=True)]
+        heaviest = [max(pair) for pair in zip(heaviest, weights, strict=True)]
+    wanted: list[int] = []
+    for number in sorted(plain(query, table.mean, table.count, 0.6), key=lambda n: -heaviest[n]):
+        if wanted and sum(int(table.count[n]) for n in [*wanted, number]) > most:
+            break
+        wanted.append(number)
+    assert WiCSum(ratio=0.6, tokens=most).select(query, table).tolist() == sorted(wanted)
+    assert WiCSum(ratio=1.0, tokens=most).select(query, table).tolist() == list(range(clusters))
+
+
+def test_no_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError, match="1 or more, not 0"):
+        WiCSum(tokens=0)

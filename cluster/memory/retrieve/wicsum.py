@@ -26,19 +26,25 @@ class WiCSum(Retriever):
     """Selects the clusters that hold more than a share of the expected attention.
 
     Args:
-        ratio: the share, 0 to 1 (or ``ConfigError``); at 1 everything is taken.
+        ratio: the share, 0 to 1; at 1 everything is taken.
+        tokens: of a head, read at most: of clusters that hold more, the heaviest for any row, one at least. A share of
+            all that is held would take the longer, the more that is. None: no bound, as in the paper. ``ConfigError``
+            for a ratio out of range, or fewer than one token.
     """
 
-    def __init__(self, *, ratio: float = 0.3) -> None:
+    def __init__(self, *, ratio: float = 0.3, tokens: int | None = 2048) -> None:
         if not 0 <= ratio <= 1:
             raise ConfigError(f"the ratio of attention to retrieve is between 0 and 1, not {ratio:g}")
-        self.ratio = ratio
+        if tokens is not None and tokens < 1:
+            raise ConfigError(f"the most tokens to retrieve is 1 or more, not {tokens}")
+        self.ratio, self.tokens = ratio, tokens
 
     def select(self, query: Tensor, table: ClusterTable) -> Tensor:
         return self.select_layer(query[None], [table])[0]
 
     def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
-        return wicsum_heads(query, *_padded(tables), self.ratio)
+        groups = self.select_groups(query, [query.shape[1]], tables)
+        return [of_head[0].nonzero()[:, 0] for of_head in groups]
 
     def select_groups(self, query: Tensor, sizes: Sequence[int], tables: Sequence[ClusterTable]) -> list[Tensor]:
         """All heads at once, and as many groups as have few scores."""
@@ -50,15 +56,35 @@ class WiCSum(Retriever):
             few = max(1, bisect_right(rows, _SCORES // max(1, count.numel())))
             part = query[:, sum(sizes[:at]) :][:, : rows[few - 1]]
             chosen = _chosen(part, mean, count, self.ratio)
-            # Each group's rows united.
-            groups += [of_rows.any(1) for of_rows in torch.split(chosen, list(sizes[at : at + few]), dim=1)]
+            for rows_of, taken in zip(
+                *(torch.split(each, list(sizes[at : at + few]), dim=1) for each in (part, chosen)), strict=True
+            ):
+                # Each group's rows united.
+                groups.append(self._bounded(taken.any(1), rows_of, mean, count))
             at += few
         whole = torch.stack(groups, dim=1)
         return [of_head[:, : len(table)] for of_head, table in zip(whole, tables, strict=True)]
 
+    def _bounded(self, chosen: Tensor, query: Tensor, mean: Tensor, count: Tensor) -> Tensor:
+        """The heaviest of the clusters ``chosen [H, c]`` that one group of rows takes, where they hold too much."""
+        if self.tokens is None or self.ratio == 1:
+            return chosen
+        over = ((chosen * count).sum(1) > self.tokens).nonzero()[:, 0].tolist()
+        if over:
+            chosen = chosen.clone()
+        for head in over:
+            taken = chosen[head].nonzero()[:, 0]
+            weight = _weights(query[head] @ mean[head].mT / math.sqrt(query.shape[2]), count[head]).amax(0)[taken]
+            order = weight.argsort(descending=True, stable=True)
+            held = count[head][taken[order]].cumsum(0)
+            kept = max(1, int((held <= self.tokens).sum()))
+            chosen[head] = False
+            chosen[head, taken[order[:kept]]] = True
+        return chosen
+
     def for_prediction(self) -> WiCSum:
-        """With twice the share."""
-        return WiCSum(ratio=min(1.0, 2 * self.ratio))
+        """With twice the share, of twice as many tokens."""
+        return WiCSum(ratio=min(1.0, 2 * self.ratio), tokens=None if self.tokens is None else 2 * self.tokens)
 
 
 def wicsum_heads(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> list[Tensor]:
@@ -76,6 +102,13 @@ def wicsum_heads(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> li
     return [of_head.nonzero()[:, 0] for of_head in _chosen(query, mean, count, ratio).any(1)]
 
 
+def _weights(scores: Tensor, count: Tensor) -> Tensor:
+    """Of each row's ``scores [r, c]``, -inf where there is no cluster: ``count * exp(score - max)``."""
+    # A head may have no cluster at all.
+    largest = scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    return (scores - largest).exp() * count
+
+
 def _padded(tables: Sequence[ClusterTable]) -> tuple[Tensor, Tensor]:
     """Means ``[H, c, D]`` and counts ``[H, c]`` of a layer's heads."""
     mean = pad_sequence([table.mean for table in tables], batch_first=True)
@@ -90,9 +123,7 @@ def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> Tensor:
         return there[:, None].expand(-1, rows, -1)
     scores = query.float() @ mean.float().mT / math.sqrt(width)
     scores = scores.masked_fill_(~there[:, None], -torch.inf).view(-1, clusters)
-    # A head may have no cluster at all.
-    largest = scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
-    weight = (scores - largest).exp() * count.repeat_interleave(rows, dim=0)
+    weight = _weights(scores, count.repeat_interleave(rows, dim=0))
     if clusters <= _FEW:
         ordered, order = weight.sort(dim=1, descending=True, stable=True)
         mass = ordered.double()
