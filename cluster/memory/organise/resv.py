@@ -29,7 +29,7 @@ class ReSV(Organiser):
             large clusters of what does not change would fill the tiers above. ``ConfigError`` otherwise.
     """
 
-    def __init__(self, width: int, *, bits: int = 32, threshold: int = 7, tokens: int = 256, seed: int = 0) -> None:
+    def __init__(self, width: int, *, bits: int = 32, threshold: int = 7, tokens: int = 512, seed: int = 0) -> None:
         super().__init__(width)
         if bits < 1 or threshold < 0 or tokens < 1:
             raise ConfigError(
