@@ -152,7 +152,8 @@ def test_of_more_tokens_than_it_reads_the_heaviest_clusters_are_taken(
     numbers = torch.cat([torch.arange(clusters), torch.randint(0, clusters, (6 * clusters,), generator=rng)])
     key = torch.randn(len(numbers), 8, generator=rng)
     table.add(NewTokens(key, key, torch.zeros(len(numbers)).long(), torch.zeros(len(numbers)).long()), numbers)
-    query = torch.randn(rows, 8, generator=rng)
+    # As a GPU computes it.
+    query = torch.randn(rows, 8, generator=rng).bfloat16()
     # The rule by hand: a cluster's weight is that for the row to which it is heaviest.
     heaviest = [0.0] * clusters
     for row in query.tolist():
@@ -160,7 +161,7 @@ def test_of_more_tokens_than_it_reads_the_heaviest_clusters_are_taken(
         weights = [math.exp(score - max(scores)) * int(n) for score, n in zip(scores, table.count, strict=True)]
         heaviest = [max(pair) for pair in zip(heaviest, weights, strict=True)]
     wanted: list[int] = []
-    for number in sorted(plain(query, table.mean, table.count, 0.6), key=lambda n: -heaviest[n]):
+    for number in sorted(plain(query.float(), table.mean, table.count, 0.6), key=lambda n: -heaviest[n]):
         if wanted and sum(int(table.count[n]) for n in [*wanted, number]) > most:
             break
         wanted.append(number)

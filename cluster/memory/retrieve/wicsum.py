@@ -74,7 +74,8 @@ class WiCSum(Retriever):
             chosen = chosen.clone()
         for head in over:
             taken = chosen[head].nonzero()[:, 0]
-            weight = _weights(query[head] @ mean[head].mT / math.sqrt(query.shape[2]), count[head]).amax(0)[taken]
+            scores = query[head].float() @ mean[head].mT / math.sqrt(query.shape[2])
+            weight = _weights(scores, count[head]).amax(0)[taken]
             order = weight.argsort(descending=True, stable=True)
             held = count[head][taken[order]].cumsum(0)
             kept = max(1, int((held <= self.tokens).sum()))
