@@ -55,18 +55,18 @@ class WiCSum(Retriever):
             rows = list(accumulate(sizes[at:]))
             few = max(1, bisect_right(rows, _SCORES // max(1, count.numel())))
             part = query[:, sum(sizes[:at]) :][:, : rows[few - 1]]
-            chosen = _chosen(part, mean, count, self.ratio)
-            for rows_of, taken in zip(
-                *(torch.split(each, list(sizes[at : at + few]), dim=1) for each in (part, chosen)), strict=True
-            ):
-                # Each group's rows united.
-                groups.append(self._bounded(taken.any(1), rows_of, mean, count))
+            by_group = (
+                torch.split(each, list(sizes[at : at + few]), dim=1) for each in _chosen(part, mean, count, self.ratio)
+            )
+            # Each group's rows united.
+            groups += [self._bounded(of.any(1), weight, count) for of, weight in zip(*by_group, strict=True)]
             at += few
         whole = torch.stack(groups, dim=1)
         return [of_head[:, : len(table)] for of_head, table in zip(whole, tables, strict=True)]
 
-    def _bounded(self, chosen: Tensor, query: Tensor, mean: Tensor, count: Tensor) -> Tensor:
-        """The heaviest of the clusters ``chosen [H, c]`` that one group of rows takes, where they hold too much."""
+    def _bounded(self, chosen: Tensor, weight: Tensor, count: Tensor) -> Tensor:
+        """The heaviest, by ``weight [H, r, c]``, of the clusters ``chosen [H, c]`` that one group of rows takes, where
+        they hold too much."""
         if self.tokens is None or self.ratio == 1:
             return chosen
         over = ((chosen * count).sum(1) > self.tokens).nonzero()[:, 0].tolist()
@@ -74,9 +74,7 @@ class WiCSum(Retriever):
             chosen = chosen.clone()
         for head in over:
             taken = chosen[head].nonzero()[:, 0]
-            scores = query[head].float() @ mean[head].mT / math.sqrt(query.shape[2])
-            weight = _weights(scores, count[head]).amax(0)[taken]
-            order = weight.argsort(descending=True, stable=True)
+            order = weight[head].amax(0)[taken].argsort(descending=True, stable=True)
             held = count[head][taken[order]].cumsum(0)
             kept = max(1, int((held <= self.tokens).sum()))
             chosen[head] = False
@@ -100,14 +98,7 @@ def wicsum_heads(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> li
     ``query`` ``[H, r, D]``, rotated or not as the representatives ``mean`` ``[H, c, D]`` are; ``count`` ``[H, c]``:
     tokens of each, 0 where there is no cluster.
     """
-    return [of_head.nonzero()[:, 0] for of_head in _chosen(query, mean, count, ratio).any(1)]
-
-
-def _weights(scores: Tensor, count: Tensor) -> Tensor:
-    """Of each row's ``scores [r, c]``, -inf where there is no cluster: ``count * exp(score - max)``."""
-    # A head may have no cluster at all.
-    largest = scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
-    return (scores - largest).exp() * count
+    return [of_head.nonzero()[:, 0] for of_head in _chosen(query, mean, count, ratio)[0].any(1)]
 
 
 def _padded(tables: Sequence[ClusterTable]) -> tuple[Tensor, Tensor]:
@@ -116,22 +107,25 @@ def _padded(tables: Sequence[ClusterTable]) -> tuple[Tensor, Tensor]:
     return mean, pad_sequence([table.count for table in tables], batch_first=True)
 
 
-def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> Tensor:
-    """Which row takes which cluster ``[H, r, c]`` bool; see :func:`wicsum_heads`."""
+def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
+    """Which row takes which cluster ``[H, r, c]`` bool, and the clusters' weights for it; see :func:`wicsum_heads`."""
     heads, rows, width = query.shape
     there, clusters = count > 0, mean.shape[1]
     if not clusters or not rows or ratio == 1:
-        return there[:, None].expand(-1, rows, -1)
+        everything = there[:, None].expand(-1, rows, -1)
+        return everything, everything.float()
     scores = query.float() @ mean.float().mT / math.sqrt(width)
     scores = scores.masked_fill_(~there[:, None], -torch.inf).view(-1, clusters)
-    weight = _weights(scores, count.repeat_interleave(rows, dim=0))
+    # A head may have no cluster at all.
+    largest = scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    weight = (scores - largest).exp() * count.repeat_interleave(rows, dim=0)
     if clusters <= _FEW:
         ordered, order = weight.sort(dim=1, descending=True, stable=True)
         mass = ordered.double()
         running = F.pad(mass.cumsum(1), (1, 0))
         taken = running[:, :-1] <= ratio * running[:, -1:]
         chosen = torch.zeros_like(taken).scatter_(1, order, taken)
-        return chosen.view(heads, rows, clusters) & there[:, None]
+        return chosen.view(heads, rows, clusters) & there[:, None], weight.view(heads, rows, clusters)
     # Floats of one sign are in order as their bits are.
     bucket = weight.view(torch.int32) >> _SHIFT
     first = torch.arange(len(weight), dtype=torch.int32)[:, None] * _BUCKETS
@@ -146,7 +140,7 @@ def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> Tensor:
     # The cluster with which a row exceeds its share is its last.
     taken = running <= wanted[row, 0]
     chosen[row[taken], number[taken]] = True
-    return chosen.view(heads, rows, clusters) & there[:, None]
+    return chosen.view(heads, rows, clusters) & there[:, None], weight.view(heads, rows, clusters)
 
 
 def _sorted(weight: Tensor, among: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
