@@ -309,4 +309,4 @@ class Prefetcher:
 
 def _may_come_yet(answer: Loaded | None) -> bool:
     """Whether loading again may return more."""
-    return answer is not None and answer.outcome in (Outcome.PENDING, Outcome.RETRY)
+    return answer is not None and answer.outcome is Outcome.RETRY

@@ -355,7 +355,7 @@ class TieredHeads:
             if self.restored:
                 return Outcome.HIT if self.heads else Outcome.MISS
             outcome, data = self.tiers.manifest(self.stream)
-            if outcome is Outcome.RETRY or outcome is Outcome.PENDING:
+            if outcome is Outcome.RETRY:
                 return Outcome.RETRY
             found = False
             if data is not None:

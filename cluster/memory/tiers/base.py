@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 
 class Outcome(Enum):
-    """``HIT``: done. ``MISS``: not there, damaged or foreign. ``PENDING``: on its way. ``RETRY``: not now, perhaps
-    later (the tier is down, slow or full)."""
+    """``HIT``: done. ``MISS``: not there, damaged or foreign. ``RETRY``: not now, perhaps later (the tier is down,
+    slow or full)."""
 
     HIT = "hit"
     MISS = "miss"
-    PENDING = "pending"
     RETRY = "retry"
 
 

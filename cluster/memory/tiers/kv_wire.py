@@ -30,7 +30,6 @@ INSTANCE = "sightline-instance"
 _TO_PROTO = {
     Outcome.HIT: kv_pb2.KV_OUTCOME_HIT,
     Outcome.MISS: kv_pb2.KV_OUTCOME_MISS,
-    Outcome.PENDING: kv_pb2.KV_OUTCOME_PENDING,
     Outcome.RETRY: kv_pb2.KV_OUTCOME_RETRY,
 }
 _FROM_PROTO: dict[int, Outcome] = {number: outcome for outcome, number in _TO_PROTO.items()}

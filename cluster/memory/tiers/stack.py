@@ -113,12 +113,7 @@ class TierStack:
                     continue
                 for at, got in zip(asked, tier.load([keys[at] for at in asked]), strict=True):
                     if got.outcome is Outcome.HIT or tier is self.lowest:
-                        # Only a pending copy overrides the lowest tier's answer.
-                        pending = answers[at].outcome is Outcome.PENDING
-                        answers[at] = answers[at] if pending and got.block is None else got
-                        source[at] = level
-                    elif got.outcome is Outcome.PENDING:
-                        answers[at] = got
+                        answers[at], source[at] = got, level
                 missing = [at for at in missing if answers[at].block is None]
             for level in range(len(self.tiers) - 1):
                 found = [

@@ -12,12 +12,10 @@ class KVOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KV_OUTCOME_UNSPECIFIED: _ClassVar[KVOutcome]
     KV_OUTCOME_HIT: _ClassVar[KVOutcome]
     KV_OUTCOME_MISS: _ClassVar[KVOutcome]
-    KV_OUTCOME_PENDING: _ClassVar[KVOutcome]
     KV_OUTCOME_RETRY: _ClassVar[KVOutcome]
 KV_OUTCOME_UNSPECIFIED: KVOutcome
 KV_OUTCOME_HIT: KVOutcome
 KV_OUTCOME_MISS: KVOutcome
-KV_OUTCOME_PENDING: KVOutcome
 KV_OUTCOME_RETRY: KVOutcome
 
 class KVKey(_message.Message):
