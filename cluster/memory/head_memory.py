@@ -211,11 +211,12 @@ class HeadMemory:
     def members(self, clusters: Tensor) -> tuple[Tensor, list[int]]:
         """Frames and cells ``[2, n]`` of the members of ``clusters`` ``[m]``, one cluster after the other, and how many
         each has."""
-        place = torch.full((len(self.table),), -1, dtype=torch.int64)
+        place = torch.zeros(len(self.table), dtype=torch.int64)
         place[clusters] = torch.arange(len(clusters))
-        of_token = place[self.table.of_token]
-        rows = (of_token >= 0).nonzero()[:, 0]
-        rows = rows[of_token[rows].argsort(stable=True)]
+        among = torch.zeros(len(self.table), dtype=torch.bool)
+        among[clusters] = True
+        rows = among.index_select(0, self.table.of_token).nonzero()[:, 0]
+        rows = rows[place[self.table.of_token[rows]].argsort(stable=True)]
         return torch.stack([self.frame[rows], self.cell[rows]]), self.table.count[clusters].tolist()
 
     def load_blocks(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:

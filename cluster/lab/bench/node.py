@@ -34,10 +34,10 @@ class DelayedArena(Arena):
 
 
 @contextmanager
-def far_tier(total_bytes: int) -> Iterator[RemoteTier]:
+def far_tier(total_bytes: int, kind: type[RemoteTier] = RemoteTier) -> Iterator[RemoteTier]:
     """A tier whose blocks lie in another process on this machine."""
     with Process("cluster.lab.bench.node", str(total_bytes)) as process:
-        tier = RemoteTier(process.address, fingerprint=FINGERPRINT, deadline_s=_DEADLINE_S, name="node")
+        tier = kind(process.address, fingerprint=FINGERPRINT, deadline_s=_DEADLINE_S, name="node")
         with closing(tier):
             yield tier
 

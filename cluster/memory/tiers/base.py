@@ -59,7 +59,7 @@ class Block:
     def nbytes(self) -> int:
         return self.key.nbytes + self.value.nbytes + self.frame.nbytes + self.cell.nbytes
 
-    def select(self, rows: Tensor) -> Block:
+    def select(self, rows: Tensor | slice) -> Block:
         return Block(self.key[rows], self.value[rows], self.frame[rows], self.cell[rows])
 
 

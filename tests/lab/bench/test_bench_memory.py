@@ -181,18 +181,18 @@ def test_clusters_are_compared_where_they_find_as_much_as_tokens(
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.QUESTIONS", ("What happened?",))
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.REKV_SCENE_S", 60.0)
     found = measured(clip, tmp_path, "--part", "retrieval")
-    tokens, *clusters = found["rows"][:-6]
+    tokens, *clusters = found["rows"][:-4]
     assert tokens["organiser"] == "tokens"
-    for name, (rekv, joined, longer) in {
-        "ttft_vs_rekv": found["rows"][-6:-3],
-        "ttft_vs_rekv_top_keys": found["rows"][-3:],
+    for name, (rekv, longer) in {
+        "ttft_vs_rekv": found["rows"][-4:-2],
+        "ttft_vs_rekv_top_keys": found["rows"][-2:],
     }.items():
-        assert rekv["organiser"] == joined["organiser"] == "frames"
+        assert rekv["organiser"] == "frames"
+        assert rekv["read"] > 0
         assert longer["recall"] >= rekv["recall"] > 0
         assert longer["tokens"] == rekv["tokens"] >= 512
-        assert joined["transfers"] <= rekv["transfers"]
         assert found["figures"][name] == longer["ttft_ratio"]
-    assert [row["clip"] for row in found["rows"][-6:-3]] == ["drawn"] * 3
+    assert [row["clip"] for row in found["rows"][-4:-2]] == ["drawn"] * 2
     assert {row["organiser"] for row in clusters} == {"resv"}
     for row in clusters:
         assert row["recall"] >= tokens["recall"] > 0

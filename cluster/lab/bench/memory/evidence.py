@@ -45,8 +45,6 @@ _NAMES = {8: "eighth", 64: "64th"}
 CAMERA = CameraSettings(640, 360, 5.0, "h264", 4.0, 0, 27)
 _CELLS = 2**20
 """More than a frame has."""
-_SEED = 7000
-"""First of the scenes' seeds; no policy was tuned on them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--scene-seconds", type=float, default=3600.0, metavar="S", help="of each of them (default: %(default)g)"
+    )
+    # No policy was tuned on scenes from 7000 on.
+    parser.add_argument(
+        "--scene-seed", type=int, default=7000, metavar="N", help="first drawn camera, and retrieval's (default: 7000)"
     )
 
 
@@ -87,7 +89,7 @@ def measure(footage: Footage) -> Part:
     how much more they find than the best other compressor."""
     args = footage.args
     model = footage.model(args.model)
-    scenes = [LongScene(args.scene_seconds, _SEED + number, camera=CAMERA) for number in range(args.scenes)]
+    scenes = [LongScene(args.scene_seconds, args.scene_seed + number, camera=CAMERA) for number in range(args.scenes)]
     watched = []
     for scene in scenes:
         watched.append(watch(model, scene, footage.directory, args.fps))

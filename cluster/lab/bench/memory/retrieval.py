@@ -8,16 +8,15 @@ do. A transfer is one block that was fetched for a question: one cluster of one 
 Beside it ReKV, which reads whole frames, the same for all heads of a layer, against clusters that find as much, with
 64k tokens behind the camera: a drawn camera again and again, its keys a little different each time; both are asked in
 turns. What is to be found are the drawn objects (:mod:`cluster.lab.bench.memory.evidence`); with ``_top_keys`` it is
-the questions' true top keys, of clips. ReKV's time is that of as many blocks as it reads where a block holds all heads,
-each with one head's bytes: less than it would take.
+the questions' true top keys, of clips. ReKV's blocks hold a frame's tokens of all heads, as its authors keep them.
 """
 
-import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import torch
@@ -36,10 +35,10 @@ from cluster.lab.bench.memory.footage import (
 from cluster.lab.bench.node import far_tier
 from cluster.lab.evaluation.memory.long_scene import LongScene
 from cluster.memory.head_memory import KVChunk
-from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.base import Outcome
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
+from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS, AskSpec, MemorySpec
@@ -51,8 +50,8 @@ REKV_SHARES = (*(part * share for part in (0.002, 0.02, 0.2) for share in CLUSTE
 CLUSTERED = ("mosaic", "resv")
 REKV_TOKENS = 65_536
 """Of a layer and head, where clusters are held against ReKV, which then reads its 64 frames."""
-REKV_SCENE_S, REKV_SCENE = 900.0, 7100
-"""Length and seed of the drawn camera."""
+REKV_SCENE_S = 900.0
+"""Length of the drawn camera."""
 TOP = 16
 """True top keys of a query row."""
 
@@ -96,9 +95,9 @@ def measure(footage: Footage) -> Part:
     figures = {"ttft_vs_token_retrieval": worst[best][0], "transfers_vs_token_retrieval": worst[best][1]}
     for name, (ttft, transfers) in worst.items():
         figures |= {f"ttft_vs_token_retrieval_{name}": ttft, f"transfers_vs_token_retrieval_{name}": transfers}
-    drawn = evidence.watch(
-        model, LongScene(REKV_SCENE_S, REKV_SCENE, camera=evidence.CAMERA), footage.directory, args.fps
-    )
+    # Not part evidence's scene.
+    scene = LongScene(REKV_SCENE_S, args.scene_seed + 100, camera=evidence.CAMERA)
+    drawn = evidence.watch(model, scene, footage.directory, args.fps)
     longer = again_and_again(Watched("drawn", (), [chunk.to(torch.float32) for chunk in drawn.chunks]), REKV_TOKENS)
     rows += _against_rekv(model, longer, args.repeats, evidence.repeated(drawn, longer.chunks))
     figures["ttft_vs_rekv"] = rows[-1]["ttft_ratio"]
@@ -113,21 +112,21 @@ def measure(footage: Footage) -> Part:
 def _against_rekv(
     model: VisionLanguageModel, watched: Watched, repeats: int, planted: evidence.Watched | None = None
 ) -> list[dict[str, Any]]:
-    """Rows of ReKV, of ReKV with joined heads, and of clusters that find as much: of the ``planted`` evidence, or of
-    the questions' true top keys."""
-    with remembered(model, watched, "frames") as frames, remembered(model, watched, MemorySpec().organiser) as ours:
+    """Rows of ReKV and of clusters that find as much: of the ``planted`` evidence, or of the questions' true top
+    keys."""
+    with (
+        remembered(model, watched, "frames", JoinedHeads) as frames,
+        remembered(model, watched, MemorySpec().organiser) as ours,
+    ):
         recall = [
             each.top_recall if planted is None else partial(each.evidence_recall, planted) for each in (frames, ours)
         ]
         frames.choose([("rekv", {})], 0.0, recall[0])
-        rekv = frames.outcome([frames.ask(text) for text in QUESTIONS])
-        # Its authors keep a frame's heads in one block: so many frames of single heads are as many blocks.
-        frames.choose([("rekv", {"frames": ReKV().frames // model.text_config.num_key_value_heads})], 0.0, recall[0])
-        ours.choose(_top(*REKV_SHARES), rekv["recall"], recall[1])
+        ours.choose(_top(*REKV_SHARES), frames.recall, recall[1])
         asked = [(frames.ask(text), ours.ask(text)) for _ in range(repeats) for text in QUESTIONS]
-    joined, found = frames.outcome([one for one, _ in asked]), ours.outcome([one for _, one in asked])
+    rekv, found = frames.outcome([one for one, _ in asked]), ours.outcome([one for _, one in asked])
     print_progress(f"retrieval: {watched.clip}, rekv")
-    return [_against(each, joined) for each in (rekv, joined, found)]
+    return [_against(each, rekv) for each in (rekv, found)]
 
 
 def _top(*shares: float) -> list[Setting]:
@@ -140,7 +139,7 @@ def again_and_again(watched: Watched, tokens: int) -> Watched:
     rng = torch.Generator().manual_seed(0)
     chunks: list[KVChunk] = []
     span, count = watched.chunks[-1].pts - watched.chunks[0].pts + MICROSECONDS, 0
-    for number, chunk in itertools.product(range(1 + tokens // watched.tokens), watched.chunks):
+    for number, chunk in product(range(1 + tokens // watched.tokens), watched.chunks):
         if count >= tokens:
             break
         noise = _NOISE * chunk.key.float().std() * torch.randn(chunk.key.shape, generator=rng)
@@ -230,10 +229,44 @@ class Remembered:
         return statistics.fmean(found)
 
 
+class JoinedHeads(RemoteTier):
+    """A tier that loads a frame's tokens of all heads of a layer as one block."""
+
+    _joined: Mapping[BlockKey, tuple[BlockKey, int, int | None]] = {}
+
+    def join(self, memory: StreamMemory) -> None:
+        """Join the heads of all frames of a memory."""
+        joined: dict[BlockKey, tuple[BlockKey, int, int | None]] = {}
+        for layer, heads in enumerate(memory.heads):
+            for numbers in zip(*(head.table.block.tolist() for head in heads), strict=True):
+                keys = [BlockKey(CAMERA, layer, head, number) for head, number in enumerate(numbers)]
+                whole = keys[0]._replace(stream="joined")
+                blocks = [one.block for one in super().load(keys) if one.block is not None]
+                parts = (torch.cat([getattr(each, part.name) for each in blocks]) for part in fields(Block))
+                if len(blocks) < len(keys) or self.store([(whole, Block(*parts))]) != [Outcome.HIT]:
+                    raise RuntimeError("the bench's node did not keep all frames")
+                ends = list(accumulate(map(len, blocks), initial=0))
+                joined |= {key: (whole, *span) for key, span in zip(keys, pairwise(ends), strict=True)}
+        self._joined = joined
+
+    def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
+        """See ``Tier``."""
+        # An index is no head's.
+        places = [self._joined.get(key, (key, 0, None)) for key in keys]
+        whole = list(dict.fromkeys(key for key, *_ in places))
+        loaded = dict(zip(whole, super().load(whole), strict=True))
+        return [
+            replace(one, block=one.block and one.block.select(slice(*span)))
+            for one, span in ((loaded[key], span) for key, *span in places)
+        ]
+
+
 @contextmanager
-def remembered(model: VisionLanguageModel, watched: Watched, organiser: str) -> Iterator[Remembered]:
+def remembered(
+    model: VisionLanguageModel, watched: Watched, organiser: str, kind: type[RemoteTier] = RemoteTier
+) -> Iterator[Remembered]:
     """All frames of a clip in a node of another process, taken up by an engine that has little host memory."""
-    with far_tier(_ROOM) as node:
+    with far_tier(_ROOM, kind) as node:
         spec = MemorySpec(compressor="none", organiser=organiser, retriever="top_k", cap_bytes=_ROOM)
         watching = StreamMemory(CAMERA, spec, TierStack([Arena(_WATCHING, slab_bytes=_SLAB), node]))
         for chunk in watched.chunks:
@@ -243,6 +276,8 @@ def remembered(model: VisionLanguageModel, watched: Watched, organiser: str) -> 
                 watching.save()
         if not watching.settle() or watching.save() is not Outcome.HIT:
             raise RuntimeError("the bench's node did not take all frames")
+        if isinstance(node, JoinedHeads):
+            node.join(watching)
         bank = ListeningBank(TierStack([Arena(_HOST, slab_bytes=_SLAB), node]))
         engine = NativeEngine(model, memories=bank)
         bank.open_stream(CAMERA, spec)
