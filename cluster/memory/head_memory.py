@@ -211,11 +211,9 @@ class HeadMemory:
     def members(self, clusters: Tensor) -> tuple[Tensor, list[int]]:
         """Frames and cells ``[2, n]`` of the members of ``clusters`` ``[m]``, one cluster after the other, and how many
         each has."""
-        place = torch.zeros(len(self.table), dtype=torch.int64)
+        place = torch.full((len(self.table),), -1, dtype=torch.int64)
         place[clusters] = torch.arange(len(clusters))
-        among = torch.zeros(len(self.table), dtype=torch.bool)
-        among[clusters] = True
-        rows = among.index_select(0, self.table.of_token).nonzero()[:, 0]
+        rows = (place >= 0).index_select(0, self.table.of_token).nonzero()[:, 0]
         rows = rows[place[self.table.of_token[rows]].argsort(stable=True)]
         return torch.stack([self.frame[rows], self.cell[rows]]), self.table.count[clusters].tolist()
 
