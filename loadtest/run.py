@@ -205,7 +205,8 @@ def _group(
     whole = [slot.tokens for slot in seen if slot.tokens is not None]
     full, kept = (sum(getattr(tokens, name) for tokens in whole) for name in ("full", "kept"))
     # Anchors are complete whatever the pruner does; the rest of the frames is what the share is of.
-    anchors = min(1.0, temporal / (sampling.fps * sampling.anchor_interval_s))
+    interval = min(sampling.anchor_interval_s, window.length_s)
+    anchors = min(1.0, temporal / (sampling.fps * interval))
     share = kept / full if full else 1.0
     demand = Demand(
         kind,
@@ -218,7 +219,7 @@ def _group(
         query_tokens=query_tokens,
         kept=min(1.0, max(0.0, (share - anchors) / (1 - anchors))) if anchors < 1 else 1.0,
         busy=sum(not slot.gated for slot in seen) / max(1, len(seen)),
-        anchor_interval_s=sampling.anchor_interval_s,
+        anchor_interval_s=interval,
         refresh_budget=window.refresh_budget,
     )
     told = {name: value for name, value in asdict(demand).items() if name not in ("camera", "index_bytes")}

@@ -33,7 +33,7 @@ class CodecOptions:
     ``lazy_wait_s``: see LazyDecode."""
 
     fps: float = 2.0
-    anchor_interval_s: float = 8.0
+    anchor_interval_s: float = 16.0
     max_gap_s: float = 10.0
     masks: tuple[Polygon, ...] = ()
     zones: tuple[Polygon, ...] = ()

@@ -30,8 +30,9 @@ class SamplingConfig(Section):
 
     fps: float = Field(default=2.0, gt=0, le=60)
     """Frames sampled per second of the camera's clock."""
-    anchor_interval_s: float = Field(default=8.0, gt=0)
-    """Seconds between anchors, the samples that keep every patch; must not exceed window.length_s."""
+    anchor_interval_s: float = Field(default=16.0, gt=0)
+    """Seconds between anchors, the samples that keep every patch; must not exceed window.length_s. Where it is not set,
+    windows that are shorter have one as often as they are long."""
     lazy_decode: Literal["off", "auto"] = "off"
     """auto: leave H.264 and HEVC packets undecoded while their sizes and quantisers say that nothing happens, on the
     CPU. Decoding turns full again by itself where that misses change."""

@@ -198,15 +198,20 @@ def overlay(base: S, override: S | None) -> S:
 
 
 def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
-    """Resolve a camera's settings without checking them."""
+    """Resolve a camera's settings without checking them. Anchors that nobody spaced are no further apart than its
+    window is long."""
+    sampling, window = overlay(config.sampling, entry.sampling), overlay(config.window, entry.window)
+    if not any(each and "anchor_interval_s" in each.model_fields_set for each in (config.sampling, entry.sampling)):
+        interval = min(sampling.anchor_interval_s, window.length_s)
+        sampling = sampling.model_copy(update={"anchor_interval_s": interval})
     return CameraConfig(
         name=entry.name,
         source=entry.source,
         paused=entry.paused,
         priority=entry.priority,
-        sampling=overlay(config.sampling, entry.sampling),
+        sampling=sampling,
         pruning=overlay(config.pruning, entry.pruning),
-        window=overlay(config.window, entry.window),
+        window=window,
         memory=overlay(config.memory, entry.memory),
         source_options=overlay(config.source, entry.source_options),
         decode=entry.decode or config.cluster.decode,

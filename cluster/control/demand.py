@@ -46,7 +46,7 @@ class Demand:
     query_tokens: int = 20
     kept: float = 0.2
     busy: float = 1.0
-    anchor_interval_s: float = 8.0
+    anchor_interval_s: float = 16.0
     refresh_budget: float | None = None
     index_bytes: int = 0
     rate: float = 1.0

@@ -105,13 +105,10 @@ class PatchSampler:
     def feed(self, frame: SampledPicture) -> FrameSample | None:
         """Add a sample; returns a frame once ``T`` are together."""
         frame = self.prepare(frame)
-        if frame.repeated and not frame.anchor:
-            # The pruner would measure the camera's noise as none.
-            self.activity = 0.0
-            decision = PruneDecision(np.zeros((frame.grid.rows, frame.grid.cols), np.bool_), 0.0)
-        else:
-            decision = self.pruner.prune(frame)
-            self.activity = decision.activity
+        # Else the pruner would measure the camera's noise as none.
+        repeated = frame.repeated and not frame.anchor
+        decision = self.pruner.repeat(frame) if repeated else self.pruner.prune(frame)
+        self.activity = decision.activity
         return _cut(self.add(frame, decision, frame.rgb))
 
     def shows_change(self, frame: SampledPicture) -> bool:

@@ -23,7 +23,7 @@ def costs(**changes) -> CostModel:
 
 
 def demand(name: str = "camera", **changes) -> Demand:
-    return Demand(name, **({"stride_s": 1.0, "window_s": 5.0} | changes))
+    return Demand(name, **({"stride_s": 1.0, "window_s": 5.0, "anchor_interval_s": 8.0} | changes))
 
 
 def fleet(replicas: int = 1, **options) -> Fleet:

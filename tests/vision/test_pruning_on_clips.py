@@ -23,11 +23,11 @@ def sampled(clips):
 MOVERS = ["street", "noisy", "hevc"]
 
 
-def prune_clip(frames, policy):
+def prune_clip(frames, policy, options=None):
     """(non-anchor samples' masks with their frames, kept share of all tokens of the frames sent)."""
-    pruner = make_pruner(policy)
+    pruner = make_pruner(policy, options)
     masks = [(frame, pruner.prune(frame).mask) for frame in frames]
-    sampler = PatchSampler("clip", make_pruner(policy), fps=2.0)
+    sampler = PatchSampler("clip", make_pruner(policy, options), fps=2.0)
     sent = [sample for frame in frames if (sample := sampler.feed(frame)) is not None]
     kept = sum(sample.tokens for sample in sent) / sum(sample.grid.tokens for sample in sent)
     return [(frame, mask) for frame, mask in masks if not frame.anchor], kept
@@ -91,10 +91,11 @@ def test_a_still_night_is_inactive(sampled):
     assert max(activity[1:]) < 0.01
 
 
-def test_standing_people_are_not_paid_for_again(sampled, clips):
+@pytest.mark.parametrize(("restate", "share"), [(0, 0.0), (2, 0.5)])
+def test_standing_people_are_shown_as_often_as_asked(sampled, clips, restate, share):
     """Who stopped two seconds ago, with nobody near, has been seen."""
     truth = SceneTruth.load(truth_path(clips["street"]))
-    pruned, _ = prune_clip(sampled["street"], "replenish")
+    pruned, _ = prune_clip(sampled["street"], "replenish", {"restate": restate})
     kept = []
     for frame, mask in pruned:
         second = frame.pts / 1e6
@@ -109,4 +110,4 @@ def test_standing_people_are_not_paid_for_again(sampled, clips):
                 groups = covered_groups(frame.grid, truth, thing.box) & ~near
                 kept += mask[::2, ::2][groups].tolist()
     assert len(kept) >= 8
-    assert np.mean(kept) < 0.05
+    assert np.mean(kept) == pytest.approx(share, abs=0.05)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 
 from cluster.vision import make_pruner
 from cluster.vision.pruners.base import cell_means
-from cluster.vision.pruners.replenish import Replenish
+from cluster.vision.pruners.replenish import HEAD_START, Replenish
 
 SHAPE = (8, 12)
 PATCH = 14
@@ -36,7 +38,7 @@ def test_constant_input_keeps_nothing(make_frame, texture):
 
 
 def test_an_object_is_kept_while_it_moves_and_what_it_uncovers_too(make_frame, texture):
-    pruner = make_pruner("replenish")
+    pruner = make_pruner("replenish", {"restate": 0})
     pruner.prune(make_frame(texture))
     there, gone = texture.copy(), texture
     there[cell(2, 2, 2, 2)] = 220
@@ -45,9 +47,81 @@ def test_an_object_is_kept_while_it_moves_and_what_it_uncovers_too(make_frame, t
     assert groups_of(pruner.prune(make_frame(gone, index=3)).mask) == {(1, 1)}
 
 
+def restated(pruner, make_frame, pictures, anchors=()):
+    """Indices of the samples that keep something, and the groups that any of them keeps; anchors aside. Nothing but
+    the first of ``pictures`` may be a change."""
+    kept, groups = [], set()
+    for index, picture in enumerate(pictures):
+        decision = pruner.prune(make_frame(picture, index=index, anchor=index in (0, *anchors)))
+        if decision.mask.any() and index not in (0, *anchors):
+            kept.append(index)
+            groups |= groups_of(decision.mask)
+    return kept, groups
+
+
+def with_object(texture):
+    picture = texture.copy()
+    picture[cell(2, 2, 2, 2)] = 220
+    return picture
+
+
+def test_what_stands_is_shown_again_until_it_is_background(make_frame, texture):
+    pruner = Replenish(restate=2, settle=12)
+    kept, groups = restated(pruner, make_frame, [texture] * 41 + [with_object(texture)] * 40 + [texture] * 40)
+    assert groups == {(1, 1)}
+    # It comes with sample 41 and is shown again until it has stood for 12; then the empty place is, as long.
+    assert kept == [41, *range(42, 53, 2), 81, *range(82, 93, 2)]
+
+
+def test_an_anchor_shows_what_stands_and_counts(make_frame, texture):
+    pictures = [texture] * 41 + [with_object(texture)] * 12
+    kept, _ = restated(Replenish(restate=4), make_frame, pictures, anchors=(46,))
+    assert kept == [41, 44, 50]
+
+
+def test_who_stood_in_the_first_picture_leaves_no_trace_for_long(make_frame, texture):
+    """The place is background once it was seen for longer than the one who stood there: ten seconds and more."""
+    kept, groups = restated(Replenish(), make_frame, [with_object(texture)] * 5 + [texture] * 60)
+    assert groups == {(1, 1)}
+    assert kept == [5, *range(6, 5 + HEAD_START + 4, 2)]
+
+
+@pytest.mark.parametrize(("fresh", "again"), [(False, [52, 54, 56, 58]), (True, [])])
+def test_who_stands_is_known_after_missing_video_and_not_in_another_scene(make_frame, texture, fresh, again):
+    pruner = Replenish()
+    restated(pruner, make_frame, [texture] * 41 + [with_object(texture)] * 9)
+    pruner.prune(replace(make_frame(with_object(texture), index=50, fresh=fresh), gap=not fresh))
+    shown = [pruner.prune(make_frame(with_object(texture), index=index)).mask for index in range(51, 60)]
+    assert [index for index, mask in enumerate(shown, 51) if mask.any()] == again
+
+
+def test_who_stands_is_shown_while_video_is_left_undecoded(make_frame, texture):
+    pruner = Replenish(settle=12)
+    restated(pruner, make_frame, [texture] * 41 + [with_object(texture)] * 3)
+    again = replace(make_frame(with_object(texture), index=44), repeated=True)
+    decisions = [pruner.repeat(again) for _ in range(20)]
+    assert [index for index, decision in enumerate(decisions, 44) if decision.mask.any()] == [44, 46, 48, 50, 52]
+    assert {group for decision in decisions for group in groups_of(decision.mask)} == {(1, 1)}
+    assert not any(decision.activity for decision in decisions)
+
+
+def test_a_picture_that_differs_everywhere_is_another_background(make_frame, texture):
+    other = np.roll(texture, (3 * PATCH, 5 * PATCH), (0, 1))
+    kept, _ = restated(Replenish(), make_frame, [texture] * 11 + [other] * 30)
+    assert kept == [11]
+
+
+@pytest.mark.parametrize("gain", [0.7, 1.0, 1.3])
+def test_what_stands_is_told_from_a_change_of_light(make_frame, texture, gain):
+    lit = (with_object(texture // 2) * gain).astype(np.uint8)
+    kept, groups = restated(Replenish(), make_frame, [texture // 2] * 11 + [lit] * 10)
+    assert groups == {(1, 1)}
+    assert kept == [11, 12, 14, 16, 18, 20]
+
+
 def test_keeps_less_than_sticky_and_never_less_than_it_needs(make_frame, texture):
     """A ball crosses the picture: sticky keeps its whole trail, replenishment only where it is and was."""
-    sticky, ours = make_pruner("codecsight"), make_pruner("replenish")
+    sticky, ours = make_pruner("codecsight"), make_pruner("replenish", {"restate": 0})
     trail, near = [], []
     for index in range(6):
         picture = texture.copy()

@@ -250,6 +250,7 @@ def prune_pictures(
             seen,
             [picture.anchor for picture in pictures],
             begin,
+            [picture.fresh for picture in pictures],
             grid,
         )
     else:

@@ -4,7 +4,7 @@ The cue is luma: decoders on a GPU export no vectors.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Self
 
 import torch
@@ -12,25 +12,33 @@ import torch.nn.functional as functional
 
 from cluster.decoder.gpu.picture import cell_means, masked_quantile
 from cluster.types import PatchGrid
-from cluster.vision.pruners.replenish import FLAT, MAX_GAIN, RISE, ROUNDS, Replenish
+from cluster.vision.pruners.replenish import FLAT, HEAD_START, MAX_GAIN, MOST, RISE, ROUNDS, Replenish
 
 
 @dataclass(slots=True)
 class CellMemory:
-    """What one camera's model has of each cell, as in the pruner; ``levels`` is a ring, of which ``learnt`` were
-    written since the scene began."""
+    """What one camera's model has of each cell, and their background, as in the pruner; ``levels`` is a ring, of which
+    ``learnt`` were written since the scene began."""
 
     luma: torch.Tensor
     means: torch.Tensor
     noise: torch.Tensor
+    background: torch.Tensor
+    background_means: torch.Tensor
+    standing: torch.Tensor
+    known: torch.Tensor
     levels: torch.Tensor
     learnt: int = field(default=0)
+    unstated: int = field(default=0)
+    begun: bool = field(default=False)
 
     @classmethod
     def empty(cls, grid: PatchGrid, samples: int, device: torch.device) -> Self:
         cells = torch.zeros((grid.rows, grid.cols), device=device)
         pixels = torch.zeros((grid.height, grid.width), dtype=torch.uint8, device=device)
-        return cls(pixels, cells, cells.clone(), torch.full((samples,), torch.inf, device=device))
+        levels = torch.full((samples,), torch.inf, device=device)
+        noise, means, standing, known = (cells.clone() for _ in range(4))
+        return cls(pixels, cells, noise, pixels.clone(), means, standing, known, levels)
 
 
 def replenish(
@@ -40,25 +48,25 @@ def replenish(
     seen: torch.Tensor,
     anchor: Sequence[bool],
     begin: Sequence[bool],
+    fresh: Sequence[bool],
     grid: PatchGrid,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decide on one sample ``luma`` ``[n, height, width]`` of each camera, and remember what is kept.
 
     ``seen`` ``[n, rows, cols]``: cells that no privacy mask hides. ``anchor``: samples that keep everything; ``begin``:
-    before which nothing is known (random access). Returns ``mask`` ``[n, rows, cols]`` bool and ``activity`` ``[n]``,
-    see PruneDecision.
+    that are compared with none before them (random access); ``fresh``: whose background is unknown, too. Returns
+    ``mask`` ``[n, rows, cols]`` bool and ``activity`` ``[n]``, see PruneDecision.
     """
     device = luma.device
     settings = _Settings.of(policies, memories, begin, device)
-    stored_luma, stored_means, stored_noise = (
-        torch.stack(each) for each in zip(*((m.luma, m.means, m.noise) for m in memories), strict=True)
+    stored_luma, stored_means, stored_noise, standing = (
+        torch.stack(each) for each in zip(*((m.luma, m.means, m.noise, m.standing) for m in memories), strict=True)
     )
     whole, first = (torch.tensor(flags, device=device)[:, None, None] for flags in (anchor, begin))
     plain = cell_means(luma, grid)
-    gain, offset = fit_exposure(plain.flatten(1), stored_means.flatten(1), seen.flatten(1))
-    follows = settings.exposure.flatten() > 0
-    exposed = apply_exposure(luma, torch.where(follows, gain, 1.0), torch.where(follows, offset, 0.0))
-    means = cell_means(exposed, grid)
+    unknown = [place for place, memory in enumerate(memories) if fresh[place] or not memory.begun]
+    due = _due(policies, memories, [each or new for each, new in zip(anchor, begin, strict=True)])
+    exposed, means = settings.expose(luma, plain, stored_means, seen, grid)
     difference = _difference(exposed, stored_luma, means, stored_means, settings.shade, grid)
 
     thresholds = torch.minimum(
@@ -68,7 +76,20 @@ def replenish(
     suspicious = difference > thresholds - settings.credit
     changed_groups = _any_in_group(changed, grid)
     beside = functional.max_pool2d(changed.float()[:, None], 3, stride=1, padding=1)[:, 0] > 0
-    groups = _any_in_group(changed | (beside & suspicious & (settings.dilation > 0)), grid)
+    standing = torch.where(changed | first, 0.0, standing + 1.0)
+    spread = changed | (beside & suspicious & (settings.dilation > 0))
+    if unknown:
+        at = torch.tensor(unknown).to(device, non_blocking=True)
+        known = torch.full_like(plain[at], HEAD_START)
+        _write([memories[each] for each in unknown], background=luma[at], background_means=plain[at], known=known)
+        for each in unknown:
+            memories[each].begun = True
+    if due:
+        at = torch.tensor(due).to(device, non_blocking=True)
+        owners, sample = [memories[each] for each in due], (luma[at], plain[at], seen[at])
+        shown = _foreground(owners, settings.take(at), sample, standing[at], thresholds[at], grid)
+        spread = spread.index_put((at,), spread[at] | shown)
+    groups = _any_in_group(spread, grid)
     mask = groups.repeat_interleave(grid.merge, 1).repeat_interleave(grid.merge, 2)
 
     noise = stored_noise + torch.minimum(
@@ -83,6 +104,7 @@ def replenish(
         luma=torch.where(_pixels(store, grid), stored, stored_luma),
         means=torch.where(store, torch.where(whole | first, plain, means), stored_means),
         noise=noise.masked_fill(first, 0.0),
+        standing=standing,
     )
     for memory, begins in zip(memories, begin, strict=True):
         if begins:
@@ -110,6 +132,19 @@ class _Settings:
     patience: torch.Tensor
     dilation: torch.Tensor
     exposure: torch.Tensor
+    settle: torch.Tensor
+
+    def take(self, cameras: torch.Tensor) -> Self:
+        return type(self)(*(getattr(self, each.name)[cameras] for each in fields(self)))
+
+    def expose(
+        self, luma: torch.Tensor, means: torch.Tensor, reference: torch.Tensor, seen: torch.Tensor, grid: PatchGrid
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pictures in the exposure of cells with ``reference`` means, and their means."""
+        gain, offset = fit_exposure(means.flatten(1), reference.flatten(1), seen.flatten(1))
+        follows = self.exposure.flatten() > 0
+        exposed = apply_exposure(luma, torch.where(follows, gain, 1.0), torch.where(follows, offset, 0.0))
+        return exposed, cell_means(exposed, grid)
 
     @classmethod
     def of(
@@ -134,6 +169,7 @@ class _Settings:
                 policy.patience,
                 policy.dilation,
                 policy.exposure,
+                policy.settle,
                 float(levels >= policy.calibrated_after),
                 levels // 4,
             )
@@ -198,6 +234,46 @@ def _difference(
     return cell_means(difference.abs_().clamp_max_(255), grid)
 
 
+def _due(policies: Sequence[Replenish], memories: Sequence[CellMemory], whole: Sequence[bool]) -> list[int]:
+    """Places of the cameras that show again what stands, with the next sample; ``whole``: which keep everything."""
+    for memory, everything in zip(memories, whole, strict=True):
+        memory.unstated = 0 if everything else memory.unstated + 1
+    pairs = enumerate(zip(policies, memories, strict=True))
+    return [place for place, (policy, memory) in pairs if 0 < policy.restate <= memory.unstated]
+
+
+def _foreground(
+    memories: Sequence[CellMemory],
+    settings: _Settings,
+    sample: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    standing: torch.Tensor,
+    thresholds: torch.Tensor,
+    grid: PatchGrid,
+) -> torch.Tensor:
+    """Cells ``[n, rows, cols]`` of what stands before the background, which learns from the sample: its luma, the means
+    of its cells, and which of them are seen."""
+    luma, means, seen = sample
+    stored, stored_means, known = (
+        torch.stack(each) for each in zip(*((m.background, m.background_means, m.known) for m in memories), strict=True)
+    )
+    waited = torch.tensor([memory.unstated for memory in memories], dtype=torch.float32)
+    for memory in memories:
+        memory.unstated = 0
+    stored, stored_means = settings.expose(stored, stored_means, means, seen, grid)
+    differs = (_difference(luma, stored, means, stored_means, settings.shade, grid) > thresholds) & seen
+    another = differs.flatten(1).float().mean(1)[:, None, None] > MOST
+    known = torch.where(differs, known, known + waited.to(luma.device, non_blocking=True)[:, None, None])
+    settled = differs & (standing >= torch.minimum(known, settings.settle))
+    learns = ~differs | settled | another
+    _write(
+        memories,
+        background=torch.where(_pixels(learns, grid), luma, stored),
+        background_means=torch.where(learns, means, stored_means),
+        known=torch.where(settled, standing, known).masked_fill(another, HEAD_START),
+    )
+    return differs & ~settled & ~another
+
+
 def _pixels(cells: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
     """``[n, rows, cols]`` -> ``[n, height, width]``."""
     return cells.repeat_interleave(grid.patch, 1).repeat_interleave(grid.patch, 2)
@@ -207,8 +283,9 @@ def _any_in_group(mask: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
     return mask.reshape(-1, grid.group_rows, grid.merge, grid.group_cols, grid.merge).any(4).any(2)
 
 
-def _write(memories: Sequence[CellMemory], luma: torch.Tensor, means: torch.Tensor, noise: torch.Tensor) -> None:
+def _write(memories: Sequence[CellMemory], **fields: torch.Tensor) -> None:
     """Into tensors that each camera owns: a view would hold the whole batch for the slowest of them."""
-    torch._foreach_copy_([memory.luma for memory in memories], list(luma.unbind()))
-    cells = [memory.means for memory in memories] + [memory.noise for memory in memories]
-    torch._foreach_copy_(cells, [*means.unbind(), *noise.unbind()])
+    for dtype in {values.dtype for values in fields.values()}:
+        named = [(name, values) for name, values in fields.items() if values.dtype == dtype]
+        owned = [getattr(memory, name) for name, _ in named for memory in memories]
+        torch._foreach_copy_(owned, [part for _, values in named for part in values.unbind()])

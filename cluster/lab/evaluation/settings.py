@@ -113,16 +113,20 @@ def basic_grid(shape: WindowShape) -> list[Setting]:
 
 
 def quick_grid(shape: WindowShape) -> list[Setting]:
-    """Full computation, CodecSight, its two parts alone, ours at three budgets, and ours with more frequent anchors,
-    which show objects of low contrast (night)."""
-    often = [replace(shape, anchor_interval_s=shape.anchor_interval_s / parts) for parts in (2, 4)]
+    """Full computation, CodecSight, its two parts alone, and ours from rare anchors to frequent ones."""
+    interval = shape.anchor_interval_s
+    rare, often, oftener = (
+        replace(shape, anchor_interval_s=each)
+        for each in (min(2 * interval, shape.window_s), interval / 2, interval / 4)
+    )
     return [
         full_computation(shape),
         codecsight(shape),
         Setting("codecsight pruning alone", "codecsight", "all", shape=shape),
         Setting("codecsight refresh alone", "none", "anchors", shape=shape),
-        *(ours(shape, budget) for budget in (0.0, 0.1, 0.4)),
-        *(_with_anchor_interval(ours(cut, 0.1), cut.anchor_interval_s) for cut in often),
+        *(_with_anchor_interval(ours(rare, budget), rare.anchor_interval_s) for budget in (0.0, 0.1)),
+        *(ours(shape, budget) for budget in (0.0, 0.1)),
+        *(_with_anchor_interval(ours(cut, 0.1), cut.anchor_interval_s) for cut in (often, oftener)),
     ]
 
 
@@ -137,6 +141,7 @@ def systems_grid(shape: WindowShape) -> list[Setting]:
         "without vectors": {"net_motion": NEVER, "intra": NEVER},
         "without dilation": {"dilation": 0},
         "without exposure": {"exposure": 0},
+        "without what stands": {"restate": 0},
     }
     return [
         *quick_grid(shape),

@@ -216,7 +216,8 @@ class PrunedFrame:
 class Pruning:
     """Pruning of one sequence.
 
-    * ``pruner``: none, replenish or codecsight; ``margin``: grey levels a cell must change by
+    * ``pruner``: none, replenish or codecsight; ``margin``: grey levels a cell must change by; ``restate``: samples
+      between two that show again what stands, 0 for none
     * ``anchor``: frames between complete ones, ``phase``: index of the first after frame 0
     * ``loss``: share of a pruned frame's remaining tokens dropped at random
     """
@@ -226,6 +227,7 @@ class Pruning:
     anchor: int = 8
     phase: int = 0
     loss: float = 0.0
+    restate: int = 2
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> Self:
@@ -238,6 +240,7 @@ class Pruning:
             anchor=anchor,
             phase=int(rng.integers(anchor)),
             loss=float(rng.uniform(0.05, 0.35)) if rng.random() < 0.35 else 0.0,
+            restate=int(rng.choice([2, 4, 0], p=[0.6, 0.2, 0.2])),
         )
 
     def make(self) -> Pruner:
@@ -245,7 +248,7 @@ class Pruning:
             return KeepAll()
         if self.pruner == "codecsight":
             return CodecSight(luma_threshold=self.margin + 1.0)
-        return Replenish(margin=self.margin)
+        return Replenish(margin=self.margin, restate=self.restate)
 
 
 def prune_samples(

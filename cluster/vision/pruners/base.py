@@ -39,9 +39,13 @@ class Pruner(ABC):
     def prune(self, frame: SampledPicture) -> PruneDecision:
         """Decide on the next sample in time order.
 
-        Anchors and random access samples keep everything. A random access sample, or one on another grid, resets all
-        state.
+        Anchors and random access samples keep everything. A fresh sample, or one on another grid, resets all state, and
+        one after a gap all that samples are compared with to find change.
         """
+
+    def repeat(self, frame: SampledPicture) -> PruneDecision:
+        """Decide on a sample with the picture of the one before it (``repeated``): nothing changed."""
+        return PruneDecision(np.zeros((frame.grid.rows, frame.grid.cols), np.bool_), 0.0)
 
 
 def parameters(policy: type[Pruner]) -> list[str]:

@@ -27,6 +27,10 @@ RISE = 0.4
 MAX_GAIN = 2.0
 FLAT = 9.0
 ROUNDS = 3
+# Share of cells before the background above which it is another one, and samples for which a scene's first picture
+# counts as background: who stands there for less leaves no trace, who comes within them is no background soon.
+MOST = 0.5
+HEAD_START = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,11 @@ class Replenish(Pruner):
     Suspicious neighbours of changed cells are kept too (one-cell dilation), and the mask is completed to whole groups.
     Kept cells update the stored luma, so slow drift accumulates until it is seen.
 
+    What stands is shown again: every ``restate`` samples, cells that differ from the *background* are kept whether they
+    changed or not, or an answer would rest on what came and went alone between anchors (a person who fell and lies).
+    A cell's background is what was there longest: it is taken over by what has stood longer than the background was
+    seen, at most by what has stood for ``settle`` samples.
+
     The threshold is the camera's noise plus ``margin``. Noise is measured in quiet moments: per sample the upper
     quartile of the cells' differences, then the quietest quarter of the last ``memory`` samples. A cell that flickers
     seven tenths of the time (foliage, water, a screen) learns a higher threshold of its own over minutes, at most
@@ -162,13 +171,22 @@ class Replenish(Pruner):
     exposure: int = 1
     """1 maps the camera's global exposure to that of the last anchor, 0 takes pictures as they are."""
 
+    restate: int = 2
+    """Samples between two that show again what stands before the background; 0 shows changes and anchors alone."""
+
+    settle: int = 120
+    """Samples after which what stands unchanged is background (60 s at 2 samples per second)."""
+
     _memory: _Memory | None = field(default=None, init=False, repr=False)
 
     def prune(self, frame: SampledPicture) -> PruneDecision:
         grid = frame.grid
         means = cell_means(frame.luma, grid)
         if self._memory is None or frame.random_access or self._memory.grid != grid:
-            self._memory = _Memory.of(frame, means, self.memory)
+            before, self._memory = self._memory, _Memory.of(frame, means, self.memory)
+            if before is not None and before.grid == grid and not frame.fresh:
+                # Video is missing, and the place is the same.
+                self._memory.background, self._memory.known = before.background, before.known
             return PruneDecision(keep_everything(frame), 1.0)
         memory = self._memory
         seen = np.ones(means.shape, np.bool_) if frame.hidden is None else ~frame.hidden
@@ -185,13 +203,46 @@ class Replenish(Pruner):
         changed &= seen
         memory.learn(difference, self.patience, seen)
         activity = changed_group_share(changed, grid.merge)
+        memory.standing = np.where(changed, 0, memory.standing + 1)
         if frame.anchor:
             memory.replace(frame, cell_means(frame.luma, grid))
             return PruneDecision(keep_everything(frame), activity)
         spread = changed | (dilate(changed) & suspicious) if self.dilation else changed
-        mask = complete_groups(spread, grid.merge)
+        mask = complete_groups(spread | self._standing(frame, threshold, seen), grid.merge)
         memory.update(mask, luma, means)
         return PruneDecision(mask, activity)
+
+    def repeat(self, frame: SampledPicture) -> PruneDecision:
+        memory = self._memory
+        if memory is None or memory.grid != frame.grid:
+            return super(Replenish, self).repeat(frame)
+        memory.standing = memory.standing + 1
+        seen = np.ones_like(memory.standing, np.bool_) if frame.hidden is None else ~frame.hidden
+        standing = self._standing(frame, self.cell_thresholds(), seen)
+        return PruneDecision(complete_groups(standing, frame.grid.merge), 0.0)
+
+    def _standing(self, frame: SampledPicture, threshold: FloatGrid | float, seen: BoolGrid) -> BoolGrid:
+        """Cells ``[rows, cols]`` of what stands before the background, which learns from the sample; none where the
+        sample is not one to show them."""
+        memory = self._memory
+        assert memory is not None
+        memory.unstated += 1
+        if not self.restate or memory.unstated < self.restate:
+            return np.zeros_like(seen)
+        background, elapsed, memory.unstated = memory.background, memory.unstated, 0
+        luma, means = frame.luma, cell_means(frame.luma, frame.grid)
+        if self.exposure and seen.any():
+            background.expose(fit_exposure(background.means[seen], means[seen]))
+        differs = (background.difference(luma, means, self.shade) > threshold) & seen
+        if differs.mean() > MOST:
+            background.update(np.ones_like(differs), luma, means)
+            memory.known = np.full_like(memory.known, HEAD_START)
+            return np.zeros_like(differs)
+        memory.known = np.where(differs, memory.known, memory.known + elapsed)
+        settled = differs & (memory.standing >= np.minimum(memory.known, self.settle))
+        memory.known = np.where(settled, memory.standing, memory.known)
+        background.update(~differs | settled, luma, means)
+        return differs & ~settled
 
     @property
     def threshold(self) -> float:
@@ -224,18 +275,12 @@ class Replenish(Pruner):
 
 
 @dataclass(slots=True)
-class _Memory:
-    """Stored luma of one camera's cells when last encoded, in the exposure of the last anchor."""
+class _Cells:
+    """Luma of one camera's cells, in one exposure, and its means."""
 
     grid: PatchGrid
     luma: UInt8Array
     means: FloatGrid
-    noise: FloatGrid
-    levels: deque[float]
-
-    @classmethod
-    def of(cls, frame: SampledPicture, means: FloatGrid, samples: int) -> _Memory:
-        return cls(frame.grid, frame.luma.copy(), means, np.zeros_like(means), deque(maxlen=samples))
 
     def difference(self, luma: UInt8Array, means: FloatGrid, shade: float) -> FloatGrid:
         """Mean absolute difference of each cell to its stored luma, ``[rows, cols]`` grey levels."""
@@ -249,6 +294,45 @@ class _Memory:
         # A forgiven shift away from the memory can lift the difference of black to white above 255.
         return cell_means(np.minimum(difference, 255, out=difference).astype(np.uint8), grid)
 
+    def expose(self, exposure: Exposure) -> None:
+        """Change to another exposure."""
+        if not exposure.is_identity:
+            self.luma = exposure.apply(self.luma)
+            self.means = cell_means(self.luma, self.grid)
+
+    def update(self, mask: BoolGrid, luma: UInt8Array, means: FloatGrid) -> None:
+        if not mask.any():
+            return
+        pixels = mask.repeat(self.grid.patch, axis=0).repeat(self.grid.patch, axis=1)
+        np.copyto(self.luma, luma, where=pixels)
+        self.means = np.where(mask, means, self.means)
+
+
+@dataclass(slots=True)
+class _Memory(_Cells):
+    """A camera's cells when last encoded, in the exposure of the last anchor, and their background, in that of the last
+    sample it was compared with.
+
+    * ``noise`` ``[rows, cols]``, ``levels``: quiet levels of cells and camera
+    * ``standing``, ``known`` ``[rows, cols]``: samples since a cell changed, and of which it showed the background
+    * ``unstated``: samples since the background was compared with, or everything was kept
+    """
+
+    background: _Cells
+    noise: FloatGrid
+    levels: deque[float]
+    standing: npt.NDArray[np.int32]
+    known: npt.NDArray[np.int32]
+    unstated: int = 0
+
+    @classmethod
+    def of(cls, frame: SampledPicture, means: FloatGrid, samples: int) -> _Memory:
+        background = _Cells(frame.grid, frame.luma.copy(), means)
+        standing = np.zeros(means.shape, np.int32)
+        levels = deque[float](maxlen=samples)
+        known = np.full_like(standing, HEAD_START)
+        return cls(frame.grid, frame.luma.copy(), means, background, np.zeros_like(means), levels, standing, known)
+
     def learn(self, difference: FloatGrid, patience: float, seen: BoolGrid) -> None:
         """Update each cell's quiet level by fixed steps, and the camera's from the ``seen`` cells."""
         self.noise += np.clip(difference - self.noise, -patience, patience * RISE)
@@ -260,10 +344,4 @@ class _Memory:
     def replace(self, frame: SampledPicture, means: FloatGrid) -> None:
         self.luma = frame.luma.copy()
         self.means = means
-
-    def update(self, mask: BoolGrid, luma: UInt8Array, means: FloatGrid) -> None:
-        if not mask.any():
-            return
-        pixels = mask.repeat(self.grid.patch, axis=0).repeat(self.grid.patch, axis=1)
-        np.copyto(self.luma, luma, where=pixels)
-        self.means = np.where(mask, means, self.means)
+        self.unstated = 0

@@ -65,12 +65,13 @@ def scenes() -> list[Scene]:
         Scene(4, options={"shade": 0.0, "weak": 1.0, "calibrated_after": 10}),
         Scene(5, options={"lowest": 2.0, "highest": 3.0, "tolerance": 1.0}),
         Scene(6, options={"dilation": 0}),
-        Scene(7, options={"exposure": 0}),
+        Scene(7, options={"exposure": 0, "restate": 0}),
+        Scene(8, options={"restate": 3, "settle": 5, "lowest": 12.0}),
     ]
 
 
 def test_every_decision_of_every_camera_is_the_pruners():
-    """Forty samples of eight cameras in one batch each: masks, activity, and what is remembered."""
+    """Forty samples of nine cameras in one batch each: masks, activity, and what is remembered."""
     cameras = scenes()
     kept = 0.0
     for index in range(40):
@@ -87,6 +88,7 @@ def test_every_decision_of_every_camera_is_the_pruners():
             torch.from_numpy(np.stack([camera.seen for camera in cameras])),
             [sample.anchor for sample in samples],
             [sample.random_access for sample in samples],
+            [sample.fresh for sample in samples],
             GRID,
         )
         for place, (camera, decision) in enumerate(zip(cameras, wanted, strict=True)):
@@ -94,10 +96,14 @@ def test_every_decision_of_every_camera_is_the_pruners():
             assert activities[place].item() == pytest.approx(decision.activity, abs=1e-6)
             remembered = camera.host._memory
             assert remembered is not None
-            assert np.array_equal(camera.memory.luma.numpy(), remembered.luma)
-            assert np.allclose(camera.memory.noise.numpy(), remembered.noise, atol=1e-4)
+            # A change of light may round a pixel the other way.
+            pairs = [(camera.memory.luma, remembered.luma), (camera.memory.background, remembered.background.luma)]
+            assert all(np.abs(ours.numpy().astype(int) - theirs).max() <= 1 for ours, theirs in pairs)
+            assert np.allclose(camera.memory.noise.numpy(), remembered.noise, atol=0.1)
+            assert np.array_equal(camera.memory.standing.numpy(), remembered.standing)
+            assert np.array_equal(camera.memory.known.numpy(), remembered.known)
             kept += decision.mask.mean()
-    assert 0.05 < kept / 320 < 0.9
+    assert 0.05 < kept / 360 < 0.9
 
 
 def test_exposure_is_the_pruners():

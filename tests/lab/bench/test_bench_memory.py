@@ -212,7 +212,7 @@ def test_a_passage_that_is_repeated_is_found_by_any_of_its_repetitions() -> None
 def test_rekv_reads_the_published_frames_and_another_rule_does_not(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = measured(clip, tmp_path, "--part", "rekv")
+    found = measured(clip, tmp_path, "--part", "rekv", "--seconds", "40")
     assert found["figures"] == {"rekv_parity": 1.0}
     (row,) = found["rows"]
     assert row["questions"] > 0
@@ -222,7 +222,9 @@ def test_rekv_reads_the_published_frames_and_another_rule_does_not(
     # Each head for itself.
     monkeypatch.setattr(ReKV, "select_layer", lambda *heads: Retriever.select_layer(*heads))
     monkeypatch.setattr(ReKV, "select", lambda self, query, table: TopK(tokens=1).select(query, table))
-    assert measured(clip, tmp_path, "--part", "rekv")["figures"]["rekv_parity"] < 1
+    assert measured(clip, tmp_path, "--part", "rekv", "--seconds", "40")["figures"]["rekv_parity"] < 1
+    with pytest.raises(ConfigError, match="street: nothing left a window in which it was asked; take more --seconds"):
+        measured(clip, tmp_path, "--part", "rekv", "--seconds", "12")
 
 
 def test_the_published_rule_by_hand() -> None:

@@ -52,7 +52,8 @@ def test_scenes_end_to_end_and_again(cli, tmp_path, checkpoint, scenes):
     assert {"accuracy.html", "accuracy.md", "work.jsonl", "f1-tokens.svg"} <= {path.name for path in out.iterdir()}
     # Validation and test are the same here, and one run's results are the next one's.
     lines = (out / "work.jsonl").read_text()
-    assert len(lines.splitlines()) == 2 * 9
+    # Anchors of this window cannot be rarer: two of the ten settings are the same.
+    assert len(lines.splitlines()) == 2 * 8
     again = cli(*EVAL, *command)
     assert again.returncode == 0, again.stderr
     assert (out / "work.jsonl").read_text() == lines

@@ -107,7 +107,7 @@ def test_the_live_front_end_decodes_every_picture_and_distrusts_none(camera, sma
     path = tmp_path / "clip.mp4"
     encode_scene(small_scene(index=4, **CAMERAS[camera]), path)
     source = FileSource(path)
-    processor = CodecProcessor(PatchGeometry(14, 2, 2), CodecOptions(fps=2.0))
+    processor = CodecProcessor(PatchGeometry(14, 2, 2), CodecOptions(fps=2.0, anchor_interval_s=8.0))
     processor.open(source.open())
     samples = [sample for packet in source.packets() for sample in processor.feed(packet)] + processor.drain()
     stats = processor.stats

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cluster.errors import ConfigError
 from cluster.lab.bench.harness import Part, print_progress
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched, made_chunks
 from cluster.memory.retrieval_session import RetrievalSession
@@ -141,6 +142,8 @@ def measure_rekv(footage: Footage) -> Part:
     query_heads = footage.model(footage.args.model).text_config.num_attention_heads
     rows: list[dict[str, Any]] = []
     for watched in footage.watched(footage.args.model):
+        if not watched.asked:
+            raise ConfigError(f"{watched.clip}: nothing left a window in which it was asked; take more --seconds")
         same = same_frames(watched, query_heads)
         layers, heads = watched.chunks[0].key.shape[:2]
         rows.append(
