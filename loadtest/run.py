@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
-from cluster.config import SightlineConfig
+from cluster.config import CameraEntry, SightlineConfig
+from cluster.config.root import resolve
 from cluster.control import costs
 from cluster.control.demand import Demand
 from cluster.lab.bench.window_accounting import Slot, within
@@ -200,13 +201,13 @@ def _group(
     config: SightlineConfig, kind: str, cameras: Sequence[Sequence[Slot]], temporal: int, query_tokens: int
 ) -> dict[str, Any]:
     seen = [slot for slots in cameras for slot in slots if slot.tokens is not None]
-    window, sampling = config.window, config.sampling
+    camera = resolve(config, CameraEntry(name=kind))
+    window, sampling = camera.window, camera.sampling
     frames = max(1.0, window.length_s * sampling.fps / temporal)
     whole = [slot.tokens for slot in seen if slot.tokens is not None]
     full, kept = (sum(getattr(tokens, name) for tokens in whole) for name in ("full", "kept"))
     # Anchors are complete whatever the pruner does; the rest of the frames is what the share is of.
-    interval = min(sampling.anchor_interval_s, window.length_s)
-    anchors = min(1.0, temporal / (sampling.fps * interval))
+    anchors = min(1.0, temporal / (sampling.fps * sampling.anchor_interval_s))
     share = kept / full if full else 1.0
     demand = Demand(
         kind,
@@ -219,7 +220,7 @@ def _group(
         query_tokens=query_tokens,
         kept=min(1.0, max(0.0, (share - anchors) / (1 - anchors))) if anchors < 1 else 1.0,
         busy=sum(not slot.gated for slot in seen) / max(1, len(seen)),
-        anchor_interval_s=interval,
+        anchor_interval_s=sampling.anchor_interval_s,
         refresh_budget=window.refresh_budget,
     )
     told = {name: value for name, value in asdict(demand).items() if name not in ("camera", "index_bytes")}

@@ -48,8 +48,7 @@ def test_an_object_is_kept_while_it_moves_and_what_it_uncovers_too(make_frame, t
 
 
 def restated(pruner, make_frame, pictures, anchors=()):
-    """Indices of the samples that keep something, and the groups that any of them keeps; anchors aside. Nothing but
-    the first of ``pictures`` may be a change."""
+    """Indices of the samples that keep something, and the groups that any of them keeps; anchors aside."""
     kept, groups = [], set()
     for index, picture in enumerate(pictures):
         decision = pruner.prune(make_frame(picture, index=index, anchor=index in (0, *anchors)))

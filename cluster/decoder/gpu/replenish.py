@@ -283,9 +283,9 @@ def _any_in_group(mask: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
     return mask.reshape(-1, grid.group_rows, grid.merge, grid.group_cols, grid.merge).any(4).any(2)
 
 
-def _write(memories: Sequence[CellMemory], **fields: torch.Tensor) -> None:
+def _write(memories: Sequence[CellMemory], **parts: torch.Tensor) -> None:
     """Into tensors that each camera owns: a view would hold the whole batch for the slowest of them."""
-    for dtype in {values.dtype for values in fields.values()}:
-        named = [(name, values) for name, values in fields.items() if values.dtype == dtype]
+    for dtype in {values.dtype for values in parts.values()}:
+        named = [(name, values) for name, values in parts.items() if values.dtype == dtype]
         owned = [getattr(memory, name) for name, _ in named for memory in memories]
         torch._foreach_copy_(owned, [part for _, values in named for part in values.unbind()])

@@ -181,20 +181,20 @@ class Replenish(Pruner):
 
     def prune(self, frame: SampledPicture) -> PruneDecision:
         grid = frame.grid
-        means = cell_means(frame.luma, grid)
+        plain = cell_means(frame.luma, grid)
         if self._memory is None or frame.random_access or self._memory.grid != grid:
-            before, self._memory = self._memory, _Memory.of(frame, means, self.memory)
+            before, self._memory = self._memory, _Memory.of(frame, plain, self.memory)
             if before is not None and before.grid == grid and not frame.fresh:
                 # Video is missing, and the place is the same.
                 self._memory.background, self._memory.known = before.background, before.known
             return PruneDecision(keep_everything(frame), 1.0)
         memory = self._memory
-        seen = np.ones(means.shape, np.bool_) if frame.hidden is None else ~frame.hidden
+        seen = _seen(frame)
         # What is black by a mask follows no exposure.
         fitted = self.exposure and seen.any()
-        exposure = fit_exposure(means[seen], memory.means[seen]) if fitted else Exposure()
+        exposure = fit_exposure(plain[seen], memory.means[seen]) if fitted else Exposure()
         luma = exposure.apply(frame.luma)
-        means = cell_means(luma, grid) if luma is not frame.luma else means
+        means = cell_means(luma, grid) if luma is not frame.luma else plain
         difference = memory.difference(luma, means, self.shade)
         threshold = self.cell_thresholds()
         changed = difference > threshold
@@ -205,10 +205,10 @@ class Replenish(Pruner):
         activity = changed_group_share(changed, grid.merge)
         memory.standing = np.where(changed, 0, memory.standing + 1)
         if frame.anchor:
-            memory.replace(frame, cell_means(frame.luma, grid))
+            memory.replace(frame, plain)
             return PruneDecision(keep_everything(frame), activity)
         spread = changed | (dilate(changed) & suspicious) if self.dilation else changed
-        mask = complete_groups(spread | self._standing(frame, threshold, seen), grid.merge)
+        mask = complete_groups(spread | self._standing(frame.luma, plain, threshold, seen), grid.merge)
         memory.update(mask, luma, means)
         return PruneDecision(mask, activity)
 
@@ -217,11 +217,11 @@ class Replenish(Pruner):
         if memory is None or memory.grid != frame.grid:
             return super(Replenish, self).repeat(frame)
         memory.standing = memory.standing + 1
-        seen = np.ones_like(memory.standing, np.bool_) if frame.hidden is None else ~frame.hidden
-        standing = self._standing(frame, self.cell_thresholds(), seen)
+        means = cell_means(frame.luma, frame.grid)
+        standing = self._standing(frame.luma, means, self.cell_thresholds(), _seen(frame))
         return PruneDecision(complete_groups(standing, frame.grid.merge), 0.0)
 
-    def _standing(self, frame: SampledPicture, threshold: FloatGrid | float, seen: BoolGrid) -> BoolGrid:
+    def _standing(self, luma: UInt8Array, means: FloatGrid, threshold: FloatGrid | float, seen: BoolGrid) -> BoolGrid:
         """Cells ``[rows, cols]`` of what stands before the background, which learns from the sample; none where the
         sample is not one to show them."""
         memory = self._memory
@@ -230,7 +230,6 @@ class Replenish(Pruner):
         if not self.restate or memory.unstated < self.restate:
             return np.zeros_like(seen)
         background, elapsed, memory.unstated = memory.background, memory.unstated, 0
-        luma, means = frame.luma, cell_means(frame.luma, frame.grid)
         if self.exposure and seen.any():
             background.expose(fit_exposure(background.means[seen], means[seen]))
         differs = (background.difference(luma, means, self.shade) > threshold) & seen
@@ -272,6 +271,11 @@ class Replenish(Pruner):
     def _codec_says(self, change: ChangeGrid) -> BoolGrid:
         moved = change.net_motion > self.net_motion
         return (moved & (neighbours(moved) >= self.support)) | (change.intra > self.intra)
+
+
+def _seen(frame: SampledPicture) -> BoolGrid:
+    """Cells ``[rows, cols]`` that no privacy mask hides."""
+    return np.ones((frame.grid.rows, frame.grid.cols), np.bool_) if frame.hidden is None else ~frame.hidden
 
 
 @dataclass(slots=True)
