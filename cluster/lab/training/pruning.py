@@ -231,9 +231,9 @@ class Pruning:
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> Self:
-        """Mostly the default policy around its default parameters, with anchors every 8 frames or more often."""
+        """Mostly the default policy around its default parameters, with anchors every 16 frames or more often."""
         pruner = "replenish" if rng.random() < 0.75 else "codecsight"
-        anchor = int(rng.choice([8, 4, 2, 16], p=[0.45, 0.25, 0.15, 0.15]))
+        anchor = int(rng.choice([16, 8, 4, 2], p=[0.35, 0.25, 0.25, 0.15]))
         return cls(
             pruner=pruner,
             margin=float(np.exp(rng.normal(np.log(5.0), 0.35))),
