@@ -27,8 +27,8 @@ from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
 from cluster.types import PatchGrid
 
-# Half of the paper's anchor interval: of the demo's 114 answers 107 are right in full, 106 ours with an anchor every
-# 4 s and 94 with one every 8 s, where a vehicle that stopped between two is soon forgotten.
+# Half of the paper's anchor interval: before what stands was shown in every frame, a vehicle that stopped between two
+# anchors was soon forgotten (docs/benchmarks.md, accuracy).
 WINDOW_S, STRIDE_S, ANCHOR_INTERVAL_S = 20.0, 4.0, 4.0
 # The longest window of training.
 MEMORY_S = 40.0
