@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from cluster.config.problems import Section
+from cluster.config.problems import Section, Size
 
 
 class SimulatedConfig(Section):
@@ -50,12 +50,14 @@ class ModelConfig(Section):
     """Seed of a preset's random weights; checkpoints ignore it."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of one replica's engine; 0 takes every core."""
-    kv_bytes: int | None = Field(default=None, ge=1 << 20)
-    """Bytes of a replica's windows' KV, on its device; null takes half of the host's (or container's) memory, or what a
-    GPU has free beside embeddings and a pass's activations. A window that does not fit fails with the numbers."""
-    host_kv_bytes: int | None = Field(default=None, ge=0)
-    """Bytes of host memory for windows that a full GPU pool has no room for between their strides; null takes half of
-    the host's (or container's) memory beside a GPU, and none on a CPU."""
+    kv_bytes: Size | None = Field(default=None, ge=1 << 20)
+    """A replica's windows' KV, on its device: bytes, or a size like 16GiB; null takes half of the host's (or
+    container's) memory, or what a GPU has free beside embeddings and a pass's activations. A window that does not fit
+    fails with the numbers."""
+    host_kv_bytes: Size | None = Field(default=None, ge=0)
+    """Host memory of each replica for windows that a full GPU pool has no room for between their strides: bytes, or a
+    size like 16GiB; null takes half of the host's (or container's) memory beside a GPU, too much where several replicas
+    share it, and none on a CPU."""
     idle_kv_share: float = Field(default=0.75, ge=0, le=1)
     """Share of the KV pool that windows may fill between their strides; further ones wait in host memory and come back
     before they end. 0: none stays in the pool; 1: they leave only when it is full."""

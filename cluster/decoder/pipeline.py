@@ -295,8 +295,9 @@ class CameraPipeline:
         if before == self._told_device:
             return
         if device.name != before[0]:
-            # Samples of two devices make no frame.
+            # Samples of two devices make no frame, and what one of them remembers is old when it is used again.
             self._sampler.drop_waiting()
+            self._sampler.pruner.reset()
             self._device.clear()
         if device.fallback:
             logger.warning("camera %s decodes on the CPU: %s", self.name, device.fallback)

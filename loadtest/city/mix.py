@@ -140,7 +140,7 @@ class CameraClass(Section):
     refresh_budget: float | None = Field(
         default=None, ge=0, le=1, description="Share of the overlap that is computed again; null: its anchors."
     )
-    anchor_interval_s: Duration = Field(default=8.0, gt=0, description="Seconds between frames that keep everything.")
+    anchor_interval_s: Duration = Field(default=16.0, gt=0, description="Seconds between frames that keep everything.")
     questions: int = Field(default=2, ge=1, description="Standing questions.")
     query_tokens: int = Field(default=24, ge=1, description="Tokens of one question.")
     cost: float = Field(default=1.0, gt=0, description="A window's seconds over those that the cost model says.")

@@ -110,6 +110,88 @@ def test_a_picture_that_differs_everywhere_is_another_background(make_frame, tex
     assert kept == [11]
 
 
+def test_a_noisy_camera_knows_who_stands_after_missing_video(make_frame, texture):
+    """By the threshold of a clean camera, all of its next pictures would differ from the background."""
+    rng, pruner, there = np.random.default_rng(4), Replenish(), with_object(texture)
+    restated(
+        pruner, make_frame, [noisy(texture, rng, 6) for _ in range(60)] + [noisy(there, rng, 6) for _ in range(10)]
+    )
+    pruner.prune(replace(make_frame(noisy(there, rng, 6), index=70), gap=True))
+    masks = [pruner.prune(make_frame(noisy(there, rng, 6), index=index)).mask for index in range(71, 81)]
+    assert [index for index, mask in enumerate(masks, 71) if (1, 1) in groups_of(mask)] == [72, 74, 76, 78, 80]
+    assert np.mean(masks) < 0.1
+
+
+@pytest.mark.parametrize(("flashes", "again"), [(1, True), (3, True), (4, False)])
+def test_a_flash_is_no_background_and_a_camera_that_was_turned_has_one(make_frame, texture, flashes, again):
+    """Every second picture is compared with the background, and another one replaces it at the second time."""
+    pruner, there = Replenish(), with_object(texture)
+    other = np.roll(texture, (3 * PATCH, 5 * PATCH), (0, 1))
+    restated(pruner, make_frame, [texture] * 41 + [there] * 4 + [other] * flashes)
+    masks = [pruner.prune(make_frame(there, index=index)).mask for index in range(50, 60)]
+    # In the first one everything that the flash hid comes back.
+    assert any((1, 1) in groups_of(mask) for mask in masks[1:]) == again
+
+
+def test_a_turned_camera_that_is_mostly_masked_has_another_background(make_frame, texture):
+    pruner, hidden = Replenish(), np.zeros(SHAPE, bool)
+    hidden[:, :7] = True
+    pictures = [texture] * 11 + [np.roll(texture, 3 * PATCH, 0)] * 30
+    kept = [
+        pruner.prune(replace(make_frame(picture, index=index), hidden=hidden)).mask.any()
+        for index, picture in enumerate(pictures)
+    ]
+    assert [index for index, any_kept in enumerate(kept) if any_kept] == [0, 11]
+
+
+def test_who_was_shown_less_at_a_lower_quality_is_shown_again_after_it(make_frame, texture):
+    """A person who hardly differs (by seven levels) is not background because the ladder prunes harder for a while."""
+    faint = texture.copy()
+    faint[cell(2, 2, 2, 2)] = texture[cell(2, 2, 2, 2)] + np.where(np.indices((28, 28)).sum(0) % 2, 7, -7)
+    pruner = Replenish()
+    restated(pruner, make_frame, [texture] * 41)
+    shown = []
+    for index in range(41, 71):
+        pruner.margin = 9.0 if 50 <= index < 60 else 4.5
+        if pruner.prune(make_frame(faint, index=index)).mask.any():
+            shown.append(index)
+    assert shown == [41, *range(42, 50, 2), *range(60, 71, 2)]
+
+
+@pytest.mark.parametrize("flags", [{"gap": True}, {"anchor": True}])
+def test_the_background_learns_where_keyframes_or_anchors_are_all_that_comes(make_frame, texture, flags):
+    """As of an overloaded decoder, or while no replica is ready: the scene of hours ago would flood the next frames."""
+    pruner, now = Replenish(settle=20), np.where(np.arange(texture.shape[1]) < 70, 255 - texture, texture)
+    restated(pruner, make_frame, [texture] * 41)
+    for index in range(41, 81):
+        assert pruner.prune(replace(make_frame(now, index=index), **flags)).mask.all()
+    assert not any(pruner.prune(make_frame(now, index=index)).mask.any() for index in range(81, 100))
+
+
+def test_a_repeated_picture_says_nothing_of_the_noise(make_frame, texture):
+    rng, pruner = np.random.default_rng(4), Replenish()
+    restated(pruner, make_frame, [noisy(texture, rng, 6) for _ in range(60)])
+    before, still = pruner.threshold, noisy(texture, rng, 6)
+    pruner.prune(make_frame(still, index=60))
+    for index in range(61, 121):
+        pruner.prune(replace(make_frame(still, index=index, anchor=True), repeated=True))
+    assert pruner.threshold == pytest.approx(before, abs=0.5)
+    assert before > 8
+
+
+def test_nothing_is_remembered_after_a_reset(make_frame, texture):
+    pruner = make_pruner("replenish")
+    pruner.prune(make_frame(texture))
+    pruner.reset()
+    assert pruner.prune(make_frame(texture, index=1)).mask.all()
+
+
+@pytest.mark.parametrize("options", [{"memory": 0}, {"calibrated_after": 0}, {"restate": -1}])
+def test_numbers_of_samples_that_make_no_sense_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Replenish(**options)
+
+
 @pytest.mark.parametrize("gain", [0.7, 1.0, 1.3])
 def test_what_stands_is_told_from_a_change_of_light(make_frame, texture, gain):
     lit = (with_object(texture // 2) * gain).astype(np.uint8)

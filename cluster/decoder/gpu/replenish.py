@@ -28,6 +28,7 @@ class CellMemory:
     standing: torch.Tensor
     known: torch.Tensor
     levels: torch.Tensor
+    doubted: torch.Tensor
     learnt: int = field(default=0)
     unstated: int = field(default=0)
     begun: bool = field(default=False)
@@ -38,7 +39,8 @@ class CellMemory:
         pixels = torch.zeros((grid.height, grid.width), dtype=torch.uint8, device=device)
         levels = torch.full((samples,), torch.inf, device=device)
         noise, means, standing, known = (cells.clone() for _ in range(4))
-        return cls(pixels, cells, noise, pixels.clone(), means, standing, known, levels)
+        doubted = torch.zeros((), device=device)
+        return cls(pixels, cells, noise, pixels.clone(), means, standing, known, levels, doubted)
 
 
 def replenish(
@@ -54,40 +56,44 @@ def replenish(
     """Decide on one sample ``luma`` ``[n, height, width]`` of each camera, and remember what is kept.
 
     ``seen`` ``[n, rows, cols]``: cells that no privacy mask hides. ``anchor``: samples that keep everything; ``begin``:
-    that are compared with none before them (random access); ``fresh``: whose background is unknown, too. Returns
+    that do so as video before them is missing (random access); ``fresh``: of another scene. Returns
     ``mask`` ``[n, rows, cols]`` bool and ``activity`` ``[n]``, see PruneDecision.
     """
     device = luma.device
-    settings = _Settings.of(policies, memories, begin, device)
+    unknown = [new or not memory.begun for new, memory in zip(fresh, memories, strict=True)]
+    settings = _Settings.of(policies, memories, unknown, device)
     stored_luma, stored_means, stored_noise, standing = (
         torch.stack(each) for each in zip(*((m.luma, m.means, m.noise, m.standing) for m in memories), strict=True)
     )
-    whole, first = (torch.tensor(flags, device=device)[:, None, None] for flags in (anchor, begin))
+    whole, first, new = (torch.tensor(flags, device=device)[:, None, None] for flags in (anchor, begin, unknown))
+    whole, first = whole | first | new, first | new
     plain = cell_means(luma, grid)
-    unknown = [place for place, memory in enumerate(memories) if fresh[place] or not memory.begun]
-    due = _due(policies, memories, [each or new for each, new in zip(anchor, begin, strict=True)])
+    kept = [any(flags) for flags in zip(anchor, begin, unknown, strict=True)]
+    due = _due(policies, memories, kept, unknown)
     exposed, means = settings.expose(luma, plain, stored_means, seen, grid)
     difference = _difference(exposed, stored_luma, means, stored_means, settings.shade, grid)
 
-    thresholds = torch.minimum(
-        torch.maximum(stored_noise + settings.margin, settings.camera), settings.camera * settings.tolerance
-    )
+    thresholds = settings.thresholds(stored_noise, settings.margin, settings.camera)
     changed = (difference > thresholds) & seen
     suspicious = difference > thresholds - settings.credit
     changed_groups = _any_in_group(changed, grid)
     beside = functional.max_pool2d(changed.float()[:, None], 3, stride=1, padding=1)[:, 0] > 0
-    standing = torch.where(changed | first, 0.0, standing + 1.0)
+    standing = torch.where(changed | new, 0.0, standing + 1.0)
     spread = changed | (beside & suspicious & (settings.dilation > 0))
-    if unknown:
-        at = torch.tensor(unknown).to(device, non_blocking=True)
+    begun = [place for place, begins in enumerate(unknown) if begins]
+    if begun:
+        at = torch.tensor(begun).to(device, non_blocking=True)
         known = torch.full_like(plain[at], HEAD_START)
-        _write([memories[each] for each in unknown], background=luma[at], background_means=plain[at], known=known)
-        for each in unknown:
-            memories[each].begun = True
+        _write([memories[each] for each in begun], background=luma[at], background_means=plain[at], known=known)
+        for each in begun:
+            memories[each].begun, memories[each].learnt = True, 0
+            memories[each].levels.fill_(torch.inf)
+            memories[each].doubted.zero_()
     if due:
         at = torch.tensor(due).to(device, non_blocking=True)
         owners, sample = [memories[each] for each in due], (luma[at], plain[at], seen[at])
-        shown = _foreground(owners, settings.take(at), sample, standing[at], thresholds[at], grid)
+        limits = thresholds[at], settings.thresholds(stored_noise, settings.learning_margin, settings.learning)[at]
+        shown = _foreground(owners, settings.take(at), sample, standing[at], limits, grid)
         spread = spread.index_put((at,), spread[at] | shown)
     groups = _any_in_group(spread, grid)
     mask = groups.repeat_interleave(grid.merge, 1).repeat_interleave(grid.merge, 2)
@@ -97,21 +103,17 @@ def replenish(
     )
     level = masked_quantile(difference.flatten(1), seen.flatten(1), 3, 4)
     # An anchor's picture is stored in its own exposure; later ones are mapped to it.
-    store = mask | whole | first
-    stored = torch.where(whole | first, luma, exposed)
+    store = mask | whole
+    stored = torch.where(whole, luma, exposed)
     _write(
         memories,
         luma=torch.where(_pixels(store, grid), stored, stored_luma),
-        means=torch.where(store, torch.where(whole | first, plain, means), stored_means),
-        noise=noise.masked_fill(first, 0.0),
+        means=torch.where(store, torch.where(whole, plain, means), stored_means),
+        noise=torch.where(first, stored_noise, noise).masked_fill(new, 0.0),
         standing=standing,
     )
-    for memory, begins in zip(memories, begin, strict=True):
-        if begins:
-            memory.learnt = 0
-            memory.levels.fill_(torch.inf)
     rings = [memory.levels[memory.learnt % len(memory.levels)] for memory in memories]
-    learns = [place for place, begins in enumerate(begin) if not begins]
+    learns = [place for place, (gap, begins) in enumerate(zip(begin, unknown, strict=True)) if not (gap or begins)]
     if learns:
         torch._foreach_copy_([rings[place] for place in learns], [level[place] for place in learns])
     for place in learns:
@@ -122,10 +124,13 @@ def replenish(
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Parameters of each camera, ``[n, 1, 1]``; ``camera``: its threshold, ``credit``: what other evidence is worth."""
+    """Parameters of each camera, ``[n, 1, 1]``; ``camera``: its threshold, ``learning``: that of its background,
+    ``credit``: what other evidence is worth."""
 
     camera: torch.Tensor
+    learning: torch.Tensor
     margin: torch.Tensor
+    learning_margin: torch.Tensor
     tolerance: torch.Tensor
     credit: torch.Tensor
     shade: torch.Tensor
@@ -136,6 +141,10 @@ class _Settings:
 
     def take(self, cameras: torch.Tensor) -> Self:
         return type(self)(*(getattr(self, each.name)[cameras] for each in fields(self)))
+
+    def thresholds(self, noise: torch.Tensor, margin: torch.Tensor, camera: torch.Tensor) -> torch.Tensor:
+        """Of each cell ``[n, rows, cols]`` with this noise, from a margin and the camera's threshold by it."""
+        return torch.minimum(torch.maximum(noise + margin, camera), camera * self.tolerance)
 
     def expose(
         self, luma: torch.Tensor, means: torch.Tensor, reference: torch.Tensor, seen: torch.Tensor, grid: PatchGrid
@@ -151,16 +160,17 @@ class _Settings:
         cls,
         policies: Sequence[Replenish],
         memories: Sequence[CellMemory],
-        begin: Sequence[bool],
+        unknown: Sequence[bool],
         device: torch.device,
     ) -> Self:
         known = [
             0 if begins else min(memory.learnt, len(memory.levels))
-            for memory, begins in zip(memories, begin, strict=True)
+            for memory, begins in zip(memories, unknown, strict=True)
         ]
         rows = [
             (
                 policy.margin,
+                policy.learning_margin,
                 policy.lowest,
                 policy.highest,
                 policy.tolerance,
@@ -176,12 +186,14 @@ class _Settings:
             for policy, levels in zip(policies, known, strict=True)
         ]
         table = torch.tensor(rows, dtype=torch.float32).to(device, non_blocking=True)
-        margin, lowest, highest, tolerance, credit, shade, patience, *switches, calibrated, quarter = table.unbind(1)
+        margin, learning, lowest, highest, tolerance, *rest, calibrated, quarter = table.unbind(1)
         ordered = torch.stack([memory.levels for memory in memories]).sort(dim=1).values
         noise = ordered.gather(1, quarter.to(torch.int64)[:, None]).squeeze(1)
-        camera = torch.where(calibrated > 0, torch.minimum(torch.maximum(noise + margin, lowest), highest), lowest)
-        columns = (each[:, None, None] for each in (camera, margin, tolerance, credit, shade, patience, *switches))
-        return cls(*columns)
+        by_margin = (
+            torch.where(calibrated > 0, torch.minimum(torch.maximum(noise + each, lowest), highest), lowest)
+            for each in (margin, learning)
+        )
+        return cls(*(each[:, None, None] for each in (*by_margin, margin, learning, tolerance, *rest)))
 
 
 def fit_exposure(now: torch.Tensor, reference: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -234,12 +246,17 @@ def _difference(
     return cell_means(difference.abs_().clamp_max_(255), grid)
 
 
-def _due(policies: Sequence[Replenish], memories: Sequence[CellMemory], whole: Sequence[bool]) -> list[int]:
-    """Places of the cameras that show again what stands, with the next sample; ``whole``: which keep everything."""
-    for memory, everything in zip(memories, whole, strict=True):
-        memory.unstated = 0 if everything else memory.unstated + 1
-    pairs = enumerate(zip(policies, memories, strict=True))
-    return [place for place, (policy, memory) in pairs if 0 < policy.restate <= memory.unstated]
+def _due(
+    policies: Sequence[Replenish], memories: Sequence[CellMemory], whole: Sequence[bool], unknown: Sequence[bool]
+) -> list[int]:
+    """Places of the cameras that show again what stands, with the next sample, or whose background learns from one that
+    is kept ``whole``; it does not where it is ``unknown``."""
+    due = []
+    for place, (policy, memory) in enumerate(zip(policies, memories, strict=True)):
+        memory.unstated = 0 if unknown[place] else memory.unstated + 1
+        if policy.restate and not unknown[place] and (whole[place] or memory.unstated >= policy.restate):
+            due.append(place)
+    return due
 
 
 def _foreground(
@@ -247,31 +264,37 @@ def _foreground(
     settings: _Settings,
     sample: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     standing: torch.Tensor,
-    thresholds: torch.Tensor,
+    thresholds: tuple[torch.Tensor, torch.Tensor],
     grid: PatchGrid,
 ) -> torch.Tensor:
     """Cells ``[n, rows, cols]`` of what stands before the background, which learns from the sample: its luma, the means
-    of its cells, and which of them are seen."""
+    of its cells, and which of them are seen. ``thresholds``: what is shown, and what is learned."""
     luma, means, seen = sample
-    stored, stored_means, known = (
-        torch.stack(each) for each in zip(*((m.background, m.background_means, m.known) for m in memories), strict=True)
+    stored, stored_means, known, doubted = (
+        torch.stack(each)
+        for each in zip(*((m.background, m.background_means, m.known, m.doubted) for m in memories), strict=True)
     )
     waited = torch.tensor([memory.unstated for memory in memories], dtype=torch.float32)
     for memory in memories:
         memory.unstated = 0
+    before, before_means = stored, stored_means
     stored, stored_means = settings.expose(stored, stored_means, means, seen, grid)
-    differs = (_difference(luma, stored, means, stored_means, settings.shade, grid) > thresholds) & seen
-    another = differs.flatten(1).float().mean(1)[:, None, None] > MOST
-    known = torch.where(differs, known, known + waited.to(luma.device, non_blocking=True)[:, None, None])
-    settled = differs & (standing >= torch.minimum(known, settings.settle))
-    learns = ~differs | settled | another
+    difference = _difference(luma, stored, means, stored_means, settings.shade, grid)
+    differs = (difference > thresholds[1]) & seen
+    odd = differs.flatten(1).sum(1) > MOST * seen.flatten(1).sum(1)
+    another = (odd & (doubted > 0))[:, None, None]
+    aside = odd[:, None, None] & ~another
+    known = torch.where(differs | aside, known, known + waited.to(luma.device, non_blocking=True)[:, None, None])
+    settled = differs & (standing >= torch.minimum(known, settings.settle)) & ~odd[:, None, None]
+    learns = (~differs | settled | another) & ~aside
     _write(
         memories,
-        background=torch.where(_pixels(learns, grid), luma, stored),
-        background_means=torch.where(learns, means, stored_means),
+        background=torch.where(aside, before, torch.where(_pixels(learns, grid), luma, stored)),
+        background_means=torch.where(aside, before_means, torch.where(learns, means, stored_means)),
         known=torch.where(settled, standing, known).masked_fill(another, HEAD_START),
+        doubted=(odd & (doubted == 0)).float(),
     )
-    return differs & ~settled & ~another
+    return differs & ~settled & ~odd[:, None, None] & (difference > thresholds[0])
 
 
 def _pixels(cells: torch.Tensor, grid: PatchGrid) -> torch.Tensor:

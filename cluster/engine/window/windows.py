@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-# How far before its start a window may open. Anchors come every 8 s; a camera whose decoder sends none for longer than
+# How far before its start a window may open. Anchors come every 16 s; a camera whose decoder sends none for longer than
 # this gets windows that open at their start, and memory stays bounded.
 LOOKBACK = 30_000_000
 

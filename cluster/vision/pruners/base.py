@@ -47,6 +47,10 @@ class Pruner(ABC):
         """Decide on a sample with the picture of the one before it (``repeated``): nothing changed."""
         return PruneDecision(np.zeros((frame.grid.rows, frame.grid.cols), np.bool_), 0.0)
 
+    def reset(self) -> None:
+        """Forget what earlier samples showed: the next one may come hours after them."""
+        return
+
 
 def parameters(policy: type[Pruner]) -> list[str]:
     """Parameter names of a policy."""

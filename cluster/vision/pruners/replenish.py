@@ -118,7 +118,10 @@ class Replenish(Pruner):
     What stands is shown again: every ``restate`` samples, cells that differ from the *background* are kept whether they
     changed or not, or an answer would rest on what came and went alone between anchors (a person who fell and lies).
     A cell's background is what was there longest: it is taken over by what has stood longer than the background was
-    seen, at most by what has stood for ``settle`` samples.
+    seen, at most by what has stood for ``settle`` samples. Where most of the picture differs from it in two comparisons
+    in a row, the picture is the background; once is a flash or somebody in front of the lens.
+
+    After missing video everything is kept; background and noise are the camera's and stay.
 
     The threshold is the camera's noise plus ``margin``. Noise is measured in quiet moments: per sample the upper
     quartile of the cells' differences, then the quietest quarter of the last ``memory`` samples. A cell that flickers
@@ -177,18 +180,28 @@ class Replenish(Pruner):
     settle: int = 120
     """Samples after which what stands unchanged is background (60 s at 2 samples per second)."""
 
+    learning_margin: float = field(init=False, repr=False)
+    """``margin`` as configured: the background learns by it, whatever quality the camera is lowered to."""
+
     _memory: _Memory | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.memory < 1 or self.calibrated_after < 1:
+            raise ValueError("memory and calibrated_after are numbers of samples: at least 1")
+        if self.restate < 0:
+            raise ValueError("restate is a number of samples, or 0 for never")
+        self.learning_margin = self.margin
+
+    def reset(self) -> None:
+        self._memory = None
 
     def prune(self, frame: SampledPicture) -> PruneDecision:
         grid = frame.grid
         plain = cell_means(frame.luma, grid)
-        if self._memory is None or frame.random_access or self._memory.grid != grid:
-            before, self._memory = self._memory, _Memory.of(frame, plain, self.memory)
-            if before is not None and before.grid == grid and not frame.fresh:
-                # Video is missing, and the place is the same.
-                self._memory.background, self._memory.known = before.background, before.known
+        if self._memory is None or frame.fresh or self._memory.grid != grid:
+            self._memory = _Memory.of(frame, plain, self.memory)
             return PruneDecision(keep_everything(frame), 1.0)
-        memory = self._memory
+        memory, gap = self._memory, frame.random_access
         seen = _seen(frame)
         # What is black by a mask follows no exposure.
         fitted = self.exposure and seen.any()
@@ -196,19 +209,23 @@ class Replenish(Pruner):
         luma = exposure.apply(frame.luma)
         means = cell_means(luma, grid) if luma is not frame.luma else plain
         difference = memory.difference(luma, means, self.shade)
-        threshold = self.cell_thresholds()
+        threshold, learning = self.cell_thresholds(), self._cell_thresholds(self.learning_margin)
         changed = difference > threshold
         suspicious = difference > threshold - self._credit()
         changed |= self._codec_says(frame.change) & suspicious
         changed &= seen
-        memory.learn(difference, self.patience, seen)
-        activity = changed_group_share(changed, grid.merge)
+        if not (gap or frame.repeated):
+            # What happened in between, and the same picture again, say nothing of the noise.
+            memory.learn(difference, self.patience, seen)
+        activity = 1.0 if gap else changed_group_share(changed, grid.merge)
         memory.standing = np.where(changed, 0, memory.standing + 1)
-        if frame.anchor:
+        if frame.anchor or gap:
+            # All is shown; the background learns where keyframes or anchors are all that comes, too.
+            self._standing(frame.luma, plain, seen, (threshold, learning), due=True)
             memory.replace(frame, plain)
             return PruneDecision(keep_everything(frame), activity)
         spread = changed | (dilate(changed) & suspicious) if self.dilation else changed
-        mask = complete_groups(spread | self._standing(frame.luma, plain, threshold, seen), grid.merge)
+        mask = complete_groups(spread | self._standing(frame.luma, plain, seen, (threshold, learning)), grid.merge)
         memory.update(mask, luma, means)
         return PruneDecision(mask, activity)
 
@@ -218,46 +235,67 @@ class Replenish(Pruner):
             return super(Replenish, self).repeat(frame)
         memory.standing = memory.standing + 1
         means = cell_means(frame.luma, frame.grid)
-        standing = self._standing(frame.luma, means, self.cell_thresholds(), _seen(frame))
+        thresholds = self.cell_thresholds(), self._cell_thresholds(self.learning_margin)
+        standing = self._standing(frame.luma, means, _seen(frame), thresholds)
         return PruneDecision(complete_groups(standing, frame.grid.merge), 0.0)
 
-    def _standing(self, luma: UInt8Array, means: FloatGrid, threshold: FloatGrid | float, seen: BoolGrid) -> BoolGrid:
+    def _standing(
+        self,
+        luma: UInt8Array,
+        means: FloatGrid,
+        seen: BoolGrid,
+        thresholds: tuple[FloatGrid | float, FloatGrid | float],
+        *,
+        due: bool = False,
+    ) -> BoolGrid:
         """Cells ``[rows, cols]`` of what stands before the background, which learns from the sample; none where the
-        sample is not one to show them."""
+        sample is neither ``due`` nor the ``restate``-th. ``thresholds``: of what is shown, and of what is learned."""
         memory = self._memory
         assert memory is not None
         memory.unstated += 1
-        if not self.restate or memory.unstated < self.restate:
+        if not self.restate or not (due or memory.unstated >= self.restate):
             return np.zeros_like(seen)
         background, elapsed, memory.unstated = memory.background, memory.unstated, 0
         if self.exposure and seen.any():
-            background.expose(fit_exposure(background.means[seen], means[seen]))
-        differs = (background.difference(luma, means, self.shade) > threshold) & seen
-        if differs.mean() > MOST:
-            background.update(np.ones_like(differs), luma, means)
-            memory.known = np.full_like(memory.known, HEAD_START)
+            background = background.exposed(fit_exposure(background.means[seen], means[seen]))
+        difference = background.difference(luma, means, self.shade)
+        shown, learned = thresholds
+        differs = (difference > learned) & seen
+        doubted, memory.doubted = memory.doubted, bool(differs.sum() > MOST * seen.sum())
+        if memory.doubted:
+            if doubted:
+                memory.background = _Cells(background.grid, luma.copy(), means)
+                memory.known = np.full_like(memory.known, HEAD_START)
+                memory.doubted = False
             return np.zeros_like(differs)
+        memory.background = background
         memory.known = np.where(differs, memory.known, memory.known + elapsed)
         settled = differs & (memory.standing >= np.minimum(memory.known, self.settle))
         memory.known = np.where(settled, memory.standing, memory.known)
         background.update(~differs | settled, luma, means)
-        return differs & ~settled
+        return differs & ~settled & (difference > shown)
 
     @property
     def threshold(self) -> float:
         """The camera's current threshold in grey levels."""
+        return self._camera_threshold(self.margin)
+
+    def cell_thresholds(self) -> FloatGrid | float:
+        """Per-cell thresholds in grey levels, ``[rows, cols]`` (one number before the first sample)."""
+        return self._cell_thresholds(self.margin)
+
+    def _camera_threshold(self, margin: float) -> float:
         if self._memory is None or not self._calibrated:
             return self.lowest
         levels = sorted(self._memory.levels)
         noise = levels[len(levels) // 4]
-        return min(max(noise + self.margin, self.lowest), self.highest)
+        return min(max(noise + margin, self.lowest), self.highest)
 
-    def cell_thresholds(self) -> FloatGrid | float:
-        """Per-cell thresholds in grey levels, ``[rows, cols]`` (one number before the first sample)."""
-        camera = self.threshold
+    def _cell_thresholds(self, margin: float) -> FloatGrid | float:
+        camera = self._camera_threshold(margin)
         if self._memory is None:
             return camera
-        thresholds: FloatGrid = np.clip(self._memory.noise + self.margin, camera, camera * self.tolerance)
+        thresholds: FloatGrid = np.clip(self._memory.noise + margin, camera, camera * self.tolerance)
         return thresholds
 
     @property
@@ -298,11 +336,12 @@ class _Cells:
         # A forgiven shift away from the memory can lift the difference of black to white above 255.
         return cell_means(np.minimum(difference, 255, out=difference).astype(np.uint8), grid)
 
-    def expose(self, exposure: Exposure) -> None:
-        """Change to another exposure."""
-        if not exposure.is_identity:
-            self.luma = exposure.apply(self.luma)
-            self.means = cell_means(self.luma, self.grid)
+    def exposed(self, exposure: Exposure) -> _Cells:
+        """These cells in another exposure."""
+        if exposure.is_identity:
+            return self
+        luma = exposure.apply(self.luma)
+        return _Cells(self.grid, luma, cell_means(luma, self.grid))
 
     def update(self, mask: BoolGrid, luma: UInt8Array, means: FloatGrid) -> None:
         if not mask.any():
@@ -319,7 +358,7 @@ class _Memory(_Cells):
 
     * ``noise`` ``[rows, cols]``, ``levels``: quiet levels of cells and camera
     * ``standing``, ``known`` ``[rows, cols]``: samples since a cell changed, and of which it showed the background
-    * ``unstated``: samples since the background was compared with, or everything was kept
+    * ``unstated``: samples since the background was compared with; ``doubted``: most of the picture differed then
     """
 
     background: _Cells
@@ -328,6 +367,7 @@ class _Memory(_Cells):
     standing: npt.NDArray[np.int32]
     known: npt.NDArray[np.int32]
     unstated: int = 0
+    doubted: bool = False
 
     @classmethod
     def of(cls, frame: SampledPicture, means: FloatGrid, samples: int) -> _Memory:
@@ -348,4 +388,3 @@ class _Memory(_Cells):
     def replace(self, frame: SampledPicture, means: FloatGrid) -> None:
         self.luma = frame.luma.copy()
         self.means = means
-        self.unstated = 0
