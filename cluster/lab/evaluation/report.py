@@ -94,7 +94,8 @@ def compute_figures(test: Results, thresholds: Thresholds, validation: Results |
 
     For each FLOPs limit one setting of ours stands for all scenes: of those within the limit (which needs no labels)
     the one with the best F1 on ``validation``. Without validation results it is chosen on the test results, and a note
-    says so. Ties go to the setting whose scores are nearest to full computation's.
+    says so. Ties go to the setting whose scores are nearest to full computation's. ``flops_vs_codecsight`` is read off
+    the settings of ours that are the frontier on ``validation``.
     """
     found = Figures({"videos": float(len(test.videos))}, {}, {}, calibrate(*test.window_scores(test.full)))
     whole = test.decisions(test.full, thresholds)
@@ -158,19 +159,27 @@ def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def flops_at_f1(points: Sequence[tuple[float, float]], wanted: float) -> float:
-    """FLOPs at which the frontier of ``(flops, F1)`` points reaches an F1; ``nan`` if never.
+    """FLOPs at which ``(flops, F1)`` points, in order of what they should cost, first reach an F1; ``nan`` if never.
 
-    Interpolated linearly: a budget or margin between two settings gives a point in between. Below the cheapest point
-    its price is returned.
+    Interpolated linearly: a budget or margin between two settings gives a point in between. Where the first point
+    reaches it, its price is returned.
     """
-    best = frontier(points)
-    for index, (flops, f1) in enumerate(best):
+    for index, (flops, f1) in enumerate(points):
         if f1 >= wanted - _ROUNDING:
             if index == 0:
                 return flops
-            below, lower = best[index - 1]
+            below, lower = points[index - 1]
             return below + (flops - below) * min(1.0, max(0.0, (wanted - lower) / (f1 - lower)))
     return float("nan")
+
+
+def _frontier_on_test(test: Results, thresholds: Thresholds, validation: Results | None) -> list[tuple[float, float]]:
+    """``(FLOPs share, F1)`` on the test videos of the settings that are the frontier of ours on the validation videos,
+    in its order: the best of many settings on the test videos would be better by luck."""
+    judge = validation or test
+    places = {(judge.flops_share(each), _f1(judge, each, thresholds)): each for each in comparable_settings(test)}
+    chosen = [places[point] for point in frontier(places)]
+    return [(test.flops_share(each), _f1(test, each, thresholds)) for each in chosen]
 
 
 def _f1(results: Results, setting: Setting, thresholds: Thresholds) -> float:
@@ -186,12 +195,10 @@ def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds, v
     # On the camera's own stream or encoded again as its paper has it: whichever is better on validation.
     known = [each for each in test.settings if each.role == "codecsight" and each.sweep is None]
     published = max(known, key=lambda each: _merit(validation or test, each, thresholds), default=None)
-    ours = comparable_settings(test)
-    if published is None or not ours:
+    if published is None or not comparable_settings(test):
         found.notes.append("flops_vs_codecsight: the settings lack the published rule or ours")
         return
     wanted = _f1(test, published, thresholds)
-    points = [(test.flops_share(setting), _f1(test, setting, thresholds)) for setting in ours]
     _put(found, "f1_codecsight", wanted)
     _put(found, "flops_share_codecsight", test.flops_share(published))
     equal = choose_setting(test, thresholds, test.flops_share(published), validation)
@@ -202,7 +209,7 @@ def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds, v
         found.chosen["codecsight"] = equal
         _put(found, "f1_gain_over_codecsight", gain)
         _put(found, "f1_gain_over_codecsight_low", gain.low)
-    needed = flops_at_f1(points, wanted)
+    needed = flops_at_f1(_frontier_on_test(test, thresholds, validation), wanted)
     if math.isnan(needed):
         found.notes.append(f"flops_vs_codecsight: no setting of ours reaches the published rule's F1 of {wanted:.3f}")
     else:

@@ -19,6 +19,7 @@ from cluster.lab.evaluation.report import (
     choose_setting,
     compute_figures,
     flops_at_f1,
+    frontier,
     make_report,
     select_thresholds,
     within_bound,
@@ -116,7 +117,8 @@ def test_no_setting_reaches_the_published_rule(make_results):
 
 
 def test_frontier_by_hand():
-    points = [(50, 0.4), (70, 0.8), (60, 0.3), (140, 0.9)]
+    points = frontier([(50, 0.4), (70, 0.8), (60, 0.3), (140, 0.9)])
+    assert points == [(50, 0.4), (70, 0.8), (140, 0.9)]
     assert flops_at_f1(points, 0.6) == pytest.approx(60)
     assert flops_at_f1(points, 0.2) == 50
     assert flops_at_f1(points, 0.9) == 140
@@ -124,14 +126,24 @@ def test_frontier_by_hand():
     assert math.isnan(flops_at_f1([], 0.5))
 
 
+def test_the_frontier_is_of_validation_and_its_prices_of_the_test_videos(make_results):
+    """MIDDLE reaches the rule's F1 for 70 on the test videos alone; on validation it is no better than CHEAP."""
+    table = {FULL: hits(4), PUBLISHED: hits(3), CHEAP: hits(1), MIDDLE: hits(4), DEAR: hits(4)}
+    cost = {FULL: 100_000, PUBLISHED: 20_000, CHEAP: 5_000, MIDDLE: 7_000, DEAR: 14_000}
+    test = make_results(TRUTH, table, cost)
+    validation = make_results(TRUTH, {**table, CHEAP: hits(2), MIDDLE: hits(1)}, cost)
+    found = compute_figures(test, HALF, validation).values["flops_vs_codecsight"]
+    assert found == pytest.approx((50 + 90 * (f1(3) - f1(1)) / (f1(4) - f1(1))) / 200)
+
+
 @given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1)), min_size=1, max_size=8), st.floats(0, 1))
 def test_frontier_is_never_dearer_than_a_setting_that_is_good_enough(points, wanted):
-    found = flops_at_f1(points, wanted)
-    enough = [flops for flops, value in points if value >= wanted]
+    found = flops_at_f1(frontier(points), wanted)
+    enough = [flops for flops, value in points if value >= wanted - 1e-9]
     assert math.isnan(found) == (not enough)
     if enough:
         assert min(flops for flops, _ in points) <= found <= min(enough) + 1e-9
-    assert math.isnan(flops_at_f1(points, 1.1))
+    assert math.isnan(flops_at_f1(frontier(points), 1.1))
 
 
 def test_window_truth(results):
