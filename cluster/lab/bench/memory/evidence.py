@@ -115,7 +115,8 @@ def measure(footage: Footage) -> Part:
     note = (
         f"model {args.model}, {len(scenes)} drawn cameras of {args.scene_seconds:g} s, {objects} objects, {tokens} "
         "tokens of a layer and head; caps are shares of their bytes, index included; held, read: shares of the tokens; "
-        "rows with a retriever: found by a query that is the mean key of a passage"
+        "rows with a retriever: found by a query that is the mean key of a passage; intervals are of objects of these "
+        "cameras, and say nothing of others"
     )
     return Part(figures, rows, [note])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.memory.questions import Question
-from cluster.lab.evaluation.memory.results import SettingResult, Space, credit
+from cluster.lab.evaluation.memory.results import ENOUGH_VIDEOS, SettingResult, Space, credit
 from cluster.lab.evaluation.memory.run import MemoryResults
 from cluster.lab.evaluation.memory.settings import FULL, ShareSetting, ours
 from cluster.lab.evaluation.metrics import Estimate
@@ -222,14 +222,18 @@ def make_report(
     """Compute the report, against full KV if it is among the settings. ``skipped``: videos left out before.
 
     Headline: ``chance``; with full KV ``accuracy_full``; with ours at 1/8 ``accuracy_drop_at_eighth``, their paired
-    difference, and the upper end of its interval. ``_answered``: of the kinds of questions that full KV answers clearly
-    above chance, if there are any; then the drop is of these.
+    difference, and the upper end of its interval where there is one. ``_answered``: of the kinds of questions that full
+    KV answers clearly above chance, if there are any; then the drop is of these.
     """
     settings = {result.setting: result for result in found.results}
     full, eighth = settings.get(FULL), settings.get(ours(1 / 8))
     questions = [question for clip in found.footage for question in clip.questions]
     headline = {"chance": chance(questions)}
     notes = [_ASKED_ALONE]
+    if len(found.footage) < ENOUGH_VIDEOS:
+        notes.append(
+            f"intervals are over videos, and take {ENOUGH_VIDEOS} at least: of {len(found.footage)} none is given"
+        )
     if model.settings.open_instruction is None:
         notes.append("the model's sightline.json has no open_instruction: it was not trained to answer free questions")
     drops = {}

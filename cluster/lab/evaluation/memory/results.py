@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, Question, Span
 from cluster.lab.evaluation.memory.settings import ShareSetting
-from cluster.lab.evaluation.metrics import Estimate, bootstrap_weights, estimate
+from cluster.lab.evaluation.metrics import RESAMPLES, Estimate, bootstrap_weights, estimate
 from cluster.lab.scenes.questions import NUMBERS
 from cluster.memory.head_memory import LayerKV
 
@@ -98,8 +98,9 @@ _ARTICLES = frozenset({"a", "an", "the"})
 # "B", "(B)", "B.", "B: text"; "A" and "I" are words too ("A man …") and must stand alone.
 _LEADING = re.compile(r"^\W*(?:([B-HJ])(?=[\s.):,]|$)|([AI])(?=\s*$|[.):,]))", re.IGNORECASE)
 _STATED = re.compile(r"\b(?:answer|option)(?:\s+is)?\s*:?\s*\(?(?:([B-HJ])\b|([AI])\b(?!\s+\w))", re.IGNORECASE)
-# From this number of videos on, videos are resampled, as questions about one video are not independent.
-_ENOUGH_VIDEOS = 10
+ENOUGH_VIDEOS = 10
+"""Fewer videos get no confidence interval: questions about one video are not independent, and so few say little of
+others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +177,8 @@ def credit(question: Question, said: Sequence[str]) -> float:
 
 
 def accuracy_by_kind(judged: Sequence[GradedAnswer]) -> dict[str, Estimate]:
-    """Mean credit over all questions (``all``) and by kind, with bootstrap intervals.
-
-    Resamples videos if there are at least ten, else questions, which ignores their dependence: the interval is then too
-    narrow.
-    """
+    """Mean credit over all questions (``all``) and by kind, with bootstrap intervals over videos; without intervals of
+    fewer than ``ENOUGH_VIDEOS``."""
     return _means(judged, [each.credit for each in judged])
 
 
@@ -208,10 +206,8 @@ def _holds(text: Sequence[str], part: Sequence[str]) -> bool:
 def _means(judged: Sequence[GradedAnswer], values: Sequence[float]) -> dict[str, Estimate]:
     """Mean of the questions' ``values``, over all of them first; ``nan`` where none of a kind was drawn."""
     videos = sorted({each.video for each in judged})
-    if len(videos) < _ENOUGH_VIDEOS:
-        weights = bootstrap_weights(len(judged))
-    else:
-        weights = bootstrap_weights(len(videos))[:, [videos.index(each.video) for each in judged]]
+    resamples = RESAMPLES if len(videos) >= ENOUGH_VIDEOS else 0
+    weights = bootstrap_weights(len(videos), resamples)[:, [videos.index(each.video) for each in judged]]
     found: dict[str, Estimate] = {}
     for kind in ("all", *sorted({each.kind for each in judged})):
         rows = [row for row, each in enumerate(judged) if kind in ("all", each.kind)]
