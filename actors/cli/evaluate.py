@@ -116,6 +116,7 @@ def accuracy(
     if jobs is not None and jobs < 1:
         raise ConfigError(f"the number of processes must be at least 1, not {jobs}")
     _check_run(model, out, json_file)
+    from cluster.lab.evaluation.datasets import check_validation
     from cluster.lab.evaluation.page import figure_table, make_page, setting_table
     from cluster.lab.evaluation.report import check_questions, make_report, select_thresholds
     from cluster.lab.evaluation.settings import make_grid
@@ -139,6 +140,7 @@ def accuracy(
     chosen_on: Results | None = None
     if validation is not None:
         held = _dataset(validation, layout, shape, consecutive)
+        check_validation(held, found.directory)
         chosen_on = _evaluated("validation", held, spec, loaded, compared, workers, work, consecutive)
     results = _evaluated("evaluating", found, spec, loaded, compared, workers, work, consecutive)
     thresholds, origin = select_thresholds(loaded, results, chosen_on)
@@ -217,6 +219,7 @@ def _validation(
     model: Path, scenes: Path, device: str, out: Path
 ) -> tuple[ModelSpec, VisionLanguageModel, WindowShape, Dataset]:
     """A checkpoint and the scenes to fit it on, in its own window."""
+    from cluster.lab.evaluation.datasets import check_validation
     from cluster.lab.evaluation.report import check_questions
     from cluster.lab.evaluation.work import ModelSpec
     from cluster.models.catalog import check_model
@@ -226,6 +229,7 @@ def _validation(
     check_writable(out)
     shape = _shape(ModelSettings.load(model), "scenes", None, None, None, None)
     found = _dataset(scenes, "scenes", shape, 2)
+    check_validation(found)
     spec = ModelSpec(str(model), device, "float32")
     loaded = spec.load()
     check_questions(loaded, str(model), found.questions)

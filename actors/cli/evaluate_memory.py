@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cluster.lab.evaluation.memory.settings import ShareSetting
     from cluster.lab.evaluation.settings import WindowShape
     from cluster.lab.evaluation.work import ModelSpec
+    from cluster.lab.scenes.vocabulary import Split
     from cluster.models.base import VisionLanguageModel
 
 # Scenes made by default: number, length, and questions of each kind per scene.
@@ -53,8 +54,8 @@ def memory(
         bool,
         typer.Option(
             "--calibrate",
-            help="Only fit the model's yes and no about events of the past, and write it into its folder; use other "
-            "seeds than those it is judged on.",
+            help="Only fit the model's yes and no about events of the past, on scenes of the validation split, and "
+            "write it into its folder.",
         ),
     ] = False,
     json_file: JsonFile = None,
@@ -69,7 +70,7 @@ def memory(
 
     $ sightline eval memory --scenes 4 --seconds 3600 --settings standard --json out/memory.json
 
-    $ sightline eval memory --scenes 14 --seconds 300 --seed 600 --model out/train/model --calibrate
+    $ sightline eval memory --scenes 14 --seconds 300 --model out/train/model --calibrate
 
     $ sightline eval memory --dataset MLVU --layout mlvu --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
@@ -99,7 +100,8 @@ def memory(
     if dataset is None:
         count, length = scenes or (QUICK_SCENES if quick else SCENES), seconds or (QUICK_SECONDS if quick else SECONDS)
         asked = per_kind or (QUICK_PER_KIND if quick else PER_KIND)
-        footage = _made(out / "footage", count, length, seed, asked, workers)
+        split: Split = "validation" if calibrate else "test"
+        footage = _made(out / "footage", split, count, length, seed, asked, workers)
         origin = f"{count} scenes of {length:g} s"
     else:
         footage, skipped = _of_dataset(dataset, layout)
@@ -120,14 +122,14 @@ def memory(
     show([*tables(report), headline], report.notes, report.skipped, written)
 
 
-def _made(folder: Path, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
-    """Long test scenes, made once and kept."""
+def _made(folder: Path, split: Split, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
+    """Long scenes, made once and kept."""
     from cluster.lab.evaluation.memory.long_scene import LongScene
     from cluster.lab.evaluation.memory.questions import Footage, generate_questions
     from cluster.lab.scenes.encode import encode_missing_clips
 
     quiet_s = min(QUIET_S, max(LEAST_QUIET_S, seconds * QUIET_SHARE))
-    long = [LongScene(seconds, seed + number, quiet_s=quiet_s, event_share=EVENT_SHARE) for number in range(count)]
+    long = [LongScene(seconds, seed + number, quiet_s, EVENT_SHARE, split=split) for number in range(count)]
     questions = [tuple(generate_questions(scene, per_kind=per_kind)) for scene in long]
     clips = [scene.clip(folder) for scene in long]
     with Progress("making scenes", count) as bar:

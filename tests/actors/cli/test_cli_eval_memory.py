@@ -80,6 +80,9 @@ def test_a_fit_is_written_into_the_model_and_used_from_then_on(cli, monkeypatch,
     settings = ModelSettings.load(cli.folder / "model")
     assert (settings.answer_temperature, settings.answer_bias) == (1.5, 2.25)
     assert settings.score_bias == ModelSettings.load(BUNDLED["demo"]).score_bias
+    # Scenes that nothing is judged on, whatever their seed.
+    made = cli.folder / "out/memory/footage"
+    assert [path.name for path in made.glob("*.mp4")] == ["past-validation-000000.mp4"]
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,15 @@ def scenes(tmp_path_factory, small_cameras):
     return folder
 
 
-def test_scenes_end_to_end_and_again(cli, tmp_path, checkpoint, scenes):
-    command = ("--scenes", scenes, "--validation", scenes, "--model", checkpoint, *WINDOW, "--json", "figures.json")
+@pytest.fixture(scope="module")
+def validation(tmp_path_factory, small_cameras):
+    folder = tmp_path_factory.mktemp("validation")
+    make_scenes(folder, SceneSet("validation", 2, seconds=24, events=("fall", "none")))
+    return folder
+
+
+def test_scenes_end_to_end_and_again(cli, tmp_path, checkpoint, scenes, validation):
+    command = ("--scenes", scenes, "--validation", validation, "--model", checkpoint, *WINDOW, "--json", "figures.json")
     done = cli(*EVAL, *command)
     assert done.returncode == 0, done.stderr
     assert "skipped test-000009.mp4: its truth test-000009.json is missing" in done.stdout
@@ -50,14 +57,29 @@ def test_scenes_end_to_end_and_again(cli, tmp_path, checkpoint, scenes):
     assert any("chosen on: 2 validation videos" in note for note in body["notes"])
     out = tmp_path / "out" / "accuracy"
     assert {"accuracy.html", "accuracy.md", "work.jsonl", "f1-tokens.svg"} <= {path.name for path in out.iterdir()}
-    # Validation and test are the same here, and one run's results are the next one's.
+    # One run's results are the next one's.
     lines = (out / "work.jsonl").read_text()
     # Anchors of this window cannot be rarer: two of the ten settings are the same.
-    assert len(lines.splitlines()) == 2 * 8
+    assert len(lines.splitlines()) == 4 * 8
     again = cli(*EVAL, *command)
     assert again.returncode == 0, again.stderr
     assert (out / "work.jsonl").read_text() == lines
     assert json.loads((tmp_path / "figures.json").read_text())["figures"] == body["figures"]
+
+
+def test_nothing_is_fitted_on_what_is_judged(cli, checkpoint, scenes, validation):
+    before = (checkpoint / FILE).read_text()
+    for command, reason in (
+        (("accuracy", "--scenes", validation, "--validation", validation / "."), "is what is judged"),
+        (("accuracy", "--scenes", validation, "--validation", scenes), "scenes of the test split (test-000000)"),
+        (("calibrate", checkpoint, "--scenes", scenes), "scenes of the test split (test-000000)"),
+        (("profile", checkpoint, "--scenes", scenes), "scenes of the test split (test-000000)"),
+    ):
+        model = ("--model", checkpoint, *WINDOW) if command[0] == "accuracy" else ()
+        done = cli("eval", *command, *model)
+        assert done.returncode == 2
+        assert reason in " ".join(done.stderr.split())
+    assert (checkpoint / FILE).read_text() == before
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,7 @@ class LabelledVideo:
     * ``kinds``: kinds it can be judged on; one without an event did not happen
     * ``strata``: groups it is also reported in ("night", "noisy" …)
     * ``motion``: mean motion by the data set's own measure, ``None`` to measure it
+    * ``split``: of a drawn scene, ``None`` of other videos
     """
 
     path: Path
@@ -104,6 +105,7 @@ class LabelledVideo:
     kinds: tuple[str, ...]
     strata: frozenset[str] = frozenset()
     motion: float | None = None
+    split: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,22 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
     if not dataset.videos:
         raise ConfigError(f"no videos left in {folder}: {format_reasons(dataset.skipped)}")
     return dataset
+
+
+def check_validation(validation: Dataset, judged: Path | None = None) -> None:
+    """Refuse to fit on what is judged.
+
+    Raises:
+        ConfigError: these are the videos of the ``judged`` folder, or scenes of the test split.
+    """
+    if judged is not None and validation.directory.resolve() == judged.resolve():
+        raise ConfigError(f"{judged} is what is judged; choose settings and thresholds on other videos")
+    tests = [video.name for video in validation.videos if video.split == "test"]
+    if tests:
+        raise ConfigError(
+            f"{validation.directory} holds scenes of the test split ({tests[0]}); nothing is fitted on them: make some "
+            "with `sightline scenes make --split validation`"
+        )
 
 
 def check_directory(directory: str | Path) -> Path:
@@ -228,4 +246,5 @@ def _labelled(path: Path, min_seconds: float) -> LabelledVideo:
         kinds=EVENT_KINDS,
         strata=frozenset((*truth.strata, truth.camera.codec)),
         motion=truth.mean_motion,
+        split=truth.split,
     )

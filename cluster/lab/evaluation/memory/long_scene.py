@@ -137,8 +137,6 @@ def _later(actor: Actor, by: float, first_id: int) -> Actor:
 
 # First part of every seed: disjoint from ordinary scenes.
 _SEED = 404
-# It has its own layouts and camera settings.
-_SPLIT: Split = "test"
 _SHORTEST_S = 60.0
 _LEAST_QUIET_S = 4.0
 # Number of rare colours, which come once or never.
@@ -158,7 +156,8 @@ class LongScene:
         seed: same arguments, same footage.
         quiet_s: mean quiet time between two episodes, at least 8.
         event_share: share of the episodes that are an event of any of the six kinds, beside the needles.
-        camera: size, rate and encoder; None draws one of the test split's.
+        camera: size, rate and encoder; None draws one of the split's.
+        split: ``test`` is what models are judged on; no two splits share a scene.
 
     Raises:
         ConfigError: an argument out of bounds.
@@ -169,6 +168,7 @@ class LongScene:
     quiet_s: float = 30.0
     event_share: float = 0.0
     camera: CameraSettings | None = None
+    split: Split = "test"
 
     def __post_init__(self) -> None:
         if self.seconds < _SHORTEST_S:
@@ -183,13 +183,13 @@ class LongScene:
         """The scene for renderer or encoder. An ordinary scene may have the same name; use ``clip`` for paths."""
         look = self._chance(1)
         return Scene(
-            split=_SPLIT,
+            split=self.split,
             index=self.seed,
             seconds=self.seconds,
             layout=self._layout,
             light="day",
             strata=frozenset(),
-            camera=self.camera or sample_camera(_SPLIT, look),
+            camera=self.camera or sample_camera(self.split, look),
             conditions=sample_conditions("day", frozenset(), look),
             actors=tuple(actor for episode in self.episodes for actor in episode.actors),
             events=tuple(event for episode in self.episodes for event in episode.events),
@@ -240,7 +240,7 @@ class LongScene:
 
     @cached_property
     def _layout(self) -> Layout:
-        return make_layout(_SPLIT, self._chance(0))
+        return make_layout(self.split, self._chance(0))
 
     def _palette(self, rng: np.random.Generator) -> tuple[list[str], list[str]]:
         """Rare colours (the first passes once, the second stops once, the others never come) and common ones."""
@@ -251,4 +251,4 @@ class LongScene:
         return float(max(_LEAST_QUIET_S, rng.uniform(0.4, 1.6) * self.quiet_s))
 
     def _chance(self, purpose: int) -> np.random.Generator:
-        return np.random.default_rng([_SEED, SPLITS.index(_SPLIT), self.seed, purpose])
+        return np.random.default_rng([_SEED, SPLITS.index(self.split), self.seed, purpose])
