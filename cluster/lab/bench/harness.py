@@ -6,6 +6,7 @@ run the same code.
 """
 
 import argparse
+import errno
 import functools
 import importlib
 import json
@@ -13,6 +14,7 @@ import operator
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from cluster.errors import ConfigError, SightlineError
+from cluster.lab.files import replacing
 
 BENCHES: dict[str, str] = {
     "window": "full computation against pruned and refreshed, same engine, same clips",
@@ -166,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module.add_arguments(parser)
     args = parser.parse_args(rest)
     if args.json is not None:
-        _write(args.json, "")
+        _check_writable(args.json)
     if getattr(args, "threads", None):
         importlib.import_module("torch").set_num_threads(args.threads)
     result: BenchResult = module.run(args)
@@ -223,11 +226,27 @@ def timed_calls(
         yield seconds
 
 
-def _write(path: Path, text: str) -> None:
-    """Called empty before a bench as well: minutes of measuring are not lost to a folder that cannot be written."""
-    try:
+def _check_writable(path: Path) -> None:
+    """Minutes of measuring are not lost to a folder that cannot be written, nor the last result to an interruption."""
+    with _named_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.is_file() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+
+
+def _write(path: Path, text: str) -> None:
+    with _named_errors(path), replacing(path) as part:
+        part.write_text(text)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
 

@@ -1,6 +1,8 @@
 """What all benches share: names, tables, JSON, and errors before minutes are spent."""
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +42,26 @@ def test_every_bench_says_what_it_does(name, capsys):
 def test_a_place_that_cannot_be_written_is_told_before_the_bench_runs(tmp_path):
     with pytest.raises(SightlineError, match=r"cannot write .*: Is a directory; choose another place"):
         main(["window", "--json", str(tmp_path), "--clips", "/no/such/clip.mp4"])
+
+
+@pytest.mark.parametrize("broken", [KeyboardInterrupt, None])
+def test_the_last_result_stands_until_there_is_a_new_one(tmp_path, monkeypatch, broken):
+    path = tmp_path / "results" / "codec.json"
+    path.parent.mkdir()
+    path.write_text("before")
+
+    def run(_args):
+        assert path.read_text() == "before"
+        if broken:
+            raise broken
+        return BenchResult("codec", {}, [])
+
+    bench = SimpleNamespace(__doc__="", add_arguments=lambda _parser: None, run=run)
+    monkeypatch.setattr(harness, "load_module", lambda _name: bench)
+    with pytest.raises(broken) if broken else nullcontext():
+        main(["codec", "--json", str(path)])
+    assert path.read_text().startswith("before" if broken else "{")
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_test_tools_need_a_checkout(tmp_path, monkeypatch):
