@@ -76,6 +76,9 @@ class FakeCuda:
         # Modes are a thread's own: those that start in here get them, too.
         threading.Thread.run = with_device  # type: ignore[method-assign, assignment]
         stack.callback(setattr, threading.Thread, "run", run)
+        # Its own reads one number after the other, which a GPU does not.
+        stack.callback(setattr, FakeTensor, "tolist", FakeTensor.tolist)
+        FakeTensor.tolist = Tensor.tolist  # type: ignore[method-assign, assignment]
         stack.enter_context(_Dispatch(self))
         stack.enter_context(_Functions(self))
         FakeCuda.current = self
@@ -106,8 +109,8 @@ class FakeCuda:
 
     @property
     def syncs(self) -> int:
-        """Places at which the host waited for data; the numbers of one list count once."""
-        return len(self.reads)
+        """How often the host waited for data; the numbers of one tensor that is read count once."""
+        return sum(self.reads.values())
 
     def read(self, tensor: Tensor) -> Tensor:
         """What the host gets to see of a tensor on the device."""

@@ -25,6 +25,7 @@ from cluster.engine.window.windowed_engine import WindowStats
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.lab.bench.frames import made_clips, prune_clip, read_clip, span_seconds
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
+from cluster.lab.planning.model_card import kv_token_bytes
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape, load_truncated
 from cluster.types import MICROSECONDS, FrameSample, MemorySpec
@@ -135,8 +136,7 @@ def _row(model: VisionLanguageModel, card: Card, load: WindowLoad, precision: st
     tower = sum(weight.numel() for weight in weights if weight.shape[0] != config.vocab_size) - layers
     # Embeddings and output head stay bf16; they are two, as published, though a shape shares one.
     table_bytes = 2 * config.vocab_size * config.hidden_size
-    head = config.hidden_size // config.num_attention_heads
-    slot_bytes = 2 * 2 * len(model.layers) * config.num_key_value_heads * head
+    slot_bytes = kv_token_bytes(model)
     # A pass reads every weight, and is shared by the rows of many cameras.
     rows = ahead_rows(torch.device("cuda"))[1]
     prefill_bytes = (layers * width + table_bytes) * load.computed / rows

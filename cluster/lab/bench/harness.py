@@ -239,8 +239,13 @@ def _check_writable(path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    with _named_errors(path), replacing(path) as part:
-        part.write_text(text)
+    with _named_errors(path):
+        if path.exists() and not path.is_file():
+            # A pipe or terminal, such as /dev/stdout, is not replaced.
+            path.write_text(text)
+            return
+        with replacing(path) as part:
+            part.write_text(text)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import in_kernel_invocation_manager
 
+from cluster.engine.native.kernels.slots import TILES
 from cluster.errors import ConfigError
 from cluster.lab.bench import gpu, gpu_host
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
@@ -92,6 +93,15 @@ def test_a_read_by_the_host_is_counted(read):
         with contextlib.suppress(RuntimeError):
             read(there)
         assert cuda.syncs == 1
+
+
+def test_every_read_of_one_line_is_counted():
+    with FakeCuda() as cuda:
+        there = torch.zeros(4, device=DEVICE)
+        cuda.reset()
+        [each.item() for each in there]
+        there.tolist()
+        assert cuda.syncs == 4 + 1
 
 
 @pytest.mark.parametrize(
@@ -261,3 +271,15 @@ def test_the_roofline_is_the_least_of_time_memory_and_link(load):
     assert row["by_time"] < fp8["by_time"] < 2 * row["by_time"], "attention stays in bf16"
     assert fp8["by_windows"] > row["by_windows"]
     assert predicted_streams([row, fp8], "H100 SXM", "fp8") == fp8["streams"]
+
+
+def test_the_roofline_s_keys_have_the_size_that_the_model_states(load, monkeypatch):
+    """As Qwen3-VL's smaller ones, whose heads are wider than the model over their number."""
+    model = load_shape("qwen2_5_vl-7b")
+    monkeypatch.setattr(model.text_config, "head_dim", 192, raising=False)
+    blocks = 1e6
+    few, many = (
+        _row(model, CARDS[0], replace(load, attended=slots), "bf16")["gbytes"] for slots in (0, TILES[-1] * blocks)
+    )
+    # Keys and values of two bytes, 28 layers, 4 key heads; each block of rows reads a slot once.
+    assert many - few == pytest.approx(2 * 2 * 28 * 4 * 192 * blocks / 1e9)
