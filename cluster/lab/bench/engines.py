@@ -52,7 +52,7 @@ def start_vllm(
         engine.close()
 
 
-_vllm = partial(start_vllm, enforce_eager=True, enable_prefix_caching=True)
+_vllm = partial(start_vllm, enable_prefix_caching=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import json
 from contextlib import ExitStack
 from importlib.metadata import distributions
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +47,22 @@ def test_windows_are_answered_in_turns_and_counted_after_the_first_whole_one(mod
     for answer, window in zip(full.answers, full.windows, strict=True):
         stride = samples[int(answer.stream[-1])][2 * answer.window : 2 * answer.window + 2]
         assert (window.tokens.reused, window.tokens.encoded) == (0, sum(sample.tokens for sample in stride))
+
+
+@pytest.mark.parametrize(
+    ("name", "cached"), [("vllm_full", True), ("vllm_full_uncached", False), ("vllm_pruned", True)]
+)
+def test_vllm_may_use_cuda_graphs(name, cached, model, monkeypatch):
+    """It is eager where its settings say so: on a CPU."""
+    given = []
+
+    def engine(_model, *, mode, settings):
+        given.append((mode, settings.arguments))
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr("cluster.engine.vllm.engine.VllmEngine", engine)
+    with CONTESTANTS[name].start(model):
+        assert given == [(name.split("_")[1], {"enable_prefix_caching": cached})]
 
 
 def test_bench_counts_what_each_engine_computes(tmp_path, capsys):

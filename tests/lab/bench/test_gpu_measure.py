@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from cluster.codec.nvdec import Nvdec
+from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
 from cluster.lab.bench import harness
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.lab.bench.gpu_frontend import DecodeLoad, HostNvdecDecoder, decode_rates, host_nvdec
-from cluster.lab.bench.gpu_measure import PARTS, search_streams
+from cluster.lab.bench.gpu_measure import PARTS, Rig, search_streams
 from cluster.models.loading import load_random_shape
 
 
@@ -75,6 +76,22 @@ def test_what_fails_in_one_part_costs_no_other(capsys, monkeypatch) -> None:
     assert "one by one" in shown, "the last part after it"
     assert "window_speedup = " in shown
     assert "prefill_mfu" not in shown, "there is no ceiling that it would be a share of"
+
+
+def test_transformers_and_ours_take_one_window_at_a_time(clip, monkeypatch) -> None:
+    taken: list[int] = []
+    step = NativeEngine.step
+
+    def counted(engine: NativeEngine, requests, *following):
+        taken.append(len(requests))
+        return step(engine, requests, *following)
+
+    monkeypatch.setattr(NativeEngine, "step", counted)
+    part = PARTS["library"](Rig("tiny-qwen2_5_vl", torch.device("cpu"), clip, streams=1))
+    assert set(taken) == {1}
+    assert [(row["full window"], row["windows a step"]) for row in part.rows] == [("transformers", 1), ("ours", 1)]
+    theirs, ours = (row["seconds"] for row in part.rows)
+    assert part.figures["library_speedup"] == theirs / ours
 
 
 SMALL = DecodeLoad((320, 180), clip_s=6.0, run_s=0.3, most=2)
