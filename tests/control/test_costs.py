@@ -10,7 +10,7 @@ from scheduling_parts import costs
 
 from cluster.control.costs import CostModel, WindowWork, fit, load, names, save
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.bench.cost import PLATFORMS, platform_costs
+from cluster.lab.bench.cost import PLATFORMS, platform_costs, unseen_error
 from cluster.types import TokenCount
 
 NAMES = ("step_s", "window_s", "encoded_s", "computed_s", "attended_s")
@@ -46,6 +46,18 @@ def test_a_fit_predicts_the_steps_it_was_made_from(coefficients, seed) -> None:
     for works, seconds in steps:
         assert found.seconds(works) == pytest.approx(seconds, rel=1e-4)
     assert found.error < 1e-4
+
+
+def test_the_error_is_of_mixes_that_the_fit_has_not_seen() -> None:
+    """Every fifth mix takes twice as long as the others' law says: with any of its steps in the fit, less would be
+    seen of that."""
+    made = costs(step_s=0.01, encoded_s=1e-4)
+    random = np.random.default_rng(4)
+    mixes = []
+    for number in range(24):
+        steps = [[WindowWork(*random.uniform(10, 500, 3)) for _ in range(1 + number % 8)] for _ in range(5)]
+        mixes.append([(works, made.seconds(works) * (1 if number % 5 else 2)) for works in steps])
+    assert unseen_error(mixes, model="m", device="d", source="s") == pytest.approx(0.5, abs=1e-3)
 
 
 def test_a_fit_has_no_negative_coefficient_and_tells_its_error_and_spread() -> None:
