@@ -22,7 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="List model families; show what a m
 
 @app.command("list")
 def list_models(json: Json = None) -> None:
-    """Show every family: its presets and shapes, what it can do, and on which engines.
+    """Show every family: its presets and shapes, and on which engines it runs.
 
     $ sightline models list
 
@@ -106,11 +106,8 @@ def verdict(report: CheckReport) -> str:
 
 
 def _families_table(cards: Sequence[FamilyCard]) -> Table:
-    rows = []
-    for card in cards:
-        can = [name for name in ("window", "reuse", "memory", "ask") if getattr(card, name)]
-        rows.append((card.family, *(", ".join(each) for each in (card.presets, card.shapes, can, card.engines))))
-    return make_table("family|presets|shapes|can|engines", rows)
+    rows = [(card.family, *(", ".join(each) for each in (card.presets, card.shapes, card.engines))) for card in cards]
+    return make_table("family|presets|shapes|engines", rows)
 
 
 def _card_table(card: ModelCard) -> Table:

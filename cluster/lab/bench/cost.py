@@ -83,9 +83,10 @@ TEXTS = (
     "Are people running away from something?",
 )
 SIDES = (112, 140, 168, 196, 224)
+# No divisor of the default number of sizes: mixes of several sizes are kept out.
 HELD_OUT = 5
-"""Every so many-th mix is kept out of the fit, and what the model says of its steps is the figure. A mix of few steps
-is kept out as a whole, as they are alike; with steps of eight sizes in turn, those of several sizes are."""
+"""Every so many-th mix is kept out of the fit as a whole, as its steps are alike; what the model says of those is the
+figure."""
 
 Timed = tuple[list[WindowWork], float]
 

@@ -21,20 +21,12 @@ USABLE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class FamilyCard:
-    """A family. ``presets`` and ``shapes`` by name, ``published`` by hub id.
-
-    What it can do: ``window``: pruned windows, ``reuse`` and refresh of their KV, ``memory`` of what left them,
-    ``ask``: free questions; and on which ``engines``.
-    """
+    """A family, and on which ``engines`` it runs. ``presets`` and ``shapes`` by name, ``published`` by hub id."""
 
     family: str
     presets: tuple[str, ...]
     shapes: tuple[str, ...]
     published: tuple[str, ...]
-    window: bool
-    reuse: bool
-    memory: bool
-    ask: bool
     engines: tuple[str, ...]
 
 
@@ -77,10 +69,6 @@ def _family_card(family: str) -> FamilyCard:
         shapes=shapes,
         published=tuple(hub for hub, shape in PUBLISHED.items() if shape in shapes),
         # The native engine asks nothing of a family beyond its interface.
-        window=True,
-        reuse=True,
-        memory=True,
-        ask=True,
         engines=("native",) if unserved else ("native", "vllm"),
     )
 
