@@ -10,12 +10,13 @@ by the same rules in this process.
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from cluster.config import SightlineConfig, load_config
 from cluster.gateway.merger import ResultsMerger
 from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.processes import Process, free_port
+from cluster.lab.bench.window_accounting import percentile
 from cluster.types import MICROSECONDS, Answer, TokenCount
 from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.server import RpcServer
@@ -36,6 +38,9 @@ STRIDE_S, LENGTH_S = 8, 40
 PATTERN = (0.9, 0.9, 0.1, 0.1)
 SETTLE_S = 60.0
 COLUMNS = ("part", "alerts", "p50_ms", "p99_ms", "max_ms", "lost", "beyond", "repeated")
+Told = tuple[str, int, str]
+"""(camera, start, event) of an alert."""
+
 TOKENS = TokenCount(full=5120, kept=600, reused=400, refreshed=60, new=140, query=40, encoded=140)
 
 
@@ -49,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Figures: ``alert_latency_ms`` (p99, spread over the period), ``alerts_lost``, ``alerts_duplicated_beyond``."""
+    """Figures: ``alert_latency_ms`` (p99, spread over the period; infinite if that many did not come),
+    ``alerts_missing`` (without a kill, 0 is right), ``alerts_lost``, ``alerts_duplicated_beyond``."""
     if args.cameras < 1 or args.period < 1 or args.kills < 0:
         raise ValueError("--cameras must be at least 1, --period 1 (replicas send a minute again) and --kills 0")
     with tempfile.TemporaryDirectory(prefix="sightline-bench-") as folder:
@@ -108,7 +114,11 @@ class Bench:
             "spread: each camera in its own moment; at once: all in the same"
         ]
         rows = [await self._timed("spread", at_once=False), await self._timed("at once", at_once=True)]
-        figures = {"alert_latency_ms": rows[0]["p99_ms"], "alert_burst_ms": rows[1]["p99_ms"]}
+        figures = {
+            "alert_latency_ms": rows[0]["p99_ms"],
+            "alert_burst_ms": rows[1]["p99_ms"],
+            "alerts_missing": float(sum(row["lost"] for row in rows)),
+        }
         if self._args.kills:
             killed = await self._killed()
             rows.append(killed)
@@ -127,10 +137,13 @@ class Bench:
             cameras = Cameras(self._hub, self._args.cameras, self._args.period, at_once=at_once)
             rounds = max(1, round(self._args.seconds / self._args.period / len(PATTERN))) * len(PATTERN)
             await cameras.go_on(rounds)
-            await self._until(expected(cameras.answers))
-        took = sorted(self._latencies(cameras))
-        p50, p99 = (1000 * took[min(len(took) - 1, int(share * len(took)))] for share in (0.5, 0.99))
-        return {"part": what, "alerts": len(took), "p50_ms": p50, "p99_ms": p99, "max_ms": 1000 * took[-1]}
+            wanted = expected(cameras.answers)
+            await self._until(wanted)
+        took = alert_latencies(wanted, self._received(), cameras.published)
+        row: dict[str, Any] = {"part": what, "alerts": len(took), "lost": took.count(math.inf)}
+        return row | {
+            f"{name}_ms": 1000 * percentile(took, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+        }
 
     async def _killed(self) -> dict[str, Any]:
         async with self._parts("kills") as processes:
@@ -186,7 +199,7 @@ class Bench:
                 process.kill()
             await server.stop(0.0)
 
-    async def _until(self, wanted: set[tuple[str, int, str]]) -> None:
+    async def _until(self, wanted: Set[Told]) -> None:
         """All of it received, or ``SETTLE_S`` without anything new."""
         deadline, before = time.monotonic() + SETTLE_S, -1
         while time.monotonic() < deadline:
@@ -197,20 +210,14 @@ class Bench:
                 deadline, before = time.monotonic() + SETTLE_S, len(got)
             await asyncio.sleep(0.5)
 
-    def _latencies(self, cameras: Cameras) -> Iterator[float]:
-        """Seconds of each alert; ``end`` was told two windows after the last positive one."""
-        for line in self._received():
-            later = 2 * STRIDE_S * MICROSECONDS if line["event"] == "end" else 0
-            yield line["at"] - cameras.published[line["camera"], line["end"] + later]
-
     def _received(self) -> Iterator[dict[str, Any]]:
         if self._log.exists():
             # A line may be half there while it is written.
             yield from (json.loads(line) for line in self._log.read_bytes().split(b"\n")[:-1])
 
 
-def expected(answers: list[Answer]) -> set[tuple[str, int, str]]:
-    """(camera, start, event) of everything that must be told of these answers."""
+def expected(answers: list[Answer]) -> set[Told]:
+    """Everything that must be told of these answers."""
     open_incidents = OpenIncidents("expected")
     tracker = IncidentTracker(open_incidents, lambda _camera, _question: Rule(cooldown_s=0.0, update_s=3600.0))
     for answer in answers:
@@ -218,6 +225,19 @@ def expected(answers: list[Answer]) -> set[tuple[str, int, str]]:
     return {
         (each.incident.camera, each.incident.start, each.kind) for each in open_incidents.pop_changes().events.values()
     }
+
+
+def alert_latencies(
+    wanted: Set[Told], received: Iterable[Mapping[str, Any]], published: Mapping[tuple[str, int], float]
+) -> list[float]:
+    """Seconds from the answer that brought each alert to its first arrival, infinite where that did not come; ``end``
+    is told two windows after the last positive one."""
+    took: dict[Told, float] = {}
+    for line in received:
+        later = 2 * STRIDE_S * MICROSECONDS if line["event"] == "end" else 0
+        told = line["camera"], line["start"], line["event"]
+        took.setdefault(told, line["at"] - published[line["camera"], line["end"] + later])
+    return [took.get(each, math.inf) for each in wanted]
 
 
 # -- the processes that are killed ----------------------------------------------------------------

@@ -26,6 +26,7 @@ from typing import Any
 
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.files import replacing
+from cluster.lab.report.number_format import finite
 
 BENCHES: dict[str, str] = {
     "window": "full computation against pruned and refreshed, same engine, same clips",
@@ -93,6 +94,7 @@ class BenchResult:
     goals: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> str:
+        """NaN and infinity, of what could not be measured, become null."""
         body = {
             "bench": self.bench,
             "figures": self.figures,
@@ -101,7 +103,7 @@ class BenchResult:
             "notes": self.notes,
             "machine": self.machine,
         }
-        return json.dumps(body, indent=2)
+        return json.dumps(finite(body), indent=2, allow_nan=False)
 
 
 def machine() -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """What all benches share: names, tables, JSON, and errors before minutes are spent."""
 
 import json
+import math
+import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -18,9 +20,12 @@ def test_table_aligns_and_shows_missing_values():
 
 
 def test_json_has_figures_rows_and_machine():
-    body = json.loads(BenchResult("codec", {"front_end_ratio": 0.9}, [{"clip": "a"}]).to_json())
+    figures = {"front_end_ratio": 0.9, "change_missed": math.nan, "sent_late_s": math.inf}
+    text = BenchResult("codec", figures, [{"clip": "a"}]).to_json()
+    body = json.loads(text)
     assert body["bench"] == "codec"
-    assert body["figures"] == {"front_end_ratio": 0.9}
+    assert body["figures"] == {"front_end_ratio": 0.9, "change_missed": None, "sent_late_s": None}
+    assert not {"NaN", "Infinity"} & set(re.findall(r"\w+", text))
     assert body["rows"] == [{"clip": "a"}]
     assert body["machine"] == machine()
     assert body["machine"]["cores"] >= 1
