@@ -78,7 +78,7 @@ class FakeCuda:
         stack.callback(setattr, threading.Thread, "run", run)
         # Its own reads one number after the other, which a GPU does not.
         stack.callback(setattr, FakeTensor, "tolist", FakeTensor.tolist)
-        FakeTensor.tolist = Tensor.tolist  # type: ignore[method-assign, assignment]
+        FakeTensor.tolist = Tensor.tolist  # type: ignore[method-assign]
         stack.enter_context(_Dispatch(self))
         stack.enter_context(_Functions(self))
         FakeCuda.current = self

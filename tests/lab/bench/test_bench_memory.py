@@ -19,6 +19,7 @@ from cluster.lab.bench.memory.compressors import COMPARED, object_cells
 from cluster.lab.bench.memory.footage import Listener, ListeningBank, made_chunks
 from cluster.lab.bench.memory.frames import WatchedEngine, best_clusters
 from cluster.lab.bench.memory.published import published_frames
+from cluster.lab.bench.memory.retrieval import _ask_in_turns
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import TrueObject, TrueSample
@@ -198,6 +199,27 @@ def test_clusters_are_compared_where_they_find_as_much_as_tokens(
         assert row["recall"] >= tokens["recall"] > 0
         assert row["transfers_ratio"] == pytest.approx(tokens["transfers"] / row["transfers"])
         assert found["figures"][f"transfers_vs_token_retrieval_{row['organiser']}"] == row["transfers_ratio"]
+    for figure in ("ttft_vs_token_retrieval", "transfers_vs_token_retrieval"):
+        assert found["figures"][figure] == found["figures"][f"{figure}_{MemorySpec().organiser}"]
+
+
+def test_all_memories_are_asked_in_turns_and_held_against_the_first() -> None:
+    order: list[str] = []
+
+    def memory(name: str, ttft_ms: float) -> Any:
+        def ask(_text: str) -> str:
+            order.append(name)
+            return name
+
+        def outcome(asked: Any) -> dict[str, Any]:
+            assert set(asked) == {name}
+            return {"organiser": name, "ttft_ms": ttft_ms, "transfers": 10 * ttft_ms}
+
+        return SimpleNamespace(ask=ask, outcome=outcome)
+
+    rows = _ask_in_turns([memory("tokens", 12.0), memory("mosaic", 3.0), memory("resv", 4.0)], repeats=2)
+    assert order == ["tokens", "mosaic", "resv"] * (len(order) // 3)
+    assert [row["ttft_ratio"] for row in rows] == [row["transfers_ratio"] for row in rows] == [1.0, 4.0, 3.0]
 
 
 def test_a_passage_that_is_repeated_is_found_by_any_of_its_repetitions() -> None:

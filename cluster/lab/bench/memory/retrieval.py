@@ -1,9 +1,9 @@
 """Clusters against single tokens: time to the first token and blocks fetched, where both find as much of what matters.
 
 The same frames lie in a node of another process, once token by token (as InfiniGen-P retrieves) and once in clusters of
-each kind. The same questions are asked of all. Recall is the share of a query row's true top keys, found by going
-through all of them, that were among what was read. The share that clusters may read grows until they find what tokens
-do. A transfer is one block that was fetched for a question: one cluster of one layer and head, be it one token.
+each kind. The same questions are asked of all in turns. Recall is the share of a query row's true top keys, found by
+going through all of them, that were among what was read. The share that clusters may read grows until they find what
+tokens do. A transfer is one block that was fetched for a question: one cluster of one layer and head, be it one token.
 
 Beside it ReKV, which reads whole frames, the same for all heads of a layer, against clusters that find as much, with
 64k tokens behind the camera: a drawn camera again and again, its keys a little different each time; both are asked in
@@ -11,9 +11,11 @@ turns. What is to be found are the drawn objects (:mod:`cluster.lab.bench.memory
 the questions' true top keys, of clips. ReKV's blocks hold a frame's tokens of all heads, as its authors keep them.
 """
 
+from __future__ import annotations
+
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, pairwise, product
@@ -47,7 +49,8 @@ TOKENS_SHARE = 0.1
 """Of all tokens, what the token retriever reads."""
 CLUSTER_SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 REKV_SHARES = (*(part * share for part in (0.002, 0.02, 0.2) for share in CLUSTER_SHARES[:-2]), *CLUSTER_SHARES)
-CLUSTERED = ("mosaic", "resv")
+OURS = MemorySpec().organiser
+CLUSTERED = ("mosaic", OURS)
 REKV_TOKENS = 65_536
 """Of a layer and head, where clusters are held against ReKV, which then reads its 64 frames."""
 REKV_SCENE_S = 900.0
@@ -71,30 +74,25 @@ Setting = tuple[str, dict[str, Any]]
 
 def measure(footage: Footage) -> Part:
     """Figures ``ttft_vs_token_retrieval``, ``transfers_vs_token_retrieval``: on the clip where they are
-    smaller; of each organiser, and without its name of the one that begins to answer soonest. ``ttft_vs_rekv``."""
+    smaller; of each organiser, and without a name of production's. ``ttft_vs_rekv``."""
     args = footage.args
     model = footage.model(args.model)
     rows: list[dict[str, Any]] = []
     for watched in footage.watched(args.model):
-        tokens = _measure_organiser(model, watched, "tokens", _top(TOKENS_SHARE), 0.0, args.repeats)
-        rows.append(_against(tokens, tokens))
-        for name in CLUSTERED:
-            found = _measure_organiser(model, watched, name, _top(*CLUSTER_SHARES), tokens["recall"], args.repeats)
-            rows.append(_against(found, tokens))
-            print_progress(f"retrieval: {watched.clip}, {name}")
+        rows += _against_tokens(model, watched, args.repeats)
     worst = {
         name: tuple(min(row[ratio] for row in rows if row["organiser"] == name) for ratio in RATIOS)
         for name in CLUSTERED
     }
-    best = max(CLUSTERED, key=lambda name: worst[name])
     notes = [
-        f"figures without a name are those of {best}; top {TOP} keys of each query row; tokens read "
+        f"figures without a name are those of {OURS}; top {TOP} keys of each query row; tokens read "
         f"{TOKENS_SHARE:g} of all, clusters as much as it takes to find as many top keys; a transfer is a block of one "
         "layer and head that was fetched"
     ]
-    figures = {"ttft_vs_token_retrieval": worst[best][0], "transfers_vs_token_retrieval": worst[best][1]}
-    for name, (ttft, transfers) in worst.items():
-        figures |= {f"ttft_vs_token_retrieval_{name}": ttft, f"transfers_vs_token_retrieval_{name}": transfers}
+    figures: dict[str, float] = {}
+    for name, suffix in ((OURS, ""), *((name, f"_{name}") for name in CLUSTERED)):
+        ttft, transfers = worst[name]
+        figures |= {f"ttft_vs_token_retrieval{suffix}": ttft, f"transfers_vs_token_retrieval{suffix}": transfers}
     # Not part evidence's scene.
     scene = LongScene(REKV_SCENE_S, args.scene_seed + 100, camera=evidence.CAMERA)
     drawn = evidence.watch(model, scene, footage.directory, args.fps)
@@ -109,6 +107,26 @@ def measure(footage: Footage) -> Part:
     return Part(figures, rows, notes)
 
 
+def _against_tokens(model: VisionLanguageModel, watched: Watched, repeats: int) -> list[dict[str, Any]]:
+    """Rows of single tokens, and of each kind of clusters with the first share that finds as much, or the last."""
+    with ExitStack() as opened:
+        tokens, *clustered = (opened.enter_context(remembered(model, watched, name)) for name in ("tokens", *CLUSTERED))
+        tokens.choose(_top(TOKENS_SHARE), 0.0, tokens.top_recall)
+        for each in clustered:
+            each.choose(_top(*CLUSTER_SHARES), tokens.recall, each.top_recall)
+        found = _ask_in_turns([tokens, *clustered], repeats)
+    print_progress(f"retrieval: {watched.clip}")
+    return found
+
+
+def _ask_in_turns(memories: Sequence[Remembered], repeats: int) -> list[dict[str, Any]]:
+    """Each question of all memories, one after the other, so that a machine that slows down slows all; rows against the
+    first's."""
+    asked = [[each.ask(text) for each in memories] for _ in range(repeats) for text in QUESTIONS]
+    found = [each.outcome(some) for each, some in zip(memories, zip(*asked, strict=True), strict=True)]
+    return [_against(row, found[0]) for row in found]
+
+
 def _against_rekv(
     model: VisionLanguageModel, watched: Watched, repeats: int, planted: evidence.Watched | None = None
 ) -> list[dict[str, Any]]:
@@ -116,17 +134,16 @@ def _against_rekv(
     keys."""
     with (
         remembered(model, watched, "frames", JoinedHeads) as frames,
-        remembered(model, watched, MemorySpec().organiser) as ours,
+        remembered(model, watched, OURS) as ours,
     ):
         recall = [
             each.top_recall if planted is None else partial(each.evidence_recall, planted) for each in (frames, ours)
         ]
         frames.choose([("rekv", {})], 0.0, recall[0])
         ours.choose(_top(*REKV_SHARES), frames.recall, recall[1])
-        asked = [(frames.ask(text), ours.ask(text)) for _ in range(repeats) for text in QUESTIONS]
-    rekv, found = frames.outcome([one for one, _ in asked]), ours.outcome([one for _, one in asked])
+        found = _ask_in_turns([frames, ours], repeats)
     print_progress(f"retrieval: {watched.clip}, rekv")
-    return [_against(each, rekv) for each in (rekv, found)]
+    return found
 
 
 def _top(*shares: float) -> list[Setting]:
@@ -146,20 +163,6 @@ def again_and_again(watched: Watched, tokens: int) -> Watched:
         chunks.append(replace(chunk, key=chunk.key + noise.to(chunk.key), pts=chunk.pts + number * span))
         count += chunk.tokens
     return replace(watched, chunks=chunks)
-
-
-def _measure_organiser(
-    model: VisionLanguageModel,
-    watched: Watched,
-    organiser: str,
-    settings: Sequence[Setting],
-    recall: float,
-    repeats: int,
-) -> dict[str, Any]:
-    """Ask all questions about what left a clip's windows; the first setting that finds ``recall``, or the last."""
-    with remembered(model, watched, organiser) as memory:
-        memory.choose(settings, recall, memory.top_recall)
-        return memory.outcome([memory.ask(text) for _ in range(repeats) for text in QUESTIONS])
 
 
 Asked = tuple[float, int, float]
