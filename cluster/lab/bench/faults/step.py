@@ -77,7 +77,8 @@ class Cameras:
 
 
 def measure(seed: int) -> Part:
-    """Figure ``step_p99_ratio``; half of the steps without memories come before those with, half after."""
+    """Figure ``step_p90_ratio``: six of the steps are above it. Half of the steps without memories come before those
+    with, half after."""
     model = load_model(MODEL, dtype="bfloat16")
     with far_tier(2 * CAMERAS * CAP) as node:
         bank = MemoryBank(TierStack([Arena(CAMERAS * CAP), node]))
@@ -94,12 +95,12 @@ def measure(seed: int) -> Part:
         without += bare.at_pace(STEPS // 2)
         dropped = sum(each.frames_dropped for each in counts)
     rows = [_row("without memories", without), _row("memories at their cap", beside)]
-    ratio = rows[1]["p99_ms"] / rows[0]["p99_ms"]
+    ratio = rows[1]["p90_ms"] / rows[0]["p90_ms"]
     notes = [
         f"{CAMERAS} cameras with {CAP >> 20} MiB each, full after {filled:.0f} s; while steps were timed "
         f"{done} compressions, and {dropped} frames dropped for want of time"
     ]
-    return Part({"step_p99_ratio": ratio}, rows, notes)
+    return Part({"step_p90_ratio": ratio}, rows, notes)
 
 
 def _fill(cameras: Cameras, bank: MemoryBank) -> float:
@@ -121,6 +122,6 @@ def _row(what: str, seconds: Sequence[float]) -> dict[str, Any]:
         "steps": len(ms),
         "mean_ms": float(ms.mean()),
         "p50_ms": float(np.percentile(ms, 50)),
-        "p99_ms": float(np.percentile(ms, 99)),
+        "p90_ms": float(np.percentile(ms, 90)),
         "worst_ms": float(ms.max()),
     }
