@@ -75,15 +75,16 @@ class Figures:
             lag_p95_s=lag_quantile(lags, 0.95),
             lag_p99_s=lag_quantile(lags, 0.99),
             computed_per_s=float(tally.done[part].sum()) / (len(tally.done[part]) * tally.bin_s),
-            utilisation=_share(float(tally.useful_s[first:end].sum()), capacity_s, empty=0.0),
-            busy=_share(float(tally.busy_s[first:end].sum()), capacity_s, empty=0.0),
+            utilisation=_share(float(tally.useful_s[first:end].sum()), capacity_s),
+            busy=_share(float(tally.busy_s[first:end].sum()), capacity_s),
             refused=refused,
             dropped=by_reason(tally.dropped[part]),
         )
 
 
-def _share(part: float, whole: float, *, empty: float = 1.0) -> float:
-    return part / whole if whole else empty
+def _share(part: float, whole: float) -> float:
+    """0 of nothing: a pool that nothing was asked of has met no objective."""
+    return part / whole if whole else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ class CityResult:
     def rung_shares(self) -> dict[str, float]:
         spent = self.tally.rung_s[self.first :].sum(axis=0)
         return {
-            name: _share(float(value), float(spent.sum()), empty=0.0)
+            name: _share(float(value), float(spent.sum()))
             for name, value in zip(self.rungs, spent, strict=True)
         }
 
@@ -248,7 +249,7 @@ class CityResult:
                     "lag_p50_s": lag_quantile(lags, 0.5),
                     "lag_p99_s": lag_quantile(lags, 0.99),
                     "quality": _share(float(tally.value_s[at].sum()), due_s),
-                    "busy": _share(float(tally.busy_s[at]), float(tally.capacity_s[at]), empty=0.0),
+                    "busy": _share(float(tally.busy_s[at]), float(tally.capacity_s[at])),
                     "rungs_s": tally.rung_s[at].tolist(),
                 }
             )

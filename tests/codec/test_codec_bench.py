@@ -12,7 +12,8 @@ from codec_clips import encode, walk
 from cluster.codec.decoder import Decoder
 from cluster.errors import ConfigError
 from cluster.lab.bench import codec
-from cluster.lab.bench.lazy import LazyRun, missed_cells
+from cluster.lab.bench.harness import against_goals
+from cluster.lab.bench.lazy import LazyRun, missed_cells, share_of_kept
 from cluster.types import MICROSECONDS, FrameSample, PatchGrid
 
 
@@ -87,3 +88,12 @@ def test_a_cell_is_missed_that_is_not_kept_within_the_stride() -> None:
 def test_lazy_needs_time_to_learn() -> None:
     with pytest.raises(ConfigError, match="--seconds must be at least 60 with --lazy, not 20"):
         codec.run(arguments("--lazy", "--seconds", "20"))
+
+
+def test_where_nothing_was_kept_nothing_is_shown() -> None:
+    """A share of nothing meets no goal, on either side."""
+    assert share_of_kept([{"kept": 30, "missed": 3}, {"kept": 10, "missed": 0}], "missed") == 3 / 40
+    nothing = {"change_missed": share_of_kept([{"kept": 0, "missed": 0}], "missed")}
+    for side in ("<=", ">="):
+        [row] = against_goals({"change_missed": (side, 0.002)}, "lazy", nothing)
+        assert row["met"] == "no"

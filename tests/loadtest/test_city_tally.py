@@ -1,10 +1,13 @@
 """Counting a simulated city's windows: histograms, rows, and that nothing is settled twice."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.city.result import Figures, Objective
 from loadtest.city.tally import PLACES, Lost, Rows, Tally, by_reason, lag_bin, lag_quantile
 
 
@@ -18,6 +21,16 @@ def test_quantiles_are_right_to_a_bin(lags, share):
 def test_no_windows_have_no_lag_and_tiny_ones_are_counted():
     assert lag_quantile(np.zeros(10, dtype=np.int64), 0.99) == 0.0
     assert 0 < lag_quantile(np.bincount(lag_bin(np.array([1e-9])), minlength=10), 0.5) <= 1e-4
+
+
+def test_a_pool_that_nothing_was_asked_of_has_met_no_objective():
+    idle = Figures.of(Tally(bins=2, bin_s=100.0, rungs=1))
+    assert (idle.windows, idle.refused) == (0, 0)
+    assert not Objective().met(idle)
+    for name in ("on_time", "answered", "quality"):
+        kept = replace(idle, on_time=1.0, answered=1.0, quality=1.0)
+        assert Objective().met(kept)
+        assert not Objective().met(replace(kept, **{name: getattr(idle, name)}))
 
 
 def append(rows, ends):

@@ -13,6 +13,7 @@ cameras, encoded as cameras encode.
 * ``cpu_full_ms``, ``cpu_lazy_ms``: CPU time of the process for a second of quiet video, median over the clips
 """
 
+import math
 import statistics
 import tempfile
 import time
@@ -79,10 +80,10 @@ def run_lazy(clips: Sequence[Path], fps: float, pruner: str, seconds: float) -> 
         "decode_spared_quiet_crf": _mean([row for row in quiet if row["group"] == "crf"], "spared"),
         "decode_spared_quiet_cbr": _mean([row for row in quiet if row["group"] == "cbr"], "spared"),
         "decode_spared_busy": _mean(busy, "spared"),
-        "change_missed": _share_of_kept(quiet, "missed"),
-        "change_missed_busy": _share_of_kept(busy, "missed"),
-        "change_missed_strict": _share_of_kept(quiet, "missed_strict"),
-        "change_late": _share_of_kept(quiet, "late"),
+        "change_missed": share_of_kept(quiet, "missed"),
+        "change_missed_busy": share_of_kept(busy, "missed"),
+        "change_missed_strict": share_of_kept(quiet, "missed_strict"),
+        "change_late": share_of_kept(quiet, "late"),
         "sent_late_s": _mean(quiet, "delay_s"),
         "sent_late_s_most": max(row["delay_most_s"] for row in quiet),
         "cpu_full_ms": statistics.median(row["full_ms"] for row in quiet),
@@ -171,13 +172,14 @@ def missed_cells(full: LazyRun, lazily: LazyRun, within_s: float, *, anchors: bo
     return missed, kept
 
 
-def _share_of_kept(rows: Sequence[dict[str, Any]], key: str) -> float:
+def share_of_kept(rows: Sequence[dict[str, Any]], key: str) -> float:
+    """NaN of nothing kept: where nothing could be missed, nothing is shown, and no goal is met."""
     kept = sum(row["kept"] for row in rows)
-    return sum(row[key] for row in rows) / kept if kept else 0.0
+    return sum(row[key] for row in rows) / kept if kept else math.nan
 
 
 def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
-    return statistics.fmean(row[key] for row in rows) if rows else 0.0
+    return statistics.fmean(row[key] for row in rows) if rows else math.nan
 
 
 # -- the footage -----------------------------------------------------------------------------------
