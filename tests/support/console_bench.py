@@ -107,10 +107,10 @@ MIB = 2**20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Cameras, how often the page is opened, how long it stays open, and the browser."""
-    parser.add_argument("--cameras", type=int, default=500, help="cameras on the wall (default: %(default)s)")
-    parser.add_argument("--loads", type=int, default=5, help="times the page is opened (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long it stays open (default: %(default)s)")
-    parser.add_argument("--every", type=float, default=1.0, help="seconds between two changes (default: %(default)s)")
+    parser.add_argument("--cameras", type=int, default=500, help="cameras on the wall")
+    parser.add_argument("--loads", type=int, default=5, help="times the page is opened")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long it stays open")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two changes")
     parser.add_argument("--browser", help="Chromium's command (default: the first that is found)")
 
 

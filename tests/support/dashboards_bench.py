@@ -62,9 +62,9 @@ FOLDER = Path("deploy/helm/sightline/dashboards")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How long the cluster runs, how many cameras are registered."""
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long Prometheus scrapes (default 60)")
-    parser.add_argument("--cameras", type=int, default=1000, help="cameras whose series are counted (default 1000)")
-    parser.add_argument("--questions", type=int, default=metrics.MAX_QUESTIONS, help="questions of each (default 8)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long Prometheus scrapes")
+    parser.add_argument("--cameras", type=int, default=1000, help="cameras whose series are counted")
+    parser.add_argument("--questions", type=int, default=metrics.MAX_QUESTIONS, help="questions of each")
 
 
 def run(args: argparse.Namespace) -> BenchResult:

@@ -46,10 +46,10 @@ WAIT_S = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Sizes of both parts."""
-    parser.add_argument("--cameras", type=int, default=100, help="memories that are asked (default: %(default)s)")
-    parser.add_argument("--frames", type=int, default=32, help="frames that each has seen (default: %(default)s)")
-    parser.add_argument("--model", default="demo", help="bundled model or preset (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the live view (default: %(default)s)")
+    parser.add_argument("--cameras", type=int, default=100, help="memories that are asked")
+    parser.add_argument("--frames", type=int, default=32, help="frames that each has seen")
+    parser.add_argument("--model", default="demo", help="bundled model or preset")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of the live view")
     parser.add_argument("--browser", help="Chromium's command (default: the first that is found)")
     parser.add_argument("--only", choices=("ask_all", "live"), help="one part (default: both)")
 

@@ -46,11 +46,11 @@ TOKENS = TokenCount(full=5120, kept=600, reused=400, refreshed=60, new=140, quer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Cameras, how often they answer, how long, how many kills."""
-    parser.add_argument("--cameras", type=int, default=100, help="cameras (default: %(default)s)")
-    parser.add_argument("--period", type=float, default=2.0, help="seconds between two answers (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=32.0, help="seconds of timing (default: %(default)s)")
-    parser.add_argument("--kills", type=int, default=50, help="processes killed (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=7, help="of the moments of the kills (default: %(default)s)")
+    parser.add_argument("--cameras", type=int, default=100, help="cameras")
+    parser.add_argument("--period", type=float, default=2.0, help="seconds between two answers")
+    parser.add_argument("--seconds", type=float, default=32.0, help="seconds of timing")
+    parser.add_argument("--kills", type=int, default=50, help="processes killed")
+    parser.add_argument("--seed", type=int, default=7, help="of the moments of the kills")
 
 
 def run(args: argparse.Namespace) -> BenchResult:

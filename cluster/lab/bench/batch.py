@@ -24,14 +24,14 @@ ROUNDING = 1e-3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
-    parser.add_argument("--streams", type=int, default=8, metavar="N", help="cameras (default: %(default)s)")
+    parser.add_argument("--streams", type=int, default=8, metavar="N", help="cameras")
     add_model_arguments(parser, "demo-qwen2_5_vl")
     parser.add_argument(
         "--side", type=int, nargs="+", default=[112, 168, 224], metavar="PX", help="picture sides to try"
     )
-    parser.add_argument("--kept", type=float, default=0.1, help="share of tokens kept between anchors (default: 0.1)")
-    parser.add_argument("--refresh", default="anchors", help="refresh policy (default: %(default)s)")
-    parser.add_argument("--windows", type=int, default=20, metavar="N", help="windows of each (default: %(default)s)")
+    parser.add_argument("--kept", type=float, default=0.1, help="share of tokens kept between anchors")
+    parser.add_argument("--refresh", default="anchors", help="refresh policy")
+    parser.add_argument("--windows", type=int, default=20, metavar="N", help="windows of each")
 
 
 def run(args: argparse.Namespace) -> BenchResult:

@@ -67,9 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: a made 1080p20 one)"
     )
-    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
-    parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="turns per clip (default: %(default)s)")
+    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second")
+    parser.add_argument("--pruner", default="replenish", help="pruning policy")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="turns per clip")
     parser.add_argument(
         "--mask",
         action="append",

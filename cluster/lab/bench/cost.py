@@ -94,9 +94,9 @@ Timed = tuple[list[WindowWork], float]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     add_model_arguments(parser, "demo")
-    parser.add_argument("--rounds", type=int, default=24, metavar="N", help="mixes of cameras (default: %(default)s)")
-    parser.add_argument("--windows", type=int, default=5, metavar="N", help="windows of each (default: %(default)s)")
-    parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="largest step (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=24, metavar="N", help="mixes of cameras")
+    parser.add_argument("--windows", type=int, default=5, metavar="N", help="windows of each")
+    parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="largest step")
     parser.add_argument("--platform", choices=PLATFORMS, help="compute it for Qwen2.5-VL-7B on this GPU instead")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the cost model")
 

@@ -118,7 +118,7 @@ CONTESTANTS: dict[str, Contestant] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     add_clip_arguments(parser, model="bench-qwen2_5_vl", window=40.0, stride=8.0)
-    parser.add_argument("--windows", type=int, default=3, metavar="N", help="windows counted (default: %(default)s)")
+    parser.add_argument("--windows", type=int, default=3, metavar="N", help="windows counted")
     parser.add_argument(
         "--only", nargs="+", choices=list(CONTESTANTS), metavar="NAME", help=f"of: {', '.join(CONTESTANTS)}"
     )

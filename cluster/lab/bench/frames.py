@@ -21,14 +21,10 @@ def add_clip_arguments(parser: argparse.ArgumentParser, *, model: str, window: f
     """What every bench takes that answers windows of clips; ``model``, ``window`` and ``stride`` are its defaults."""
     parser.add_argument("--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: two made ones)")
     add_model_arguments(parser, model)
-    parser.add_argument(
-        "--window", type=float, default=window, metavar="S", help=f"window in seconds (default: {window:g})"
-    )
-    parser.add_argument(
-        "--stride", type=float, default=stride, metavar="S", help=f"stride in seconds (default: {stride:g})"
-    )
-    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second (default: 2)")
-    parser.add_argument("--pruner", default="replenish", help="pruning policy (default: %(default)s)")
+    parser.add_argument("--window", type=float, default=window, metavar="S", help="window in seconds")
+    parser.add_argument("--stride", type=float, default=stride, metavar="S", help="stride in seconds")
+    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second")
+    parser.add_argument("--pruner", default="replenish", help="pruning policy")
 
 
 def made_clips(directory: Path) -> list[Path]:

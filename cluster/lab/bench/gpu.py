@@ -57,11 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="videos for gpu_frontend_equal beside the four made ones, and for the roofline instead of two made ones",
     )
-    parser.add_argument("--device", default="cuda", help="what is measured; cpu to try it (default: %(default)s)")
-    parser.add_argument("--model", default=PREDICTED, help="shape or preset that is measured (default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="what is measured; cpu to try it")
+    parser.add_argument("--model", default=PREDICTED, help="shape or preset that is measured")
     parser.add_argument("--part", nargs="+", metavar="NAME", help="measure these parts (default: all)")
-    parser.add_argument("--streams", type=int, default=512, help="most cameras that are tried (default: %(default)s)")
-    parser.add_argument("--layers", type=int, default=4, metavar="N", help="layers that are run (default: %(default)s)")
+    parser.add_argument("--streams", type=int, default=512, help="most cameras that are tried")
+    parser.add_argument("--layers", type=int, default=4, metavar="N", help="layers that are run")
 
 
 def run(args: argparse.Namespace) -> BenchResult:

@@ -155,6 +155,14 @@ def _show(value: Any) -> str:
     return str(value)
 
 
+class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds defaults to help that does not speak of one itself."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        unset = action.default is None or action.default is False or action.default == []
+        return action.help if unset or "(default" in (action.help or "") else super()._get_help_string(action)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one bench from the command line; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -166,7 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in BENCHES:
         raise ConfigError(f"unknown bench {name!r}; there are: {', '.join(BENCHES)}")
     module = load_module(name)
-    parser = argparse.ArgumentParser(prog=f"sightline bench {name}", description=module.__doc__)
+    parser = argparse.ArgumentParser(
+        prog=f"sightline bench {name}", description=module.__doc__, formatter_class=_WithDefaults
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write figures, rows and machine as JSON")
     module.add_arguments(parser)
     args = parser.parse_args(rest)
@@ -188,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
     """Model, device and threads of a bench that runs an engine; ``model`` is the default."""
-    parser.add_argument("--model", default=model, help="preset or checkpoint (default: %(default)s)")
+    parser.add_argument("--model", default=model, help="preset or checkpoint")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")

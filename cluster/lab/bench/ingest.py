@@ -28,10 +28,10 @@ MODULE = "cluster.lab.bench.push_processes"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Length of a measurement, size of a packet, credit."""
-    parser.add_argument("--packets", type=int, default=20_000, help="most packets of one measurement (default 20000)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="longest measurement, seconds (default 4)")
-    parser.add_argument("--size", type=int, default=8192, help="bytes of a packet (default 8192)")
-    parser.add_argument("--credit", type=int, default=256, help="packets in flight the decoder grants (default 256)")
+    parser.add_argument("--packets", type=int, default=20_000, help="most packets of one measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="longest measurement, seconds")
+    parser.add_argument("--size", type=int, default=8192, help="bytes of a packet")
+    parser.add_argument("--credit", type=int, default=256, help="packets in flight the decoder grants")
 
 
 class Synthetic:

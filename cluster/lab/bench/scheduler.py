@@ -33,13 +33,11 @@ DROPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
-    parser.add_argument("--streams", type=int, default=10_000, metavar="N", help="cameras (default: %(default)s)")
-    parser.add_argument("--replicas", type=int, default=64, metavar="N", help="replicas (default: %(default)s)")
-    parser.add_argument(
-        "--costs", default="qwen2.5-vl-7b-h100", metavar="NAME", help="cost model, by name or file (%(default)s)"
-    )
+    parser.add_argument("--streams", type=int, default=10_000, metavar="N", help="cameras")
+    parser.add_argument("--replicas", type=int, default=64, metavar="N", help="replicas")
+    parser.add_argument("--costs", default="qwen2.5-vl-7b-h100", metavar="NAME", help="cost model, by name or file")
     parser.add_argument("--ladder", default="demo", metavar="NAME", help="ladder: demo, a model's folder, or a file")
-    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="simulated (default: %(default)g)")
+    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="simulated")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
 
 

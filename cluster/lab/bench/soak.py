@@ -100,9 +100,9 @@ ROWS = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
-    parser.add_argument("--windows", type=int, default=2000, metavar="N", help="windows (default: %(default)s)")
+    parser.add_argument("--windows", type=int, default=2000, metavar="N", help="windows")
     add_model_arguments(parser, "tiny-qwen2_5_vl")
-    parser.add_argument("--refresh", default="anchors", help="refresh policy (default: %(default)s)")
+    parser.add_argument("--refresh", default="anchors", help="refresh policy")
 
 
 def run(args: argparse.Namespace) -> BenchResult:

@@ -29,14 +29,12 @@ CHAIN = ("decoder", "gateway", "replica")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How many cameras, what they send, and for how long."""
     parser.add_argument("--cameras", type=int, default=16, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=20.0, help="measured, after --warmup (default: %(default)s)")
-    parser.add_argument("--warmup", type=float, default=8.0, help="seconds before (default: %(default)s)")
-    parser.add_argument("--fps", type=float, default=5.0, help="pictures a second (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measured, after --warmup")
+    parser.add_argument("--warmup", type=float, default=8.0, help="seconds before")
+    parser.add_argument("--fps", type=float, default=5.0, help="pictures a second")
     parser.add_argument("--size", default="640x360", metavar="WxH", help="default: %(default)s")
     parser.add_argument("--crf", type=int, help="compress the clips like this instead of like demo clips, as 28 does")
-    parser.add_argument(
-        "--gather", type=float, default=0.5, help="seconds of packets in one message (default: %(default)s)"
-    )
+    parser.add_argument("--gather", type=float, default=0.5, help="seconds of packets in one message")
 
 
 def run(args: argparse.Namespace) -> BenchResult:

@@ -36,8 +36,8 @@ Case = Callable[[random.Random], Awaitable[str]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
-    parser.add_argument("--cases", type=int, default=100_000, metavar="N", help="cases in all (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=7, help="what every case follows from (default: %(default)s)")
+    parser.add_argument("--cases", type=int, default=100_000, metavar="N", help="cases in all")
+    parser.add_argument("--seed", type=int, default=7, help="what every case follows from")
     parser.add_argument("--only", metavar="PART:NUMBER", help="one case again, as rpc:1234")
 
 

@@ -42,12 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     listing = "; ".join(f"{name} ({what})" for name, what in PARTS.items())
     parser.add_argument("--part", nargs="+", choices=list(PARTS), metavar="NAME", help=f"only these, of: {listing}")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn at random (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn at random")
     of_cluster = parser.add_argument_group("the part cluster")
     of_cluster.add_argument("--fault", nargs="+", default=[], metavar="NAME", help="only these, such as freeze-decoder")
-    of_cluster.add_argument(
-        "--repeat", type=int, default=1, metavar="N", help="rounds, each from the start (default: 1)"
-    )
+    of_cluster.add_argument("--repeat", type=int, default=1, metavar="N", help="rounds, each from the start")
     of_cluster.add_argument("--folder", type=Path, help="keep the cluster's files and logs there")
 
 

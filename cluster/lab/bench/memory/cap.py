@@ -40,13 +40,13 @@ _SLAB = 64 * 2**10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the package."""
-    parser.add_argument("--frames", type=int, default=100_000, metavar="N", help="of part cap (default: %(default)s)")
+    parser.add_argument("--frames", type=int, default=100_000, metavar="N", help="of part cap")
     parser.add_argument(
         "--leak-cap-mib",
         type=float,
         default=MemorySpec().cap_bytes / 2**20,
         metavar="MIB",
-        help="cap of the memory that is searched for leaks in part cap (default: %(default)g)",
+        help="cap of the memory that is searched for leaks in part cap",
     )
 
 

@@ -49,16 +49,10 @@ _CELLS = 2**20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the package."""
-    parser.add_argument(
-        "--scenes", type=int, default=1, metavar="N", help="drawn cameras in part evidence (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--scene-seconds", type=float, default=3600.0, metavar="S", help="of each of them (default: %(default)g)"
-    )
+    parser.add_argument("--scenes", type=int, default=1, metavar="N", help="drawn cameras in part evidence")
+    parser.add_argument("--scene-seconds", type=float, default=3600.0, metavar="S", help="of each of them")
     # No policy was tuned on scenes from 7000 on.
-    parser.add_argument(
-        "--scene-seed", type=int, default=7000, metavar="N", help="first drawn camera, and retrieval's (default: 7000)"
-    )
+    parser.add_argument("--scene-seed", type=int, default=7000, metavar="N", help="first drawn camera, and retrieval's")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=86_400,
         metavar="S",
-        help="of part day, 20 min of computing in all; questions after a third of it (default: %(default)s)",
+        help="of part day, 20 min of computing in all; questions after a third of it",
     )
     parser.add_argument(
         "--history",

@@ -240,9 +240,9 @@ def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figur
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the package."""
-    parser.add_argument("--layers", type=int, default=28, metavar="N", help="of part prefetch (default: 28)")
-    parser.add_argument("--blocks", type=int, default=16, metavar="N", help="a layer wants in it (default: 16)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="whose median counts (default: 3)")
+    parser.add_argument("--layers", type=int, default=28, metavar="N", help="of part prefetch")
+    parser.add_argument("--blocks", type=int, default=16, metavar="N", help="a layer wants in it")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="whose median counts")
 
 
 def measure(footage: Footage) -> Part:
