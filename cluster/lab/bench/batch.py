@@ -20,26 +20,24 @@ from cluster.types import Answer, StreamSpec, WindowRequest
 
 # Scores of one window may differ by rounding alone: products of another shape add up in another order.
 ROUNDING = 1e-3
+# Of the pictures, in pixels.
+SIDES = (112, 168, 224)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     parser.add_argument("--streams", type=int, default=8, metavar="N", help="cameras")
     add_model_arguments(parser, "demo-qwen2_5_vl")
-    parser.add_argument(
-        "--side", type=int, nargs="+", default=[112, 168, 224], metavar="PX", help="picture sides to try"
-    )
     parser.add_argument("--kept", type=float, default=0.1, help="share of tokens kept between anchors")
-    parser.add_argument("--refresh", default="anchors", help="refresh policy")
     parser.add_argument("--windows", type=int, default=20, metavar="N", help="windows of each")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Figure ``batch_speedup``: seconds one by one over seconds together, for the first (smallest) picture."""
     model = load_model(args.model, device=args.device, dtype=args.dtype)
-    rows = [_measure(model, args, side) for side in args.side]
+    rows = [_measure(model, args, side) for side in SIDES]
     notes = [
-        f"{args.streams} streams, windows of 40 s every 8 s, 2 FPS, refresh {args.refresh}; "
+        f"{args.streams} streams, windows of 40 s every 8 s, 2 FPS; "
         "the gain is that of small windows: once one window fills the machine, there is none to be had",
     ]
     figures = {"batch_speedup": rows[0]["speedup"], "largest_score_difference": max(r["score_diff"] for r in rows)}
@@ -54,7 +52,7 @@ def _measure(model: VisionLanguageModel, args: argparse.Namespace, side: int) ->
     engines = [NativeEngine(model), NativeEngine(model)]
     for engine in engines:
         for camera in cameras:
-            engine.admit(StreamSpec(camera.stream, (QUESTION,), refresh=args.refresh, static_gate=False))
+            engine.admit(StreamSpec(camera.stream, (QUESTION,), static_gate=False))
     together, alone = engines
     together_s: list[float] = []
     alone_s: list[float] = []

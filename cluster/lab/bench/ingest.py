@@ -17,6 +17,7 @@ from cluster.codec.source import StreamHeader
 from cluster.errors import SightlineError
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.processes import Process
+from cluster.lab.bench.push_processes import CREDIT
 from cluster.types import EncodedPacket
 from cluster.wire.push import PushAgent, PushOptions, PushStatus
 
@@ -27,11 +28,10 @@ MODULE = "cluster.lab.bench.push_processes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Length of a measurement, size of a packet, credit."""
+    """Length of a measurement, size of a packet."""
     parser.add_argument("--packets", type=int, default=20_000, help="most packets of one measurement")
     parser.add_argument("--seconds", type=float, default=4.0, help="longest measurement, seconds")
     parser.add_argument("--size", type=int, default=8192, help="bytes of a packet")
-    parser.add_argument("--credit", type=int, default=256, help="packets in flight the decoder grants")
 
 
 class Synthetic:
@@ -65,7 +65,7 @@ class Synthetic:
 
 
 @contextmanager
-def processes(credit: int) -> Iterator[tuple[Process, Process]]:
+def processes() -> Iterator[tuple[Process, Process]]:
     """Gateway and decoder; the gateway alone on the last core while there are two or more."""
     cores = os.sched_getaffinity(0)
     one = {max(cores)}
@@ -73,7 +73,7 @@ def processes(credit: int) -> Iterator[tuple[Process, Process]]:
     os.sched_setaffinity(0, rest)
     try:
         with (
-            Process(MODULE, "discard", "--cores", _list(rest), "--credit", str(credit)) as decoder,
+            Process(MODULE, "discard", "--cores", _list(rest)) as decoder,
             Process(MODULE, "gateway", "--cores", _list(one), "--next", decoder.address) as gateway,
         ):
             yield gateway, decoder
@@ -131,7 +131,7 @@ class Bench:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """The headline is the hardest case, one packet in every message; batches are what the agent sends under load."""
-    with processes(args.credit) as (gateway, decoder):
+    with processes() as (gateway, decoder):
         bench = Bench(args, gateway, decoder)
         bench.measure(gateway, 1, packets=500)
         through = {batch: bench.measure(gateway, batch) for batch in BATCHES}
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         "gateway_core_packets_per_s": 1e6 / through[1]["gateway_cpu_us"],
     }
     notes = [
-        f"packets of {args.size} bytes, credit {args.credit}",
+        f"packets of {args.size} bytes, credit {CREDIT}",
         "packets_per_s: one camera, one packet per message, which is the worst case",
         "gateway_core_packets_per_s: what the gateway's processor time allows at that",
     ]

@@ -38,6 +38,9 @@ from cluster.wire.server import RpcServer, push_message_bytes
 
 RING_S, RING_BYTES = 60.0, 8 * 2**20
 MAX_PACKET_BYTES = 4 * 2**20
+CREDIT = 256
+"""Packets in flight that a decoder grants."""
+STRIDE_S = 4.0
 QUESTION = Question("person", "Is there a person in the scene?")
 INSIDE: list[tuple[str, type, str]] = [*STAGES, ("prune", Replenish, "prune"), ("cut", PatchSampler, "_unite")]
 
@@ -81,8 +84,8 @@ class Forward:
 class Cameras:
     """Push cameras under any name, each with what a decoder process runs for one."""
 
-    def __init__(self, replica: str, geometry: PatchGeometry, stride_s: float) -> None:
-        self._replica, self._geometry, self._stride_s = replica, geometry, stride_s
+    def __init__(self, replica: str, geometry: PatchGeometry) -> None:
+        self._replica, self._geometry = replica, geometry
         self._sender = FrameSender(self._on_lost)
         self._rings = RingBudget(2**30)
         self._decode_gate = DecodeGate()
@@ -105,7 +108,7 @@ class Cameras:
                 self._decode_gate,
             )
             self._sinks[camera] = QueueSink(source)
-            self._sender.assign(StreamSpec(camera, (QUESTION,), stride_s=self._stride_s), self._replica)
+            self._sender.assign(StreamSpec(camera, (QUESTION,), stride_s=STRIDE_S), self._replica)
             self._pipelines.append(pipeline)
             pipeline.start()
         return self._sinks[camera]
@@ -189,11 +192,11 @@ async def _serve(args: argparse.Namespace) -> None:
             take_pushes(Forward(args.next).find)
             await serve(server, {})
         case "discard":
-            discard = Discard(args.credit)
+            discard = Discard(CREDIT)
             take_pushes(discard.find)
             await serve(server, {}, lambda: {"packets": discard.packets})
         case "decoder":
-            cameras = Cameras(args.next, PatchGeometry(**json.loads(args.geometry)), args.stride)
+            cameras = Cameras(args.next, PatchGeometry(**json.loads(args.geometry)))
             take_pushes(cameras.find)
             with timed_calls(INSIDE) as seconds:
                 await serve(server, {}, lambda: cameras.counts() | {"stages": dict(seconds)})
@@ -204,9 +207,7 @@ if __name__ == "__main__":
     parser.add_argument("role", choices=["gateway", "decoder", "discard", "replica"])
     parser.add_argument("--next", help="gateway: address of the decoder; decoder: of the replica")
     parser.add_argument("--geometry", help="decoder: the replica's, as JSON")
-    parser.add_argument("--stride", type=float, default=4.0, help="decoder: seconds between two windows")
     parser.add_argument("--idle-reply", type=float, default=0.0, help="seconds between replies to one with credit")
-    parser.add_argument("--credit", type=int, default=256, help="discard: packets in flight")
     parser.add_argument("--cores", help="cores to keep to, as in 0 or 0,1")
     options = parser.parse_args()
     if options.cores:

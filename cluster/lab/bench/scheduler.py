@@ -25,6 +25,7 @@ from cluster.types import MICROSECONDS, WindowRequest
 from cluster.types.cameras import Priority
 
 STRIDE_S = 8.0
+COSTS = "qwen2.5-vl-7b-h100"
 LOADS = ((2.0, "queue alone"), (2.0, "ladder"), (1.5, "queue alone"), (1.5, "random drops"), (1.5, "ladder"))
 """Load over what a replica can do, and what is done about it."""
 DROPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -35,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     parser.add_argument("--streams", type=int, default=10_000, metavar="N", help="cameras")
     parser.add_argument("--replicas", type=int, default=64, metavar="N", help="replicas")
-    parser.add_argument("--costs", default="qwen2.5-vl-7b-h100", metavar="NAME", help="cost model, by name or file")
     parser.add_argument("--ladder", default="demo", metavar="NAME", help="ladder: demo, a model's folder, or a file")
     parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="simulated")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> BenchResult:
     """Figures ``schedule_us_per_window``, ``placement_balance``, ``moved_on_loss``, ``deadline_misses_critical`` and
     ``ladder_vs_drop``."""
-    costs = cost_models.load(args.costs)
+    costs = cost_models.load(COSTS)
     ladder = Ladder.load(Path(locate(args.ladder)))
     figures: dict[str, float] = {}
     print_progress("placement")

@@ -102,7 +102,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     parser.add_argument("--windows", type=int, default=2000, metavar="N", help="windows")
     add_model_arguments(parser, "tiny-qwen2_5_vl")
-    parser.add_argument("--refresh", default="anchors", help="refresh policy")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
@@ -116,7 +115,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         Question("q", "Is a person or a car moving in this picture?"),
         Question("e", "Is anyone climbing the fence?", explain=True),
     )
-    engine.admit(StreamSpec("cam", questions, refresh=args.refresh, static_gate=False))
+    engine.admit(StreamSpec("cam", questions, static_gate=False))
     process = psutil.Process()
     warm = max(1, round(args.windows * WARM_UP))
     warm_rss = 0
@@ -143,5 +142,5 @@ def run(args: argparse.Namespace) -> BenchResult:
             break
     rss = process.memory_info().rss
     figures = {"rss_growth": (rss - warm_rss) / warm_rss, "windows_per_s": windows / (time.perf_counter() - began)}
-    notes = [f"{args.windows} windows of model {args.model}, refresh {args.refresh}; warm after {warm}"]
+    notes = [f"{args.windows} windows of model {args.model}; warm after {warm}"]
     return BenchResult("soak", figures, rows, notes)

@@ -97,7 +97,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_clip_arguments(parser, model="demo", window=20.0, stride=4.0)
     parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="of each clip")
     parser.add_argument("--bench-model", default="bench-qwen2_5_vl", help="preset that compressing is held against")
-    parser.add_argument("--bench-seconds", type=float, default=60.0, metavar="S", help="of each clip it watches")
     parser.add_argument("--object-seconds", type=float, default=96.0, metavar="S", help="of each clip of part objects")
     parser.add_argument(
         "--caps", type=int, nargs="+", default=compressors.CAPS, metavar="N", help="tokens, in part compress"

@@ -30,6 +30,8 @@ from cluster.types import MICROSECONDS, AskSpec, FrameSample, MemorySpec, Stream
 
 IntArray = npt.NDArray[np.int64]
 
+BENCH_S = 60.0
+"""Of each clip that the model watches which compressing is held against."""
 _SCENE = 64
 _LOOK = 16
 _NOISE = 0.3
@@ -221,7 +223,7 @@ class Footage:
     def _samples(self, name: str) -> list[tuple[str, list[FrameSample]]]:
         """Every clip as a decoder would send it to this model."""
         args, geometry = self.args, self.model(name).geometry
-        seconds = args.seconds if name == args.model else min(args.seconds, args.bench_seconds)
+        seconds = args.seconds if name == args.model else min(args.seconds, BENCH_S)
         found = []
         for clip, path in clip_names(self.clips):
             frames = read_clip(path, geometry, fps=args.fps, at_least=seconds, at_most=seconds)
