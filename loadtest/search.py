@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cluster.errors import ConfigError, SightlineError
+from cluster.lab.files import replacing
 
 TWICE = 2
 """Times in a row that a count must be stable."""
@@ -119,10 +120,9 @@ class Search:
     def save(self, path: Path) -> None:
         """Write the state where :meth:`load` reads it; a search that is interrupted leaves the last whole state. Raises
         ``SightlineError``: the file cannot be written."""
-        part = path.with_name(path.name + ".part")
         try:
-            part.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-            part.replace(path)
+            with replacing(path) as part:
+                part.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another --state") from None
 

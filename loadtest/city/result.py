@@ -180,10 +180,7 @@ class CityResult:
 
     def rung_shares(self) -> dict[str, float]:
         spent = self.tally.rung_s[self.first :].sum(axis=0)
-        return {
-            name: _share(float(value), float(spent.sum()))
-            for name, value in zip(self.rungs, spent, strict=True)
-        }
+        return {name: _share(float(value), float(spent.sum())) for name, value in zip(self.rungs, spent, strict=True)}
 
     @property
     def cost_per_hour(self) -> float | None:

@@ -10,6 +10,7 @@ import av
 from PIL import Image, ImageDraw
 
 from cluster.errors import ConfigError, SightlineError
+from cluster.lab.files import replacing
 from cluster.lab.scenes.encode import SceneClip, encode_missing_clips
 from cluster.lab.scenes.scene import Scene, make_scene
 from cluster.lab.scenes.truth import SAMPLES_PER_S, SceneTruth, truth_path
@@ -220,6 +221,5 @@ def _write_index(folder: Path, wanted: SceneSet) -> None:
         strata = list(truth.strata)
         clips.append({"name": truth.name, "events": kinds, "strata": strata, "mean_motion": truth.mean_motion})
     body = {"version": INDEX_VERSION, **wanted.settings(), "clips": clips}
-    part = folder / f".{INDEX}.part"
-    part.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    part.replace(folder / INDEX)
+    with replacing(folder / INDEX) as part:
+        part.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from cluster.errors import ConfigError
+from cluster.lab.files import replacing
 from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, standing_question
 from cluster.lab.scenes.render import SceneObject, SceneRenderer
 from cluster.lab.scenes.scene import CameraSettings, Scene
@@ -100,9 +101,8 @@ class SceneTruth:
 
     def save(self, path: Path) -> None:
         """Write JSON atomically."""
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(json.dumps(asdict(self), separators=(",", ":")) + "\n", encoding="utf-8")
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_text(json.dumps(asdict(self), separators=(",", ":")) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -4,7 +4,6 @@ Decoding a clip costs more than a training step, so a few prunings of each clip 
 questions vary each time.
 """
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import ConfigError
+from cluster.lab.files import replacing
 from cluster.lab.report.compare import video_samples
 from cluster.lab.scenes import Scene, SceneRenderer, make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
@@ -142,7 +142,7 @@ def write_frames(path: Path, frames: Sequence[PrunedFrame]) -> None:
     """Store frames in one file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = [frame.labels for frame in frames]
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+    with replacing(path) as part, part.open("wb") as file:
         np.savez(
             file,
             times=np.array([frame.time_s for frame in frames]),
@@ -154,7 +154,6 @@ def write_frames(path: Path, frames: Sequence[PrunedFrame]) -> None:
             velocity=np.concatenate([each.velocity for each in labels]),
             covered=np.concatenate([each.covered for each in labels]),
         )
-    Path(file.name).replace(path)
 
 
 def read_frames(path: Path) -> list[PrunedFrame]:

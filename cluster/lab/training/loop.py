@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from cluster.errors import ConfigError
+from cluster.lab.files import replacing
 from cluster.lab.training.config import Settings, StageSettings
 from cluster.lab.training.example_loader import ExampleLoader, ReplayBuffer
 from cluster.lab.training.examples import Example
@@ -197,10 +198,9 @@ class StageRun:
             "optimizer": self.optimizer.state_dict(),
             "settings": {**self._identity, **asdict(self.stage.settings)},
         }
-        fresh = self.path.with_suffix(".new")
-        fresh.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(body, fresh)
-        fresh.replace(self.path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.path) as part:
+            torch.save(body, part)
 
     def train_step(self, examples: list[Example]) -> dict[str, float]:
         """One step; returns the parts of the loss."""

@@ -4,8 +4,6 @@ The clip runs through the live code path: demuxer, decoder, pruner, engine. At e
 stream ends, so that its window's KV is recorded too; the stream itself continues.
 """
 
-import contextlib
-import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,6 +17,7 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SightlineError
 from cluster.lab.evaluation.settings import WindowShape
+from cluster.lab.files import replacing
 from cluster.lab.report.compare import video_samples
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
@@ -69,14 +68,11 @@ class Recording:
         """
         instants = [(each.at_s, each.left, _packed(each.window)) for each in self.instants]
         body = {"begin": self.begin, "frame_s": self.frame_s, "left": _packed(self.left), "instants": instants}
-        partial = path.with_suffix(f".{os.getpid()}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(body, partial)
-            partial.replace(path)
+            with replacing(path) as part:
+                torch.save(body, part)
         except (OSError, RuntimeError) as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
             raise SightlineError(f"cannot write the recording {path}: {error}; choose another place") from None
 
     @classmethod
