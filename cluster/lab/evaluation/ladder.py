@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,30 +54,19 @@ def build_ladder(results: Mapping[str, Any]) -> Ladder:
             "sightline eval accuracy --settings ladder --json FILE"
         )
     rungs = [Rung("full", source=f"measured: F1 {_f1(whole)}")]
-    guesses = {rung.name: rung for rung in default().rungs}
+    guesses = {each.name: each for each in default().rungs}
     measured = 1
-    for above, step in pairwise(LADDER):
-        row = _row(rows, step.name)
+    for above, rung in pairwise(LADDER):
+        row = _row(rows, rung.name)
         if row is None:
-            upper, guess = guesses[above.name], guesses[step.name]
+            upper, guess = guesses[above.name], guesses[rung.name]
             f1, kept = rungs[-1].f1 * guess.f1 / upper.f1, rungs[-1].kept * guess.kept / upper.kept
             source = "derived: not measured, assumed to lose as much as in the default ladder"
         else:
             f1, kept = min(rungs[-1].f1, float(row["f1"]) / float(whole["f1"])), _share(row) / _share(whole)
             source = f"measured: F1 {_f1(row)} of {_f1(whole)}"
             measured += 1
-        rungs.append(
-            Rung(
-                step.name,
-                prune=step.prune,
-                refresh_budget=None if step.budget == LADDER[0].budget else step.budget,
-                stride=step.stride,
-                fps=step.fps,
-                kept=round(kept, 4),
-                f1=round(f1, 4),
-                source=source,
-            )
-        )
+        rungs.append(replace(rung, kept=round(kept, 4), f1=round(f1, 4), source=source))
     rungs.append(Rung("shed", shed=True, f1=0.0, source="no answer"))
     conditions = "; ".join(note for note in results["notes"] if note.startswith(("videos:", "window:", "decision:")))
     return Ladder(tuple(rungs), f"sightline eval ladder, {measured} of {len(LADDER)} rungs measured: {conditions}")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from cluster.control.ladder import Rung
 from cluster.errors import ConfigError
 from cluster.vision import make_pruner
 
@@ -220,35 +221,27 @@ def sweeps_grid(shape: WindowShape) -> list[Setting]:
     return [*quick_grid(shape), *sweep_settings(shape)]
 
 
-@dataclass(frozen=True, slots=True)
-class LadderStep:
-    """Changes of a quality ladder's rung against full quality; ``prune``, ``stride`` and ``fps`` are factors."""
-
-    name: str
-    prune: float = 1.0
-    budget: float = 0.4
-    stride: float = 1.0
-    fps: float = 1.0
-
-
 # Cumulative: each rung keeps the changes of those above.
 LADDER = (
-    LadderStep("full"),
-    LadderStep("prune", prune=1.5),
-    LadderStep("refresh", prune=1.5, budget=0.0),
-    LadderStep("stride", prune=1.5, budget=0.0, stride=2.0),
-    LadderStep("fps", prune=1.5, budget=0.0, stride=2.0, fps=0.5),
+    Rung("full"),
+    Rung("prune", prune=1.5),
+    Rung("refresh", prune=1.5, refresh_budget=0.0),
+    Rung("stride", prune=1.5, refresh_budget=0.0, stride=2.0),
+    Rung("fps", prune=1.5, refresh_budget=0.0, stride=2.0, fps=0.5),
 )
+# Of rungs that leave the camera its own.
+_OWN_BUDGET = 0.4
 
 
 def ladder_grid(shape: WindowShape) -> list[Setting]:
     """Full computation and every rung that answers: input of ``sightline eval ladder``."""
     margin = float(make_pruner("replenish", {}).margin)  # type: ignore[attr-defined]
     found = [full_computation(shape)]
-    for step in LADDER:
-        cut = replace(shape, stride_s=step.stride * shape.stride_s, fps=step.fps * shape.fps)
-        options = {} if step.prune == 1 else {"margin": step.prune * margin}
-        found.append(replace(ours(cut, step.budget, options), name=f"ladder {step.name}", role="other"))
+    for rung in LADDER:
+        cut = replace(shape, stride_s=rung.stride * shape.stride_s, fps=rung.fps * shape.fps)
+        options = {} if rung.prune == 1 else {"margin": rung.prune * margin}
+        budget = _OWN_BUDGET if rung.refresh_budget is None else rung.refresh_budget
+        found.append(replace(ours(cut, budget, options), name=f"ladder {rung.name}", role="other"))
     return found
 
 
