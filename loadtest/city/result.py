@@ -245,7 +245,7 @@ class CityResult:
                     "dropped": by_reason(tally.dropped[at]),
                     "lag_p50_s": lag_quantile(lags, 0.5),
                     "lag_p99_s": lag_quantile(lags, 0.99),
-                    "quality": _share(float(tally.value_s[at].sum()), due_s),
+                    "quality": _share(float(tally.value_s[at].sum()), due_s) if due_s else None,
                     "busy": _share(float(tally.busy_s[at]), float(tally.capacity_s[at])),
                     "rungs_s": tally.rung_s[at].tolist(),
                 }
