@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         f"page open for {args.seconds:g} s: heap {held['heap_begin_mib']:.1f} to {held['heap_end_mib']:.1f} MiB, "
         f"nodes {held['nodes_begin']} to {held['nodes_end']}, {held['changes']} changes of cameras shown",
     ]
-    return BenchResult("console", figures, [{"load": number, **load} for number, load in enumerate(loads, 1)], notes)
+    return BenchResult(figures, [{"load": number, **load} for number, load in enumerate(loads, 1)], notes)
 
 
 @contextmanager

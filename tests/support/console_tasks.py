@@ -68,9 +68,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         "console_tasks_tried": float(len(tasks)),
         "first_answer_s": first if first is not None else float("nan"),
     }
-    return BenchResult(
-        "console_tasks", figures, rows, [f"{row['task']}, {row['kind']}: {row['why']}" for row in rows if row["why"]]
-    )
+    return BenchResult(figures, rows, [f"{row['task']}, {row['kind']}: {row['why']}" for row in rows if row["why"]])
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     }
     notes = [f"{count} panels left out: {NEEDS[need]}" for need, count in left_out.items()]
     notes.append(f"series per camera: {args.cameras} cameras with {args.questions} questions each, gateway's page")
-    return BenchResult("dashboards", figures, rows, notes)
+    return BenchResult(figures, rows, notes)
 
 
 def series_per_camera(cameras: int, questions: int) -> float:

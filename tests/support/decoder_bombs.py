@@ -26,7 +26,7 @@ from process_memory import process_memory_mib
 from cluster.codec import FileSource
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus
 from cluster.errors import SightlineError
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.types import PatchGeometry
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
@@ -37,7 +37,7 @@ ORDINARY = ("4K, 4 references", "4K, 8-bit AV1")
 """Must be decoded: a decoder that refuses everything would grow by nothing."""
 
 
-def measure(seed: int) -> Part:
+def measure(seed: int) -> BenchResult:
     """See the package."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -46,7 +46,7 @@ def measure(seed: int) -> Part:
     for row in rows:
         if row["stream"] in ORDINARY and row["refused"] is not None:
             raise SightlineError(f"{row['stream']} was not decoded: {row['refused']}")
-    return Part({"decoder_bomb_mb": max(row["peak_mb"] for row in rows)}, rows)
+    return BenchResult({"decoder_bomb_mb": max(row["peak_mb"] for row in rows)}, rows)
 
 
 def streams(folder: Path) -> Iterable[tuple[str, Path]]:

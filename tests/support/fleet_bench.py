@@ -23,7 +23,7 @@ from cluster.client import GatewayClient
 from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
 from cluster.gateway.memory_proxy import MemoryProxy
-from cluster.lab.bench.harness import BenchResult, Part, run_parts
+from cluster.lab.bench.harness import BenchResult, run_parts
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> BenchResult:
     if args.cameras < 1 or args.frames < 16 or args.seconds <= 0:
         raise ConfigError("--cameras must be at least 1, --frames at least 16, --seconds above 0")
     parts = {"ask_all": lambda: ask_all(args), "live": lambda: live(args)}
-    return run_parts("fleet", {n: p for n, p in parts.items() if args.only in (None, n)}, GOALS)
+    return run_parts({n: p for n, p in parts.items() if args.only in (None, n)}, GOALS)
 
 
-def ask_all(args: argparse.Namespace) -> Part:
+def ask_all(args: argparse.Namespace) -> BenchResult:
     """Every camera has its own window and memory in one engine; the question is asked as by any client."""
     names = [f"cam-{number:03d}" for number in range(args.cameras)]
     model = load_model(args.model)
@@ -83,7 +83,7 @@ def ask_all(args: argparse.Namespace) -> Part:
         worker.stop(WAIT_S)
     row = {"cameras": args.cameras, "answered": answered, "first_s": first_s, "all_s": whole_s, "tokens": sum(held)}
     figures = {"ask_all_s": first_s, "ask_all_whole_s": whole_s, "ask_all_unanswered": args.cameras - answered}
-    return Part(figures, [row], [f"model {args.model}, one engine on the CPU for all cameras"])
+    return BenchResult(figures, [row], [f"model {args.model}, one engine on the CPU for all cameras"])
 
 
 def watch(worker: EngineWorker, bank: MemoryBank, name: str, geometry: Any, frames: int) -> int:
@@ -123,7 +123,7 @@ def asked(address: str) -> tuple[float, float, int]:
     return first_s, time.perf_counter() - began_s, answered
 
 
-def live(args: argparse.Namespace) -> Part:
+def live(args: argparse.Namespace) -> BenchResult:
     """The console's camera page with its live view open."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -148,7 +148,9 @@ def live(args: argparse.Namespace) -> Part:
         "live_view_latency_p95_s": ages_s[int(0.95 * len(ages_s))],
     }
     row = {"frames": len(ages_s), "least_s": ages_s[0], "median_s": statistics.median(ages_s), "most_s": ages_s[-1]}
-    return Part(figures, [row], [f"H.264 at {FPS} pictures a second, a keyframe every 2 s, Chromium on the same cores"])
+    return BenchResult(
+        figures, [row], [f"H.264 at {FPS} pictures a second, a keyframe every 2 s, Chromium on the same cores"]
+    )
 
 
 class Silent:

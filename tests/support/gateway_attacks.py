@@ -30,7 +30,7 @@ from sightline.v1 import cameras_pb2, cameras_pb2_grpc
 
 from cluster.errors import SightlineError
 from cluster.hosts import raise_file_limit
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.wire.tls import TlsFiles
 
 PROBE_S = 3.0
@@ -39,7 +39,7 @@ BEARER = f"Bearer {TOKEN}"
 FILES = 8192
 
 
-def measure(seed: int) -> Part:
+def measure(seed: int) -> BenchResult:
     """See the module."""
     del seed
     with tempfile.TemporaryDirectory(prefix="sightline-doors-") as name:
@@ -53,7 +53,7 @@ def measure(seed: int) -> Part:
         f"{missed} probes over HTTP and calls with a token without an answer within {PROBE_S:g} s",
         f"{refused} probes over new gRPC connections without one: its cap has no reserve",
     ]
-    return Part({"open_door_mb": max(row["growth_mb"] for row in rows)}, rows, notes)
+    return BenchResult({"open_door_mb": max(row["growth_mb"] for row in rows)}, rows, notes)
 
 
 def measure_attack(folder: Path, what: str, tls: tuple[Path, ...]) -> dict[str, Any]:

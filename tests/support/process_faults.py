@@ -32,7 +32,7 @@ from watched_cameras import STRIDE_S, WatchedCameras
 
 from cluster.client import GatewayClient
 from cluster.errors import SightlineError
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.types import MICROSECONDS, MemoryStatus
 
 FREEZE_S = 20.0
@@ -93,7 +93,7 @@ class Windows:
         return max(unseen, abs(self.due - self.said - self.counted)) <= 1
 
 
-def measure(seed: int, *, names: Collection[str] = (), repeat: int = 1, folder: Path | None = None) -> Part:
+def measure(seed: int, *, names: Collection[str] = (), repeat: int = 1, folder: Path | None = None) -> BenchResult:
     """Every fault ``repeat`` times, one after the other, on clusters that had recovered before; nothing is drawn."""
     del seed
     chosen = [name for name in FAULTS if not names or name in names]
@@ -103,7 +103,7 @@ def measure(seed: int, *, names: Collection[str] = (), repeat: int = 1, folder: 
         for round_ in range(repeat):
             rows += _round(chosen, root / str(round_))
     survived = sum(row["verdict"] == "survived" for row in rows)
-    return Part({"faults_survived": survived / len(rows)}, rows)
+    return BenchResult({"faults_survived": survived / len(rows)}, rows)
 
 
 def _round(names: Collection[str], folder: Path) -> list[dict[str, Any]]:

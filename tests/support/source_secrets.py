@@ -35,7 +35,7 @@ import av
 from cluster.config import CameraEntry, load_config, parse_camera
 from cluster.errors import SightlineError
 from cluster.kubernetes.resource import CameraResource, Outcome, status_of
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.processes import free_port
 from cluster.logs import JsonFormatter, TextFormatter
 from cluster.types import CameraStatus
@@ -151,7 +151,7 @@ class Outputs:
         ]
 
 
-def measure(seed: int) -> Part:
+def measure(seed: int) -> BenchResult:
     """``secrets_leaked``: cameras whose secret is in any output."""
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="sl-"))
@@ -165,7 +165,7 @@ def measure(seed: int) -> Part:
     forms = sorted({each.form for each in canaries if each.name in leaked})
     notes = [f"{SOURCES} sources of {len(FORMS)} forms: {', '.join(FORMS)}"]
     notes += [f"leaked: {', '.join(forms)}"] if forms else []
-    return Part({"secrets_leaked": float(len(leaked))}, outputs.rows(), notes)
+    return BenchResult({"secrets_leaked": float(len(leaked))}, outputs.rows(), notes)
 
 
 # -- in this process: what no cluster is needed for ----------------------------------------------

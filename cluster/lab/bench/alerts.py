@@ -128,7 +128,7 @@ class Bench:
                 "alerts_repeated": float(killed["repeated"]),
                 "kills": float(self._args.kills),
             }
-        return BenchResult("alerts", figures, [dict.fromkeys(COLUMNS) | row for row in rows], notes)
+        return BenchResult(figures, [dict.fromkeys(COLUMNS) | row for row in rows], notes)
 
     async def _timed(self, what: str, *, at_once: bool) -> dict[str, Any]:
         async with self._parts(what) as (alerting, hook):

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         "the gain is that of small windows: once one window fills the machine, there is none to be had",
     ]
     figures = {"batch_speedup": rows[0]["speedup"], "largest_score_difference": max(r["score_diff"] for r in rows)}
-    return BenchResult("batch", figures, rows, notes)
+    return BenchResult(figures, rows, notes)
 
 
 def _measure(model: VisionLanguageModel, args: argparse.Namespace, side: int) -> dict[str, float]:

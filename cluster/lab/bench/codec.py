@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> BenchResult:
             if options.masks:
                 figures[f"mask_share{suffix}"] = row["mask_ms"] / row["decode_ms"]
     notes = ["ms per frame and stage are CPU time of one instrumented pass; 'other' is all that is in no stage"]
-    return BenchResult("codec", figures, rows, notes)
+    return BenchResult(figures, rows, notes)
 
 
 def run_large(options: CodecOptions, pruner: str, repeats: int, seconds: float) -> BenchResult:
@@ -144,7 +144,7 @@ def run_large(options: CodecOptions, pruner: str, repeats: int, seconds: float) 
                 {"codec": codec, "mbit_s": megabits, "cores": cores, "realtime": statistics.median(each)}
                 for cores, each in rates.items()
             ]
-    return BenchResult("codec", figures, rows, ["wall time; a neighbour on the machine slows it"])
+    return BenchResult(figures, rows, ["wall time; a neighbour on the machine slows it"])
 
 
 def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     if args.platform:
         costs = platform_costs(args.platform)
         rows = [_row(costs, 0, 0)]
-        result = BenchResult("cost", {"cost_error": costs.error, "cost_spread": costs.spread}, rows, [costs.source])
+        result = BenchResult({"cost_error": costs.error, "cost_spread": costs.spread}, rows, [costs.source])
     else:
         costs, result = _measured(args)
     if args.out is not None:
@@ -135,7 +135,7 @@ def _measured(args: argparse.Namespace) -> tuple[CostModel, BenchResult]:
     costs = fit(steps, **names)
     figures = {"cost_error": unseen_error(mixes, **names), "cost_spread": costs.spread}
     rows = [_row(costs, len(steps), max(len(works) for works, _ in steps))]
-    return costs, BenchResult("cost", figures, rows, [source])
+    return costs, BenchResult(figures, rows, [source])
 
 
 def unseen_error(mixes: Sequence[Sequence[Timed]], **names: Any) -> float:

@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         f"window {args.window:g} s, stride {args.stride:g} s, {args.fps:g} FPS, pruner {args.pruner}",
         *(f"{contestant.name}: {contestant.what}" for contestant in chosen),
     ]
-    return BenchResult("engines", figures_of(measured), rows, notes)
+    return BenchResult(figures_of(measured), rows, notes)
 
 
 def _samples(

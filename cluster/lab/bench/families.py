@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> BenchResult:
             speed = f"speedup_{row['family']}"
             figures[speed] = row["speedup"] = _speedup(args, row["family"])
             goals[speed] = (">=", 8.0)
-    return BenchResult("families", figures, rows, goals=against_goals(goals, "families", figures))
+    return BenchResult(figures, rows, goals=against_goals(goals, "families", figures))
 
 
 def preset_of(family: str, size: str) -> str:

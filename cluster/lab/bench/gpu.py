@@ -26,7 +26,7 @@ from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.lab.bench.gpu_frontend import compare_clips, summary
 from cluster.lab.bench.gpu_host import QUESTION, STRIDE_S, WINDOW_S, camera_samples, host_cost
 from cluster.lab.bench.gpu_roofline import predict, predicted_streams
-from cluster.lab.bench.harness import BenchResult, Goals, Part, print_progress, run_parts, table
+from cluster.lab.bench.harness import BenchResult, Goals, print_progress, run_parts, table
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         worst["host_loads_hidden"] = 1.0 - worst.pop("host_loads_shown")
     figures = {"device_faults": float(sum(bool(row["fault"]) for row in rows)), **worst}
     note = f"fake device, {args.layers} layers of each model at its true width; per layer is the difference to half"
-    return BenchResult("gpu", figures, [*rows, *predicted], [note, *notes, *map(summary, compared)])
+    return BenchResult(figures, [*rows, *predicted], [note, *notes, *map(summary, compared)])
 
 
 def _measured(args: argparse.Namespace) -> BenchResult:
@@ -109,24 +109,24 @@ def _measured(args: argparse.Namespace) -> BenchResult:
     if unknown := set(args.part or ()) - set(known):
         raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
     rig = gpu_measure.Rig(args.model, device, args.clip and args.clip[0], streams=args.streams)
-    parts: dict[str, Callable[[], Part]] = {name: partial(part, rig) for name, part in gpu_measure.PARTS.items()}
+    parts: dict[str, Callable[[], BenchResult]] = {name: partial(part, rig) for name, part in gpu_measure.PARTS.items()}
     parts[_SCENARIOS] = partial(_on_device, args.model, args.layers, device)
     # Shares are of a ceiling.
     chosen = {name: part for name, part in parts.items() if name == "ceilings" or name in (args.part or known)}
-    return run_parts("gpu", {name: partial(_whatever_fails, name, part) for name, part in chosen.items()}, GOALS)
+    return run_parts({name: partial(_whatever_fails, name, part) for name, part in chosen.items()}, GOALS)
 
 
-def _whatever_fails(name: str, part: Callable[[], Part]) -> Part:
+def _whatever_fails(name: str, part: Callable[[], BenchResult]) -> BenchResult:
     """A part, or why it failed: the others are measured all the same."""
     try:
         measured = part()
     except Exception as error:
         log.exception("%s", name)
-        return Part({"parts_failed": 1.0}, [{"failed": name, "why": f"{type(error).__name__}: {error}"}])
+        return BenchResult({"parts_failed": 1.0}, [{"failed": name, "why": f"{type(error).__name__}: {error}"}])
     return replace(measured, figures={**measured.figures, "parts_failed": 0.0})
 
 
-def _on_device(model: str, layers: int, device: torch.device) -> Part:
+def _on_device(model: str, layers: int, device: torch.device) -> BenchResult:
     """The dry run's scenarios on a device that is there."""
     rows = []
     Rig.device = device
@@ -136,7 +136,7 @@ def _on_device(model: str, layers: int, device: torch.device) -> Part:
             rows.append(_tried(model, layers, name, scenario))
     finally:
         Rig.device = None
-    return Part({"device_faults": float(sum(bool(row["fault"]) for row in rows))}, rows)
+    return BenchResult({"device_faults": float(sum(bool(row["fault"]) for row in rows))}, rows)
 
 
 # -- what runs -------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from cluster.codec.nvdec import Nvdec, NvdecDecoder
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.report.compare import video_samples
 from cluster.lab.scenes.street_clips import CLIP_KINDS, make_clip
 from cluster.types import FrameSample, PatchGeometry, SampledPicture
@@ -165,7 +165,7 @@ class DecodeLoad:
     open_s: float = 30.0
 
 
-def decode_rates(nvdec: Nvdec, load: DecodeLoad) -> Part:
+def decode_rates(nvdec: Nvdec, load: DecodeLoad) -> BenchResult:
     """Figures ``nvdec_1080p_fps`` and ``nvdec_1080p_hevc_fps``: pictures a second of all sessions at the best number of
     them; a row for every codec and number."""
     rows: list[dict[str, Any]] = []
@@ -176,7 +176,7 @@ def decode_rates(nvdec: Nvdec, load: DecodeLoad) -> Part:
             make_clip(kind, clip, seconds=load.clip_s, fps=25.0, size=load.size)
             rows += _search(codec, partial(_decode, clip, nvdec, frontend, load), load.most)
     best = {codec: max(row["pictures_s"] for row in rows if row["codec"] == codec) for codec in CODECS}
-    return Part({"nvdec_1080p_fps": best["h264"], "nvdec_1080p_hevc_fps": best["hevc"]}, rows)
+    return BenchResult({"nvdec_1080p_fps": best["h264"], "nvdec_1080p_hevc_fps": best["hevc"]}, rows)
 
 
 def _search(codec: str, decode: Callable[[int], dict[str, Any]], most: int) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ from cluster.lab.bench.engines import CONTESTANTS, check, start_vllm
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.gpu_frontend import DecodeLoad, decode_rates, host_nvdec
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
-from cluster.lab.bench.harness import Goals, Part, print_progress
+from cluster.lab.bench.harness import BenchResult, Goals, print_progress
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import find_device, load_model, load_random_shape
@@ -130,7 +130,7 @@ class Rig:
         return NativeEngine(self.model, **options)
 
     # -- parts -------------------------------------------------------------------------------------
-    def ceilings(self) -> Part:
+    def ceilings(self) -> BenchResult:
         """What the device does at most: products of matrices, copies on it, and between it and the host."""
         size, count = (8192, 2**29) if self.device.type == "cuda" else (1024, 2**24)
         a, b = (torch.randn(size, size, device=self.device, dtype=self.model.dtype) for _ in range(2))
@@ -147,7 +147,7 @@ class Rig:
                 {"ceiling": "to the device, GB/s", "measured": self._copied(host, target, 1)},
                 {"ceiling": "to the host, GB/s", "measured": self._copied(source, host, 1)},
             ]
-        return Part({}, rows)
+        return BenchResult({}, rows)
 
     def _sustained(self, call: Callable[[], object]) -> float:
         """Mean seconds of a call, one after the other for ``SUSTAINED_S``: a card that has rested is faster at first,
@@ -163,7 +163,7 @@ class Rig:
     def _copied(self, source: torch.Tensor, target: torch.Tensor, times: int) -> float:
         return times * source.nbytes / self.seconds(lambda: target.copy_(source, non_blocking=True)) / 1e9
 
-    def windows(self) -> Part:
+    def windows(self) -> BenchResult:
         """Windows in full and ours, several cameras a step, and the share of the ceiling that each stage reaches."""
         full = self.measure(self.full, anew=True)
         ours = self.measure(self.ours)
@@ -183,11 +183,11 @@ class Rig:
         if self.gemm:
             figures["prefill_mfu"] = full.llm_flops / full.llm_s / self.gemm
             figures["tower_mfu"] = full.tower_flops / full.vision_s / self.gemm
-        return Part(
+        return BenchResult(
             figures, rows, [f"{STEP} cameras a step; shares of {self.gemm / 1e12:.4g} TFLOP/s, in full windows"]
         )
 
-    def host_loads(self) -> Part:
+    def host_loads(self) -> BenchResult:
         """What windows that wait in host memory between strides add to their steps, of what loading them takes."""
         stays, moves = (self.measure(self.ours, idle_kv_share=share, host_kv_bytes=2**34) for share in (1.0, 0.0))
         held = torch.empty(self._window_bytes(), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
@@ -195,7 +195,7 @@ class Rig:
         load_s = self.seconds(lambda: target.copy_(held, non_blocking=True))
         shown = max(0.0, moves.seconds - stays.seconds)
         row = {"in the pool, s": stays.seconds, "from host memory, s": moves.seconds, "load, s": load_s}
-        return Part({"host_loads_hidden": 1 - min(1.0, shown / load_s)}, [row])
+        return BenchResult({"host_loads_hidden": 1 - min(1.0, shown / load_s)}, [row])
 
     def _window_bytes(self) -> int:
         """Of one camera's last window on the device."""
@@ -243,12 +243,12 @@ class Rig:
             found.append(Measured(*[*(each / cameras for each in work), self._clock_mhz()]))
         return Measured(*(statistics.fmean(column) for column in zip(*map(astuple, found), strict=True)))
 
-    def streams_per_gpu(self) -> Part:
+    def streams_per_gpu(self) -> BenchResult:
         """How many cameras two windows in a row of all fit their strides: all are due at once, step by step."""
         rows: list[dict[str, Any]] = []
         about = round(STRIDE_S / self.measure(self.ours).seconds)
         most = search_streams(partial(self._strides, rows), self.streams, first=about)
-        return Part({"streams_per_gpu": float(most)}, rows, [f"at most {self.streams} are tried (--streams)"])
+        return BenchResult({"streams_per_gpu": float(most)}, rows, [f"at most {self.streams} are tried (--streams)"])
 
     def _strides(self, rows: list[dict[str, Any]], count: int) -> tuple[float, float]:
         """Seconds of the last two windows of so many cameras, in steps of ``STEP``; infinite where they do not fit."""
@@ -274,17 +274,17 @@ class Rig:
         print_progress(f"gpu: {count} cameras: {before:.2f} and {last:.2f} s of {STRIDE_S:g} s")
         return before, last
 
-    def explanations(self) -> Part:
+    def explanations(self) -> BenchResult:
         """Tokens of explanations a second, one of each camera at a time, launched one by one and, on a GPU, from CUDA
         graphs. The first window, in which graphs are captured, does not count."""
         if self.device.type != "cuda":
-            return Part({}, [self._decoding(graphs=False)], ["CUDA graphs need a GPU"])
+            return BenchResult({}, [self._decoding(graphs=False)], ["CUDA graphs need a GPU"])
         eager, graphed = (self._decoding(graphs=graphs) for graphs in (False, True))
         figures = {
             "graphed_decode_speedup": graphed["tokens_s"] / eager["tokens_s"],
             "graphed_decode_share": graphed["replayed"] / (graphed["replayed"] + graphed["eager"]),
         }
-        return Part(figures, [eager, graphed])
+        return BenchResult(figures, [eager, graphed])
 
     def _decoding(self, *, graphs: bool) -> dict[str, Any]:
         engine = self.engine(max_new_tokens=32)
@@ -310,7 +310,7 @@ class Rig:
         name = "CUDA graphs" if graphs else "one by one"
         return {"decoding": name, "tokens_s": tokens_s, "replayed": decode.replayed, "eager": decode.eager}
 
-    def library(self) -> Part:
+    def library(self) -> BenchResult:
         """transformers' own full computation of a window beside ours, both of one window at a time."""
         samples = [sample for sample in self.full if sample.pts < self.full[0].pts + WINDOW_S * MICROSECONDS]
         frames = [StreamFrame.of(sample, time_s=(sample.pts - samples[0].pts) / MICROSECONDS) for sample in samples]
@@ -322,23 +322,23 @@ class Rig:
             {"full window": name, "windows a step": 1, "seconds": seconds}
             for name, seconds in (("transformers", theirs), ("ours", ours))
         ]
-        return Part({"library_speedup": theirs / ours}, rows)
+        return BenchResult({"library_speedup": theirs / ours}, rows)
 
-    def vllm(self) -> Part:
+    def vllm(self) -> BenchResult:
         """Windows in full on vLLM, every frame encoded once, beside ours; or why there are none."""
         try:
             check([CONTESTANTS["vllm_full"]])
         except ConfigError as error:
-            return Part({}, [{"windows": "vLLM, full", "why": str(error)}])
+            return BenchResult({}, [{"windows": "vLLM, full", "why": str(error)}])
         # Its weights and KV beside this model's.
         arguments = {"gpu_memory_utilization": 0.5} if self.device.type == "cuda" else {}
         with start_vllm(self.model, mode="full", **arguments) as engine:
             theirs = self.measure(self.full, engine=engine, refresh="all").seconds
         ours = self.measure(self.ours).seconds
         rows = [{"windows": "vLLM, full", "seconds": theirs}, {"windows": "ours", "seconds": ours}]
-        return Part({"speedup_over_vllm": theirs / ours}, rows)
+        return BenchResult({"speedup_over_vllm": theirs / ours}, rows)
 
-    def nvdec(self) -> Part:
+    def nvdec(self) -> BenchResult:
         """Pictures of 1080p that NVDEC and the decoder's front end take a second, or why there are none. A CPU stands
         for NVDEC with small pictures, for tests."""
         if self.device.type != "cuda":
@@ -348,11 +348,11 @@ class Rig:
         try:
             nvdec.check()
         except NvdecError as error:
-            return Part({}, [{"nvdec": "none", "why": str(error)}])
+            return BenchResult({}, [{"nvdec": "none", "why": str(error)}])
         return decode_rates(nvdec, DecodeLoad())
 
 
-PARTS: dict[str, Callable[[Rig], Part]] = {
+PARTS: dict[str, Callable[[Rig], BenchResult]] = {
     "ceilings": Rig.ceilings,
     "windows": Rig.windows,
     "host loads": Rig.host_loads,

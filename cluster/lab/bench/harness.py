@@ -83,25 +83,24 @@ def load_module(name: str) -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """``figures`` name -> number, each a ratio or rate of this one run; ``rows`` the table behind them; ``goals``:
-    every figure against its goal, of a bench that has some, which is then the table that is printed."""
+    """Of a bench, or of a part of one. ``figures``: name -> ratio, rate or count of this run; ``rows``, all of the same
+    keys, the table behind them; ``goals``: every figure against its goal, of a bench that has some, which is then the
+    table that is printed."""
 
-    bench: str
     figures: dict[str, float]
     rows: list[dict[str, Any]]
     notes: list[str] = field(default_factory=list)
-    machine: dict[str, Any] = field(default_factory=lambda: machine())
     goals: list[dict[str, Any]] = field(default_factory=list)
 
-    def to_json(self) -> str:
+    def to_json(self, bench: str) -> str:
         """NaN and infinity, of what could not be measured, become null."""
         body = {
-            "bench": self.bench,
+            "bench": bench,
             "figures": self.figures,
             **({"goals": self.goals} if self.goals else {}),
             "rows": self.rows,
             "notes": self.notes,
-            "machine": self.machine,
+            "machine": machine(),
         }
         return json.dumps(finite(body), indent=2, allow_nan=False)
 
@@ -191,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for key, value in result.figures.items():
         print(f"{key} = {value:.4g}")
     if args.json is not None:
-        _write(args.json, result.to_json() + "\n")
+        _write(args.json, result.to_json(name) + "\n")
         print(f"written: {args.json}")
     return 0
 
@@ -274,16 +273,7 @@ Goals = Mapping[str, tuple[str, float]]
 _MEETS = {"<=": operator.le, ">=": operator.ge}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """``figures`` name -> ratio or count of this run; ``rows``, all of the same keys, the table behind them."""
-
-    figures: dict[str, float]
-    rows: list[dict[str, Any]]
-    notes: list[str] = field(default_factory=list)
-
-
-def run_parts(bench: str, parts: Mapping[str, Callable[[], Part]], goals: Goals) -> BenchResult:
+def run_parts(parts: Mapping[str, Callable[[], BenchResult]], goals: Goals) -> BenchResult:
     """Measure the parts one after the other; each prints its table as soon as it has it."""
     figures: dict[str, float] = {}
     against: list[dict[str, Any]] = []
@@ -300,7 +290,7 @@ def run_parts(bench: str, parts: Mapping[str, Callable[[], Part]], goals: Goals)
         for figure, value in part.figures.items():
             # Two parts may count the same kind of violation.
             figures[figure] = figures.get(figure, 0.0) + value
-    return BenchResult(bench, figures, measured, notes, goals=against)
+    return BenchResult(figures, measured, notes, goals=against)
 
 
 def against_goals(goals: Goals, part: str, figures: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -148,4 +148,4 @@ def run(args: argparse.Namespace) -> BenchResult:
         "packets_per_s: one camera, one packet per message, which is the worst case",
         "gateway_core_packets_per_s: what the gateway's processor time allows at that",
     ]
-    return BenchResult("ingest", figures, [*through.values(), many, *direct], notes)
+    return BenchResult(figures, [*through.values(), many, *direct], notes)

@@ -89,7 +89,7 @@ def run_lazy(clips: Sequence[Path], fps: float, pruner: str, seconds: float) -> 
         "cpu_full_ms": statistics.median(row["full_ms"] for row in quiet),
         "cpu_lazy_ms": statistics.median(row["lazy_ms"] for row in quiet),
     }
-    return BenchResult("codec", figures, rows, ["missed and late are cells of the model's patch grid, out of kept"])
+    return BenchResult(figures, rows, ["missed and late are cells of the model's patch grid, out of kept"])
 
 
 def _compare(path: Path, name: str, group: str, settings: PipelineSettings) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         "longer stride leaves out, that is shed or dropped counts as nothing",
         *(f"{name}: quality {each.quality():.3f}, longest step {each.longest_s:.2f} s" for name, each in runs.items()),
     ]
-    return BenchResult("scheduler", figures, rows, notes)
+    return BenchResult(figures, rows, notes)
 
 
 def demands(count: int, seed: int) -> list[Demand]:

@@ -143,4 +143,4 @@ def run(args: argparse.Namespace) -> BenchResult:
     rss = process.memory_info().rss
     figures = {"rss_growth": (rss - warm_rss) / warm_rss, "windows_per_s": windows / (time.perf_counter() - began)}
     notes = [f"{args.windows} windows of model {args.model}; warm after {warm}"]
-    return BenchResult("soak", figures, rows, notes)
+    return BenchResult(figures, rows, notes)

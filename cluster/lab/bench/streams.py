@@ -133,4 +133,4 @@ def _result(args: argparse.Namespace, before: Looks, after: Looks) -> BenchResul
         f"{video_s:.0f} s of video decoded in {args.seconds:g} s from {args.cameras} cameras, "
         f"{windows} windows answered, {lost} frames or windows lost",
     ]
-    return BenchResult("streams", figures, rows, notes)
+    return BenchResult(figures, rows, notes)

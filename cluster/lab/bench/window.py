@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         f"window {args.window:g} s, stride {args.stride:g} s, {args.fps:g} FPS, pruner {args.pruner}; "
         "policies other than anchors get the token budget that anchors used",
     ]
-    return BenchResult("window", figures, rows, notes)
+    return BenchResult(figures, rows, notes)
 
 
 def _measure(

@@ -305,15 +305,15 @@ class EvaluationReport:
                 ],
             },
         }
-        result = BenchResult("accuracy", figures.values, [line.row for line in self.lines], figures.notes)
-        return report_json(result, self.facts, self.skipped, more)
+        result = BenchResult(figures.values, [line.row for line in self.lines], figures.notes)
+        return report_json("accuracy", result, self.facts, self.skipped, more)
 
 
 def report_json(
-    result: BenchResult, facts: Mapping[str, str], skipped: Sequence[SkippedVideo], more: Mapping[str, Any]
+    bench: str, result: BenchResult, facts: Mapping[str, str], skipped: Sequence[SkippedVideo], more: Mapping[str, Any]
 ) -> str:
     """JSON of a bench result, with facts among its notes, ``more`` entries and skipped videos; NaN becomes null."""
-    body = json.loads(result.to_json()) | more
+    body = json.loads(result.to_json(bench)) | more
     body["notes"] = [*(f"{name}: {value}" for name, value in facts.items()), *result.notes]
     body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in skipped]
     return json.dumps(finite(body), indent=2, allow_nan=False)

@@ -21,7 +21,7 @@ def test_table_aligns_and_shows_missing_values():
 
 def test_json_has_figures_rows_and_machine():
     figures = {"front_end_ratio": 0.9, "change_missed": math.nan, "sent_late_s": math.inf}
-    text = BenchResult("codec", figures, [{"clip": "a"}]).to_json()
+    text = BenchResult(figures, [{"clip": "a"}]).to_json("codec")
     body = json.loads(text)
     assert body["bench"] == "codec"
     assert body["figures"] == {"front_end_ratio": 0.9, "change_missed": None, "sent_late_s": None}
@@ -59,7 +59,7 @@ def test_the_last_result_stands_until_there_is_a_new_one(tmp_path, monkeypatch, 
         assert path.read_text() == "before"
         if broken:
             raise broken
-        return BenchResult("codec", {}, [])
+        return BenchResult({}, [])
 
     bench = SimpleNamespace(__doc__="", add_arguments=lambda _parser: None, run=run)
     monkeypatch.setattr(harness, "load_module", lambda _name: bench)

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         for part in SHARES
     ]
     shown = [failure.replace("\n", " ")[:600] for failure in report.failures[:SHOWN]]
-    return BenchResult("fuzz", figures, rows, shown)
+    return BenchResult(figures, rows, shown)
 
 
 @dataclass(slots=True)

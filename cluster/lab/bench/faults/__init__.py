@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from cluster.lab.bench.harness import BenchResult, Goals, Part, load_module, run_parts
+from cluster.lab.bench.harness import BenchResult, Goals, load_module, run_parts
 
 PARTS: dict[str, str] = {
     "positions": "positions_wrong: every token's (t, row, col) against the published rule written by hand",
@@ -19,7 +19,7 @@ PARTS: dict[str, str] = {
     "decoder": "decoder_bomb_mb: growth of a decoder by hostile streams",
     "delay": "other_camera_delay_ms: a load while another camera's write takes 1.5 s",
 }
-"""Part -> its figure and what it is; each is a module with ``measure(seed) -> Part``, of that name here or
+"""Part -> its figure and what it is; each is a module with ``measure(seed) -> BenchResult``, of that name here or
 ``IN_CHECKOUT``."""
 
 GOALS: Goals = {
@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Measure the parts that were named, or all."""
-    return run_parts("faults", {name: partial(_measure, name, args) for name in args.part or PARTS}, GOALS)
+    return run_parts({name: partial(_measure, name, args) for name in args.part or PARTS}, GOALS)
 
 
-def _measure(name: str, args: argparse.Namespace) -> Part:
+def _measure(name: str, args: argparse.Namespace) -> BenchResult:
     options = {"names": args.fault, "repeat": args.repeat, "folder": args.folder} if name == "cluster" else {}
-    part: Part = load_module(f"faults.{name}").measure(args.seed, **options)
+    part: BenchResult = load_module(f"faults.{name}").measure(args.seed, **options)
     return part

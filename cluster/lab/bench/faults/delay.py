@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.node import FINGERPRINT
 from cluster.lab.bench.processes import RedisServer
 from cluster.memory.tiers.arena import Arena
@@ -39,7 +39,7 @@ class SlowFor(Arena):
         return super().store(items)
 
 
-def measure(seed: int) -> Part:
+def measure(seed: int) -> BenchResult:
     """Figure ``other_camera_delay_ms``: the worst excess over the same load alone."""
     rng = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
@@ -74,7 +74,7 @@ def measure(seed: int) -> Part:
             )
         tiers.close()
     note = f"{BLOCKS} blocks of {TOKENS} tokens; medians of {ROUNDS}; the write takes {SLOW_S:g} s in the node's tier"
-    return Part({"other_camera_delay_ms": max(row["excess_ms"] for row in rows)}, rows, [note])
+    return BenchResult({"other_camera_delay_ms": max(row["excess_ms"] for row in rows)}, rows, [note])
 
 
 def _load(tiers: TierStack, keys: Sequence[BlockKey], empty: Sequence[Arena]) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.memory.footage import add_written, made_chunks
 from cluster.lab.bench.node import FINGERPRINT, far_tier
 from cluster.lab.bench.processes import RedisServer
@@ -45,7 +45,7 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__])
 
 
-def measure(seed: int) -> Part:
+def measure(seed: int) -> BenchResult:
     """Figure ``restored_after_kill``: the least share of tokens over all kills."""
     draw = random.Random(seed)
     # Tokens named, and the share of them that came back, by tier and point.
@@ -69,7 +69,7 @@ def measure(seed: int) -> Part:
         "acknowledged names; restored: tokens whose blocks another process read whole; share is 0 where "
         "its manifest names fewer, and 1 where none was acknowledged yet"
     )
-    return Part({"restored_after_kill": min(row["share"] for row in rows)}, rows, [note])
+    return BenchResult({"restored_after_kill": min(row["share"] for row in rows)}, rows, [note])
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from cluster.lab.bench.faults.kill import held_tokens, readable_blocks
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.memory.footage import add_written, made_chunks
 from cluster.lab.bench.node import FINGERPRINT
 from cluster.lab.bench.processes import RedisServer
@@ -30,14 +30,14 @@ _OUTAGE_S = 2.0
 _BACK_S = 30.0
 
 
-def measure(seed: int) -> Part:
+def measure(seed: int) -> BenchResult:
     """Figure ``restored_after_outage``: the least over all rounds."""
     rows: list[dict[str, Any]] = []
     with RedisServer() as server:
         for number in range(ROUNDS):
             rows.append({"round": number, **_round(server.url, server.pid, seed + number)})
     note = f"share of the tokens in clusters before the restart that are read after it; outages of {_OUTAGE_S:g} s"
-    return Part({"restored_after_outage": min(row["share"] for row in rows)}, rows, [note])
+    return BenchResult({"restored_after_outage": min(row["share"] for row in rows)}, rows, [note])
 
 
 def _round(url: str, pid: int, seed: int) -> dict[str, Any]:

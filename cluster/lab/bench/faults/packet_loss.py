@@ -17,7 +17,7 @@ import numpy as np
 from cluster.codec import FileSource, StreamHeader
 from cluster.codec.processor import CodecProcessor
 from cluster.engine.simulated import SimulatedEngine
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.lab.scenes.encode import VideoEncoding, write_video
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
@@ -33,7 +33,7 @@ KEYFRAMES_S = (1, 2, 4)
 """Seconds between keyframes; the figure is of the first."""
 
 
-def measure(seed: int) -> Part:
+def measure(seed: int) -> BenchResult:
     """See :mod:`cluster.lab.bench.faults`."""
     random = np.random.default_rng(seed)
     shape = load_shape("demo")
@@ -53,7 +53,7 @@ def measure(seed: int) -> Part:
                 }
             )
     note = f"loss of {LOSS_S:g} s of packets; figure: of a camera with a keyframe every {KEYFRAMES_S[0]} s"
-    return Part({"window_after_gap": rows[0]["held"]}, rows, [note])
+    return BenchResult({"window_after_gap": rows[0]["held"]}, rows, [note])
 
 
 def _video(path: Path, every_s: int, random: np.random.Generator) -> tuple[StreamHeader, list[EncodedPacket]]:

@@ -22,7 +22,7 @@ from cluster.engine.native.plan import WindowPlan
 from cluster.engine.vllm.positions import prompt_positions
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans, own_positions
 from cluster.engine.window.windowed_engine import WindowWork
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
@@ -136,7 +136,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-def measure(seed: int) -> Part:
+def measure(seed: int) -> BenchResult:
     """See :mod:`cluster.lab.bench.faults`."""
     wrong = 0
     rows: list[dict[str, Any]] = []
@@ -150,7 +150,7 @@ def measure(seed: int) -> Part:
                     counts = _judged(model, case, list(_samples(clip, model, case)))
                     rows.append({"family": model.family, "fps": rate, "case": case, **counts})
                     wrong += counts["wrong"] + counts["wrong_vllm"]
-    return Part({"positions_wrong": float(wrong)}, rows)
+    return BenchResult({"positions_wrong": float(wrong)}, rows)
 
 
 def _samples(clip: Path, model: VisionLanguageModel, case: str) -> Iterator[FrameSample]:

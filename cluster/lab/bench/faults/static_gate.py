@@ -15,7 +15,7 @@ import numpy as np
 
 from cluster.codec.picture import LumaDifference
 from cluster.engine.simulated import SimulatedEngine
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
 from cluster.registry import pruners
@@ -46,7 +46,7 @@ class AppearingObject:
         place[:] = np.clip(place.astype(np.int16) + self.contrast, 0, 255)
 
 
-def measure(seed: int) -> Part:
+def measure(seed: int) -> BenchResult:
     """See :mod:`cluster.lab.bench.faults`."""
     shape = load_shape("demo")
     grid = PatchGrid(16, 16, shape.geometry.patch, shape.geometry.merge, shape.geometry.temporal)
@@ -69,7 +69,7 @@ def measure(seed: int) -> Part:
         "gate_missed": float(sum(row["missed"] for row in rows)),
         "quiet_gated": min(row["quiet_gated"] / row["quiet"] for row in rows),
     }
-    return Part(figures, rows, [note])
+    return BenchResult(figures, rows, [note])
 
 
 def _random_object(random: np.random.Generator, grid: PatchGrid) -> AppearingObject:

@@ -12,7 +12,7 @@ import numpy as np
 
 from cluster.engine.native import NativeEngine
 from cluster.errors import SightlineError
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.node import far_tier
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
@@ -76,7 +76,7 @@ class Cameras:
         return spent
 
 
-def measure(seed: int) -> Part:
+def measure(seed: int) -> BenchResult:
     """Figure ``step_p90_ratio``: six of the steps are above it. Half of the steps without memories come before those
     with, half after."""
     model = load_model(MODEL, dtype="bfloat16")
@@ -100,7 +100,7 @@ def measure(seed: int) -> Part:
         f"{CAMERAS} cameras with {CAP >> 20} MiB each, full after {filled:.0f} s; while steps were timed "
         f"{done} compressions, and {dropped} frames dropped for want of time"
     ]
-    return Part({"step_p90_ratio": ratio}, rows, notes)
+    return BenchResult({"step_p90_ratio": ratio}, rows, notes)
 
 
 def _fill(cameras: Cameras, bank: MemoryBank) -> float:

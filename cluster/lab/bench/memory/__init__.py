@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from cluster.lab.bench.frames import add_clip_arguments
-from cluster.lab.bench.harness import BenchResult, Goals, Part, run_parts
+from cluster.lab.bench.harness import BenchResult, Goals, run_parts
 from cluster.lab.bench.memory import (
     cap,
     compressors,
@@ -38,7 +38,7 @@ from cluster.lab.bench.memory import (
 )
 from cluster.lab.bench.memory.footage import Footage
 
-PARTS: dict[str, Callable[[Footage], Part]] = {
+PARTS: dict[str, Callable[[Footage], BenchResult]] = {
     # First: what it may grow by would hide in memory that other parts have freed.
     "cap": lambda footage: cap.measure(footage.args),
     "compress": compressors.measure_cost,
@@ -112,4 +112,4 @@ def run(args: argparse.Namespace) -> BenchResult:
     """Measure the parts that were named, or all."""
     with tempfile.TemporaryDirectory() as directory:
         footage = Footage(args, Path(directory))
-        return run_parts("memory", {name: partial(PARTS[name], footage) for name in args.part or PARTS}, GOALS)
+        return run_parts({name: partial(PARTS[name], footage) for name in args.part or PARTS}, GOALS)

@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.memory.footage import CAMERA, made_chunks
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def measure(args: argparse.Namespace) -> Part:
+def measure(args: argparse.Namespace) -> BenchResult:
     """Figures ``cap_violations`` (frames after which some tier held more than its cap), ``memory_growth``,
     ``written_per_byte_taken_in`` (to the node, of blocks and index, for each byte of KV that came),
     ``bytes_written_per_byte_kept`` (of blocks, for each byte of the tokens that were stored at all), both also with
@@ -71,7 +71,7 @@ def measure(args: argparse.Namespace) -> Part:
         f"largest since the row before; warm after {round(args.frames * WARM_UP)} frames"
     )
     figures["leak_at_ten_caps"] = leak(round(args.leak_cap_mib * 2**20))
-    return Part(figures, rows + more, [note])
+    return BenchResult(figures, rows + more, [note])
 
 
 class CountingArena(Arena):

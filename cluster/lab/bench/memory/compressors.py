@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from cluster.lab.bench.frames import prune_clip, read_clip
-from cluster.lab.bench.harness import Part, print_progress, timed_calls
+from cluster.lab.bench.harness import BenchResult, print_progress, timed_calls
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched, covered_cells
 from cluster.lab.evaluation.memory.answer import SPACES, load_head_tokens, open_memory
 from cluster.lab.evaluation.memory.recording import STREAM
@@ -68,7 +68,7 @@ def _names() -> list[str]:
     return [name for name in compressors.names() if name != "none"]
 
 
-def measure_cost(footage: Footage) -> Part:
+def measure_cost(footage: Footage) -> BenchResult:
     """Figures ``compress_share_<name>``: the worst clip and cap, of the bench's model."""
     args = footage.args
     rows: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ def measure_cost(footage: Footage) -> Part:
         "share_of_encode: compressing; remember_share: all that a memory does (clusters, blocks, tier); both over "
         "tower and language model for the same frames"
     )
-    return Part(figures, rows, [note])
+    return BenchResult(figures, rows, [note])
 
 
 def _cost_row(model: str, watched: Watched, name: str, spec: MemorySpec, cap: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _add(memory: StreamMemory, chunks: Sequence[KVChunk], later: int) -> None:
         memory.add_chunk(replace(chunk, pts=chunk.pts + later))
 
 
-def measure_coverage(footage: Footage) -> Part:
+def measure_coverage(footage: Footage) -> BenchResult:
     """Figures: ``cap_violations``, ``coverage_<a>_over_<b>`` and ``cosine_...`` (the worst of all clips, caps and
     spaces)."""
     args = footage.args
@@ -143,7 +143,7 @@ def measure_coverage(footage: Footage) -> Part:
         f"model {args.model}, random weights: {footage.model(args.model).random_weights}; caps are shares of all "
         "tokens that left the windows"
     )
-    return Part(_figures(rows), rows, [note])
+    return BenchResult(_figures(rows), rows, [note])
 
 
 def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
@@ -231,7 +231,7 @@ _FPS, _SAMPLED_FPS = 6.0, 2.0
 _ROOM = 2**29
 
 
-def measure_objects(footage: Footage) -> Part:
+def measure_objects(footage: Footage) -> BenchResult:
     """Figures ``object_kept_<name>_quarter``: the worst of the clips held out."""
     args = footage.args
     rows: list[dict[str, Any]] = []
@@ -248,7 +248,9 @@ def measure_objects(footage: Footage) -> Part:
         )
         for name in COMPARED
     }
-    return Part(figures, rows, [f"model {args.model}; whole frames; held, object: shares of all tokens that came"])
+    return BenchResult(
+        figures, rows, [f"model {args.model}; whole frames; held, object: shares of all tokens that came"]
+    )
 
 
 def _watch_objects(footage: Footage, kind: str, seed: int) -> tuple[list[KVChunk], list[set[int]]]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.memory.footage import Footage, IntArray, covered_cells
 from cluster.lab.evaluation.memory.answer import load_head_tokens, open_memory
 from cluster.lab.evaluation.memory.long_scene import LongScene
@@ -78,7 +78,7 @@ class Watched:
         return sum(chunk.tokens for chunk in self.chunks)
 
 
-def measure(footage: Footage) -> Part:
+def measure(footage: Footage) -> BenchResult:
     """Figures ``evidence_recall_eighth``, ``_64th`` of production's defaults, and ``evidence_gain_eighth``, ``_64th``:
     how much more they find than the best other compressor."""
     args = footage.args
@@ -112,7 +112,7 @@ def measure(footage: Footage) -> Part:
         "rows with a retriever: found by a query that is the mean key of a passage; intervals are of objects of these "
         "cameras, and say nothing of others"
     )
-    return Part(figures, rows, [note])
+    return BenchResult(figures, rows, [note])
 
 
 def watch(model: VisionLanguageModel, scene: LongScene, folder: Path, fps: float) -> Watched:

@@ -19,7 +19,7 @@ from cluster.engine.native.plan import Prompt, WindowPlan
 from cluster.engine.window.kv import rotate_wide
 from cluster.engine.window.windowed_engine import WindowStats, WindowWork
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.memory.footage import Footage, Listener, ListeningBank
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieval_session import RetrievedKV
@@ -33,7 +33,7 @@ TOP = 64
 _ROOM = 2**30
 
 
-def measure(footage: Footage) -> Part:
+def measure(footage: Footage) -> BenchResult:
     """Figures ``frames_read_share`` (of the past tokens, waiting ones included), ``frames_attention_read`` (of the
     attention to clustered tokens; what the policy's ratio asks for), ``frames_top_recall`` (of the ``TOP`` tokens) and
     ``frames_time_ratio`` (language model's time of windows that read, over the same without); the worst of the clips.
@@ -53,7 +53,7 @@ def measure(footage: Footage) -> Part:
         "attention among those clustered (raw: before rotary, as clusters are scored); best_clusters: attention to as "
         f"many tokens in clusters chosen by it; model {footage.args.model}"
     )
-    return Part(figures, rows, [note])
+    return BenchResult(figures, rows, [note])
 
 
 def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[str, Any]:

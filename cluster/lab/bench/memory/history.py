@@ -17,7 +17,7 @@ from typing import Any
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage, add_written, model_chunks, run_question
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def measure_history(footage: Footage) -> Part:
+def measure_history(footage: Footage) -> BenchResult:
     """Figure ``ttft_64k_over_4k``, named by what ``args.history`` is by default.
 
     Raises:
@@ -99,10 +99,10 @@ def measure_history(footage: Footage) -> Part:
         f"tokens of each layer and head; read: {READ} at least, with whole clusters of {MemorySpec().organiser}; "
         f"model {args.model}"
     )
-    return Part({"ttft_64k_over_4k": rows[1]["ttft_ms"] / rows[0]["ttft_ms"]}, rows, [note])
+    return BenchResult({"ttft_64k_over_4k": rows[1]["ttft_ms"] / rows[0]["ttft_ms"]}, rows, [note])
 
 
-def measure_day(footage: Footage) -> Part:
+def measure_day(footage: Footage) -> BenchResult:
     """Figures ``ttft_8h_over_10min`` and ``bytes_per_camera_day`` (share of the cap), named by the default day.
 
     Raises:
@@ -133,7 +133,7 @@ def measure_day(footage: Footage) -> Part:
     }
     cap = f"cap {spec.cap_bytes / 2**20:g} MiB, most_mib: largest at any time"
     note = f"{cap}; {spec.compressor}, {spec.organiser}, {spec.retriever}; model {args.model}"
-    return Part(figures, rows, [note])
+    return BenchResult(figures, rows, [note])
 
 
 def _engine(model: VisionLanguageModel, tier: Arena, spec: MemorySpec) -> NativeEngine:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched
 from cluster.lab.bench.node import DelayedArena
 from cluster.lab.report import charts
@@ -245,7 +245,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="whose median counts")
 
 
-def measure(footage: Footage) -> Part:
+def measure(footage: Footage) -> BenchResult:
     """Figures: ``prefetch_hidden_<latency>ms``, where every prediction is right; ``prediction_recall``, the share of
     the wanted blocks that a model's own predictions name, the smaller of two models; and ``prefetch_hidden_real`` with
     those of the deeper one, the smallest of all latencies. Writes the timeline of the longest latency into
@@ -296,7 +296,7 @@ def measure(footage: Footage) -> Part:
         + random,
         "the first layer cannot be predicted: of n layers at most 1 - 1/n (limit) can be hidden",
     ]
-    return Part(figures, rows, notes)
+    return BenchResult(figures, rows, notes)
 
 
 def _row(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched, made_chunks
 from cluster.memory.retrieval_session import RetrievalSession
 from cluster.memory.stream import StreamMemory, join_frames
@@ -96,7 +96,7 @@ def _pool_norms(norms: Floats, width: int, dimensions: int) -> Floats:
     return means
 
 
-def measure_infinipot_v() -> Part:
+def measure_infinipot_v() -> BenchResult:
     """Figure ``infinipot_v_parity``: the share of the rule's tokens that the compressor keeps as well, in the layer
     and head with the smallest."""
     rows: list[dict[str, Any]] = []
@@ -134,10 +134,10 @@ def measure_infinipot_v() -> Part:
             )
     print_progress("infinipot_v: as published")
     note = "infinipot_v_paper against the published rule in numpy: whole made frames, one compression, with its pools"
-    return Part({"infinipot_v_parity": min(row["overlap"] for row in rows)}, rows, [note])
+    return BenchResult({"infinipot_v_parity": min(row["overlap"] for row in rows)}, rows, [note])
 
 
-def measure_rekv(footage: Footage) -> Part:
+def measure_rekv(footage: Footage) -> BenchResult:
     """Figure ``rekv_parity``: share of layers and questions in which every head read just the published frames."""
     query_heads = footage.model(footage.args.model).text_config.num_attention_heads
     rows: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ def measure_rekv(footage: Footage) -> Part:
                 "parity": statistics.fmean(same),
             }
         )
-    return Part({"rekv_parity": min(row["parity"] for row in rows)}, rows)
+    return BenchResult({"rekv_parity": min(row["parity"] for row in rows)}, rows)
 
 
 def same_frames(watched: Watched, query_heads: int) -> list[bool]:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from cluster.engine.native.engine import NativeEngine
-from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.memory.footage import CAMERA, QUESTIONS, Footage
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
@@ -24,7 +24,7 @@ _ROOM = 2**29
 _ROUNDS = 3
 
 
-def measure(footage: Footage) -> Part:
+def measure(footage: Footage) -> BenchResult:
     """Figure ``restore_speedup``: of the clip where it is smaller."""
     args = footage.args
     model = footage.model(args.model)
@@ -36,7 +36,7 @@ def measure(footage: Footage) -> Part:
         "restored: admitting the camera, window and memory from the tiers; computed: all its frames through tower, "
         "language model and memory; logit_diff: largest of a question's first token, restored against never gone"
     )
-    return Part({"restore_speedup": min(row["speedup"] for row in rows)}, rows, [note])
+    return BenchResult({"restore_speedup": min(row["speedup"] for row in rows)}, rows, [note])
 
 
 def measure_restore(

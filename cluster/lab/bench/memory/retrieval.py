@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from cluster.engine.native.engine import NativeEngine
-from cluster.lab.bench.harness import Part, print_progress
+from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.memory import evidence
 from cluster.lab.bench.memory.footage import (
     CAMERA,
@@ -72,7 +72,7 @@ Setting = tuple[str, dict[str, Any]]
 """A retriever and its options."""
 
 
-def measure(footage: Footage) -> Part:
+def measure(footage: Footage) -> BenchResult:
     """Figures ``ttft_vs_token_retrieval``, ``transfers_vs_token_retrieval``: on the clip where they are
     smaller; of each organiser, and without a name of production's. ``ttft_vs_rekv``."""
     args = footage.args
@@ -104,7 +104,7 @@ def measure(footage: Footage) -> Part:
         rows += _against_rekv(model, again_and_again(watched, REKV_TOKENS), args.repeats)
         faster.append(rows[-1]["ttft_ratio"])
     figures["ttft_vs_rekv_top_keys"] = min(faster)
-    return Part(figures, rows, notes)
+    return BenchResult(figures, rows, notes)
 
 
 def _against_tokens(model: VisionLanguageModel, watched: Watched, repeats: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.lab.bench.harness import Part
+from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.memory.footage import Asked, Footage
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise import NewTokens
@@ -147,7 +147,7 @@ def measure_splits(
     return figures
 
 
-def measure(footage: Footage) -> Part:
+def measure(footage: Footage) -> BenchResult:
     """Figure ``deferred_split_saving``: the smallest of all clips, where a question loads a tenth of the tokens."""
     rows: list[dict[str, Any]] = []
     savings = []
@@ -158,7 +158,7 @@ def measure(footage: Footage) -> Part:
             if share == FIGURE_SHARE:
                 savings.append(found["saving"])
     note = "share: of all tokens, what a question loads; queries are those of questions the model was asked meanwhile"
-    return Part({"deferred_split_saving": min(savings)}, rows, [note])
+    return BenchResult({"deferred_split_saving": min(savings)}, rows, [note])
 
 
 def _partitions(chunks: Sequence[KVChunk], similarity: float | None) -> list[int]:

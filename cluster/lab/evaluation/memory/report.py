@@ -186,7 +186,7 @@ class MemoryReport:
             rows.append(result.row())
             for kind, drop in self.drops.get(result.setting, {}).items():
                 rows[-1] |= drop.row(f"drop_{kind}")
-        return report_json(BenchResult("memory", self.figures, rows, list(self.notes)), self.facts, self.skipped, more)
+        return report_json("memory", BenchResult(self.figures, rows, list(self.notes)), self.facts, self.skipped, more)
 
 
 def chance(questions: Sequence[Question]) -> float:
