@@ -124,9 +124,8 @@ class Lane:
         move = self.hand_over if self.hand_over is not None and (sample.random_access or self.hand_over.held) else None
         queue = self.queue if move is None else move.held
         if len(queue) >= most:
-            self.dropped += len(queue)
             self.cut = queue[0].pts
-            queue.clear()
+            self.drop(queue)
             self.wants_fresh = True
         if not self.wants(sample):
             self.dropped += 1
@@ -134,6 +133,11 @@ class Lane:
         self.wants_fresh = False
         queue.append(message)
         return "queued" if move is None else "held"
+
+    def drop(self, frames: deque[frames_pb2.Frame]) -> None:
+        """Drop queued or held frames, as never sent."""
+        self.dropped += len(frames)
+        frames.clear()
 
     def cut_queue(self) -> None:
         """Note that the queued frames will never be sent."""
@@ -190,7 +194,10 @@ class Lane:
 
 @dataclass(slots=True)
 class ReplicaLink:
-    """One replica: lanes that may have something to send, and closing messages of lanes that have left."""
+    """One replica: lanes that may have something to send, and closing messages of lanes that have left.
+
+    ``unreachable``: the last attempt to connect failed, or the connection broke. ``task``: connects and sends.
+    """
 
     address: str
     ready: deque[str] = field(default_factory=deque)
@@ -198,3 +205,5 @@ class ReplicaLink:
     work: asyncio.Event = field(default_factory=asyncio.Event)
     woken: bool = False
     connected: bool = False
+    unreachable: bool = False
+    task: asyncio.Task[None] | None = None

@@ -5,7 +5,8 @@ import contextlib
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import grpc.aio
 from sightline.v1 import frames_pb2, frames_pb2_grpc
@@ -131,8 +132,7 @@ class FrameSender:
         with self._lock:
             if (lane := self._lanes.get(camera)) is not None and lane.hand_over is None:
                 lane.cut_queue()
-                lane.dropped += len(lane.queue)
-                lane.queue.clear()
+                lane.drop(lane.queue)
                 lane.wants_fresh = True
 
     def take_cut(self, camera: str) -> int | None:
@@ -146,29 +146,30 @@ class FrameSender:
             return cut
 
     def close(self, camera: str, *, flush: bool = False) -> None:
-        """Remove a camera; ``flush``: after its queue is sent, and with its last window answered."""
+        """Remove a camera; ``flush``: after its queue is sent, and with its last window answered. A replica that cannot
+        be reached is told nothing: it has closed the camera by itself."""
         with self._lock:
             lane = self._lanes.get(camera)
             if lane is None:
                 return
+            link = self._links[lane.address]
             if not flush:
-                lane.dropped += len(lane.queue)
-                lane.queue.clear()
+                lane.drop(lane.queue)
                 if lane.hand_over is not None:
-                    lane.dropped += len(lane.hand_over.held)
-                    lane.hand_over.held.clear()
+                    lane.drop(lane.hand_over.held)
                     self._loop.call_soon_threadsafe(lane.hand_over.fresh.set)
+                elif link.unreachable:
+                    self._remove(camera, link)
+                    return
             lane.closing = frames_pb2.StreamClose(camera=camera, flush=flush)
-            if link := self._links.get(lane.address):
-                self._ready(camera, link)
+            self._ready(camera, link)
 
     def release(self, camera: str) -> None:
         """Remove a camera that another decoder sends to the same replica from now on: it stays open there."""
         with self._lock:
             lane = self._lanes.get(camera)
             if lane is not None and lane.hand_over is None:
-                lane.dropped += len(lane.queue)
-                del self._lanes[camera]
+                self._remove(camera, self._links[lane.address])
                 return
         self.close(camera)
 
@@ -190,6 +191,9 @@ class FrameSender:
                     self._left.clear()
                     await self._left.wait()
                 if not self._lanes and self._tasks:
+                    for link in list(self._links.values()):
+                        if link.unreachable and link.task is not None:
+                            link.task.cancel()
                     await asyncio.wait(self._tasks)
         with self._lock:
             self._stopped = True
@@ -200,14 +204,16 @@ class FrameSender:
 
     def _start(self, link: ReplicaLink) -> None:
         if not self._stopped:
-            task = self._loop.create_task(self._run(link), name=f"frames to {link.address}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            link.task = self._create_task(self._run(link), f"frames to {link.address}")
 
     def _begin_hand_over(self, camera: str, lane: Lane, move: HandOver) -> None:
-        task = self._loop.create_task(self._hand_over(camera, lane, move), name=f"{camera} moves to {move.target}")
+        self._create_task(self._hand_over(camera, lane, move), f"{camera} moves to {move.target}")
+
+    def _create_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _hand_over(self, camera: str, lane: Lane, move: HandOver) -> None:
         """Close the camera at the old replica, wait until that is done, and continue at the new one."""
@@ -241,7 +247,6 @@ class FrameSender:
     async def _run(self, link: ReplicaLink) -> None:
         """Connect and send, reconnecting as long as a camera is assigned to this replica."""
         attempt = 0
-        told = False
         while self._in_use(link):
             reason = "the replica ended the stream"
             try:
@@ -257,9 +262,7 @@ class FrameSender:
                 reason = repr(error)
             if not self._in_use(link):
                 break
-            if link.connected or not told:
-                told = True
-                self._break(link, reason)
+            self._break(link, reason)
             attempt = 0 if link.connected else attempt + 1
             link.connected = False
             await asyncio.sleep(self._backoff.delay_s(attempt, random.random()))
@@ -277,6 +280,7 @@ class FrameSender:
             return False
 
     def _break(self, link: ReplicaLink, reason: str) -> None:
+        """The connection broke, or could not be made: reported once until it is."""
         lost: list[LostCamera] = []
         with self._lock:
             link.closes.clear()
@@ -291,12 +295,13 @@ class FrameSender:
                 if link.connected:
                     lane.cut_queue()
                     frames = lane.reset()
-                lost.append(LostCamera(camera, link.address, frames, reason))
-                if lane.closing is not None and link.connected:
-                    del self._lanes[camera]
-                    self._left.set()
+                if not link.unreachable:
+                    lost.append(LostCamera(camera, link.address, frames, reason))
+                if lane.closing is not None and not lane.queue:
+                    self._remove(camera, link)
                 else:
                     self._ready(camera, link)
+            link.unreachable = True
         if lost:
             self._on_lost(lost)
 
@@ -304,7 +309,7 @@ class FrameSender:
         try:
             async with asyncio.timeout(CONNECT_S):
                 await call.wait_for_connection()
-            link.connected = True
+            link.connected, link.unreachable = True, False
             writer = asyncio.create_task(self._write(link, call))
             reader = asyncio.create_task(self._read(link, call))
             try:
@@ -365,8 +370,7 @@ class FrameSender:
                         lane.hand_over.told = True
                         return frames_pb2.FrameMessage(close=frames_pb2.StreamClose(camera=camera, hand_over=True))
                 elif lane.closing is not None and not lane.queue:
-                    del self._lanes[camera]
-                    self._left.set()
+                    self._remove(camera, link)
                     return frames_pb2.FrameMessage(close=lane.closing)
             return None
 
@@ -392,6 +396,13 @@ class FrameSender:
             link = self._links[address] = ReplicaLink(address)
             self._loop.call_soon_threadsafe(self._start, link)
         return link
+
+    def _remove(self, camera: str, link: ReplicaLink) -> None:
+        """Remove a camera's lane; without another one the link ends."""
+        del self._lanes[camera]
+        self._wake(link)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._left.set)
 
     def _ready(self, camera: str, link: ReplicaLink) -> None:
         if camera not in link.ready:

@@ -1,5 +1,6 @@
 """Decoder -> replica over loopback: order, credit, slow replicas, broken connections, refusals."""
 
+import asyncio
 import threading
 from collections import deque
 from contextlib import AsyncExitStack, suppress
@@ -12,6 +13,7 @@ import rpc_serving
 from frame_parts import Replica, sending, serving
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
+from cluster.decoder import frame_sender
 from cluster.decoder.frame_lanes import Lane
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import UnknownCameraError
@@ -266,6 +268,55 @@ async def test_an_unreachable_replica_is_told_once_and_loses_nothing(make, until
             # A frame that a replica has and has not acknowledged when it ends counts as lost.
             await until(lambda: sender.status("gate").in_flight == 0)
         assert len([stream for stream in lost if stream.frames]) == 0
+
+
+async def test_a_camera_of_an_unreachable_replica_is_removed_at_once_and_no_stop_waits_for_it(make, until, monkeypatch):
+    async with serving(Replica()) as address:
+        pass
+    async with sending() as (sender, lost):
+        sender.assign(make.spec(), address)
+        assert sender.send(make.sample(index=0))
+        await until(lambda: lost)
+        # The attempt that goes on meanwhile ends by itself only after the test.
+        monkeypatch.setattr(frame_sender, "CONNECT_S", 600.0)
+        sender.close("gate")
+        assert sender.status("gate") is None
+        assert not sender.send(make.sample(index=1, fresh=True))
+        async with asyncio.timeout(60.0):
+            await sender.stop(600.0)
+
+
+async def test_a_camera_that_ends_while_its_replica_restarts_sends_the_rest_and_one_with_none_is_removed(make, until):
+    replica = Replica()
+    async with serving(Replica()) as address:
+        port = int(address.rpartition(":")[2])
+    async with sending() as (sender, lost):
+        for camera in ("gate", "yard"):
+            sender.assign(make.spec(camera), address)
+        assert sender.send(make.sample(index=0))
+        await until(lambda: lost)
+        for camera in ("gate", "yard"):
+            sender.close(camera, flush=True)
+        await until(lambda: sender.status("yard") is None)
+        assert sender.status("gate").queued == 1
+        async with serving(replica, port=port):
+            await until(lambda: replica.closed == [("gate", True)])
+        assert replica.indices() == [0]
+
+
+async def test_the_connection_ends_with_its_last_camera_although_that_stays_open_at_the_replica(make, until):
+    replica = Replica()
+    async with serving(replica) as address, sending() as (sender, _):
+        for camera in ("gate", "yard"):
+            sender.assign(make.spec(camera), address)
+            assert sender.send(make.sample(camera, 0))
+        await until(lambda: len(replica.frames) == 2)
+        sender.close("yard")
+        await until(lambda: replica.closed == [("yard", False)])
+        sender.release("gate")
+        # No other decoder has opened it: the replica waits for one, for as long as after a decoder that is gone.
+        await until(lambda: replica.lost == ["gate"])
+        assert replica.closed == [("yard", False)]
 
 
 async def test_another_specification_keeps_the_stream(make, until):
