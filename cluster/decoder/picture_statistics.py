@@ -30,6 +30,9 @@ STRANGE_LEVELS, STRANGE_SPREAD = 10.0, 0.5
 MOST = 0.5
 ADAPT_S = 60.0
 SETTLE_S = 300.0
+LONGEST_GAP_S = 10.0
+"""Longest gap between two samples that counts as time in which the scene was seen: more than between two keyframes,
+each of which follows a gap where nothing else is decoded."""
 
 
 class PictureStatistics:
@@ -65,6 +68,10 @@ class PictureStatistics:
         luma, spread = _moments(seen)
         if self._last_pts is None or frame.pts <= self._last_pts:
             self._last_pts = self._familiar_pts = frame.pts
+        elif frame.random_access:
+            unseen = max(0, frame.pts - self._last_pts - round(LONGEST_GAP_S * MICROSECONDS))
+            self._last_pts += unseen
+            self._familiar_pts += unseen
         if frame.random_access or float(difference.max()) >= STILL_LEVELS:
             # Nothing is known of a gap: stillness is counted anew.
             self._still_since = frame.pts

@@ -12,7 +12,7 @@ from cluster.alerts.open_incidents import OpenIncidents
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
 from cluster.config.alerts import HealthConfig
-from cluster.decoder.picture_statistics import SETTLE_S, PictureStatistics
+from cluster.decoder.picture_statistics import LONGEST_GAP_S, SETTLE_S, PictureStatistics
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 
 NOW = 1_700_000_000.0
@@ -296,23 +296,30 @@ def test_exposure_noise_and_what_moves_are_no_other_scene(tmp_path):
     assert judged(recorded(tmp_path / "a.mp4", frames), QUICK) == []
 
 
-def test_the_new_scene_becomes_the_usual_one(make):
-    """Not from a file, which would be long: the same pictures again and again."""
+@pytest.mark.parametrize(
+    ("away_s", "step_s", "gaps"), [(0, 0.5, False), (400, 0.5, False), (86_400, 0.5, False), (0, 4.0, True)]
+)
+def test_the_new_scene_becomes_the_usual_one_once_it_has_been_seen_for_long_enough(away_s, step_s, gaps):
+    """Not from a file, which would be long: the same pictures again and again. ``away_s``: without video before it;
+    ``gaps``: every sample follows one, as where only keyframes are decoded."""
     from cluster.types import ChangeGrid, PatchGrid, SampledPicture
 
     grid = PatchGrid(24, 40, 8, 2, 2)
     planes = [np.zeros((24, 40), np.float32)] * 3
     change = ChangeGrid(*planes, luma=np.full((24, 40), 1.0, np.float32), cue="luma", frames=5)
-    watch, strange = PictureStatistics(), []
-    for index in range(2 * round(SETTLE_S + 60)):
-        luma = scene(1 if index < 60 else 2).astype(np.uint8)
-        frame = SampledPicture(index, index * 500_000, False, index == 0, grid, luma, luma, change)
+    watch, strange = PictureStatistics(), {}
+    for index in range(-round(30 / step_s), round((SETTLE_S + 30) / step_s)):
+        luma = scene(1 if index < 0 else 2).astype(np.uint8)
+        at_s = 30 + index * step_s + (away_s if index >= 0 else 0)
+        gap = gaps or (index == 0 and away_s > 0)
+        frame = SampledPicture(index, round(at_s * 1e6), False, at_s == 0, grid, luma, luma, change, gap=gap)
         watch.add_sample(frame)
-        strange.append(watch.health.strangeness)
-    assert max(strange[:60]) < 0.1
-    settled = 60 + round(2 * SETTLE_S)
-    assert min(strange[61 : settled - 2]) > 0.5
-    assert max(strange[settled + 4 :]) < 0.1
+        strange[index * step_s] = watch.health.strangeness
+    assert max(value for at_s, value in strange.items() if at_s < 0) < 0.1
+    # A part of the time without video counts, as nobody can tell a long GOP from it.
+    counted_s = min(away_s, LONGEST_GAP_S)
+    assert min(value for at_s, value in strange.items() if 0 <= at_s < SETTLE_S - counted_s - 2 * step_s) > 0.5
+    assert max(value for at_s, value in strange.items() if at_s > SETTLE_S - counted_s + 2 * step_s) < 0.1
 
 
 @pytest.mark.skipif(not REAL, reason="SIGHTLINE_CLIPS names no folder of real clips")
