@@ -285,7 +285,14 @@ class CodecProcessor(LazyFeed):
         newest = list(self._newest)
         for start in range(len(newest) - 1, 0, -1):
             if self._recover(newest[start]):
-                return [frame for each in newest[start:] for frame in self._decode(each) or ()]
+                frames: list[VideoFrame] = []
+                for each in newest[start:]:
+                    decoded = self._decode(each)
+                    if decoded is None:
+                        # Damaged here too: with the keyframe's picture shown, what follows would be trusted.
+                        return []
+                    frames += decoded
+                return frames
         return []
 
     def _lose(self) -> None:
@@ -333,10 +340,10 @@ class CodecProcessor(LazyFeed):
         past, future = self._order.scale_factors(pts, self._decoder is not None and self._decoder.reorders)
         if self.device.name == "cpu":
             view.change.add_picture(frame, past, future)
+            if self.lazy is not None:
+                self._note_shown(frame, pts)
         if frame.pict_type == PictureType.I or frame.key_frame:
             self._anchors.note_intra_picture(time)
-        if self.lazy is not None:
-            self._note_shown(frame, pts)
         if time is None:
             return None
         return self._sample(frame, time, view) if self._sampling.is_sample(time) else None

@@ -260,6 +260,20 @@ def test_samples_on_the_gpu_are_those_of_the_cpu(clip):
     assert len(told["cuda"]) > 8
 
 
+def test_no_picture_stays_on_the_gpu_once_it_was_taken(clip):
+    """It is one of a decoder's few surfaces. Lazy decoding keeps its newest picture, and is the CPU's."""
+
+    def pictures() -> int:
+        gc.collect()
+        return sum(isinstance(each, av.VideoFrame) and each.width > 0 for each in gc.get_objects())
+
+    before = pictures()
+    one = CodecProcessor(QWEN, CodecOptions(decode="cuda", lazy=True), host_nvdec())
+    assert feed(one, FileSource(clip)) > 0
+    assert one.device.name == "cuda"
+    assert pictures() == before
+
+
 def test_a_camera_asked_onto_the_cpu_never_probes():
     def probe():
         raise AssertionError("nobody asked")

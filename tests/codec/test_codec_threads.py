@@ -90,6 +90,30 @@ def test_damage_costs_the_rest_of_its_gop_and_no_more(tmp_path: Path, cores: Non
     assert [sample.pts for sample in samples] == [s.pts for index, s in enumerate(clean) if index not in lost]
 
 
+@pytest.mark.parametrize("damaged", [(19, 21), (20, 21), (20, 24)])
+def test_damage_found_when_packets_are_decoded_again_costs_the_rest_of_the_gop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: tuple[int, int]
+) -> None:
+    """The first damage is reported two packets late. By then the process has one core, and the decoder that begins
+    anew at the keyframe, 20, reports the second at once."""
+    header, packets = read(encode(tmp_path / "clip.mp4", walk(60), "libx265"))
+    _, clean = process(header, packets)
+    cores = iter([{0, 1, 2}])
+    monkeypatch.setattr(decoder, "_THREADED_PIXELS", 1)
+    monkeypatch.setattr(decoder.os, "sched_getaffinity", lambda _: next(cores, {0}))
+    for index in damaged:
+        data = packets[index].data
+        packets[index] = replace(packets[index], data=data[: len(data) // 2])
+    made, samples = process(header, packets)
+    assert made.stats.decode_errors == 2
+    pictures = {sample.pts: sample.luma for sample in clean}
+    for sample in samples:
+        np.testing.assert_array_equal(sample.luma, pictures[sample.pts])
+    assert [sample.pts for sample in samples] == [
+        sample.pts for index, sample in enumerate(clean) if not damaged[0] <= index < 40
+    ]
+
+
 def test_decoders_whose_threads_still_work_are_let_go(tmp_path: Path, cores: None) -> None:
     header, packets = read(encode(tmp_path / "clip.webm", walk(30), "libvpx-vp9"))
     for count in range(1, 30):
