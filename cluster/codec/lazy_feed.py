@@ -46,6 +46,11 @@ class LazyFeed(ABC):
         self._sampled_until: int | None = None
         self._must_show: int | None = None
 
+    def change_lazy_wait(self, wait_s: float) -> None:
+        """Between two packets; see LazyDecode."""
+        if self.lazy is not None:
+            self.lazy.wait_s = 0.0 if self._changes is None else wait_s
+
     def label(self, sample: SampledPicture, *, changed: bool) -> None:
         """What the pruner found in a sample, before the next packet is fed."""
         if self.lazy is not None and not sample.repeated:

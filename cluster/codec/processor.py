@@ -78,8 +78,8 @@ class CodecProcessor(LazyFeed):
         self._trust = Trust.LOST
         self._suspect = False
         self._newest: deque[HeldPacket] = deque(maxlen=MOST_THREADS)
-        wait_s = 0.0 if changes is None else self.options.lazy_wait_s
-        self._begin_lazily(LazyDecode(wait_s) if self.options.lazy else None, changes)
+        self._begin_lazily(LazyDecode() if self.options.lazy else None, changes)
+        self.change_lazy_wait(self.options.lazy_wait_s)
         # What the next sample is told to be: the first of a scene, or one after missing video.
         self._fresh, self._gap = True, False
         self._next_sequence: int | None = None

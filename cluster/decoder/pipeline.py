@@ -187,6 +187,7 @@ class CameraPipeline:
         self._stopping = threading.Event()
         self._fps = settings.fps
         self._wanted = self._quality = (1.0, 1.0)
+        self._lazy_wait_s = settings.lazy_wait_s
         self._keyframes_only = False
         self._status = SourceStatus(CameraState.WAITING)
         self._told_at = time.monotonic()
@@ -224,6 +225,10 @@ class CameraPipeline:
         """From the next packet on, multiply the pruner's threshold by ``prune`` and the sampling rate by ``fps``,
         relative to the configuration. Source, decoder and pruner state stay."""
         self._wanted = (prune, fps)
+
+    def set_lazy_wait(self, wait_s: float) -> None:
+        """From the next packet on, samples wait so long for a keyframe at most (see LazyDecode)."""
+        self._lazy_wait_s = wait_s
 
     def set_keyframes_only(self, on: bool) -> None:
         """From the next packet on, decode one picture of each GOP, which is shown and offered to the sink by itself.
@@ -309,6 +314,7 @@ class CameraPipeline:
             self._quality = prune, fps = self._wanted
             self._processor.change_fps(self._fps * fps)
             self._sampler.reconfigure(prune=prune, fps=self._fps * fps)
+        self._processor.change_lazy_wait(self._lazy_wait_s)
         alone = self._keyframes_only
         before = self._processor.stats.frames_decoded
         self.taken_s = time.time()

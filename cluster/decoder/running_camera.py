@@ -120,8 +120,7 @@ class RunningCamera:
         self._totals.end("pipeline")
         self._end_windows()
         self._begin()
-        if self.address is not None and not self.idle:
-            self._sender.assign(self.spec, self.address)
+        self._assign()
 
     @property
     def ended(self) -> bool:
@@ -167,6 +166,11 @@ class RunningCamera:
         self.address = address
         self._pipeline.force_anchor()
 
+    def _assign(self) -> None:
+        """Tell the replica its specification, if there is a replica and something is asked."""
+        if self.address is not None and not self.idle:
+            self._sender.assign(self.spec, self.address)
+
     def set_rung(self, rung: Rung) -> None:
         """Run at another quality; source, window and pruner state stay."""
         if rung == self.rung:
@@ -176,8 +180,8 @@ class RunningCamera:
         self._pipeline.set_quality(prune=rung.prune, fps=rung.fps)
         self._update_keyframes_only()
         self._update_spec()
-        if self.address is not None and not rung.shed and not self.idle:
-            self._sender.assign(self.spec, self.address)
+        if not rung.shed:
+            self._assign()
 
     def set_behind(self, behind: bool) -> None:
         """``behind``: this process cannot keep up; the camera decodes keyframes only, sends nothing, and its windows
@@ -211,9 +215,9 @@ class RunningCamera:
             return False
         self.settings = settings
         self.refusal = ""
+        self._pipeline.set_lazy_wait(pipeline_settings(settings).lazy_wait_s)
         self._update_spec()
-        if self.address is not None and not self.idle:
-            self._sender.assign(self.spec, self.address)
+        self._assign()
         self.follow_schedule(time.time())
         return True
 
@@ -234,8 +238,8 @@ class RunningCamera:
             return
         with self._lock:
             self.spec = self._spec_at(self.rung, now_s)
-        if self.address is not None and not self.rung.shed:
-            self._sender.assign(self.spec, self.address)
+        if not self.rung.shed:
+            self._assign()
 
     def _spec_at(self, rung: Rung, now_s: float | None = None) -> StreamSpec:
         spec = self.settings.stream_spec(time.time() if now_s is None else now_s)

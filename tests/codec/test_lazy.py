@@ -295,6 +295,35 @@ def test_no_sample_waits_longer_than_allowed(footage: Callable[[str], Path]) -> 
 
 
 @pytest.mark.usefixtures("doubt")
+@pytest.mark.parametrize(("first_s", "then_s"), [(4.0, 2.0), (2.0, 4.0)])
+def test_another_longest_wait_applies_from_the_next_packet_on(
+    footage: Callable[[str], Path], first_s: float, then_s: float
+) -> None:
+    """Changed where samples wait, 3 s into a GOP of 4 s."""
+    header, packets = read(footage("h264"))
+    packets = packets[: 8 * GOP]
+    full, camera = Camera(header, on=False).run(packets), Camera(header, on=True, wait_s=first_s)
+    change, latest = 5 * GOP + 30, 0
+    longest = {first_s: 0, then_s: 0}
+    for number, packet in enumerate(packets):
+        if number == change:
+            held = camera.processor.lazy
+            assert held is not None
+            assert held.waits
+            camera.processor.change_lazy_wait(then_s)
+        before = len(camera.frames)
+        camera.feed(packet)
+        latest = max(latest, packet.pts or 0)
+        waited = max([0, *(latest - frame.pts for frame in camera.frames[before:])])
+        # What has waited already comes with the first packet.
+        now_s = first_s if number <= change else then_s
+        longest[now_s] = max(longest[now_s], waited)
+    assert all((wait_s - 1) * MICROSECONDS <= waited <= wait_s * MICROSECONDS for wait_s, waited in longest.items())
+    camera.feed(None)
+    assert [frame.pts for frame in camera.frames] == [frame.pts for frame in full.frames]
+
+
+@pytest.mark.usefixtures("doubt")
 def test_a_keyframe_that_does_not_come_is_not_waited_for(footage: Callable[[str], Path]) -> None:
     header, packets = read(footage("h264"))
     # From the fifth GOP on the camera sends half as many pictures a second, and GOPs are twice as long.

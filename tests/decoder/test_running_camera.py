@@ -99,6 +99,17 @@ def test_other_questions_reach_the_replica_and_the_window_goes_on(bench, keeper)
     assert len(keeper.specs) == 3
 
 
+def test_lazy_decoding_waits_half_of_the_stride_that_holds_now(clip) -> None:
+    with camera_bench(clip, sampling={"lazy_decode": "auto"}) as bench:
+        lazy = bench.camera._pipeline._processor.lazy
+        bench.push(2)
+        assert lazy.wait_s == 1.0
+        window = bench.camera.settings.window.model_copy(update={"stride_s": 4.0})
+        assert bench.camera.apply_settings(bench.camera.settings.model_copy(update={"window": window}))
+        bench.push(2)
+        assert lazy.wait_s == 2.0
+
+
 def test_settings_of_pictures_are_not_changed_while_it_runs(bench) -> None:
     settings = bench.camera.settings
     for key, value in (
