@@ -3,12 +3,12 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from cluster.codec import CameraState, Source, StreamHeader
+from cluster.codec import CameraState
+from cluster.codec.source import TappedSource
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.config.load import parse_camera
 from cluster.decoder.footage.pictures import LatestPicture
@@ -71,29 +71,6 @@ class PacketTimes:
         return self.bytes * 8 / 1000 / self.seconds if self.seconds else 0.0
 
 
-class _CountingSource:
-    """Source whose packets are counted on their way."""
-
-    def __init__(self, source: Source, times: PacketTimes) -> None:
-        self._source, self._times = source, times
-        self.live, self.pushed = source.live, source.pushed
-
-    @property
-    def ended(self) -> bool:
-        return self._source.ended
-
-    def open(self) -> StreamHeader:
-        return self._source.open()
-
-    def packets(self) -> Iterator[EncodedPacket]:
-        for packet in self._source.packets():
-            self._times.add(packet)
-            yield packet
-
-    def close(self) -> None:
-        self._source.close()
-
-
 def watch_source(
     camera: CameraConfig, config: SightlineConfig, geometry: PatchGeometry, *, longest_s: float = LONGEST_S
 ) -> SourceTest:
@@ -124,7 +101,7 @@ def watch_source(
 
     pipeline = CameraPipeline(
         camera.name,
-        _CountingSource(make_source(camera, config), times),
+        TappedSource(make_source(camera, config), times.add),
         geometry,
         pipeline_settings(camera),
         send,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from cluster.codec.decoder import DECODED_BYTES
 from cluster.codec.privacy import Polygon, PrivacyMasks
-from cluster.codec.source import Source, StreamHeader
+from cluster.codec.source import Source, StreamHeader, TappedSource
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.decoder.footage.clip import Painter
 from cluster.decoder.footage.pictures import LatestPicture
@@ -57,42 +57,36 @@ class CameraFootage:
             self.ring.close()
 
 
-class _RingTap:
+class _RingTap(TappedSource):
     """Source that copies its packets into a ring."""
 
     def __init__(self, source: Source, ring: PacketRing) -> None:
-        self._source = source
+        super().__init__(source, self._add_packet)
         self._ring = ring
-        self.live = source.live
-        self.pushed = source.pushed
-
-    @property
-    def ended(self) -> bool:
-        return self._source.ended
+        self._watched = True
 
     def open(self) -> StreamHeader:
-        header = self._source.open()
+        header = super().open()
         self._ring.open(header)
+        self._watched = True
         return header
 
     def packets(self) -> Iterator[EncodedPacket]:
-        watched = True
         try:
-            for packet in self._source.packets():
-                if watched:
-                    try:
-                        self._ring.add_packet(packet)
-                    except Exception:
-                        # An error of the ring must not stop the camera.
-                        log.exception("no clips of this camera until it connects again")
-                        self._ring.delete_before()
-                        watched = False
-                yield packet
+            yield from super().packets()
         finally:
-            self._ring.pause("the video ended" if self._source.ended else "the connection to the camera was lost")
+            self._ring.pause("the video ended" if self.ended else "the connection to the camera was lost")
 
-    def close(self) -> None:
-        self._source.close()
+    def _add_packet(self, packet: EncodedPacket) -> None:
+        if not self._watched:
+            return
+        try:
+            self._ring.add_packet(packet)
+        except Exception:
+            # An error of the ring must not stop the camera.
+            log.exception("no clips of this camera until it connects again")
+            self._ring.delete_before()
+            self._watched = False
 
 
 TYPICAL_BITS_PER_S = 4_000_000
