@@ -27,14 +27,12 @@ _LATE = 1024
 
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
-    """``fps``: samples per second. ``max_gap_s``: a longer step of the camera's clock is a jump. ``masks``: privacy
-    masks. ``zones``: outlined for the model. ``decoded_bytes``: memory limit for decoded pictures. ``decode``: on which
-    device; "auto" takes a GPU if there is one. ``lazy``: leave quiet video undecoded (H.264 and HEVC on the CPU);
-    ``lazy_wait_s``: see LazyDecode."""
+    """``fps``: samples per second. ``masks``: privacy masks. ``zones``: outlined for the model. ``decoded_bytes``:
+    memory limit for decoded pictures. ``decode``: on which device; "auto" takes a GPU if there is one. ``lazy``: leave
+    quiet video undecoded (H.264 and HEVC on the CPU); ``lazy_wait_s``: see LazyDecode."""
 
     fps: float = 2.0
     anchor_interval_s: float = 16.0
-    max_gap_s: float = 10.0
     masks: tuple[Polygon, ...] = ()
     zones: tuple[Polygon, ...] = ()
     decoded_bytes: int = DECODED_BYTES
@@ -48,8 +46,8 @@ class CodecProcessor(LazyFeed):
 
     After a gap, damage, a clock jump, or a join in mid-GOP, packets are skipped until the next keyframe, and the next
     sample is an anchor. It is *fresh*, the first of a scene, where the stream begins, the clock jumped (back by more
-    than a second, or ahead by more than ``max_gap_s`` with no video missing) or the grid changed. Otherwise it follows
-    a *gap*, also after a reconnect: earlier content is still valid.
+    than a second, or ahead by more than 10 s with no video missing) or the grid changed. Otherwise it follows a *gap*,
+    also after a reconnect: earlier content is still valid.
 
     With a session of ``nvdec`` samples stay on the GPU (:meth:`pop_device_pictures`). Where there is none, or the GPU
     refuses the stream, the CPU decodes it until it is opened again.
@@ -69,7 +67,7 @@ class CodecProcessor(LazyFeed):
         self.stats = CodecStats()
         self._geometry = geometry
         self._masks = PrivacyMasks(self.options.masks)
-        self._timeline = Timeline(self.options.max_gap_s)
+        self._timeline = Timeline()
         self._sampling = Sampling(self.options.fps)
         self._anchors = AnchorRule(self.options.anchor_interval_s, self._sampling.period // 2)
         self._order = ReferenceDistance()

@@ -7,6 +7,7 @@ _DEFAULT_INTERVAL = MICROSECONDS // 25
 _PATIENCE = 25
 # Corrections of a camera's clock up to this far back only repeat a moment.
 _REPEAT = MICROSECONDS
+_LONGEST_STEP = 10 * MICROSECONDS
 
 
 class Timeline:
@@ -16,14 +17,13 @@ class Timeline:
       counts from 0
     * repeated or up to 1 s back: not placed; after 25 in a row the clock is considered stuck and its pts missing
     * further back: jumped
-    * more than ``max_gap_s`` ahead: jumped, unless video is missing before it (:meth:`resume`)
+    * more than 10 s ahead: jumped, unless video is missing before it (:meth:`resume`)
     """
 
-    def __init__(self, max_gap_s: float) -> None:
+    def __init__(self) -> None:
         self.missing = self.repeated = self.jumps = 0
         self.jumped = False
         """Whether the clock was reset before the picture placed last."""
-        self._max_gap = int(max_gap_s * MICROSECONDS)
         self._interval: int | None = None
         self._last: int | None = None
         self._unplaced = 0
@@ -50,7 +50,7 @@ class Timeline:
         step = pts - self._last
         if step > 0 and self._resuming:
             return self._at(pts)
-        if 0 < step <= self._max_gap:
+        if 0 < step <= _LONGEST_STEP:
             # A slow average: one long pause must not stretch the interval that missing times are filled with.
             usual = self._interval or step
             self._interval = usual + (min(step, 4 * usual) - usual) // 8

@@ -196,9 +196,11 @@ class WindowsInFlight:
         return 0 if self._phase is None else self._phase.uncertain * (self._phase.end - self._phase.start)
 
     def restart(self) -> None:
-        """The replica is reachable and counts what was in flight: the next frame begins windows anew."""
+        """The next frame begins windows anew; a replica that is reachable counts what was in flight."""
         self._closed = self._settled = 0
-        self._begin_anew()
+        self._origin = self._moved = self._first = None
+        self._lead = 0
+        self._seams.clear()
 
     def count_lost(self) -> int:
         """The replica is gone: return the number of lost windows and start over.
@@ -214,8 +216,8 @@ class WindowsInFlight:
             still_open = min(1, begun)
             self._phase = _Phase(end - round(self.stride_s * MICROSECONDS), end, still_open)
             lost += begun - still_open
-        self._closed = self._settled = self._before = 0
-        self._begin_anew()
+        self._before = 0
+        self.restart()
         return lost
 
     def cancel_hand_over(self, settled: int) -> int:
@@ -226,15 +228,10 @@ class WindowsInFlight:
             return self.count_lost()
         begun, origin = self._moved
         lost = max(0, begun - self._settled)
-        self._closed = self._settled = self._before = 0
-        self._begin_anew()
+        self._before = 0
+        self.restart()
         self._origin = self._first = origin
         return lost
-
-    def _begin_anew(self) -> None:
-        self._origin = self._moved = self._first = None
-        self._lead = 0
-        self._seams.clear()
 
     def _begun(self) -> int:
         """Windows begun since the origin; a clock's rounding begins none."""

@@ -9,8 +9,8 @@ from cluster.types import MICROSECONDS
 FRAME = 40_000
 
 
-def times(*pts: int | None, max_gap_s: float = 10.0) -> list[int | None]:
-    timeline = Timeline(max_gap_s)
+def times(*pts: int | None) -> list[int | None]:
+    timeline = Timeline()
     return [timeline.place_picture(each) for each in pts]
 
 
@@ -32,7 +32,7 @@ def test_a_stream_without_any_clock_counts_from_zero() -> None:
 
 
 def test_a_repeated_moment_is_passed_over() -> None:
-    timeline = Timeline(10.0)
+    timeline = Timeline()
     got = [timeline.place_picture(pts) for pts in (0, FRAME, FRAME, 0, 2 * FRAME)]
     assert got == [0, FRAME, None, None, 2 * FRAME]
     assert timeline.repeated == 2
@@ -45,7 +45,7 @@ def test_a_stuck_clock_is_taken_for_none() -> None:
 
 def test_jumps_are_told_and_accepted() -> None:
     for there in (11 * MICROSECONDS, -2 * MICROSECONDS):
-        timeline = Timeline(10.0)
+        timeline = Timeline()
         timeline.place_picture(0)
         assert timeline.place_picture(there) == there
         assert timeline.jumped
@@ -54,7 +54,7 @@ def test_jumps_are_told_and_accepted() -> None:
 
 
 def test_a_pause_is_no_jump() -> None:
-    timeline = Timeline(10.0)
+    timeline = Timeline()
     for pts in (0, FRAME, 9 * MICROSECONDS):
         timeline.place_picture(pts)
         assert not timeline.jumped
@@ -63,7 +63,7 @@ def test_a_pause_is_no_jump() -> None:
 @settings(deadline=None)
 @given(st.lists(st.none() | st.integers(-(2**62), 2**62) | st.integers(0, 10**6), max_size=80))
 def test_times_only_grow_except_at_told_jumps(pts: list[int | None]) -> None:
-    timeline = Timeline(10.0)
+    timeline = Timeline()
     last = None
     for each in pts:
         time = timeline.place_picture(each)

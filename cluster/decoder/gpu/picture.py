@@ -202,15 +202,11 @@ def to_rgb(luma: torch.Tensor, chroma: torch.Tensor, colours: torch.Tensor) -> t
     return pixels.clamp_(0, 255).to(torch.uint8)
 
 
-def cell_sums(plane: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
-    """Sums over each patch of integers ``[n, height, width]``: ``[n, rows, cols]`` int32."""
-    cells = plane.reshape(-1, grid.rows, grid.patch, grid.cols, grid.patch)
-    return cells.sum(dim=(2, 4), dtype=torch.int32)
-
-
 def cell_means(plane: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
-    """Means over each patch, ``[n, rows, cols]`` float32; bit for bit those of :mod:`cluster.vision.pruners.base`."""
-    return cell_sums(plane, grid).to(torch.float32) / float(grid.patch**2)
+    """Means over each patch of integers ``[n, height, width]``: ``[n, rows, cols]`` float32; bit for bit those of
+    :mod:`cluster.vision.pruners.base`."""
+    cells = plane.reshape(-1, grid.rows, grid.patch, grid.cols, grid.patch)
+    return cells.sum(dim=(2, 4), dtype=torch.int32).to(torch.float32) / float(grid.patch**2)
 
 
 def luma_difference(
