@@ -177,10 +177,7 @@ class FrameSender:
         """None for a camera that is not assigned."""
         with self._lock:
             lane = self._lanes.get(camera)
-            if lane is None:
-                return None
-            link = self._links.get(lane.address)
-            return lane.status(connected=link is not None and link.connected)
+            return None if lane is None else lane.status(connected=self._links[lane.address].connected)
 
     # -- the event loop -------------------------------------------------------------------------
     async def stop(self, flush_s: float = 2.0) -> None:

@@ -205,8 +205,7 @@ class CameraPipeline:
         self._supervisor.stop()
         if self._thread.ident is None:
             return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self.join(timeout_s)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for a video's end; false when it has not ended within ``timeout_s``."""
