@@ -8,7 +8,7 @@ from av.container import InputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
 
-from cluster.codec.nal import FRAMED_CODECS, configuration, holds_parameter_sets, to_annexb
+from cluster.codec.nal import FRAMED_CODECS, configuration, parameter_sets, to_annexb
 from cluster.codec.source import StreamHeader
 from cluster.errors import SourceError
 from cluster.types import MICROSECONDS, EncodedPacket
@@ -90,7 +90,7 @@ class Demuxer:
         data = bytes(packet)
         if self._length_size:
             data = to_annexb(data, self._length_size)
-        if packet.is_keyframe and self._sets and not holds_parameter_sets(self._codec, data):
+        if packet.is_keyframe and self._sets and not parameter_sets(self._codec, data)[1]:
             return self._sets + data
         return data
 

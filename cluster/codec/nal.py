@@ -123,15 +123,17 @@ def unit_end(data: bytes, start: int) -> int:
     return len(data) if end < 0 else end
 
 
-def holds_parameter_sets(codec: str, data: bytes) -> bool:
-    """Whether parameter sets stand before the first picture of an Annex-B packet."""
+def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
+    """The sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both as
+    Annex-B, empty where there are none."""
+    sets = []
     for start in unit_starts(data):
         kind = unit_kind(codec, data[start])
-        if kind in PARAMETER_SETS[codec]:
-            return True
         if is_picture(codec, kind):
-            return False
-    return False
+            break
+        if kind in PARAMETER_SETS[codec]:
+            sets.append((kind, START_CODE + data[start : unit_end(data, start)].rstrip(b"\0")))
+    return b"".join(unit for kind, unit in sets if kind in (H264_SPS, HEVC_SPS)), b"".join(unit for _, unit in sets)
 
 
 def starts_decoding(codec: str, data: bytes) -> bool:

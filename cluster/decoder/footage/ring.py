@@ -1,5 +1,6 @@
 """Ring of each camera's newest encoded packets, so that a clip can begin before its incident. Nothing is decoded."""
 
+import itertools
 import math
 import threading
 import time
@@ -273,14 +274,10 @@ class PacketRing:
     # -- inside ---------------------------------------------------------------------------------
     def _groups_of(self, start: int, until: int) -> list[_Gop]:
         """GOPs of the segment that covers most of the period, the newest of equals; empty when none does."""
-        segments: list[list[_Gop]] = []
-        for group in self._gops:
-            if not segments or segments[-1][0].segment is not group.segment:
-                segments.append([])
-            segments[-1].append(group)
         best: list[_Gop] = []
         longest = 0
-        for groups in segments:
+        for _, of_segment in itertools.groupby(self._gops, lambda group: id(group.segment)):
+            groups = list(of_segment)
             first, last = groups[0].packets[0].time, max(placed.time for placed in groups[-1].packets)
             if last < start:
                 continue

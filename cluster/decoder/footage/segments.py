@@ -2,18 +2,7 @@
 
 from dataclasses import dataclass
 
-from cluster.codec.nal import (
-    FRAMED_CODECS,
-    H264_SPS,
-    HEVC_SPS,
-    PARAMETER_SETS,
-    START_CODE,
-    is_picture,
-    starts_decoding,
-    unit_end,
-    unit_kind,
-    unit_starts,
-)
+from cluster.codec.nal import FRAMED_CODECS, parameter_sets, starts_decoding
 from cluster.codec.source import StreamHeader
 from cluster.types import MICROSECONDS, EncodedPacket
 
@@ -142,18 +131,3 @@ class Segmenter:
             self.end("the camera changed its picture")
             self._order = order
         self._sets = sets
-
-
-def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
-    """The sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both as
-    Annex-B, empty where there are none."""
-    sizes, every = b"", b""
-    for start in unit_starts(data):
-        kind = unit_kind(codec, data[start])
-        if is_picture(codec, kind):
-            break
-        if kind in PARAMETER_SETS[codec]:
-            unit = START_CODE + data[start : unit_end(data, start)].rstrip(b"\0")
-            every += unit
-            sizes += unit if kind in (H264_SPS, HEVC_SPS) else b""
-    return sizes, every

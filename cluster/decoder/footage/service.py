@@ -17,7 +17,7 @@ from sightline.v1.pictures_pb2 import RecordEnd, RecordPart, RecordRequest
 from cluster.config.alerts import ClipsConfig
 from cluster.decoder.discovery import NetworkSearch
 from cluster.decoder.footage.camera import CameraFootage
-from cluster.decoder.footage.clip import LIVE, PLAYED, Remuxer, Transcoder, clip_writer
+from cluster.decoder.footage.clip import LIVE, Remuxer, Transcoder, clip_writer
 from cluster.decoder.footage.pictures import Picture, still
 from cluster.decoder.footage.ring import Recording
 from cluster.decoder.source_test import SourceTester
@@ -169,19 +169,18 @@ class Recorder:
         if segment is None:
             yield RecordPart(end=RecordEnd(note=recording.end_reason))
             return
-        painter = footage.make_painter()
-        anew = painter is not None or segment.codec not in PLAYED
+        writer = clip_writer(
+            segment,
+            recording.start,
+            painter=footage.make_painter(),
+            height=self._settings.reencode_height,
+            decoded_bytes=footage.decoded_bytes,
+        )
+        anew = isinstance(writer, Transcoder)
         if anew and self._reencoding >= MOST_REENCODED:
             note = f"{self._reencoding} clips are being re-encoded already"
             yield RecordPart(end=RecordEnd(note=note))
             return
-        writer = clip_writer(
-            segment,
-            recording.start,
-            painter=painter,
-            height=self._settings.reencode_height,
-            decoded_bytes=footage.decoded_bytes,
-        )
         self._reencoding += anew
         try:
             trouble = ""
