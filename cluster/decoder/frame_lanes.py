@@ -81,8 +81,9 @@ class HandOver:
 class Lane:
     """One camera: frames queued for and in flight to ``address``.
 
-    ``term``: see ``StreamOpen``; ``not_open``: reported by the replica, so the next frame opens it again. ``windows``:
-    there; ``before``: at replicas that have handed the camera over.
+    ``term``: see ``StreamOpen``; ``opened``: with which specification on this connection, None if not; ``not_open``:
+    reported by the replica, so the next frame opens it again. ``windows``: there; ``before``: at replicas that have
+    handed the camera over.
     """
 
     spec: StreamSpec
@@ -91,7 +92,7 @@ class Lane:
     queue: deque[frames_pb2.Frame] = field(default_factory=deque)
     in_flight: deque[int] = field(default_factory=deque)
     credit: int = 0
-    opened: bool = False
+    opened: StreamSpec | None = None
     not_open: bool = False
     refused: str = ""
     wants_fresh: bool = True
@@ -111,6 +112,13 @@ class Lane:
         now, before = self.windows, self.before
         done, gated, dropped = now.done + before.done, now.gated + before.gated, now.dropped + before.dropped
         return WindowCounters(done, gated, dropped, now.closed + before.settled, now.end)
+
+    @property
+    def must_open(self) -> bool:
+        """Whether the replica must be told the specification now; one that hands the camera over needs no newer one."""
+        if self.not_open and not self.queue:
+            return False
+        return self.opened is None or (self.hand_over is None and self.opened != self.spec)
 
     def wants(self, sample: FrameSample) -> bool:
         """Whether a frame can be used: after a loss, and once a hand-over has begun, only after a fresh one."""
@@ -150,7 +158,7 @@ class Lane:
         self.lost += frames
         self.queue.clear()
         self.in_flight.clear()
-        self.credit, self.opened, self.wants_fresh = 0, False, True
+        self.credit, self.opened, self.wants_fresh = 0, None, True
         self.not_open, self.refused = False, ""
         return frames
 
@@ -179,7 +187,7 @@ class Lane:
             return None
         refused = _REFUSALS.get(ack.refusal, "frame")
         if refused == "not_open":
-            self.opened, self.not_open = False, True
+            self.opened, self.not_open = None, True
         frames = len(self.queue) + (0 if ack.opened else 1)
         self.lost += frames
         self.queue.clear()

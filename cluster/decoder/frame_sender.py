@@ -94,14 +94,15 @@ class FrameSender:
             if lane is None or lane.closing is not None:
                 self._lanes[camera] = Lane(spec, address, self._term)
             elif lane.address != address:
-                if old := self._links.get(lane.address):
+                # A replica ends a stream on which a camera is closed that was not opened there.
+                if lane.opened is not None and (old := self._links.get(lane.address)):
                     old.closes.append(frames_pb2.StreamClose(camera=camera))
                     self._wake(old)
                 lane.cut_queue()
                 lane.reset()
                 lane.spec, lane.address, lane.windows, lane.before = spec, address, WindowCounters(), WindowCounters()
-            elif lane.spec != spec:
-                lane.spec, lane.opened = spec, False
+            else:
+                lane.spec = spec
             self._ready(camera, self._link(address))
             return False
 
@@ -228,7 +229,7 @@ class FrameSender:
             old, settled = lane.address, lane.counters.settled
             frames = lane.reset()
             if link := self._links.get(old):
-                if not move.closed:
+                if not move.closed and not link.unreachable:
                     link.closes.append(frames_pb2.StreamClose(camera=camera))
                 self._wake(link)
             lane.finish_hand_over(move)
@@ -285,6 +286,8 @@ class FrameSender:
                 if lane.address != link.address:
                     continue
                 if lane.hand_over is not None:
+                    # Before the connection is made again, on which the camera is not opened.
+                    lane.hand_over.fresh.set()
                     lane.hand_over.done.set()
                     continue
                 # Frames queued for a replica that was never reached can still be sent.
@@ -351,8 +354,8 @@ class FrameSender:
                 lane = self._lanes.get(camera)
                 if lane is None or lane.address != link.address:
                     continue
-                if not lane.opened and (lane.queue or not lane.not_open):
-                    lane.opened, lane.not_open = True, False
+                if lane.must_open:
+                    lane.opened, lane.not_open = lane.spec, False
                     link.ready.append(camera)
                     opened = frames_pb2.StreamOpen(camera=camera, spec_json=spec_to_json(lane.spec), term=lane.term)
                     return frames_pb2.FrameMessage(open=opened)

@@ -319,6 +319,27 @@ async def test_the_connection_ends_with_its_last_camera_although_that_stays_open
         assert replica.closed == [("yard", False)]
 
 
+async def test_a_camera_that_moves_while_its_replica_is_away_breaks_no_new_connection(make, until):
+    """A replica ends a stream on which a camera is closed that was never opened there."""
+    again, other = Replica(), Replica()
+    async with serving(other) as there, sending() as (sender, lost):
+        async with serving(Replica()) as here:
+            for camera in ("gate", "yard"):
+                sender.assign(make.spec(camera), here)
+                assert sender.send(make.sample(camera, 0))
+            await until(lambda: all(sender.status(camera).sent for camera in ("gate", "yard")))
+        await until(lambda: {each.camera for each in lost} == {"gate", "yard"})
+        lost.clear()
+        sender.assign(make.spec("gate"), there)
+        async with serving(again, port=int(here.rpartition(":")[2])):
+            assert sender.send(make.sample("yard", 1, fresh=True))
+            await until(lambda: again.indices("yard") == [1])
+            assert sender.send(make.sample("yard", 2))
+            await until(lambda: again.indices("yard") == [1, 2])
+            assert lost == []
+            assert [spec.stream for spec in again.opened] == ["yard"]
+
+
 async def test_another_specification_keeps_the_stream(make, until):
     replica = Replica()
     async with serving(replica) as address, sending() as (sender, lost):

@@ -41,7 +41,7 @@ async def moving(make, until, *, held: bool = True, saved: bool = True, **option
         sender.send(make.sample("gate", 0))
         await until(lambda: old.indices() == [0])
         sender.assign(make.spec("gate"), there, hand_over=True)
-        yield SimpleNamespace(old=old, new=new, here=here, sender=sender, lost=lost)
+        yield SimpleNamespace(old=old, new=new, here=here, there=there, sender=sender, lost=lost)
 
 
 async def test_frames_before_the_fresh_one_go_to_the_old_replica_and_the_rest_waits(make, until):
@@ -104,6 +104,31 @@ async def test_the_old_replica_dies_in_the_middle(make, until):
         assert [event.settled for event in lost] == [1]
 
 
+async def test_a_connection_that_breaks_before_the_fresh_frame_ends_the_hand_over_and_no_other_camera_notices(
+    make, until
+):
+    old, again, new = Leaving(), Leaving(), Replica()
+    async with serving(new) as there, sending(fresh_s=600.0) as (sender, lost):
+        async with serving(old) as here:
+            for camera in ("gate", "yard"):
+                sender.assign(make.spec(camera), here)
+                assert sender.send(make.sample(camera, 0))
+            await until(lambda: sender.status("gate").windows.done == sender.status("yard").windows.done == 1)
+            assert sender.assign(make.spec("gate"), there, hand_over=True)
+        await until(lambda: new.opened)
+        assert {each.camera: each.settled for each in lost} == {"gate": 1, "yard": None}
+        lost.clear()
+        async with serving(again, port=int(here.rpartition(":")[2])):
+            assert sender.send(make.sample("yard", 1, fresh=True))
+            await until(lambda: again.indices("yard") == [1])
+            assert sender.send(make.sample("yard", 2))
+            await until(lambda: again.indices("yard") == [1, 2])
+        assert [spec.stream for spec in again.opened] == ["yard"]
+        assert {each.camera for each in lost} <= {"yard"}
+        assert sender.send(fresh(make, 3))
+        await until(lambda: new.indices() == [3])
+
+
 async def test_a_camera_that_is_silent_is_handed_over_without_a_fresh_frame(make, until):
     async with moving(make, until, held=False, fresh_s=0.05) as it:
         await until(lambda: it.new.opened)
@@ -136,6 +161,17 @@ async def test_a_camera_that_ends_on_its_way_ends_at_the_new_replica(make, until
         await until(lambda: it.new.closed == [("gate", flush)])
         assert it.new.indices() == ([1] if flush else [])
         assert it.sender.status("gate") is None
+
+
+async def test_a_specification_that_changes_on_the_way_is_the_new_replicas(make, until):
+    async with moving(make, until) as it:
+        it.sender.send(fresh(make, 1))
+        await until(lambda: it.old.handed)
+        assert it.sender.assign(make.spec("gate", window_s=16.0), it.there, hand_over=True)
+        it.old.may.set()
+        await until(lambda: it.new.indices() == [1])
+        assert [spec.window_s for spec in it.new.opened] == [16.0]
+        assert [spec.window_s for spec in it.old.opened] == [40.0]
 
 
 async def test_another_replica_than_first_said_gets_the_camera(make, until):
