@@ -66,6 +66,8 @@ class Alerting(ActorProcess):
         self._server = RpcServer(tls=self._tls)
         self._started = asyncio.create_task(self._start())
         self._cameras_known = asyncio.Event()
+        self._lives: dict[str, str] = {}
+        self._lives_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def ready(self) -> Addresses:
@@ -107,6 +109,8 @@ class Alerting(ActorProcess):
         await self._server.start()
         follow = (self._take_answers, self._watch_cameras, self._follow_replicas)
         self._tasks = [asyncio.create_task(work()) for work in follow]
+        if self._footage is not None:
+            self._tasks.append(asyncio.create_task(self._retain_footage(self._footage)))
         page = serve_metrics(self._host, self._config.cluster.metrics_ports, lambda: ALERTING, tls=self._tls)
         return Addresses(f"{self._host}:{port}", page.address)
 
@@ -174,13 +178,20 @@ class Alerting(ActorProcess):
                 watched: CameraStates = await ask_controller("camera_states", self._service.version)
                 self._service.update_cameras(watched)
                 self._cameras_known.set()
-                lives = {status.name: status.life for status in watched.statuses}
-                self._merger.retain(lives)
-                if self._footage is not None and watched.settings is not None:
-                    await self._footage.retain_cameras(lives)
+                self._lives = {status.name: status.life for status in watched.statuses}
+                self._merger.retain(self._lives)
+                if watched.settings is not None:
+                    self._lives_changed.set()
             except UnavailableError as error:
                 log.warning("cannot read the cameras' status: %s", error)
             await asyncio.sleep(POLL_S)
+
+    async def _retain_footage(self, footage: FootageCollector) -> None:
+        """Apart from watching: a slow disk must not hold up rules and health checks."""
+        while True:
+            await self._lives_changed.wait()
+            self._lives_changed.clear()
+            await footage.retain_cameras(self._lives)
 
     async def _follow_replicas(self) -> None:
         known: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import threading
 import time
 from types import SimpleNamespace
 
@@ -82,6 +83,25 @@ def config(clip, tmp_path):
             "cluster": {"heartbeat_s": 0.1},
         },
     )
+
+
+async def test_a_hung_disk_of_clips_holds_up_no_health_check(config, tmp_path, monkeypatch) -> None:
+    controller, ends = Controller(config), threading.Event()
+    monkeypatch.setattr(actors.remote, "controller", lambda: controller)
+    for name, stub in (("configure_logging", lambda process, cluster: None), ("POLL_S", 0.02)):
+        monkeypatch.setattr(actors.alerting, name, stub)
+    alerting = Alerting(config, "run", "127.0.0.1")
+    try:
+        await alerting.ready()
+        await until_async(lambda: alerting._service.version >= 0, "the cameras")
+        alerting._footage._disk.submit(ends.wait, 60)
+        controller.directory.remove("gate")
+        await until_async(lambda: alerting._service.version == controller.directory.version, "the removal")
+        controller.directory.add(camera_settings(config, config.cameras[0]))
+        await until_async(lambda: alerting._service.version == controller.directory.version, "the new camera", 20)
+    finally:
+        ends.set()
+        await alerting.stop()
 
 
 def test_an_alert_becomes_a_clip_and_a_removed_camera_takes_it_along(config, tmp_path, monkeypatch) -> None:

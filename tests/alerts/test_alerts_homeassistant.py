@@ -109,6 +109,27 @@ async def test_the_snapshot_is_a_picture_entity(tmp_path, make, until):
         house.close()
 
 
+async def test_the_state_does_not_wait_for_the_picture(tmp_path, make, until):
+    """Its disk may hang: the state is there meanwhile, and the next event follows."""
+
+    async def hangs(_incident):
+        await asyncio.Event().wait()
+
+    with mosquitto(tmp_path) as broker:
+        sink = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}", timeout_s=2.0)
+        sink.use_pictures(hangs)
+        sink.follow_cameras(CAMERAS)
+        house = House(broker.port)
+        sending = asyncio.create_task(sink.send(make.event()))
+        await until(lambda: house.topics.get("sightline/gate-person/state") == b"ON")
+        assert not sending.done()
+        await sending
+        await sink.send(make.event(event_kind="end", ended_s=1_030.0))
+        await until(lambda: house.state("sightline_gate-person") == "OFF")
+        await sink.close()
+        house.close()
+
+
 async def test_a_camera_that_is_removed_leaves_nothing(tmp_path, make, until):
     with mosquitto(tmp_path) as broker:
         sink = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}")

@@ -254,6 +254,20 @@ async def test_a_new_incident_waits_for_its_picture_and_not_for_ever(make):
         assert not list(mailbox.got[1][2].iter_attachments())
 
 
+@pytest.mark.parametrize("kind", ["new", "end"])
+async def test_a_message_goes_out_although_the_disk_of_its_picture_hangs(make, kind):
+    async def hangs(_incident):
+        await asyncio.Event().wait()
+
+    async with smtp_server() as (mailbox, port):
+        address = f"mailto://127.0.0.1:{port}?from=a@b.example&to=c@d.example"
+        sink = NotifySink(address, picture_wait_s=0.2, timeout_s=20.0)
+        sink.use_pictures(hangs)
+        await sink.send(make.event(event_kind=kind, ended_s=1_030.0))
+        [(_, _, mail)] = mailbox.got
+        assert not list(mail.iter_attachments())
+
+
 async def test_nobody_there_is_tried_again(make):
     with pytest.raises(DeliveryError) as failure:
         await NotifySink(f"mailto://127.0.0.1:{free_port()}?from=a@b.example&to=c@d.example").send(make.event())

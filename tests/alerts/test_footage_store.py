@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 
 import pytest
 from footage_parts import full_disk
@@ -214,3 +215,29 @@ def test_whatever_is_done_the_index_is_the_folder(tmp_path_factory, steps):
         sizes = [entry.stat().st_size for entry in os.scandir(folder)]
         assert (len(store), store.bytes_stored) == (len(sizes), sum(sizes))
         assert store.bytes_stored <= 1000
+
+
+def test_a_file_is_found_while_a_write_hangs(tmp_path, monkeypatch):
+    """Event loops look for files: they must not wait for the disk."""
+    store = store_in(tmp_path)
+    stored = put(store, 1)
+    hangs, ends = threading.Event(), threading.Event()
+
+    def hang():
+        hangs.set()
+        assert ends.wait(30)
+        return 1 << 40
+
+    monkeypatch.setattr(store, "free_bytes", hang)
+    found = []
+    look = threading.Thread(target=lambda: found.append(store.find(incident(1), "clip")), daemon=True)
+    write = threading.Thread(target=lambda: put(store, 2), daemon=True)
+    write.start()
+    try:
+        assert hangs.wait(30)
+        look.start()
+        look.join(10)
+        assert found == [stored]
+    finally:
+        ends.set()
+        write.join(30)

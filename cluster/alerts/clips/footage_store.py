@@ -72,7 +72,8 @@ def camera_key(camera: str) -> str:
 
 
 class FootageStore:
-    """Thread-safe file store; every call may block on the disk. File names are the index, read again at start.
+    """Thread-safe file store; every call but :meth:`find` may block on the disk. File names are the index, read again
+    at start.
 
     A file appears under its name only once it is complete and synced.
 
@@ -207,8 +208,8 @@ class FootageStore:
     # -- reading --------------------------------------------------------------------------------
     def find(self, incident: str, kind: Kind) -> StoredFile | None:
         """File of an incident; None when there is none (any more)."""
-        with self._lock:
-            return self._files.get((incident, kind))
+        # Without the lock, which writers hold while the disk hangs: event loops call this.
+        return self._files.get((incident, kind))
 
     def open(self, stored: StoredFile) -> BinaryIO:
         """Open the file; the handle stays readable if the file is deleted. Raises ``NotReadyError``: it was deleted."""

@@ -7,7 +7,7 @@ from cluster.alerts.incident import AlertEvent, Incident
 from cluster.errors import SightlineError
 
 ReadPicture = Callable[[Incident], Awaitable[bytes | None]]
-"""JPEG snapshot of an incident; None: there is none (yet)."""
+"""JPEG snapshot of an incident; None: there is none (yet). Takes as long as the disk: give it a deadline."""
 
 
 class DeliveryError(SightlineError):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.alerts.incident import AlertEvent
+from cluster.alerts.incident import AlertEvent, Incident
 from cluster.alerts.sinks import DeliveryError, ReadPicture
 from cluster.alerts.sinks.mqtt import Message, MqttPublisher
 from cluster.errors import ConfigError
@@ -87,9 +87,10 @@ class HomeAssistantSink:
             Message(f"{base}/attributes", attributes, retain=True),
             Message(f"{base}/state", "ON" if ours else "OFF", retain=True),
         ]
-        if self._read_picture is not None and (picture := await self._read_picture(incident)) is not None:
-            messages.append(Message(f"{self._base(incident.camera)}/picture", picture, retain=True))
+        # Before the picture, whose disk may hang.
         await self._broker.publish(*messages)
+        if (picture := await self._picture(incident)) is not None:
+            await self._broker.publish(Message(f"{self._base(incident.camera)}/picture", picture, retain=True))
 
     async def close(self) -> None:
         task, self._keeping = self._keeping, None
@@ -102,6 +103,13 @@ class HomeAssistantSink:
         await self._broker.close()
 
     # -- inside ---------------------------------------------------------------------------------
+    async def _picture(self, incident: Incident) -> bytes | None:
+        if self._read_picture is None:
+            return None
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self._read_picture(incident), self.timeout_s)
+        return None
+
     async def _keep(self) -> None:
         while True:
             try:

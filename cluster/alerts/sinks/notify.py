@@ -17,7 +17,8 @@ from cluster.errors import ConfigError
 if TYPE_CHECKING:
     from apprise import Apprise
 
-_LOOK_EVERY_S = 0.25
+_LOOK_EVERY_S, _READ_S = 0.25, 1.0
+"""Between looks for a snapshot, and the least time that reading one is given."""
 _TYPES = {"info": "info", "warning": "warning", "critical": "failure"}
 
 
@@ -79,12 +80,18 @@ class NotifySink:
     async def _snapshot(self, event: AlertEvent) -> bytes | None:
         if self._read_picture is None:
             return None
-        waits = round(self.picture_wait_s / _LOOK_EVERY_S) if event.kind == "new" else 0
-        for _ in range(waits):
-            if (found := await self._read_picture(event.incident)) is not None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + (self.picture_wait_s if event.kind == "new" else 0.0)
+        while True:
+            rest_s = until_s - loop.time()
+            try:
+                found = await asyncio.wait_for(self._read_picture(event.incident), max(rest_s, _READ_S))
+            except TimeoutError:
+                # The message is worth more than its picture.
+                return None
+            if found is not None or rest_s <= 0:
                 return found
-            await asyncio.sleep(_LOOK_EVERY_S)
-        return await self._read_picture(event.incident)
+            await asyncio.sleep(min(_LOOK_EVERY_S, rest_s))
 
 
 def title_of(event: AlertEvent) -> str:
