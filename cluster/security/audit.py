@@ -1,6 +1,7 @@
 """The audit log: one JSON line per audited call."""
 
 import contextlib
+import glob
 import json
 import logging
 import threading
@@ -18,10 +19,10 @@ LOOK_EVERY_S = 3_600.0
 
 
 class AuditLog:
-    """Appends to ``path``, and keeps ``files`` older ones of ``max_bytes`` as ``path.1``, ``path.2``, …
+    """Appends to ``path``, and keeps older files of ``max_bytes`` as ``path.1``, ``path.2``, …
 
-    ``retention_s``: files are also rotated once a day, and deleted when their last line is older than that; ``None``
-    keeps them until there are too many. Checked with the first call of every hour.
+    ``retention_s``: files are also rotated once a day, and deleted when their last line is older than that, however
+    many there are; ``None`` keeps the newest ``files``. Checked with the first call of every hour.
 
     A full or failing disk loses lines, never calls: they are counted in ``lost`` and logged once until it recovers.
     """
@@ -95,17 +96,19 @@ class AuditLog:
         if now_s - _begun_s(self.path, now_s) >= min(DAY_S, self._retention_s):
             self._drop()
             self._rotate()
-        for number in range(1, self._files + 1):
-            older = Path(f"{self.path}.{number}")
-            if older.exists() and now_s - older.stat().st_mtime >= self._retention_s:
+        for older in self._older().values():
+            if now_s - older.stat().st_mtime >= self._retention_s:
                 older.unlink()
 
     def _rotate(self) -> None:
-        for number in range(self._files - 1, 0, -1):
-            older = Path(f"{self.path}.{number}")
-            if older.exists():
+        for number, older in sorted(self._older().items(), reverse=True):
+            if self._retention_s is not None or number < self._files:
                 older.replace(f"{self.path}.{number + 1}")
         self.path.replace(f"{self.path}.1")
+
+    def _older(self) -> dict[int, Path]:
+        found = self.path.parent.glob(f"{glob.escape(self.path.name)}.*")
+        return {int(each.suffix[1:]): each for each in found if each.suffix[1:].isdecimal()}
 
 
 def _begun_s(path: Path, now_s: float) -> float:

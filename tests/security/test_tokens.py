@@ -217,6 +217,24 @@ def test_the_audit_log_forgets_what_is_past_its_retention(tmp_path):
     assert 2 * day - day / 24 < clock.now - min(kept) < 3 * day + day / 12
 
 
+def test_the_audit_log_keeps_every_day_of_a_long_retention(tmp_path):
+    """Which has more days than files would be kept without one."""
+    day, path = 86_400.0, tmp_path / "audit.jsonl"
+    clock = Clock()
+    clock.now = time.time() - 100 * day
+    log = AuditLog(path, retention_s=90 * day, clock=clock)
+    written = []
+    for _ in range(100 * 2):
+        log.write("room", "/x/Ask", cameras=["gate"], outcome="ok")
+        written.append(round(clock.now, 3))
+        os.utime(path, (clock.now, clock.now))
+        clock.now += day / 2
+    kept = [json.loads(line)["at"] for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    wanted = [at for at in written if at > clock.now - 90 * day]
+    assert sorted(kept)[-len(wanted) :] == wanted
+    assert len(kept) <= len(wanted) + 2 * 2
+
+
 def test_an_audit_log_that_somebody_wrote_into_is_turned_over(tmp_path):
     path = tmp_path / "audit.jsonl"
     path.write_text("not ours\n")
