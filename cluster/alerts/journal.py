@@ -147,7 +147,7 @@ class Journal:
             raise UnavailableError(f"the records of incidents cannot be read now: {self.trouble or 'still opening'}")
         store = self._store
         try:
-            return await asyncio.wait_for(self._on_thread(query, store), self._deadline_s)
+            return await asyncio.wait_for(self._on_thread(store.or_anew, query), self._deadline_s)
         except TimeoutError:
             raise UnavailableError("the records of incidents cannot be read now: the disk does not answer") from None
         except sqlite3.Error as error:
@@ -167,10 +167,8 @@ class Journal:
 
     def _open(self) -> StoredState:
         store = self._open_store()
-        kept = store.load()
+        kept = store.or_anew(AlertStore.load)
         self._store = store
-        if store.damaged is not None:
-            log.error("the alert database was damaged; moved to %s", store.damaged)
         return kept
 
     def _begin(self, batch: Changes | None) -> asyncio.Future[None]:
@@ -183,7 +181,7 @@ class Journal:
             if batch is None:
                 self._store.probe(time.time())
             else:
-                self._store.write(batch)
+                self._store.or_anew(lambda store: store.write(batch))
 
         writing = asyncio.ensure_future(self._on_thread(run))
         writing.add_done_callback(self._written)

@@ -7,11 +7,11 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from cluster.alerts.incident import (
     AlertEvent,
@@ -30,6 +30,7 @@ from cluster.security.private_files import make_private_folder, open_private
 from cluster.security.roles import EVERY, in_scope
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _PENDING = "EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state = 'pending')"
 _DONE = "NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state != 'delivered')"
@@ -47,6 +48,11 @@ def erase_damaged(path: Path, before_s: float | None = None) -> int:
             log.warning("deleted the damaged file %s: it could not be searched for records to erase", file.name)
             gone += 1
     return gone
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file is no database or has damaged pages: other errors have classes of their own."""
+    return type(error) is sqlite3.DatabaseError
 
 
 def incident_text(incident: Incident) -> str:
@@ -162,24 +168,39 @@ class AlertStore:
         make_private_folder(path.parent)
         self._reserve = DiskReserve(path.with_name(RESERVE))
         try:
-            self._db = self._open()
+            self._open()
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                if "full" not in str(error) or not self._reserve.release():
-                    raise
+            if is_damage(error):
+                self._put_aside()
+            elif "full" in str(error) and self._reserve.release():
+                self._open()
             else:
-                self.damaged = path.with_name(f"{path.name}{DAMAGED}{int(time.time())}")
-                path.rename(self.damaged)
-                for side in ("-wal", "-shm"):
-                    path.with_name(path.name + side).unlink(missing_ok=True)
-            self._db = self._open()
+                raise
         self._reserve.hold()
-        self.salt = self._meta("salt", uuid.uuid4().hex)
 
     def close(self) -> None:
         self._db.close()
 
-    def _open(self) -> sqlite3.Connection:
+    def or_anew(self, work: Callable[[Self], T]) -> T:
+        """Do ``work``; where it meets damaged pages, put the file aside and do it in a new one."""
+        try:
+            return work(self)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self._db.close()
+            self._put_aside()
+            return work(self)
+
+    def _put_aside(self) -> None:
+        self.damaged = self._path.with_name(f"{self._path.name}{DAMAGED}{int(time.time())}")
+        self._path.rename(self.damaged)
+        for side in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + side).unlink(missing_ok=True)
+        log.error("the alert database was damaged; moved to %s", self.damaged)
+        self._open()
+
+    def _open(self) -> None:
         # SQLite gives its side files the mode of the database.
         os.close(open_private(self._path, os.O_RDWR | os.O_CREAT))
         db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=2.0)
@@ -196,14 +217,12 @@ class AlertStore:
                 raise sqlite3.DatabaseError(f"version {version}")
             db.executescript(_SCHEMA)
             db.execute(f"PRAGMA user_version = {VERSION}")
+            db.execute("INSERT OR IGNORE INTO meta VALUES ('salt', ?)", (uuid.uuid4().hex,))
+            self.salt = str(db.execute("SELECT value FROM meta WHERE name = 'salt'").fetchone()[0])
         except BaseException:
             db.close()
             raise
-        return db
-
-    def _meta(self, name: str, default: str) -> str:
-        self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, default))
-        return str(self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0])
+        self._db = db
 
     # -- at the start ---------------------------------------------------------------------------
     def load(self) -> StoredState:

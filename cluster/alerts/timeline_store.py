@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from cluster.alerts.store import is_damage
 from cluster.errors import UnavailableError
 from cluster.security.private_files import make_private_folder, open_private
 from cluster.types import CameraStatus
@@ -194,15 +195,33 @@ class TimelineStore:
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    def _work(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if self._db is None:
+            self._db = _open(self._path)
+        try:
+            return work(self._db)
+        except BaseException:
+            self._db.rollback()
+            raise
+
+    def _begin_anew(self) -> None:
+        """Two days of scores are not worth more than a new beginning."""
+        log.error("%s is damaged; it begins anew", self._path)
+        if self._db is not None:
+            self._db.close()
+        self._db = None
+        for side in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + side).unlink(missing_ok=True)
+
     async def _on_disk(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def run() -> T:
-            if self._db is None:
-                self._db = _open(self._path)
             try:
-                return work(self._db)
-            except BaseException:
-                self._db.rollback()
-                raise
+                return self._work(work)
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                self._begin_anew()
+                return self._work(work)
 
         try:
             found = await self._on_thread(run)
@@ -226,18 +245,6 @@ def read_score(stored: int) -> float:
 
 def _open(path: Path) -> sqlite3.Connection:
     make_private_folder(path.parent)
-    try:
-        return _opened(path)
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError:
-        # Two days of scores are not worth more than a new beginning.
-        log.error("%s is damaged; it begins anew", path)
-        path.unlink()
-        return _opened(path)
-
-
-def _opened(path: Path) -> sqlite3.Connection:
     os.close(open_private(path, os.O_RDWR | os.O_CREAT))
     db = sqlite3.connect(path, check_same_thread=False, timeout=2.0)
     try:

@@ -164,6 +164,50 @@ def test_a_damaged_file_is_put_aside(path, make):
     assert store.damaged.read_bytes().startswith(b"this is no database")
 
 
+def with_a_damaged_table(path, make, table):
+    """A database of one alert whose table has pages of rubbish, which only reading them tells."""
+    store = AlertStore(path)
+    store.write(told(recent(make, 0), "ops"))
+    [(page,)] = store._db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,))
+    store.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xa5" * 4096)
+
+
+@pytest.mark.parametrize("table", ["meta", "tracks", "incidents", "deliveries"])
+async def test_damaged_pages_are_put_aside_at_the_start(path, make, table):
+    with_a_damaged_table(path, make, table)
+    journal = Journal(lambda: AlertStore(path))
+    kept = await journal.start()
+    assert (kept.incidents, kept.pending, journal.trouble) == ([], [], "")
+    assert await journal.write(told(recent(make, 1), "ops"))
+    assert len(list(path.parent.glob("alerts.sqlite.damaged-*"))) == 1
+    await journal.stop()
+    again = AlertStore(path)
+    assert [each.id for each in again.load().incidents] == [recent(make, 1).incident.id]
+    again.close()
+
+
+@pytest.mark.parametrize("use", ["read", "write", "erase"])
+async def test_pages_that_are_damaged_while_it_runs_are_put_aside(path, make, use):
+    journal = Journal(lambda: AlertStore(path))
+    with_a_damaged_table(path, make, "incidents_by_time")
+    await journal.start()
+    if use == "read":
+        assert await journal.read(lambda store: store.incidents(IncidentQuery(since_s=NOW - 1))) == []
+    elif use == "write":
+        assert await journal.write(told(recent(make, 1), "ops"))
+    else:
+        assert await journal.write(Changes(erasures={"gate": NOW + 1}))
+    # The erased camera's records are nowhere, and not put aside either.
+    assert len(list(path.parent.glob("alerts.sqlite.damaged-*"))) == (use != "erase")
+    assert await journal.write(told(recent(make, 2), "ops"))
+    found = await journal.read(lambda store: store.incidents())
+    assert recent(make, 2).incident.id in [each.id for each in found]
+    await journal.stop()
+
+
 def test_what_waits_in_memory_is_bounded(make):
     """The oldest delivered ones go first, then the oldest."""
     waiting = Changes()

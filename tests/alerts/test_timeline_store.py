@@ -109,6 +109,28 @@ async def test_a_disk_that_fails_loses_nothing_of_the_last_hours(tmp_path):
     await again.stop()
 
 
+@pytest.mark.parametrize("table", ["scores", "states"])
+async def test_damaged_pages_begin_anew(tmp_path, make, table):
+    path = tmp_path / "t.sqlite"
+    store = TimelineStore(path)
+    store.add_window("gate", "person", NOON, 0.5, 0.0, False)
+    await store.flush()
+    await store.stop()
+    with sqlite3.connect(path) as db:
+        [(page,)] = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,))
+    db.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xa5" * 4096)
+    store = TimelineStore(path)
+    store.add_window("gate", "person", NOON + 60, 0.25, 0.0, False)
+    store.add_statuses([make.status()], NOON)
+    found = await read(store)
+    assert [each.at_s for each in found.scores["person"]] == [NOON + 60]
+    assert (len(found.states), store.trouble) == (1, "")
+    await store.stop()
+
+
 async def test_alerting_records_levels_over_restarts_and_erases_them(tmp_path, make):
     """A level is the lowest score of two windows in a row: those that touch each other, repeats left out."""
     config = configuration()
