@@ -114,6 +114,13 @@ class HealthMonitor:
             if subject == COVERED and name not in self._cameras:
                 self._cameras[name] = _Camera(delivered=True, usual=float(body["usual"]), learnt_s=LEARN_S)
 
+    def shift(self, by_s: float) -> None:
+        """The clock was set forward by so much, or back: durations go on."""
+        for camera in self._cameras.values():
+            camera.looked_s, camera.answered_s = _shifted(camera.looked_s, by_s), _shifted(camera.answered_s, by_s)
+            for watch in camera.watches.values():
+                watch.since_s, watch.gone_s = _shifted(watch.since_s, by_s), _shifted(watch.gone_s, by_s)
+
     def update(
         self,
         status: CameraStatus,
@@ -242,7 +249,8 @@ class HealthMonitor:
             watch.since_s = now_s if finding.since_s is None else finding.since_s
         pts = picture.pts if picture is not None else 0
         if incident is not None:
-            if now_s - incident.updated_s >= self._update_s:
+            # Also when the clock was set back.
+            if abs(now_s - incident.updated_s) >= self._update_s:
                 self._open_incidents.extend_incident(
                     replace(incident, end=max(incident.end, pts), text=finding.text), now_s, tell=True
                 )
@@ -265,3 +273,7 @@ class HealthMonitor:
             )
             if subject == COVERED:
                 self._open_incidents.store_track((status.name, COVERED), {"usual": camera.usual})
+
+
+def _shifted(at_s: float | None, by_s: float) -> float | None:
+    return None if at_s is None else at_s + by_s

@@ -49,6 +49,8 @@ TICK_S = 1.0
 SETTLE_S = 0.05
 """Delay of writing delivered states, in one batch: losing them only means a second delivery."""
 EXPIRE_S = 60.0
+STEP_S = 2.0
+"""Change of the wall clock against the monotonic one that is a step."""
 PROBE_S = 5.0
 """Seconds between small writes that detect a failing disk when there are no alerts."""
 
@@ -92,6 +94,7 @@ class AlertService:
         self._feed = FanOut[AlertEvent](lambda event: event.incident.camera, "follow incidents", max_subscribers=256)
         self._settled: dict[tuple[str, str], Delivery] = {}
         self._revised: list[tuple[str, ToldAs]] = []
+        self._offset_s = time.time() - time.monotonic()
         self._expired = 0
         self._expire_s = self._probe_s = 0.0
         self._changed = asyncio.Event()
@@ -127,12 +130,12 @@ class AlertService:
     def accept_answer(self, answer: Answer, missed: int = 0) -> None:
         """Process one answer; ``missed``: answers lost before it."""
         self.answers_missed += missed
-        self._tracker.add_answer(answer, time.time())
+        self._tracker.add_answer(answer, self._now())
         self._changed.set()
 
     def update_cameras(self, watched: CameraStates) -> None:
         """Process the status of all cameras, about once a second."""
-        now_s = time.time()
+        now_s = self._now()
         self.version = watched.version
         if watched.settings is not None:
             self._informed = True
@@ -315,6 +318,17 @@ class AlertService:
         return found
 
     # -- inside ---------------------------------------------------------------------------------
+    def _now(self) -> float:
+        """Seconds since 1970. When the clock was set, what durations began with is set as well."""
+        now_s = time.time()
+        step_s = now_s - time.monotonic() - self._offset_s
+        self._offset_s += step_s
+        if abs(step_s) > STEP_S:
+            log.warning("the clock was set by %.1f s", step_s)
+            self._tracker.shift(step_s)
+            self._health.shift(step_s)
+        return now_s
+
     def _add_window(self, answer: Answer, level: float, now_s: float) -> None:
         at_s = now_s - answer.timing.latency_s
         self.timelines.add_window(answer.stream, answer.question, at_s, answer.score, level, answer.positive)
@@ -397,7 +411,7 @@ class AlertService:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._tracker.tick(time.time(), self._over)
+            self._tracker.tick(self._now(), self._over)
             self._changed.set()
             if self._journal.pending_events or time.monotonic() >= self._probe_s:
                 self._probe_s = time.monotonic() + PROBE_S

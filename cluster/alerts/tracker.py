@@ -117,6 +117,11 @@ class IncidentTracker:
                 # Downtime of this process is not silence of the camera.
                 self._tracks[where] = replace(Track.from_dict(body), seen_s=now_s)
 
+    def shift(self, by_s: float) -> None:
+        """The clock was set forward by so much, or back: silences go on."""
+        for track in self._tracks.values():
+            track.seen_s += by_s
+
     def add_answer(self, answer: Answer, now_s: float) -> None:
         """Process one answer; ``now_s``: seconds since 1970."""
         where = (answer.stream, answer.question)

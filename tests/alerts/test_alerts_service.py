@@ -52,6 +52,62 @@ async def test_a_receiver_that_is_away_gets_everything_after_a_restart(tmp_path,
     assert bodies(receiver)[1]["incident"]["windows"] == 3
 
 
+class Clocks:
+    """Clocks of a machine that stand until they are moved."""
+
+    def __init__(self):
+        self.wall_s, self.steady_s = 1_700_000_000.0, 5_000.0
+
+    def time(self):
+        return self.wall_s
+
+    def monotonic(self):
+        return self.steady_s
+
+    def go_on(self, seconds):
+        self.wall_s += seconds
+        self.steady_s += seconds
+
+
+@pytest.mark.parametrize("step_s", [600.0, -600.0])
+async def test_a_clock_that_is_set_makes_no_time_pass(tmp_path, make, monkeypatch, step_s):
+    """Durations are those of the monotonic clock, whichever way the other one is set."""
+    clocks = Clocks()
+    monkeypatch.setattr("cluster.alerts.service.time", clocks)
+    config = configuration(stale_s=60, health={"offline": {"after_s": 30}, "clear_s": 10})
+    gate = make.status(windows_per_s=0.1, windows_done=5)
+    yard = make.status("yard", state="backoff", reason="no route")
+
+    async with running(config, tmp_path) as service:
+
+        def after(seconds, *statuses):
+            clocks.go_on(seconds)
+            settings = tuple(camera_settings(config, each) for each in config.cameras)
+            service.update_cameras(CameraStates(1, settings, statuses, {}))
+            return sorted((each.camera, each.subject) for each in service.open_incidents())
+
+        after(0, gate, yard)
+        for window in (0, 1):
+            service.accept_answer(make.answer(window))
+        person = ("gate", "person")
+        assert after(20, gate, yard) == [person]
+        clocks.wall_s += step_s
+        assert after(1, gate, yard) == [person]
+        service._tracker.tick(service._now())
+        assert after(1, gate, yard) == [person]
+        # 30 s without a picture, as the camera and everybody else sees them.
+        assert after(9, gate, yard) == [person, ("yard", "camera-offline")]
+        clocks.wall_s += step_s
+        back = replace(yard, state="running", reason="")
+        assert after(1, gate, back) == [person, ("yard", "camera-offline")]
+        clocks.wall_s -= step_s
+        assert after(9, gate, back) == [person, ("yard", "camera-offline")]
+        assert after(2, gate, back) == [person]
+        clocks.go_on(30)
+        service._tracker.tick(service._now())
+        assert after(0, replace(gate, windows_done=6), back) == []
+
+
 async def test_which_sink_gets_what(tmp_path, make, until):
     grave, here, ends = Receiver(), Receiver(), Receiver()
     sinks = [
@@ -110,15 +166,15 @@ async def test_a_restart_on_a_full_disk_still_ends_what_was_announced(tmp_path, 
                 for window in (0, 1):
                     service.accept_answer(make.answer(window, camera=camera))
             await until(lambda: len(receiver.got) == 2)
-        meta = AlertStore._meta
-        monkeypatch.setattr(AlertStore, "_meta", full_disk)
+        opening = AlertStore._open
+        monkeypatch.setattr(AlertStore, "_open", full_disk)
         async with running(config, tmp_path) as service:
             assert "disk is full" in (await service.outbox()).trouble
             # The yard's goes on as another one, since nobody can know of the first.
             for window in (3, 4):
                 service.accept_answer(make.answer(window, camera="yard"))
             await until(lambda: len(receiver.got) == 3)
-            monkeypatch.setattr(AlertStore, "_meta", meta)
+            monkeypatch.setattr(AlertStore, "_open", opening)
             await service._journal.probe()
             await until(lambda: len(receiver.got) == 4)
             service.accept_answer(make.answer(2, 0.0))
