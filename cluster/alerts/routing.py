@@ -55,12 +55,13 @@ class SinkRoutes:
             if isinstance(sink, PictureSink):
                 sink.use_pictures(read_or_draw)
 
-    def follow_cameras(self, cameras: Sequence[CameraConfig]) -> None:
-        """Tell sinks which cameras there are, those that are for them."""
+    def follow_cameras(self, cameras: Sequence[CameraConfig], open_incidents: Sequence[Incident]) -> None:
+        """Tell sinks which cameras there are, those that are for them, and which incidents they have not seen end."""
         for name, sink in self.sinks.items():
             if isinstance(sink, CameraSink):
                 mine = [camera for camera in cameras if self._configured[name].watches(camera.name)]
-                sink.follow_cameras({each.name: {q.id: q.text for q in each.questions} for each in mine})
+                ongoing = [each for each in open_incidents if _was_told(self._configured[name], each)]
+                sink.follow_cameras({each.name: {q.id: q.text for q in each.questions} for each in mine}, ongoing)
 
     async def test(self, name: str) -> None:
         """Send a made-up incident to one sink: its beginning and its end, as far as the sink wants these.
@@ -120,6 +121,12 @@ def _told_as(sink: SinkConfig, event: AlertEvent) -> EventKind | None:
         if kind != "end" and quiet.covers(event.at_s):
             return None
     return kind if kind in sink.events else None
+
+
+def _was_told(sink: SinkConfig, incident: Incident) -> bool:
+    """Whether a sink would be told of the incident's end."""
+    end = AlertEvent("", "end", time.time(), incident, before_s=incident.told_s)
+    return _told_as(sink, end) is not None
 
 
 def _drawn() -> bytes:

@@ -115,6 +115,10 @@ class AlertService:
         self.timelines.start()
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
 
+    async def run(self) -> None:
+        """Wait until one of its tasks fails, and raise that."""
+        await asyncio.gather(*self._tasks)
+
     async def stop(self) -> None:
         """Stop sending and write pending changes."""
         for task in self._tasks:
@@ -141,7 +145,7 @@ class AlertService:
             self._informed = True
             self._rules = {camera.name: question_rules(camera, self._config) for camera in watched.settings}
             self._cameras = {each.name: each for each in watched.settings}
-            self.routes.follow_cameras(watched.settings)
+            self.routes.follow_cameras(watched.settings, self.open_incidents())
         lives = {status.name: status.life for status in watched.statuses}
         gone = {name for name, life in self._lives.items() if lives.get(name) != life}
         for name in gone:
@@ -370,6 +374,8 @@ class AlertService:
         self._open_incidents.load(kept.incidents, kept.serials, kept.mutes, now_s)
         self._tracker.load(kept.tracks, now_s)
         self._health.load(kept.tracks)
+        if self._cameras:
+            self.routes.follow_cameras(tuple(self._cameras.values()), self.open_incidents())
         if kept.pending:
             log.info("resuming delivery of %d alerts", len(kept.pending))
         self._dispatcher.enqueue(map(self.routes.as_told, kept.pending))

@@ -5,10 +5,13 @@ import json
 import threading
 
 import pytest
+from alert_parts import configuration, running
 from sink_parts import mosquitto
 
+from cluster.alerts.health import CameraStates
 from cluster.alerts.sinks import DeliveryError, homeassistant
 from cluster.alerts.sinks.homeassistant import HomeAssistantSink
+from cluster.config import camera_settings
 from cluster.errors import ConfigError
 
 mqtt = pytest.importorskip("paho.mqtt.client", reason="paho-mqtt is not installed")
@@ -127,6 +130,40 @@ async def test_the_state_does_not_wait_for_the_picture(tmp_path, make, until):
         await sink.send(make.event(event_kind="end", ended_s=1_030.0))
         await until(lambda: house.state("sightline_gate-person") == "OFF")
         await sink.close()
+        house.close()
+
+
+async def test_an_incident_goes_on_over_a_restart_of_alerting(tmp_path, make, until):
+    """The second process finds it in its folder; the broker keeps nothing that would say so."""
+    sinks = [{"name": "home", "kind": "homeassistant"}, {"name": "deaf", "kind": "homeassistant"}]
+    with mosquitto(tmp_path) as broker:
+        for each, limits in zip(sinks, ({}, {"min_severity": "critical"}), strict=True):
+            options = {"url": f"mqtt://127.0.0.1:{broker.port}", "node": each["name"], "client_id": each["name"]}
+            each |= {"options": options, **limits}
+        config = configuration(sinks=sinks)
+        settings = tuple(camera_settings(config, each) for each in config.cameras)
+        watched = CameraStates(1, settings, tuple(make.status(each.name) for each in settings), {})
+        async with running(config, tmp_path / "box") as service:
+            service.update_cameras(watched)
+            for window in (0, 1):
+                service.accept_answer(make.answer(window))
+            await until(lambda: service._dispatcher.status()["home"].delivered == 1)
+        broker.kill()
+        (tmp_path / "mosquitto.db").unlink(missing_ok=True)
+        await asyncio.to_thread(broker.start)
+        house, states = House(broker.port), []
+        heard = house._client.on_message
+        house._client.on_message = lambda *told: (states.append((told[2].topic, told[2].payload)), heard(*told))
+        async with running(config, tmp_path / "box") as service:
+            service.update_cameras(watched)
+            await until(lambda: len(house.entities) == 12)
+            assert house.state("home_gate-person") == "ON"
+            assert ("home/gate-person/state", b"OFF") not in states
+            # Neither another camera's, nor that of a sink which was not told.
+            assert house.state("home_yard-person") == house.state("deaf_gate-person") == "OFF"
+            for window in (2, 3):
+                service.accept_answer(make.answer(window, 0.0))
+            await until(lambda: house.state("home_gate-person") == "OFF")
         house.close()
 
 

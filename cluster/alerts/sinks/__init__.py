@@ -1,6 +1,6 @@
 """Where alerts are delivered: the ``Sink`` protocol and its error. Each loads its client library when first used."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from cluster.alerts.incident import AlertEvent, Incident
@@ -47,6 +47,7 @@ class PictureSink(Sink, Protocol):
 class CameraSink(Sink, Protocol):
     """Tells its receiver which cameras there are."""
 
-    def follow_cameras(self, cameras: Mapping[str, Mapping[str, str]]) -> None:
-        """All cameras with the text of each question by its id, whenever that changes. Must not wait."""
+    def follow_cameras(self, cameras: Mapping[str, Mapping[str, str]], ongoing: Sequence[Incident] = ()) -> None:
+        """All cameras with the text of each question by its id, whenever that changes; ``ongoing``: open incidents
+        that it was told of, maybe by an earlier process. Must not wait."""
         ...

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,11 @@ class HomeAssistantSink:
     def use_pictures(self, read: ReadPicture) -> None:
         self._read_picture = read
 
-    def follow_cameras(self, cameras: Mapping[str, Mapping[str, str]]) -> None:
+    def follow_cameras(self, cameras: Mapping[str, Mapping[str, str]], ongoing: Sequence[Incident] = ()) -> None:
+        for incident in ongoing:
+            self._incidents_of(incident).add(incident.id)
+            # With its configuration, a state is published again.
+            self._published.pop(self._topic("binary_sensor", self._object(*_entity_of(incident))), None)
         messages = [each for name, questions in cameras.items() for each in self._entities(name, questions)]
         self._wanted = {each.topic: each for each in messages}
         if self._keeping is None or self._keeping.done():
@@ -75,14 +79,13 @@ class HomeAssistantSink:
     async def send(self, event: AlertEvent) -> None:
         await self._sync()
         incident = event.incident
-        subject = incident.subject if incident.kind == "question" else HEALTH
-        ours = self._open.setdefault((incident.camera, subject), set())
+        ours = self._incidents_of(incident)
         if event.kind == "end":
             ours.discard(incident.id)
         else:
             ours.add(incident.id)
         attributes = json.dumps(event.body()["incident"], ensure_ascii=False)
-        base = self._base(incident.camera, subject)
+        base = self._base(*_entity_of(incident))
         messages = [
             Message(f"{base}/attributes", attributes, retain=True),
             Message(f"{base}/state", "ON" if ours else "OFF", retain=True),
@@ -144,12 +147,16 @@ class HomeAssistantSink:
             self._stale.add(topic)
 
     def _first_states(self, topic: str) -> list[Message]:
-        """Off, where an incident that is open has not said otherwise, so that nothing is unknown."""
+        """What open incidents say, so that nothing is unknown."""
         if f"{self.discovery}/binary_sensor/" not in topic or topic in self._stale:
             return []
         base = f"{self.node}/{topic.split('/')[-2]}"
         is_open = any(ours and self._base(*key) == base for key, ours in self._open.items())
-        return [] if is_open else [Message(f"{base}/state", "OFF", retain=True)]
+        return [Message(f"{base}/state", "ON" if is_open else "OFF", retain=True)]
+
+    def _incidents_of(self, incident: Incident) -> set[str]:
+        """Open incidents of the same entity."""
+        return self._open.setdefault(_entity_of(incident), set())
 
     def _leftovers(self, topic: str) -> list[str]:
         """Retained topics of an entity, its configuration first."""
@@ -184,14 +191,21 @@ class HomeAssistantSink:
             "device": device,
             "origin": {"name": "Sightline"},
         }
-        topic = f"{self.discovery}/{component}/{self.node}/{item}/config"
-        return Message(topic, json.dumps(body, ensure_ascii=False), retain=True)
+        return Message(self._topic(component, item), json.dumps(body, ensure_ascii=False), retain=True)
+
+    def _topic(self, component: str, item: str) -> str:
+        return f"{self.discovery}/{component}/{self.node}/{item}/config"
 
     def _base(self, camera: str, subject: str = "") -> str:
         return f"{self.node}/{self._object(camera, subject)}"
 
     def _object(self, camera: str, subject: str = "") -> str:
         return "-".join(_slug(each) for each in (camera, subject) if each)
+
+
+def _entity_of(incident: Incident) -> tuple[str, str]:
+    """Its camera, and the question or the camera's health."""
+    return incident.camera, incident.subject if incident.kind == "question" else HEALTH
 
 
 def _slug(name: str) -> str:
