@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from actors.remote import ALERTING, ask_controller, own_host
-from actors.startup import ActorProcess, Addresses, configure_logging, describe_process
+from actors.startup import ActorProcess, Addresses, configure_logging, describe_process, run_task
 from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.clips.footage_store import FootageStore
 from cluster.alerts.grpc_service import IncidentsServicer
@@ -21,7 +21,7 @@ from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Route
 from cluster.decoder.footage.camera import clip_shortages
 from cluster.decoder.footage.service import DecoderRecorder
-from cluster.errors import UnavailableError
+from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.merger import ResultsMerger
 from cluster.security.private_files import FolderLock
@@ -64,7 +64,7 @@ class Alerting(ActorProcess):
         self._footage: FootageCollector | None = None
         self._locks: list[FolderLock] = []
         self._server = RpcServer(tls=self._tls)
-        self._started = asyncio.create_task(self._start())
+        self._started = run_task(self._start(), told=SightlineError)
         self._cameras_known = asyncio.Event()
         self._lives: dict[str, str] = {}
         self._lives_changed = asyncio.Event()
@@ -107,10 +107,10 @@ class Alerting(ActorProcess):
         self._server.add(pictures.FootageServicer(self._footage, self._about, self._service.erase_camera))
         port = self._server.bind(self._host, 0)
         await self._server.start()
-        follow = (self._take_answers, self._watch_cameras, self._follow_replicas)
-        self._tasks = [asyncio.create_task(work()) for work in follow]
+        loops = [self._take_answers(), self._watch_cameras(), self._follow_replicas(), self._service.run()]
         if self._footage is not None:
-            self._tasks.append(asyncio.create_task(self._retain_footage(self._footage)))
+            loops.append(self._retain_footage(self._footage))
+        self._tasks = [run_task(loop) for loop in loops]
         page = serve_metrics(self._host, self._config.cluster.metrics_ports, lambda: ALERTING, tls=self._tls)
         return Addresses(f"{self._host}:{port}", page.address)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actors.remote import CONTROLLER, RayTable, own_host
-from actors.startup import ActorProcess, configure_logging, describe_process
+from actors.startup import ActorProcess, configure_logging, describe_process, run_task
 from cluster import metrics
 from cluster.alerts.health import CameraStates
 from cluster.config import CameraEntry, SightlineConfig
@@ -96,7 +96,7 @@ class Controller(ActorProcess):
         self._shown = self._kept = -1
         self._probing: set[str] = set()
         self._seen_replicas: set[str] = set()
-        self._background = {asyncio.create_task(self._settle()), asyncio.create_task(self._watch_heartbeats())}
+        self._background = {run_task(self._settle()), run_task(self._watch_heartbeats())}
 
     async def stop(self) -> None:
         """Delete the state kept for a restart of this process."""

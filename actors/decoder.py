@@ -8,7 +8,7 @@ import uuid
 from functools import partial
 
 from actors.remote import ask_controller, own_host
-from actors.startup import ActorProcess, configure_logging, describe_process
+from actors.startup import ActorProcess, configure_logging, describe_process, run_task
 from cluster import metrics
 from cluster.codec.nvdec import shared_nvdec
 from cluster.config import SightlineConfig
@@ -74,7 +74,7 @@ class Decoder(ActorProcess):
         self._recorder = Recorder(config.clips, self._footage)
         self._tester = SourceTester(config)
         self._background: set[asyncio.Task[None]] = set()
-        self._main = asyncio.create_task(self._run())
+        self._main = run_task(self._run())
 
     async def stop(self) -> None:
         self._main.cancel()

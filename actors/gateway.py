@@ -10,12 +10,12 @@ from sightline.v1 import ingest_pb2, pictures_pb2
 
 from actors.controller_directory import ANSWER_S, ControllerDirectory
 from actors.remote import GATEWAY, await_reply
-from actors.startup import ActorProcess, Addresses, configure_logging, describe_process
+from actors.startup import ActorProcess, Addresses, configure_logging, describe_process, run_task
 from cluster import metrics
 from cluster.alerts.health import default_rule
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls, tls_files
-from cluster.errors import NotReadyError, UnavailableError
+from cluster.errors import NotReadyError, SightlineError, UnavailableError
 from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.directory import CamerasServicer, ReplicasServicer
@@ -82,8 +82,8 @@ class Gateway(ActorProcess):
         self._others: dict[str, bool] = {}
         self._http: HttpServer | None = None
         self._live: Live | None = None
-        self._started = asyncio.create_task(self._start())
-        self._tasks = [asyncio.create_task(self._follow_replicas()), asyncio.create_task(self._follow_metrics())]
+        self._started = run_task(self._start(), told=SightlineError)
+        self._tasks = [run_task(self._follow_replicas()), run_task(self._follow_metrics())]
 
     async def ready(self) -> Addresses:
         """Addresses, once everything listens; raises ``ConfigError`` when a port is taken."""

@@ -5,10 +5,11 @@ import logging
 from collections.abc import Sequence
 
 from actors.remote import RECONCILER, ask_controller, own_host
-from actors.startup import ActorProcess, configure_logging, describe_process
+from actors.startup import ActorProcess, configure_logging, describe_process, run_task
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.cameras.managed import KUBERNETES, ManagedCamera
+from cluster.errors import SightlineError
 from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch
@@ -38,7 +39,7 @@ class ReconcilerActor(ActorProcess):
         self._watch: CameraWatch | None = None
         self._reconciler: Reconciler | None = None
         self._task: asyncio.Task[None] | None = None
-        self._started = asyncio.create_task(self._start())
+        self._started = run_task(self._start(), told=SightlineError)
 
     async def ready(self) -> bool:
         """Wait until it has started watching; the API server may be unavailable for longer. Raises ``ConfigError``
@@ -65,7 +66,7 @@ class ReconcilerActor(ActorProcess):
         self._watch = CameraWatch(api, self._wake)
         self._reconciler = Reconciler(self._config.kubernetes, ControllerCameras(), self._watch, api)
         self._watch.start()
-        self._task = asyncio.create_task(self._reconciler.run())
+        self._task = run_task(self._reconciler.run())
         log.info("watching Camera resources of namespace %s", api.namespace)
         return True
 

@@ -1,12 +1,15 @@
 """Initialises every process of the cluster: logging to standard error, which Ray keeps in its session folder, and to
 ``log_dir``; build information and zero series among its metrics."""
 
+import asyncio
 import hashlib
 import logging
 import os
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Any, TypeVar
 
 from cluster import __version__, metrics
 from cluster.config import SightlineConfig
@@ -16,6 +19,12 @@ from cluster.metrics.zero_series import Role, create_zero_series
 from cluster.redaction import KnownSecrets, redact_log
 from cluster.redaction.known_secrets import redact_tracebacks
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+EXIT_S = 1.0
+"""Until a process exits of which a task has failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
@@ -23,6 +32,24 @@ class Addresses:
 
     rpc: str
     metrics: str
+
+
+def run_task(work: Coroutine[Any, Any, T], *, told: type[Exception] | tuple[()] = ()) -> asyncio.Task[T]:
+    """Run what the process is of no use without: when it fails, the process exits, and Ray restarts it.
+
+    ``told``: errors that whoever awaits the task is told of instead. A task that was cancelled may end as it likes.
+    """
+    task = asyncio.create_task(work, name=work.__qualname__)
+
+    def ended(_: object) -> None:
+        if task.cancelled() or task.cancelling() or (error := task.exception()) is None or isinstance(error, told):
+            return
+        log.critical("%s failed, so this process exits to be restarted", task.get_name(), exc_info=error)
+        # Calls that wait for it have its error by then.
+        asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
+
+    task.add_done_callback(ended)
+    return task
 
 
 class ActorProcess:

@@ -104,6 +104,26 @@ async def test_a_hung_disk_of_clips_holds_up_no_health_check(config, tmp_path, m
         await alerting.stop()
 
 
+@pytest.mark.parametrize("loop", ["cameras", "rules", "writing"])
+async def test_alerting_does_not_live_on_without_a_loop(config, monkeypatch, loop) -> None:
+    controller, exits = Controller(config), []
+    monkeypatch.setattr(actors.remote, "controller", lambda: controller)
+    monkeypatch.setattr(actors.alerting, "configure_logging", lambda process, cluster: None)
+    monkeypatch.setattr("actors.startup.os._exit", exits.append)
+    alerting = Alerting(config, "run", "127.0.0.1")
+    await alerting.ready()
+    await until_async(lambda: alerting._service.version >= 0, "the cameras")
+
+    def fail(*_):
+        raise KeyError("gate")
+
+    broken = {"cameras": (alerting._merger, "retain"), "rules": (alerting._service._health, "update")}
+    monkeypatch.setattr(*broken.get(loop, (alerting._service._open_incidents, "pop_changes")), fail)
+    await until_async(lambda: exits == [1], "the end of the process")
+    monkeypatch.undo()
+    await alerting.stop()
+
+
 def test_an_alert_becomes_a_clip_and_a_removed_camera_takes_it_along(config, tmp_path, monkeypatch) -> None:
     asyncio.run(asyncio.wait_for(_story(config, tmp_path, monkeypatch), 60))
 

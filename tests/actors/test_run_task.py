@@ -1,0 +1,75 @@
+"""Tasks without which a process is of no use: one that fails ends the process, one that is stopped does not."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from actors.startup import run_task
+from cluster.errors import ConfigError
+
+PROCESS = """
+import asyncio, logging
+from actors.startup import run_task
+
+async def heartbeat():
+    await asyncio.sleep(0)
+    raise KeyError("camera gate")
+
+async def main():
+    logging.basicConfig()
+    task = run_task(heartbeat())
+    try:
+        await asyncio.shield(task)
+    except KeyError:
+        print("told", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_whose_task_fails_exits_and_says_why():
+    """Ray restarts a process that exits with 1; whoever waited for the task has its error."""
+    ended = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "told\n")
+    assert "CRITICAL" in ended.stderr
+    assert "heartbeat failed" in ended.stderr
+    assert "KeyError: 'camera gate'" in ended.stderr
+
+
+async def test_stops_and_errors_that_are_told_end_no_process(monkeypatch):
+    exits = []
+    monkeypatch.setattr("actors.startup.EXIT_S", 0.0)
+    monkeypatch.setattr("actors.startup.os._exit", exits.append)
+
+    async def forever():
+        await asyncio.Event().wait()
+
+    async def trouble_while_stopping():
+        try:
+            await forever()
+        finally:
+            raise OSError("the file is closed")
+
+    async def refused():
+        raise ConfigError("port 50051 is taken")
+
+    async def done():
+        return 7
+
+    stopped = [run_task(forever()), run_task(trouble_while_stopping())]
+    await asyncio.sleep(0)
+    for task in stopped:
+        task.cancel()
+    assert await run_task(done()) == 7
+    with pytest.raises(ConfigError, match="is taken"):
+        await run_task(refused(), told=ConfigError)
+    await asyncio.wait(stopped)
+    await asyncio.sleep(0.05)
+    assert exits == []
+    with pytest.raises(ConfigError):
+        await run_task(refused())
+    await asyncio.sleep(0.05)
+    assert exits == [1]
