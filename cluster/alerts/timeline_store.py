@@ -6,7 +6,8 @@ import logging
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,9 @@ KEEP_S = 2 * 86_400.0
 FLUSH_S = 60.0
 GAPS_S = 600.0
 """Between two rows of a camera of which only the number of gaps changed."""
-MOST_HOURS = 200_000
+DEADLINE_S = 5.0
+"""Longest wait for the disk."""
+MOST_HOURS = MOST_STATES = 200_000
 """Hours in memory, 240 bytes each: those of questions that were answered since they were last written."""
 STEPS = 254
 """Scores are kept as ``1 + round(STEPS * score)``, one byte; 0 is none."""
@@ -96,10 +99,11 @@ class TimelineStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="timeline")
         # uint8 [BINS, 4]: highest, level, windows, positives.
         self._hours: dict[Hour, np.ndarray] = {}
-        self._states: list[tuple[str, StateChange]] = []
+        self._states: deque[tuple[str, StateChange]] = deque(maxlen=MOST_STATES)
         self._known: dict[str, StateChange] = {}
         self._gone: set[str] = set()
         self._task: asyncio.Task[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
         self.trouble = ""
 
     def start(self) -> None:
@@ -107,13 +111,16 @@ class TimelineStore:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Write what is left."""
+        """Write what is left, unless the disk hangs."""
         if self._task is not None:
             self._task.cancel()
         with contextlib.suppress(UnavailableError):
-            await self.flush()
-        if self._db is not None:
-            await self._on_thread(self._db.close)
+            async with _in_time():
+                await self.flush()
+        if self._db is not None and self._flushing is None:
+            with contextlib.suppress(UnavailableError):
+                async with _in_time():
+                    await self._on_thread(self._db.close)
         self._thread.shutdown(wait=False)
 
     # -- inputs ---------------------------------------------------------------------------------
@@ -150,18 +157,41 @@ class TimelineStore:
     # -- reading and erasing --------------------------------------------------------------------
     async def read(self, camera: str, since_s: float, until_s: float) -> CameraTimeline:
         """What is known of ``since_s <= t < until_s``, Unix time. Raises ``UnavailableError``: the disk."""
-        await self.flush()
-        return await self._on_disk(lambda db: _read(db, camera, since_s, until_s))
+        async with _in_time():
+            await self.flush()
+            return await self._on_disk(lambda db: _read(db, camera, since_s, until_s))
 
     async def delete(self, camera: str, until_s: float) -> None:
         """Delete a camera's hours that began before ``until_s``, Unix time. Raises ``UnavailableError``: the disk."""
         self._forget_pending(camera, until_s)
-        await self._on_disk(lambda db: _delete(db, camera, until_s))
+        async with _in_time():
+            # What is being written, and comes back if that fails, is not to be overlooked.
+            await self._written()
+            self._forget_pending(camera, until_s)
+            await self._on_disk(lambda db: _delete(db, camera, until_s))
 
     async def flush(self) -> None:
-        """Write what is new. Raises ``UnavailableError``: the disk."""
+        """Write what is new, to the end also when the caller is cancelled. Raises ``UnavailableError``: the disk."""
+        await self._written()
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush(), name="write timelines")
+            self._flushing.add_done_callback(self._flushed)
+        await self._written()
+
+    async def _written(self) -> None:
+        """The end of the writing that goes on, if any."""
+        if self._flushing is not None:
+            await asyncio.shield(self._flushing)
+
+    def _flushed(self, flushing: asyncio.Task[None]) -> None:
+        self._flushing = None
+        # Told already; all who waited may have been cancelled.
+        if not flushing.cancelled():
+            flushing.exception()
+
+    async def _flush(self) -> None:
         hours, self._hours = self._hours, {}
-        states, self._states = self._states, []
+        states, self._states = self._states, deque(maxlen=MOST_STATES)
         gone, self._gone = self._gone, set()
         if not hours and not states and not gone:
             return
@@ -172,16 +202,18 @@ class TimelineStore:
         except UnavailableError:
             newest = max((key[2] for key in (*hours, *self._hours)), default=0)
             for key, bins in hours.items():
-                if key[2] >= newest - 1 and len(self._hours) < MOST_HOURS:
+                if key[2] >= newest - 1 and key[0] not in self._gone and len(self._hours) < MOST_HOURS:
                     self._hours[key] = _merged(bins, self._hours.get(key))
-            self._states = [*states, *self._states][-MOST_HOURS:]
+            back = [each for each in states if each[0] not in self._gone]
+            self._states = deque([*back, *self._states], MOST_STATES)
             self._gone |= gone
             raise
 
     def _forget_pending(self, camera: str, until_s: float) -> None:
         for key in [key for key in self._hours if key[0] == camera and key[2] * HOUR_S < until_s]:
             del self._hours[key]
-        self._states = [(name, each) for name, each in self._states if name != camera or each.at_s >= until_s]
+        kept = [(name, each) for name, each in self._states if name != camera or each.at_s >= until_s]
+        self._states = deque(kept, MOST_STATES)
         # What it is now is recorded anew.
         self._known.pop(camera, None)
 
@@ -234,6 +266,15 @@ class TimelineStore:
         return found
 
 
+@contextlib.asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield
+    except TimeoutError:
+        raise UnavailableError("the cameras' timelines are out of reach: the disk does not answer") from None
+
+
 def _stored(score: float) -> int:
     return 1 + round(STEPS * min(1.0, max(0.0, score)))
 
@@ -266,7 +307,7 @@ def _merged(bins: np.ndarray, other: np.ndarray | None) -> np.ndarray:
 
 
 def _write(
-    db: sqlite3.Connection, hours: dict[Hour, np.ndarray], states: list[tuple[str, StateChange]], keep_s: float
+    db: sqlite3.Connection, hours: dict[Hour, np.ndarray], states: Collection[tuple[str, StateChange]], keep_s: float
 ) -> None:
     newest_s = max((each.at_s for _, each in states), default=0.0)
     for key, bins in hours.items():

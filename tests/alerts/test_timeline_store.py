@@ -1,12 +1,15 @@
 """What cameras answered and were, by the minute: through alerting, over restarts, and gone when it is to be gone."""
 
+import asyncio
 import random
 import sqlite3
+import threading
 from dataclasses import replace
 
 import pytest
 from alert_parts import configuration
 
+from cluster.alerts import timeline_store
 from cluster.alerts.health import CameraStates
 from cluster.alerts.service import TIMELINES, AlertService
 from cluster.alerts.timeline_store import HOUR_S, STEPS, TimelineStore
@@ -128,6 +131,77 @@ async def test_damaged_pages_begin_anew(tmp_path, make, table):
     found = await read(store)
     assert [each.at_s for each in found.scores["person"]] == [NOON + 60]
     assert (len(found.states), store.trouble) == (1, "")
+    await store.stop()
+
+
+def hung(store):
+    """The store's disk hangs until the event is set."""
+    ends = threading.Event()
+    store._thread.submit(ends.wait, 60)
+    return ends
+
+
+async def test_a_reader_that_gives_up_takes_no_minute_along(tmp_path, make):
+    store = TimelineStore(tmp_path / "t.sqlite")
+    store.add_window("gate", "person", NOON, 0.5, 0.0, False)
+    store.add_statuses([make.status()], NOON)
+    ends = hung(store)
+    reading = [asyncio.create_task(read(store)) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    # Comes while the others are being written.
+    store.add_window("gate", "person", NOON + 1, 0.5, 0.0, False)
+    for task in reading[:2]:
+        task.cancel()
+    await asyncio.wait(reading[:2])
+    ends.set()
+    for found in (await reading[2], await read(store)):
+        assert [each.windows for each in found.scores["person"]] == [2]
+        assert [each.state for each in found.states] == ["running"]
+    await store.stop()
+
+
+async def test_a_hung_disk_is_not_waited_for(tmp_path, make, monkeypatch):
+    monkeypatch.setattr(timeline_store, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(timeline_store, "MOST_STATES", 50)
+    store = TimelineStore(tmp_path / "t.sqlite")
+    store.add_window("gate", "person", NOON, 0.5, 0.0, False)
+    ends = hung(store)
+    for call in (read(store), store.delete("yard", NOON), read(store)):
+        with pytest.raises(UnavailableError, match="the disk does not answer"):
+            await asyncio.wait_for(call, 30)
+    for second in range(500):
+        store.add_statuses([make.status(state="running" if second % 2 else "backoff")], NOON + second)
+    assert len(store._states) == 50
+    ends.set()
+    found = await read(store)
+    assert [each.windows for each in found.scores["person"]] == [1]
+    assert [each.at_s for each in found.states] == [NOON + second for second in range(450, 500)]
+    ends = hung(store)
+    store.add_window("gate", "person", NOON, 0.5, 0.0, False)
+    await asyncio.wait_for(store.stop(), 30)
+    ends.set()
+
+
+async def test_a_deleted_camera_does_not_come_back_with_a_writing_that_failed(tmp_path, make):
+    folder = tmp_path / "box"
+    folder.mkdir()
+    path = folder / "t.sqlite"
+    path.mkdir()
+    store = TimelineStore(path)
+    for camera in ("gate", "yard"):
+        store.add_window(camera, "person", NOON, 0.5, 0.0, False)
+    ends = hung(store)
+    writing = asyncio.create_task(store.flush())
+    await asyncio.sleep(0.05)
+    store.add_statuses([], NOON, gone=["gate"])
+    deleting = asyncio.create_task(store.delete("yard", NOON + HOUR_S))
+    await asyncio.sleep(0.05)
+    ends.set()
+    await asyncio.wait([writing, deleting])
+    assert isinstance(writing.exception(), UnavailableError)
+    path.rmdir()
+    await store.delete("yard", NOON + HOUR_S)
+    assert (await read(store)).scores == (await read(store, "yard")).scores == {}
     await store.stop()
 
 
