@@ -35,6 +35,7 @@ from cluster.alerts.routing import SinkRoutes
 from cluster.alerts.store import AlertStore, StoredState
 from cluster.alerts.timeline_store import KEEP_S, TimelineStore
 from cluster.alerts.tracker import IncidentTracker, Rule
+from cluster.alerts.wall_clock import WallClock
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.security.roles import EVERY
@@ -49,8 +50,6 @@ TICK_S = 1.0
 SETTLE_S = 0.05
 """Delay of writing delivered states, in one batch: losing them only means a second delivery."""
 EXPIRE_S = 60.0
-STEP_S = 2.0
-"""Change of the wall clock against the monotonic one that is a step."""
 PROBE_S = 5.0
 """Seconds between small writes that detect a failing disk when there are no alerts."""
 
@@ -94,7 +93,7 @@ class AlertService:
         self._feed = FanOut[AlertEvent](lambda event: event.incident.camera, "follow incidents", max_subscribers=256)
         self._settled: dict[tuple[str, str], Delivery] = {}
         self._revised: list[tuple[str, ToldAs]] = []
-        self._offset_s = time.time() - time.monotonic()
+        self._clock = WallClock(self._shift)
         self._expired = 0
         self._expire_s = self._probe_s = 0.0
         self._changed = asyncio.Event()
@@ -134,12 +133,12 @@ class AlertService:
     def accept_answer(self, answer: Answer, missed: int = 0) -> None:
         """Process one answer; ``missed``: answers lost before it."""
         self.answers_missed += missed
-        self._tracker.add_answer(answer, self._now())
+        self._tracker.add_answer(answer, self._clock.now())
         self._changed.set()
 
     def update_cameras(self, watched: CameraStates) -> None:
         """Process the status of all cameras, about once a second."""
-        now_s = self._now()
+        now_s = self._clock.now()
         self.version = watched.version
         if watched.settings is not None:
             self._informed = True
@@ -295,7 +294,9 @@ class AlertService:
         return await self._erase(scope)
 
     async def erase_removed_camera(self, camera: str, removed_s: float) -> None:
-        """Erase a camera's records until it was removed; another of its name keeps its own. Raises like the above."""
+        """Erase a removed camera's records and mutes; another of its name keeps its own. Raises like the above."""
+        if self._informed and camera not in self._lives:
+            self._open_incidents.unmute_camera(camera)
         self._open_incidents.end_camera_incidents(camera, removed_s)
         await self._erase(ErasureScope(camera, math.nextafter(removed_s, math.inf)))
 
@@ -322,24 +323,17 @@ class AlertService:
         return found
 
     # -- inside ---------------------------------------------------------------------------------
-    def _now(self) -> float:
-        """Seconds since 1970. When the clock was set, what durations began with is set as well."""
-        now_s = time.time()
-        step_s = now_s - time.monotonic() - self._offset_s
-        self._offset_s += step_s
-        if abs(step_s) > STEP_S:
-            log.warning("the clock was set by %.1f s", step_s)
-            self._tracker.shift(step_s)
-            self._health.shift(step_s)
-        return now_s
+    def _shift(self, by_s: float) -> None:
+        """Durations go on when the clock is set."""
+        self._tracker.shift(by_s)
+        self._health.shift(by_s)
 
     def _add_window(self, answer: Answer, level: float, now_s: float) -> None:
         at_s = now_s - answer.timing.latency_s
         self.timelines.add_window(answer.stream, answer.question, at_s, answer.score, level, answer.positive)
 
     def _rule(self, camera: str, question: str) -> Rule | None:
-        rules = self._rules.get(camera)
-        if rules is not None:
+        if (rules := self._rules.get(camera)) is not None:
             return rules.get(question)
         # Before the cameras are known, an answer of one added at run time must not be lost.
         return None if self._informed else self._default
@@ -356,8 +350,7 @@ class AlertService:
         await self._flush()
         async with self._flushing:
             # No erasure may run between reading and writing: it would be undone.
-            ended = await self._ended(incident_id)
-            if ended is None:
+            if (ended := await self._ended(incident_id)) is None:
                 return None
             ended = change(ended)
             await self._journal.write(Changes(incidents={incident_id: ended}))
@@ -417,7 +410,7 @@ class AlertService:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._tracker.tick(self._now(), self._over)
+            self._tracker.tick(self._clock.now(), self._over)
             self._changed.set()
             if self._journal.pending_events or time.monotonic() >= self._probe_s:
                 self._probe_s = time.monotonic() + PROBE_S

@@ -73,7 +73,7 @@ class Clocks:
 async def test_a_clock_that_is_set_makes_no_time_pass(tmp_path, make, monkeypatch, step_s):
     """Durations are those of the monotonic clock, whichever way the other one is set."""
     clocks = Clocks()
-    monkeypatch.setattr("cluster.alerts.service.time", clocks)
+    monkeypatch.setattr("cluster.alerts.wall_clock.time", clocks)
     config = configuration(stale_s=60, health={"offline": {"after_s": 30}, "clear_s": 10})
     gate = make.status(windows_per_s=0.1, windows_done=5)
     yard = make.status("yard", state="backoff", reason="no route")
@@ -93,7 +93,7 @@ async def test_a_clock_that_is_set_makes_no_time_pass(tmp_path, make, monkeypatc
         assert after(20, gate, yard) == [person]
         clocks.wall_s += step_s
         assert after(1, gate, yard) == [person]
-        service._tracker.tick(service._now())
+        service._tracker.tick(service._clock.now())
         assert after(1, gate, yard) == [person]
         # 30 s without a picture, as the camera and everybody else sees them.
         assert after(9, gate, yard) == [person, ("yard", "camera-offline")]
@@ -104,7 +104,7 @@ async def test_a_clock_that_is_set_makes_no_time_pass(tmp_path, make, monkeypatc
         assert after(9, gate, back) == [person, ("yard", "camera-offline")]
         assert after(2, gate, back) == [person]
         clocks.go_on(30)
-        service._tracker.tick(service._now())
+        service._tracker.tick(service._clock.now())
         assert after(0, replace(gate, windows_done=6), back) == []
 
 

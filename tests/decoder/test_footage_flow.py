@@ -15,6 +15,7 @@ from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
 from waiting import until_async
 
 from actors.cli import main
+from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import AlertEvent
 from cluster.client import GatewayClient
 from cluster.codec.source import StreamHeader
@@ -31,6 +32,7 @@ from cluster.errors import (
 from cluster.gateway.guard import Guard
 from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.security.roles import Principal, Role
+from cluster.types import CameraStatus
 from cluster.wire.channel import ChannelPool
 from cluster.wire.tls import ClientCredentials
 
@@ -408,6 +410,39 @@ async def test_cameras_of_another_run_are_not_taken_for_removed(tmp_path, h264):
         running.collector._run, running.collector._cameras = "another", {}
         await running.collector.retain_cameras({"yard": "1"})
         assert len(running.store) == 2
+
+
+async def test_what_an_earlier_run_could_not_delete_is_deleted_by_the_next(tmp_path, h264, monkeypatch):
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SWEEP_S", 0.05)
+    async with site(tmp_path) as running:
+        await running.collector.retain_cameras({"gate": "1", "yard": "1"})
+        running.feed(h264, 200)
+        await running.settled((await running.alert(5.0)).id)
+        await refuse(running, 1)
+        await running.collector.retain_cameras({"yard": "1"})
+        assert list(running.collector._unerased) == ["gate"]
+    known = tmp_path / "known.json"
+    known.write_text(json.dumps(json.loads(known.read_text()) | {"run": "an earlier one"}))
+    async with site(tmp_path) as running:
+        await until_async(lambda: not running.collector._unerased)
+        assert await running.service.incidents() == []
+        assert len(running.store) == 0
+
+
+async def test_a_mute_goes_with_a_camera_that_is_removed_while_alerting_is_away(tmp_path):
+    async with site(tmp_path) as running:
+        await running.collector.retain_cameras({"gate": "1", "yard": "1", "door": "1"})
+        for camera in ("gate", "yard", "door", "*"):
+            await running.service.mute(camera, "*", 3600.0, "ann")
+    async with site(tmp_path) as running:
+        lives = {"yard": "1", "door": "2"}
+        statuses = tuple(CameraStatus(name, source="", life=life) for name, life in lives.items())
+        running.service.update_cameras(CameraStates(1, (), statuses, {}))
+        await running.collector.retain_cameras(lives)
+        # Whose the mute of the other door was, nobody knows: it ends by itself.
+        assert {each.camera for each in running.service.mutes()} == {"yard", "door", "*"}
+    async with site(tmp_path) as running:
+        assert "gate" not in {each.camera for each in running.service.mutes()}
 
 
 # -- live pictures and who may see ------------------------------------------------------------------

@@ -353,10 +353,11 @@ def _filled(draft: DraftFile, data: bytes) -> None:
 
 
 def _read_known(file: Path, run: str) -> tuple[dict[str, str], dict[str, float]]:
-    """Lives of cameras, and when those were removed whose footage or records are still to be deleted."""
+    """Lives of cameras, those of the same run, and when cameras were removed whose footage or records are still to be
+    deleted, in whichever run."""
     try:
         body = json.loads(file.read_text())
-        return (dict(body["cameras"]), dict(body["unerased"])) if body["run"] == run else ({}, {})
+        return dict(body["cameras"]) if body["run"] == run else {}, dict(body["unerased"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}, {}
 
