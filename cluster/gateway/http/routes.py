@@ -4,7 +4,7 @@ what is wrong with either.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -236,6 +236,8 @@ _KINDS = {
     "model_attributes_type": "an object",
     "finite_number": "a number",
 }
+_SECRETS = {"password", "token", "source"}
+"""Fields whose values nobody is to read in a reply or a log."""
 _RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "int_parsing_size")
 
 
@@ -254,6 +256,13 @@ async def wrong_form(request: Request, error: RequestValidationError) -> NoRetur
     raise ConfigError(_sentence(problem, [str(part) for part in where], form))
 
 
+def _quoted(value: object, path: Sequence[str]) -> str:
+    """The value before what it should have been; nothing of one that is a secret, or may have some in it."""
+    if _SECRETS.intersection(path) or (value and isinstance(value, dict | list)):
+        return ""
+    return f"{json.dumps(value, default=str)[:80]}, which is "
+
+
 def _sentence(problem: Mapping[str, Any], path: list[str], form: type[BaseModel]) -> str:
     where, kind, value = ".".join(path), str(problem["type"]), problem.get("input")
     if kind == "missing":
@@ -266,7 +275,7 @@ def _sentence(problem: Mapping[str, Any], path: list[str], form: type[BaseModel]
         negative = isinstance(value, int | float) and value < 0
         return f"{where} is out of range; {'it must not be negative' if negative else str(problem['msg']).lower()}"
     if kind in _KINDS:
-        return f"{where} is {json.dumps(value, default=str)[:80]}, which is not {_KINDS[kind]}"
+        return f"{where} is {_quoted(value, path)}not {_KINDS[kind]}"
     if kind == "value_error":
         return f"{where} is {problem['ctx']['error']}"
     return f"{where} is wrong: {str(problem['msg'])[:200]}"

@@ -57,6 +57,25 @@ async def test_a_camera_that_cannot_be_is_told_why(tmp_path, what):
         assert not served.world.cameras
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        ("/v1/cameras/discover", {"network": "10.0.0.0/30", "password": 48151623}, "password is not text"),
+        ("/v1/cameras/discover", {"network": "10.0.0.0/30", "password": ["48151623"]}, "password is not text"),
+        ("/v1/cameras/discover", {"network": {"password": "48151623"}}, "network is not text"),
+        ("/v1/cameras", {"name": "a", "source": 48151623}, "source is not text"),
+        ("/v1/cameras/test", {"name": "a", "source": {"url": "rtsp://a:48151623@h"}}, "source is not text"),
+        ("/v1/session", {"token": 48151623}, "token is not text"),
+    ],
+)
+async def test_a_secret_of_the_wrong_type_is_not_repeated(tmp_path, caplog, path, body, sentence):
+    caplog.set_level(0)
+    async with serving(tmp_path, cameras=0) as served, Client(served.url) as client:
+        status, reply = await client("POST", path, body)
+    assert (status, reply["error"]) == (400, sentence)
+    assert "48151623" not in caplog.text
+
+
 async def test_a_controller_that_is_away(tmp_path):
     async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
         assert await client("GET", "/readyz") == (200, {"status": "ok"})
