@@ -178,10 +178,9 @@ class Alerting(ActorProcess):
                 watched: CameraStates = await ask_controller("camera_states", self._service.version)
                 self._service.update_cameras(watched)
                 self._cameras_known.set()
-                self._lives = {status.name: status.life for status in watched.statuses}
+                self._lives = watched.lives
                 self._merger.retain(self._lives)
-                if watched.settings is not None:
-                    self._lives_changed.set()
+                self._lives_changed.set()
             except UnavailableError as error:
                 log.warning("cannot read the cameras' status: %s", error)
             await asyncio.sleep(POLL_S)

@@ -187,6 +187,7 @@ class Controller(ActorProcess):
             settings=tuple(directory.settings(name) for name in names) if changed else None,
             statuses=tuple(directory.status(name) for name in names),
             pictures={name: picture for name in names if (picture := directory.picture_health(name)) is not None},
+            left_out=self._table.left_out,
         )
 
     # -- replicas, for operators ----------------------------------------------------------------

@@ -15,12 +15,19 @@ from cluster.types.cameras import HEALTH_SUBJECTS
 
 @dataclass(frozen=True, slots=True)
 class CameraStates:
-    """Status of all cameras. ``settings`` is set only if they changed since the requested ``version``."""
+    """Status of all cameras. ``settings`` is set only if they changed since the requested ``version``; ``left_out``:
+    lives of cameras that cannot run now, but were not removed."""
 
     version: int
     settings: tuple[CameraConfig, ...] | None
     statuses: tuple[CameraStatus, ...]
     pictures: Mapping[str, PictureHealth]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lives(self) -> dict[str, str]:
+        """Life of every camera that was not removed, by name."""
+        return {**self.left_out, **{status.name: status.life for status in self.statuses}}
 
 
 def default_rule(alerts: AlertsConfig) -> Rule:

@@ -145,7 +145,7 @@ class AlertService:
             self._rules = {camera.name: question_rules(camera, self._config) for camera in watched.settings}
             self._cameras = {each.name: each for each in watched.settings}
             self.routes.follow_cameras(watched.settings, self.open_incidents())
-        lives = {status.name: status.life for status in watched.statuses}
+        lives = watched.lives
         gone = {name for name, life in self._lives.items() if lives.get(name) != life}
         for name in gone:
             self._open_incidents.unmute_camera(name)

@@ -1,6 +1,7 @@
 """The controller's own work, without Ray."""
 
 import asyncio
+import json
 import sqlite3
 
 import pytest
@@ -9,7 +10,8 @@ from waiting import until_async
 from actors.controller import Controller
 from cluster.config import CameraEntry, load_config
 from cluster.control.cameras.managed import ManagedCamera
-from cluster.errors import UnavailableError
+from cluster.control.cameras.table import CameraStore, FileTable
+from cluster.errors import ManagedElsewhereError, UnavailableError, UnknownCameraError
 from cluster.types.reports import DecoderInfo
 
 
@@ -58,6 +60,48 @@ async def _placed_late(tmp_path) -> None:
     disk.execute("DROP TRIGGER full")
     assert [camera.name for camera in await controller.list_cameras()] == ["gate"]
     assert controller._kv.load() == await controller.managed_cameras()
+    for task in controller._background:
+        task.cancel()
+
+
+def test_a_camera_that_an_upgrade_makes_invalid_is_not_removed(tmp_path, caplog, monkeypatch) -> None:
+    monkeypatch.setattr("actors.controller.configure_logging", lambda *_: None)
+    asyncio.run(asyncio.wait_for(_left_out(tmp_path, caplog), 60))
+
+
+async def _left_out(tmp_path, caplog) -> None:
+    cluster = {"state_dir": str(tmp_path), "heartbeat_s": 0.05, "heartbeat_timeout_s": 1, "decoders": 1, "replicas": 1}
+    config = load_config(None, {"cluster": cluster, "questions": [{"id": "q", "text": "Fire?"}]})
+    table = FileTable(tmp_path / "cameras.sqlite")
+    source = "rtsp://ann:48151623@10.0.0.1/stream"
+    # Keys that this version does not have, and a stride that the window of its configuration does not have.
+    entries = {
+        "gate": {"name": "gate", "source": source, "old_key": 1},
+        "yard": {"name": "yard", "source": source, "window": {"stride_s": 1000}},
+        "door": {"name": "door", "source": source},
+    }
+    for number, (name, entry) in enumerate(entries.items()):
+        body = {"entry": entry, "manager": "cluster", "life": f"life-{number}"}
+        table.write({f"camera/{name}": json.dumps(body).encode()})
+    table.write({"seeded": json.dumps([json.dumps(entries["gate"])]).encode()})
+    controller = Controller(config, "run", "127.0.0.1")
+    await controller.register_decoder(DecoderInfo("decoder-0", "a", "127.0.0.1:1", "", 1), [])
+    states = await controller.camera_states(-1)
+    assert [each.name for each in states.statuses] == ["door"]
+    assert states.lives == {"gate": "life-0", "yard": "life-1", "door": "life-2"}
+    for name in ("gate", "yard"):
+        assert f"camera {name} is left out" in caplog.text
+    assert "48151623" not in caplog.text
+    # What alerting has of them stays until they are removed, or go on as the same cameras.
+    await controller.remove_camera("gate")
+    with pytest.raises(ManagedElsewhereError):
+        await controller.add_camera(ManagedCamera(entry=CameraEntry(name="yard"), manager="file"), force=True)
+    await controller.add_camera(ManagedCamera(entry=CameraEntry(name="yard")), force=True)
+    assert (await controller.camera_states(-1)).lives == {"yard": "life-1", "door": "life-2"}
+    assert [each.entry.name for each in CameraStore(table).load()] == ["door", "yard"]
+    assert CameraStore(table).removed() == ["gate"]
+    with pytest.raises(UnknownCameraError):
+        await controller.remove_camera("gate")
     for task in controller._background:
         task.cancel()
 

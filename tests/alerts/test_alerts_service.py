@@ -52,6 +52,22 @@ async def test_a_receiver_that_is_away_gets_everything_after_a_restart(tmp_path,
     assert bodies(receiver)[1]["incident"]["windows"] == 3
 
 
+async def test_a_camera_that_is_left_out_keeps_what_it_has(tmp_path, make, until):
+    async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
+        settings = tuple(camera_settings(configuration(), each) for each in configuration().cameras)
+        both = tuple(make.status(name, life="1") for name in ("gate", "yard"))
+        service.update_cameras(CameraStates(1, settings, both, {}))
+        await service.mute("gate", "car", 3600.0, "ann")
+        for window in (0, 1):
+            service.accept_answer(make.answer(window))
+        await until(lambda: len(receiver.got) == 1)
+        service.update_cameras(CameraStates(2, settings[1:], both[1:], {}, {"gate": "1"}))
+        assert [each.camera for each in service.open_incidents()] == ["gate"]
+        assert [each.camera for each in service.mutes()] == ["gate"]
+        service.update_cameras(CameraStates(3, settings[1:], both[1:], {}))
+        assert service.open_incidents() == service.mutes() == []
+
+
 class Clocks:
     """Clocks of a machine that stand until they are moved."""
 

@@ -9,12 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.camera import CameraEntry
+from cluster.config.problems import InvalidConfigError, from_validation
 from cluster.config.sources import check_files
 from cluster.control.cameras.managed import (
     CameraChanges,
     ManagedCamera,
+    check_manager,
     entry_from_json,
     entry_to_json,
     merge_configuration,
@@ -107,14 +111,14 @@ class CameraStore:
         return before == run_id.encode()
 
     def load(self) -> list[ManagedCamera]:
-        values = [self._table.get(key) for key in self._table.keys(CAMERA)]
-        return [ManagedCamera.model_validate_json(value) for value in values if value is not None]
+        values = [(key.removeprefix(CAMERA), self._table.get(key)) for key in self._table.keys(CAMERA)]
+        return [_stored(name, value) for name, value in values if value is not None]
 
     def follow(self, configuration: Sequence[CameraEntry]) -> CameraChanges:
         """Apply the changes between the last configuration's cameras and this one's, none at first, to the stored
         cameras."""
         value = self._table.get(SEEDED)
-        last = [entry_from_json(entry) for entry in json.loads(value)] if value is not None else []
+        last = [_last(entry) for entry in json.loads(value)] if value is not None else []
         found = merge_configuration(last, configuration, self.load())
         now = json.dumps([entry_to_json(entry, secrets=True) for entry in configuration]).encode()
         removed = {REMOVED + name: b"1" for name in found.removed}
@@ -157,6 +161,24 @@ class CameraStore:
             self._table.write({}, self._table.keys(""))
 
 
+def _stored(name: str, value: bytes) -> ManagedCamera:
+    """A stored camera; with ``trouble``, and nothing but its name, where this version does not know its keys."""
+    try:
+        return ManagedCamera.model_validate_json(value)
+    except ValidationError as error:
+        trouble = str(InvalidConfigError(from_validation(error, ManagedCamera), where=f"camera {name}"))
+        kept = {key: text for key, text in json.loads(value).items() if key in ("manager", "uid", "life")}
+        return ManagedCamera(entry=CameraEntry(name=name), trouble=trouble, **kept)
+
+
+def _last(text: str) -> CameraEntry:
+    """An entry of the last configuration; where this version does not know its keys, one that differs from any."""
+    try:
+        return entry_from_json(text)
+    except ValidationError:
+        return CameraEntry(name=json.loads(text)["name"])
+
+
 def _as_kept(cameras: Iterable[ManagedCamera]) -> dict[str, bytes]:
     return {CAMERA + managed.entry.name: managed.to_json().encode() for managed in cameras}
 
@@ -185,6 +207,12 @@ class CameraTable:
         self._directory = directory
         self._store = store
         self._managed: dict[str, ManagedCamera] = {}
+        self._left_out: dict[str, ManagedCamera] = {}
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Lives of cameras, by name, that do not fit this version or configuration. They are not removed."""
+        return {name: managed.life for name, managed in self._left_out.items()}
 
     def load(self, cameras: Iterable[ManagedCamera], now_s: float) -> list[ManagedCamera]:
         """Restore cameras when a controller starts; returns the new ones. One that does not fit the configuration is
@@ -192,9 +220,12 @@ class CameraTable:
         new = []
         for managed in cameras:
             try:
+                if managed.trouble:
+                    raise ConfigError(managed.trouble)
                 settings = camera_settings(self._config, managed.entry)
             except ConfigError as error:
-                log.error("camera %s is left out: %s", managed.entry.name, error)
+                log.error("camera %s is left out, add it anew or remove it: %s", managed.entry.name, error)
+                self._left_out[managed.entry.name] = managed
                 continue
             known = _alive(managed, managed)
             self._directory.add(settings, now_s, manager=managed.manager, life=known.life)
@@ -206,7 +237,7 @@ class CameraTable:
     def add(
         self, managed: ManagedCamera, now_s: float, *, force: bool = False, takeover: bool = False
     ) -> ManagedCamera:
-        """Add a camera; returns it with its life.
+        """Add a camera; returns it with its life. One that was left out goes on with the new settings.
 
         Raises:
             CameraExistsError: the name is taken, with other settings.
@@ -219,10 +250,12 @@ class CameraTable:
         known = self._managed.get(name)
         if takeover and known is not None and known.manager != managed.manager:
             return self.update(managed, now_s, takeover=True)
+        if (left := self._left_out.get(name)) is not None:
+            check_manager(name, left.manager, managed.manager, takeover=takeover)
         _refuse_hidden(managed.entry)
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
-        managed = _alive(managed, known)
+        managed = _alive(managed, known or left)
         self._directory.add(settings, now_s, force=force, manager=managed.manager, life=managed.life)
         try:
             self._keep(managed)
@@ -232,6 +265,7 @@ class CameraTable:
                 self._directory.remove(name)
             raise
         self._managed[name] = managed
+        self._left_out.pop(name, None)
         return managed
 
     def update(self, managed: ManagedCamera, now_s: float, *, takeover: bool = False) -> ManagedCamera:
@@ -256,11 +290,17 @@ class CameraTable:
 
     def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
         """See :meth:`Directory.remove`. Raises ``UnavailableError`` as well: it cannot be stored."""
-        self._directory.check_manager(name, manager, takeover=takeover)
+        left = self._left_out.get(name)
+        if left is None:
+            self._directory.check_manager(name, manager, takeover=takeover)
+        elif manager is not None:
+            check_manager(name, left.manager, manager, takeover=takeover)
         if self._store is not None:
             self._store.remove(name)
-        self._directory.remove(name, manager=manager, takeover=takeover)
+        if left is None:
+            self._directory.remove(name, manager=manager, takeover=takeover)
         self._managed.pop(name, None)
+        self._left_out.pop(name, None)
 
     def _keep(self, managed: ManagedCamera) -> None:
         if self._store is not None:
