@@ -129,13 +129,13 @@ class Replica:
         self._bank = bank
         asking = self._config.asking
         self._memory = WorkerMemory(self._worker, ThumbnailStore(), timeout_s=asking.timeout_s)
-        self._handler = WorkerFrames(self._worker, self._memory, self._answered, traces)
+        conversations = Conversations(limit=max(64, 2 * asking.queue))
+        self._deletions = MemoryDeletions(self._memory, conversations, bank, self._hub)
+        self._handler = WorkerFrames(self._worker, self._memory, self._answered, traces, self._deletions)
         self._server = RpcServer(tls=self._tls)
         self._frames = frames.FramesServicer(self._handler, credit=cluster.frame_queue)
         self._server.add(self._frames)
         self._server.add(results.ResultsServicer(self._hub))
-        conversations = Conversations(limit=max(64, 2 * asking.queue))
-        self._deletions = MemoryDeletions(self._memory, conversations, bank, self._hub)
         servicer = memory.MemoryServicer(
             self._memory,
             conversations=conversations,
@@ -184,7 +184,7 @@ class Replica:
                 await self._deletions.wait_until_done()
                 expired: bool = await ask_controller("was_expired", self._instance)
                 if expired:
-                    await asyncio.wrap_future(self._worker.release_all())
+                    await self._deletions.surrender_all(self._worker)
                 streams = self._worker.open_streams()
                 self._name = await ask_controller("register_replica", self._info, self._name, streams)
                 return

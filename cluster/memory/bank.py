@@ -295,6 +295,11 @@ class MemoryBank:
             with memory.exclusive:
                 self._release(memory)
 
+    def drop_copies(self, stream: str) -> None:
+        """Delete copies of a released stream in this process's memory, after its last write, which may block."""
+        self._finish_last_write(stream)
+        self.tiers.drop_copies(stream)
+
     def hand_over(self, stream: str) -> Future[bool]:
         """Write memory and window of the same moment for another process and release both. The result: whether it will
         find them."""

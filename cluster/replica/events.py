@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from cluster import metrics
-from cluster.replica.memory import WorkerMemory
+from cluster.replica.memory import MemoryDeletions, WorkerMemory
 from cluster.replica.worker import EngineWorker
 from cluster.tracing.spans import ReplicaTraces
 from cluster.types import Answer, FrameSample, StreamSpec
@@ -28,11 +28,14 @@ class WorkerFrames:
         memory: WorkerMemory,
         answered: metrics.AnsweredCameras | None = None,
         traces: ReplicaTraces | None = None,
+        deletions: MemoryDeletions | None = None,
     ) -> None:
         self._worker, self._memory = worker, memory
         self._answered = answered or metrics.AnsweredCameras()
         self._traces = traces
+        self._deletions = deletions
         self._orphans: dict[str, float] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
 
     async def on_open(self, spec: StreamSpec) -> None:
         self._orphans.pop(spec.stream, None)
@@ -54,7 +57,10 @@ class WorkerFrames:
 
     async def on_hand_over(self, camera: str) -> HandedOver:
         self._orphans.pop(camera, None)
-        return await asyncio.wrap_future(self._worker.hand_over(camera))
+        handed = await asyncio.wrap_future(self._worker.hand_over(camera))
+        if self._deletions is not None:
+            await self._deletions.leave_camera(camera, elsewhere=True)
+        return handed
 
     async def on_lost(self, cameras: list[str]) -> None:
         """Keep their windows for a while: a decoder restarts in seconds."""
@@ -69,6 +75,15 @@ class WorkerFrames:
         for camera in [camera for camera, since in self._orphans.items() if now_s - since > ORPHAN_S]:
             del self._orphans[camera]
             self._worker.close(camera, abandoned=True)
+            # Beside the heartbeats that call this: it waits for the memory's last write.
+            task = asyncio.create_task(self._leave(camera))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, camera: str) -> None:
+        if self._deletions is not None:
+            await asyncio.wrap_future(self._worker.call_on_engine_thread(lambda _: None))
+            await self._deletions.leave_camera(camera, elsewhere=False)
 
 
 class ReplicaEvents:

@@ -25,6 +25,7 @@ from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, Frame
 from cluster.wire.answers import AnswerHub
 
 if TYPE_CHECKING:
+    from cluster.engine.base import Engine
     from cluster.memory.bank import MemoryBank
     from cluster.memory.prefetch import PrefetchStats
     from cluster.memory.tiers.stack import TierStack
@@ -149,9 +150,23 @@ class WorkerMemory:
     async def remove_camera(self, camera: str) -> None:
         """Close a removed camera and delete its memory and thumbnails."""
         await asyncio.wrap_future(self._worker.remove_camera(camera))
+        self.delete_pictures(camera)
+
+    def delete_pictures(self, camera: str) -> None:
+        """Delete the thumbnails of a camera that is not here any more."""
         self._keep.pop(camera, None)
         self._windows.pop(camera, None)
         self._album.delete(camera)
+
+    async def delete_closed(self, camera: str) -> None:
+        """Delete the memory of a camera, unless it is open here."""
+
+        def delete(engine: Engine) -> None:
+            if camera not in self._worker.open_streams():
+                with contextlib.suppress(NotReadyError):
+                    engine.delete_memory(camera)
+
+        await asyncio.wrap_future(self._worker.call_on_engine_thread(delete))
 
 
 class MemoryDeletions:
@@ -176,6 +191,26 @@ class MemoryDeletions:
         if self._orders and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._run())
         self._settle()
+
+    async def leave_camera(self, camera: str, *, elsewhere: bool) -> None:
+        """Delete what only this process has of a camera that it has closed: whoever deletes the camera's memory asks
+        the replica that has it. ``elsewhere``: another one has it; if not, a memory that no lower tier holds stays."""
+        try:
+            self._memory.delete_pictures(camera)
+            self._conversations.end_camera(camera)
+            if self._bank.tiers.shared:
+                await asyncio.to_thread(self._bank.drop_copies, camera)
+            elif elsewhere:
+                await self._memory.delete_closed(camera)
+        except Exception:
+            log.exception("what is left here of camera %s could not be deleted", camera)
+
+    async def surrender_all(self, worker: EngineWorker) -> None:
+        """Close every camera without writing anything: other replicas have them."""
+        cameras = worker.open_streams()
+        await asyncio.wrap_future(worker.release_all())
+        for camera in cameras:
+            await self.leave_camera(camera, elsewhere=True)
 
     async def wait_until_done(self) -> None:
         """Wait for all deletions, as far as the tiers can carry them out now."""

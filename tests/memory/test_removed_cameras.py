@@ -1,17 +1,20 @@
 """A replica carries out the controller's orders to forget removed cameras, in every tier, also one that is down."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 from redis_server import RedisServer
 from remembering import SHORT_S, Site
-from waiting import until
+from waiting import until, until_async
 
 from cluster.control.camera_record import DeletionTracker
+from cluster.errors import NotReadyError
 from cluster.models import load_model
 from cluster.replica.ask_queue import Conversations
+from cluster.replica.events import WorkerFrames
 from cluster.replica.memory import MemoryDeletions, WorkerMemory
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
@@ -101,6 +104,41 @@ def test_memory_pictures_and_conversations_of_a_removed_camera_go(replica: Repli
 
     replica.watch()
     assert replica.album._streams["cam"].nbytes > 0
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["handed over", "surrendered", "abandoned"])
+def test_a_replica_that_let_a_camera_go_has_nothing_of_it_alone(
+    replica: Replica, own_redis: RedisServer, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever deletes its memory asks the replica that has it: what the tiers share is there, the rest must be gone."""
+    monkeypatch.setattr("cluster.replica.events.ORPHAN_S", -1.0)
+
+    async def run() -> None:
+        frames = WorkerFrames(replica.worker, replica.memory, deletions=replica.forgetting)
+        conversation = await say(replica)
+        assert replica.site.tiers.usage("cam")["host"] > 0
+        if how == "handed over":
+            assert (await frames.on_hand_over("cam")).saved
+        elif how == "surrendered":
+            await replica.forgetting.surrender_all(replica.worker)
+        else:
+            await frames.on_lost(["cam"])
+            frames.close_orphans(time.monotonic())
+            await until_async(lambda: not frames._leaving)
+        assert replica.worker.open_streams() == []
+        assert replica.site.tiers.usage("cam")["host"] == 0
+        assert replica.site.tiers.usage("cam")["redis"] > 0
+        assert "cam" not in replica.album._streams
+        with pytest.raises(NotReadyError):
+            async with replica.conversations.begin_turn("cam", conversation):
+                pass
+        # It comes back, as the camera it was.
+        await asyncio.to_thread(replica.watch)
+        assert (await replica.memory.describe("cam")).frames > held
+
+    replica.watch()
+    held = replica.site.bank.memory_reports()["cam"].frames
     asyncio.run(run())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -17,8 +18,12 @@ from cluster.errors import NotReadyError, UnavailableError, UnknownCameraError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
+from cluster.replica.ask_queue import Conversations
+from cluster.replica.memory import MemoryDeletions, WorkerMemory
+from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.types import AskResult, AskSpec, MemorySpec, StreamSpec
+from cluster.wire.answers import AnswerHub
 
 WAIT_S = 20
 MEMORY = MemorySpec(block_frames=2, organiser="resv", retriever="top_k", retriever_options={"share": 1.0})
@@ -211,6 +216,25 @@ def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, 
     place.feed(10)
     until(lambda: place.bank.memory_reports()["a"].frames)
     assert place.worker.call_on_engine_thread(lambda engine: engine.memory_status("a")).result(WAIT_S).frames < 10
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_memory_without_a_lower_tier_stays_only_where_its_camera_may_come_back(place: Place, elsewhere: bool) -> None:
+    memory = WorkerMemory(place.worker, ThumbnailStore(), timeout_s=WAIT_S)
+    deletions = MemoryDeletions(memory, Conversations(), place.bank, AnswerHub())
+    place.open()
+    place.feed(24)
+    place.open("b")
+    place.feed(24, "b")
+    place.worker.close("a")
+    place.idle()
+    assert place.bank.wait_written(WAIT_S)
+    for name in ("a", "b"):
+        asyncio.run(deletions.leave_camera(name, elsewhere=elsewhere))
+    assert (place.tiers.usage("a")["host"] == 0) == elsewhere
+    # It is open: it has come back meanwhile.
+    assert place.tiers.usage("b")["host"] > 0
+    assert place.ask("b").result(WAIT_S).tokens_read > 0
 
 
 def test_removing_a_camera_that_was_never_here_is_harmless(place: Place) -> None:

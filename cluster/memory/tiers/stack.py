@@ -147,6 +147,13 @@ class TierStack:
         certain = [number for number in gone if number is not None]
         return max(certain) if len(certain) == len(gone) else None
 
+    def drop_copies(self, stream: str) -> None:
+        """Delete copies in this process's memory of what a lower tier holds."""
+        self._note_deletion((stream, None))
+        for tier in self.tiers[:-1]:
+            if tier.at_hand:
+                tier.drop(stream)
+
     def drop_blocks(self, level: int, stream: str, keys: Sequence[BlockKey]) -> int | None:
         """Delete blocks in one tier; returns how many existed, None if uncertain: repeating it is the caller's task."""
         self._note_deletion((stream, frozenset(keys)))
