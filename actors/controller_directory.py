@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 """Timeout of asking one process for its metrics address."""
+REMOVE_S = 30.0
+"""Deadline of removing a camera: the controller waits some heartbeats until its memory is deleted."""
 SESSION_S = 2.0
 """Deadline of looking a session up: a request with a cookie waits for it."""
 
@@ -166,7 +168,7 @@ class ControllerDirectory:
         return await ask_controller("update_camera", managed, takeover)
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
-        await ask_controller("remove_camera", name, manager_from_outside(manager), takeover)
+        await ask_controller("remove_camera", name, manager_from_outside(manager), takeover, reply_s=REMOVE_S)
 
     async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
         return await ask_controller("managed_cameras", list(names))

@@ -39,7 +39,7 @@ def run_task(work: Coroutine[Any, Any, T], *, told: type[Exception] | tuple[()] 
 
     ``told``: errors that whoever awaits the task is told of instead. A task that was cancelled may end as it likes.
     """
-    task = asyncio.create_task(work, name=work.__qualname__)
+    task = asyncio.create_task(work, name=getattr(work, "__qualname__", None))
 
     def ended(_: object) -> None:
         if task.cancelled() or task.cancelling() or (error := task.exception()) is None or isinstance(error, told):

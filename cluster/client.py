@@ -146,7 +146,7 @@ class GatewayClient:
 
     def camera_remove(self, name: str, *, manager: str = "", takeover: bool = False) -> None:
         request = cameras_pb2.RemoveCameraRequest(name=name, manager=manager, takeover=takeover)
-        self._call(self._cameras.Remove, request)
+        self._call(self._cameras.Remove, request, self._slow_s)
 
     def cameras_export(self, names: Collection[str] = (), *, secrets: bool = False) -> list[ManagedCamera]:
         """Cameras as they were written, sources in full only with ``secrets``; all of them without ``names``. For

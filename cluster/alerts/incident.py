@@ -328,8 +328,14 @@ class Changes:
             self.erasures[camera] = max(before_s, self.erasures.get(camera, 0.0))
 
     def drop_oldest_events(self, most: int) -> tuple[int, int]:
-        """Keep at most ``most`` events, dropping the oldest delivered ones first; returns how many delivered and
-        undelivered ones were dropped."""
+        """Keep at most ``most`` events, dropping the oldest delivered ones first, and about as many incidents, dropping
+        the oldest ended ones of which no event is left; returns how many delivered and undelivered events were
+        dropped."""
+        if len(self.incidents) > most:
+            told = {event.incident.id for event in self.events.values()}
+            over = [each.id for each in self.incidents.values() if not each.open and each.id not in told]
+            for name in over[: len(self.incidents) - most]:
+                del self.incidents[name]
         excess = len(self.events) - most
         if excess <= 0:
             return 0, 0

@@ -3,16 +3,37 @@
 import asyncio
 import json
 import sqlite3
+from types import SimpleNamespace
 
 import pytest
 from waiting import until_async
 
-from actors.controller import Controller
+import actors.remote
+from actors.controller import FORGET_HEARTBEATS, Controller
+from actors.controller_directory import ControllerDirectory
 from cluster.config import CameraEntry, load_config
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.table import CameraStore, FileTable
 from cluster.errors import ManagedElsewhereError, UnavailableError, UnknownCameraError
 from cluster.types.reports import DecoderInfo
+
+
+async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypatch) -> None:
+    """With heartbeats of 5 s, too, at which the controller answers after 20 s."""
+    given = {}
+
+    class Reply:
+        def remote(self, *arguments):
+            return asyncio.sleep(0)
+
+    async def await_reply(reply, *, timeout_s):
+        given["timeout_s"] = timeout_s
+        return await reply
+
+    monkeypatch.setattr(actors.remote, "controller", lambda: SimpleNamespace(remove_camera=Reply()))
+    monkeypatch.setattr(actors.remote, "await_reply", await_reply)
+    await ControllerDirectory().remove("gate")
+    assert given["timeout_s"] > FORGET_HEARTBEATS * 5.0
 
 
 def test_members_expire_although_the_disk_takes_nothing(tmp_path) -> None:

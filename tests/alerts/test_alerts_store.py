@@ -219,6 +219,20 @@ def test_what_waits_in_memory_is_bounded(make):
     assert len(waiting.deliveries) == 6
 
 
+def test_incidents_that_wait_in_memory_are_bounded(make):
+    """Open ones and those of which an event waits stay: a restart needs them."""
+    waiting = Changes()
+    for number in range(5):
+        waiting.merge(told(recent(make, number, ended_s=NOW if number else None), "ops"))
+    for number in range(5, 40):
+        incident = recent(make, number, ended_s=None if number == 6 else NOW).incident
+        waiting.merge(Changes(incidents={incident.id: incident}))
+        waiting.drop_oldest_events(5)
+    left = [int(each.opened_s - NOW) for each in waiting.incidents.values()]
+    assert left == [0, 1, 2, 3, 4, 6]
+    assert len(waiting.events) == 5
+
+
 # -- the journal --------------------------------------------------------------------------------
 async def test_a_journal_writes_and_reads(path, make):
     journal = Journal(lambda: AlertStore(path))

@@ -103,14 +103,15 @@ class FootageCollector:
     async def snapshot(self, incident: Incident) -> bytes | None:
         """Its JPEG; None: there is none (yet), or no more."""
         # First, so that nobody waits behind writes for a file that is not there.
-        stored = self.store.find(incident.id, "snapshot")
+        if (stored := self.store.find(incident.id, "snapshot")) is None:
+            return None
 
         def read() -> bytes | None:
             with contextlib.suppress(NotReadyError, OSError), self.store.open(stored) as file:
                 return file.read()
             return None
 
-        return await self._on_disk(read) if stored is not None else None
+        return await self._on_disk(read)
 
     def handle_event(self, event: AlertEvent) -> None:
         """Start recording at an incident's first event."""
