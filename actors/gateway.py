@@ -102,6 +102,8 @@ class Gateway(ActorProcess):
         if self._http is not None:
             await self._http.stop()
         await self._server.stop(grace_s=1.0)
+        if self._guard is not None:
+            await asyncio.to_thread(self._guard.close)
 
     async def _start(self) -> Addresses:
         host, port = self._config.gateway.host, self._config.gateway.port

@@ -13,7 +13,7 @@ import grpc.aio
 from cluster.config.security import SecurityConfig
 from cluster.errors import CapacityError, ForbiddenError, SightlineError, UnauthenticatedError
 from cluster.gateway.oidc import OidcProvider
-from cluster.security.audit import AuditLog
+from cluster.security.audit import AuditLog, QueuedAuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.roles import OPEN, RULES, Principal, Role, Rule, current_peer, serve_as
 from cluster.security.tokens import TokenFile
@@ -66,6 +66,11 @@ class Guard(grpc.aio.ServerInterceptor):
         # The log is turned over by its size: whoever is refused for ever must not push out what others did.
         self._refusals = RateLimit(1.0, REFUSALS_NOTED)
         self._unnoted: dict[str, Counter[str]] = {}
+
+    def close(self) -> None:
+        """Write what waits for the audit log; may block for seconds."""
+        if self._audit is not None:
+            self._audit.close()
 
     async def intercept_service(
         self,
@@ -235,7 +240,7 @@ def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None
     audit = None
     if security.audit_log is not None:
         path = Path(security.audit_log)
-        audit = AuditLog(path.with_stem(path.stem + audit_suffix), retention_s=security.audit_retention)
+        audit = QueuedAuditLog(path.with_stem(path.stem + audit_suffix), retention_s=security.audit_retention)
 
     def verify(secret: str) -> Principal:
         # API tokens have no dots, JWTs have two.

@@ -4,11 +4,12 @@ import contextlib
 import glob
 import json
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from cluster.security.private_files import make_private_folder, open_private
 
@@ -16,6 +17,10 @@ log = logging.getLogger(__name__)
 
 DAY_S = 86_400.0
 LOOK_EVERY_S = 3_600.0
+MOST_QUEUED = 10_000
+"""Lines that wait for a slow disk: some megabytes."""
+CLOSE_S = 2.0
+"""Longest wait for a slow disk at the end."""
 
 
 class AuditLog:
@@ -54,17 +59,26 @@ class AuditLog:
         line["outcome"] = outcome
         if text:
             line["text"] = text
+        self._put(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        """Write what waits, if anything does."""
+
+    def _put(self, line: str) -> None:
         with self._lock:
             try:
                 self._expire()
-                self._append(json.dumps(line, ensure_ascii=False) + "\n")
+                self._append(line)
                 self._unwell = False
             except OSError as error:
-                self.lost += 1
                 self._drop()
-                if not self._unwell:
-                    log.error("the audit log %s cannot be written: %s", self.path, error.strerror)
-                self._unwell = True
+                self._lose(error.strerror)
+
+    def _lose(self, reason: str | None) -> None:
+        self.lost += 1
+        if not self._unwell:
+            log.error("the audit log %s cannot be written: %s", self.path, reason)
+        self._unwell = True
 
     def _drop(self) -> None:
         """Discard the file's buffer: else lines counted as lost would appear later."""
@@ -109,6 +123,31 @@ class AuditLog:
     def _older(self) -> dict[int, Path]:
         found = self.path.parent.glob(f"{glob.escape(self.path.name)}.*")
         return {int(each.suffix[1:]): each for each in found if each.suffix[1:].isdecimal()}
+
+
+class QueuedAuditLog(AuditLog):
+    """Writes on a thread of its own, so that a slow disk holds up no call. Lines beyond ``most`` that wait are lost."""
+
+    def __init__(self, path: Path, *, most: int = MOST_QUEUED, **options: Any) -> None:
+        super().__init__(path, **options)
+        self._queue: queue.Queue[str | None] = queue.Queue(most)
+        self._thread = threading.Thread(target=self._run, name="audit log", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_S)
+            self._thread.join(CLOSE_S)
+
+    def _put(self, line: str) -> None:
+        try:
+            self._queue.put_nowait(line)
+        except queue.Full:
+            self._lose("the disk does not answer")
+
+    def _run(self) -> None:
+        while (line := self._queue.get()) is not None:
+            super()._put(line)
 
 
 def _begun_s(path: Path, now_s: float) -> float:

@@ -187,8 +187,8 @@ async def test_over_grpc_and_http_a_token_asks_its_own_cameras(tmp_path):
             client.post(f"{served.url}/v1/ask/all", json=body) as reply,
         ):
             assert reply.status == 403
-        written = (tmp_path / "audit.jsonl").read_text()
-        assert '"/sightline.v1.Memory/AskAll"' in written
+    written = (tmp_path / "audit.jsonl").read_text()
+    assert '"/sightline.v1.Memory/AskAll"' in written
 
 
 def test_on_the_command_line(cli, tmp_path):

@@ -220,16 +220,16 @@ async def test_the_audit_log_tells_who_asked_what_and_who_was_refused(monkeypatc
         for secret, camera in ((secrets[Role.ASK], "gate"), (secrets[Role.ASK], "depot"), ("sl_no", "gate")):
             await asyncio.to_thread(_outcome, addresses.rpc, ask, camera, secret)
         await asyncio.to_thread(_outcome, addresses.rpc, "/sightline.v1.Cameras/List", "", secrets[Role.VIEW])
-        text = (tmp_path / "audit.jsonl").read_text()
-        assert not any(secret in text for secret in secrets.values())
-        lines = [json.loads(line) for line in text.splitlines()]
-        assert {line["peer"] for line in lines} == {"127.0.0.1"}
-        told = [(line["who"], line["cameras"], line["outcome"], line.get("text")) for line in lines]
-        assert told == [
-            ("ask-token", ["gate"], "ok", "Who?"),
-            ("ask-token", ["depot"], "forbidden", None),
-            ("?", [], "unauthenticated", None),
-        ]
+    text = (tmp_path / "audit.jsonl").read_text()
+    assert not any(secret in text for secret in secrets.values())
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert {line["peer"] for line in lines} == {"127.0.0.1"}
+    told = [(line["who"], line["cameras"], line["outcome"], line.get("text")) for line in lines]
+    assert told == [
+        ("ask-token", ["gate"], "ok", "Who?"),
+        ("ask-token", ["depot"], "forbidden", None),
+        ("?", [], "unauthenticated", None),
+    ]
 
 
 def test_strangers_push_nobody_out_of_the_audit_log(tmp_path):

@@ -139,7 +139,7 @@ async def test_the_first_page_says_whether_the_others_answer_and_theirs_show_the
         assert "process_up" not in text
         async with Client(served.url, served.secrets["ask"]) as client:
             await client.ask(camera="cam-000")
-        names = sorted(path.name for path in (tmp_path / "second").glob("audit*"))
-        assert names == ["audit-gateway-1.jsonl"], "several may write to one folder"
-        [line] = (tmp_path / "second" / names[0]).read_text().splitlines()
-        assert json.loads(line)["who"] == "ask-token"
+    names = sorted(path.name for path in (tmp_path / "second").glob("audit*"))
+    assert names == ["audit-gateway-1.jsonl"], "several may write to one folder"
+    [line] = (tmp_path / "second" / names[0]).read_text().splitlines()
+    assert json.loads(line)["who"] == "ask-token"

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import threading
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import CapacityError, ConfigError, ForbiddenError, UnauthenticatedError
-from cluster.security.audit import AuditLog
+from cluster.security.audit import AuditLog, QueuedAuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.roles import ANYBODY, Principal, Role
 from cluster.security.tokens import PREFIX, TokenFile, make_token, read_tokens, write_tokens
@@ -197,6 +198,26 @@ def test_a_disk_that_takes_nothing_costs_lines_and_no_call(tmp_path):
     log.write("room", "/x/Ask", cameras=[], outcome="ok")
     log.write("room", "/x/Ask", cameras=[], outcome="ok")
     assert log.lost == 2
+
+
+def test_a_disk_that_hangs_costs_lines_and_no_call(tmp_path, monkeypatch):
+    hangs, ends = threading.Event(), threading.Event()
+
+    def make(folder):
+        hangs.set()
+        assert ends.wait(60)
+        folder.mkdir(exist_ok=True)
+
+    monkeypatch.setattr("cluster.security.audit.make_private_folder", make)
+    log = QueuedAuditLog(tmp_path / "audit.jsonl", most=3)
+    for number in range(6):
+        log.write("room", "/x/Ask", cameras=[], outcome="ok", text=str(number))
+        # The first one is what it hangs with.
+        assert number or hangs.wait(30)
+    assert log.lost == 2
+    ends.set()
+    log.close()
+    assert [json.loads(line)["text"] for line in (tmp_path / "audit.jsonl").open()] == ["0", "1", "2", "3"]
 
 
 def test_the_audit_log_forgets_what_is_past_its_retention(tmp_path):

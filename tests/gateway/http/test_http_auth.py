@@ -178,15 +178,15 @@ async def test_the_audit_log_tells_what_was_asked_over_http(tmp_path):
                 pass
         async with Client(served.url, "sl_unknown") as client:
             await client("GET", "/v1/cameras")
-        lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-        ask = "/sightline.v1.Memory/Ask"
-        assert {line["peer"] for line in lines} == {"127.0.0.1"}
-        assert [(line["who"], line["call"], line["cameras"], line["outcome"], line.get("text")) for line in lines] == [
-            ("ask-token", ask, ["cam-000"], "ok", "Who?"),
-            ("ask-token", ask, ["cam-001"], "forbidden", None),
-            ("ask-token", "GET /v1/events", ["cam-000"], "ok", None),
-            ("?", "/sightline.v1.Cameras/List", [], "unauthenticated", None),
-        ]
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    ask = "/sightline.v1.Memory/Ask"
+    assert {line["peer"] for line in lines} == {"127.0.0.1"}
+    assert [(line["who"], line["call"], line["cameras"], line["outcome"], line.get("text")) for line in lines] == [
+        ("ask-token", ask, ["cam-000"], "ok", "Who?"),
+        ("ask-token", ask, ["cam-001"], "forbidden", None),
+        ("ask-token", "GET /v1/events", ["cam-000"], "ok", None),
+        ("?", "/sightline.v1.Cameras/List", [], "unauthenticated", None),
+    ]
 
 
 async def test_who_asks_too_often_is_told_when_to_come_back(tmp_path):
