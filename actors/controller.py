@@ -10,10 +10,10 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from actors.remote import CONTROLLER, RayTable, own_host
 from actors.startup import ActorProcess, configure_logging, describe_process, run_task
@@ -94,6 +94,7 @@ class Controller(ActorProcess):
         self._changed = asyncio.Condition()
         self._settled = asyncio.Event()
         self._shown = self._kept = -1
+        self._keeping = asyncio.Lock()
         self._probing: set[str] = set()
         self._seen_replicas: set[str] = set()
         self._background = {run_task(self._settle()), run_task(self._watch_heartbeats())}
@@ -363,7 +364,7 @@ class Controller(ActorProcess):
         """What a call to the store returns, once the disk takes it."""
         while True:
             try:
-                return call()
+                return await asyncio.to_thread(call)
             except UnavailableError as error:
                 log.error("no camera is placed yet: %s", error)
                 await asyncio.sleep(self._config.cluster.heartbeat_s)
@@ -406,10 +407,9 @@ class Controller(ActorProcess):
             directory = self._directory
             self._fleet_metrics.set_members({"decoder": len(directory.decoders), "replica": len(directory.replicas)})
             self._fleet_metrics.set_replicas(directory.replica_statuses())
-            if self._settled.is_set() and directory.version != self._kept:
+            if self._settled.is_set() and directory.version != self._kept and not self._keeping.locked():
                 # Members or cameras changed: some runs may have ended, and only this process has their counts.
-                self._kv.put_counted(directory.export_counts())
-                self._kept = directory.version
+                self._spawn(self._keep_counted(directory.export_counts(), directory.version))
         if self._directory.version != self._shown:
             self._shown = self._directory.version
             self._fleet_metrics.set_expected_cameras(self._directory.expected_cameras)
@@ -418,13 +418,24 @@ class Controller(ActorProcess):
         if steps:
             await self._notify()
 
-    def _spawn_probe(self, replica: str) -> None:
-        if replica in self._probing:
-            return
-        self._probing.add(replica)
-        task = asyncio.create_task(self._probe(replica))
+    async def _keep_counted(self, counts: dict[str, dict[str, dict[str, int]]], version: int) -> None:
+        """Beside the heartbeats, which a slow disk must not hold up."""
+        async with self._keeping:
+            try:
+                await asyncio.to_thread(self._kv.put_counted, counts)
+                self._kept = version
+            except Exception:
+                log.exception("what was counted is not stored, and is tried again")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    def _spawn_probe(self, replica: str) -> None:
+        if replica not in self._probing:
+            self._probing.add(replica)
+            self._spawn(self._probe(replica))
 
     async def _probe(self, replica: str) -> None:
         try:

@@ -170,7 +170,8 @@ class Directory:
 
     def export_counts(self) -> dict[str, dict[str, dict[str, int]]]:
         """Counts of each camera's runs, by its life, for a later controller."""
-        return {camera.life: camera.totals.runs for camera in self._cameras.values()}
+        every = ((camera.life, camera.totals.runs) for camera in self._cameras.values())
+        return {life: {run: dict(counts) for run, counts in runs.items()} for life, runs in every}
 
     def restore_counts(self, counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
         """Restore what an earlier controller exported (:meth:`export_counts`), before any camera is added."""

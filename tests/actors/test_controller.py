@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,34 @@ async def _members_expire(tmp_path) -> None:
     await until_async(lambda: not controller._directory.decoders, "its expiry")
     # What could not be written is, once the disk takes it.
     controller._kv.put_counted = put
+    await until_async(lambda: controller._kept == controller._directory.version, "what was counted")
+    for task in controller._background:
+        task.cancel()
+
+
+def test_members_expire_although_the_disk_hangs(tmp_path) -> None:
+    asyncio.run(asyncio.wait_for(_members_expire_beside(tmp_path), 60))
+
+
+async def _members_expire_beside(tmp_path) -> None:
+    cluster = {"state_dir": str(tmp_path), "heartbeat_s": 0.1, "heartbeat_timeout_s": 1, "decoders": 1, "replicas": 1}
+    controller = Controller(load_config(None, {"cluster": cluster}), "run", "127.0.0.1")
+    controller._settled.set()
+    hangs, ends = threading.Event(), threading.Event()
+    write = controller._kv._table.write
+
+    def hang(*given: object) -> None:
+        hangs.set()
+        assert ends.wait(60)
+        write(*given)
+
+    controller._kv._table.write = hang
+    await controller.register_decoder(DecoderInfo("decoder-0", "a", "127.0.0.1:1", "", 1), [])
+    try:
+        await until_async(lambda: hangs.is_set() and controller._keeping.locked(), "what was counted to be written", 20)
+        await until_async(lambda: not controller._directory.decoders, "its expiry", 20)
+    finally:
+        ends.set()
     await until_async(lambda: controller._kept == controller._directory.version, "what was counted")
     for task in controller._background:
         task.cancel()

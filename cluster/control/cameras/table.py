@@ -4,6 +4,7 @@ restarted controller knows cameras added at run time."""
 import json
 import logging
 import sqlite3
+import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +67,8 @@ class FileTable:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # The connection's own lock covers statements, not transactions.
+        self._lock = threading.Lock()
         try:
             path.touch(mode=0o600)
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -79,7 +82,7 @@ class FileTable:
 
     def write(self, put: Mapping[str, bytes], delete: Sequence[str] = ()) -> None:
         try:
-            with self._connection:
+            with self._lock, self._connection:
                 self._connection.execute("BEGIN")
                 self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", put.items())
                 self._connection.executemany("DELETE FROM kept WHERE key = ?", [(key,) for key in delete])
@@ -93,7 +96,8 @@ class FileTable:
 
     def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
         try:
-            return self._connection.execute(query, values).fetchall()
+            with self._lock:
+                return self._connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise UnavailableError(f"the cameras cannot be read from {self._path}: {error}") from error
 
