@@ -27,6 +27,8 @@ PREFIX = "sl_"
 """Prefix of every secret, by which scanners of repositories and logs recognise one."""
 
 DAY_S = 86_400.0
+LOOK_S = 0.2
+"""Longest that a caller waits for a look at the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class TokenFile:
         self._check_s = check_s
         self._clock = clock
         self._lock = threading.Lock()
+        self._looking: threading.Thread | None = None
         self._stamp = _stamp(path)
         self._checked_s = clock()
         self._tokens = read_tokens(path)
@@ -85,22 +88,28 @@ class TokenFile:
         return Principal(token.name, token.roles, token.cameras)
 
     def _refresh(self) -> None:
+        """Look at the file beside the caller, which waits for a healthy disk only."""
         with self._lock:
             now = self._clock()
-            if abs(now - self._checked_s) < self._check_s:
+            if abs(now - self._checked_s) < self._check_s or (self._looking is not None and self._looking.is_alive()):
                 return
             self._checked_s = now
-            stamp = _stamp(self.path)
-            if stamp == self._stamp:
-                return
-            try:
-                self._tokens = read_tokens(self.path)
-                self.trouble = ""
-                self._stamp = stamp
-            except ConfigError as error:
-                if self.trouble != str(error):
-                    self.trouble = str(error)
-                    log.warning("%s; the tokens stay as they were", error)
+            self._looking = looking = threading.Thread(target=self._look, name="tokens", daemon=True)
+            looking.start()
+        looking.join(LOOK_S)
+
+    def _look(self) -> None:
+        stamp = _stamp(self.path)
+        if stamp == self._stamp:
+            return
+        try:
+            self._tokens = read_tokens(self.path)
+            self.trouble = ""
+            self._stamp = stamp
+        except ConfigError as error:
+            if self.trouble != str(error):
+                self.trouble = str(error)
+                log.warning("%s; the tokens stay as they were", error)
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:

@@ -179,6 +179,30 @@ def test_who_waits_long_enough_comes_through():
     limit.acquire("p")
 
 
+def test_a_disk_that_hangs_keeps_nobody_waiting_for_the_tokens(tmp_path, monkeypatch):
+    path, clock = tmp_path / "tokens.json", Clock()
+    secret, token = make_token("room", [Role.ASK])
+    write_tokens(path, [token])
+    tokens = TokenFile(path, clock=clock)
+    ends = threading.Event()
+
+    def hang(_path):
+        assert ends.wait(60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cluster.security.tokens._stamp", hang)
+        for _ in range(3):
+            clock.now += 2.0
+            assert tokens.verify(secret).name == "room"
+        assert tokens._looking.is_alive(), "nobody has waited for it, and one waits for the disk"
+        ends.set()
+        tokens._looking.join(30)
+    write_tokens(path, [])
+    clock.now += 2.0
+    with pytest.raises(UnauthenticatedError):
+        tokens.verify(secret)
+
+
 def test_the_audit_log_turns_its_files_over_and_loses_no_line(tmp_path):
     log = AuditLog(tmp_path / "audit.jsonl", max_bytes=2200, files=3)
     for number in range(60):
