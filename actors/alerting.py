@@ -107,7 +107,12 @@ class Alerting(ActorProcess):
         self._server.add(pictures.FootageServicer(self._footage, self._about, self._service.erase_camera))
         port = self._server.bind(self._host, 0)
         await self._server.start()
-        loops = [self._take_answers(), self._watch_cameras(), self._follow_replicas(), self._service.run()]
+        loops = [
+            self._take_answers(),
+            self._watch_cameras(),
+            self._merger.follow_replicas(_replicas),
+            self._service.run(),
+        ]
         if self._footage is not None:
             loops.append(self._retain_footage(self._footage))
         self._tasks = [run_task(loop) for loop in loops]
@@ -192,21 +197,14 @@ class Alerting(ActorProcess):
             self._lives_changed.clear()
             await footage.retain_cameras(self._lives)
 
-    async def _follow_replicas(self) -> None:
-        known: dict[str, str] = {}
-        while True:
-            try:
-                known = await ask_controller("replicas", known, 10.0, reply_s=20.0)
-                self._merger.follow(sorted(known.values()))
-            except UnavailableError:
-                await asyncio.sleep(POLL_S)
+
+async def _replicas(known: dict[str, str], timeout_s: float) -> dict[str, str]:
+    return await ask_controller("replicas", known, timeout_s, reply_s=timeout_s + 10.0)
 
 
 async def _decoder_of(camera: str) -> str:
     route: Route = await ask_controller("where", camera)
-    if route.decoder_address is None:
-        raise UnavailableError(f"no decoder is ready for camera {camera!r} yet")
-    return route.decoder_address
+    return route.to_decoder(camera)
 
 
 def private_folder(run_id: str) -> Path:

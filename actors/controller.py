@@ -239,13 +239,6 @@ class Controller(ActorProcess):
         """Whether a replica that comes back must close its cameras: it was expired, and others have them."""
         return self._directory.was_expired(instance)
 
-    async def leave_replica(self, instance: str) -> None:
-        """Unregister a replica that stops on purpose."""
-        for name, info in self._directory.replicas.items():
-            if info.instance == instance:
-                self._directory.leave_replica(name)
-                await self._notify()
-
     async def heartbeat_decoder(self, name: str, instance: str, reports: Sequence[CameraReport], busy: float) -> bool:
         """Record a heartbeat. False: join again."""
         return self._directory.heartbeat_decoder(name, instance, reports, time.monotonic(), busy)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from sightline.v1 import ingest_pb2, pictures_pb2
+from sightline.v1 import pictures_pb2
 
 from actors.controller_directory import ANSWER_S, ControllerDirectory
 from actors.remote import GATEWAY, await_reply
@@ -83,7 +83,10 @@ class Gateway(ActorProcess):
         self._http: HttpServer | None = None
         self._live: Live | None = None
         self._started = run_task(self._start(), told=SightlineError)
-        self._tasks = [run_task(self._follow_replicas()), run_task(self._follow_metrics())]
+        self._tasks = [
+            run_task(self._merger.follow_replicas(self._controller.replicas)),
+            run_task(self._follow_metrics()),
+        ]
 
     async def ready(self) -> Addresses:
         """Addresses, once everything listens; raises ``ConfigError`` when a port is taken."""
@@ -150,19 +153,13 @@ class Gateway(ActorProcess):
         if self._guard is not None:
             self._guard.check(current_principal(), PUSH, [camera])
         await self._controller.where(camera)
-        return CountingProxySink(camera, self._decoder_of, self._channels)
+        return ProxySink(camera, self._decoder_of, self._channels)
 
     async def _decoder_of(self, camera: str) -> str:
-        route = await self._controller.where(camera)
-        if route.decoder_address is None:
-            raise UnavailableError(f"no decoder is ready for camera {camera!r} yet")
-        return route.decoder_address
+        return (await self._controller.where(camera)).to_decoder(camera)
 
     async def _replica_of(self, camera: str) -> str:
-        route = await self._controller.where(camera)
-        if route.replica_address is None:
-            raise UnavailableError(f"no replica is ready for camera {camera!r} yet")
-        return route.replica_address
+        return (await self._controller.where(camera)).to_replica(camera)
 
     async def forget_scores(self, camera: str, before_s: float) -> None:
         """Delete the scores of a camera's windows that ended before this Unix time, as another gateway was told to."""
@@ -195,15 +192,6 @@ class Gateway(ActorProcess):
             raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
         return await self._controller.alerting()
 
-    async def _follow_replicas(self) -> None:
-        known: dict[str, str] = {}
-        while True:
-            try:
-                known = await self._controller.replicas(known, timeout_s=10.0)
-                self._merger.follow(sorted(known.values()))
-            except UnavailableError:
-                await asyncio.sleep(POLL_S)
-
     async def _follow_metrics(self) -> None:
         while True:
             try:
@@ -227,12 +215,3 @@ async def _answers(method: Any, arguments: tuple[Any, ...]) -> bool:
         log.debug("another gateway does not answer: %s", error)
         return False
     return True
-
-
-class CountingProxySink(ProxySink):
-    """Counts packets accepted from outside."""
-
-    async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
-        await super().offer(batch)
-        metrics.ingest_packets.inc(len(batch.packets))
-        metrics.ingest_bytes.inc(sum(len(packet.data) for packet in batch.packets))

@@ -9,13 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from cluster.types import MICROSECONDS
-from cluster.types.reports import AccountedSpan, CameraMoment, CameraReport, StreamReport
-
-JUMP_S = 10.0
-"""Seconds by which a camera's clock may run ahead of real time before its gaps are measured by the time waited."""
-
-ROUNDING = 0.05
-"""Tolerance of a window's end, as a share of a stride: cameras' clocks are rounded, and frames have a length."""
+from cluster.types.reports import ROUNDING, AccountedSpan, CameraMoment, CameraReport, StreamReport, gap_s
 
 LATE_REPORTS_S = 3.0
 """Age of the next replica's first frame before the gap is counted: last reports may still shorten it."""
@@ -84,7 +78,9 @@ class AccountedVideo:
         elif gap is not None:
             if now_s - span.begin.at_s < LATE_REPORTS_S:
                 return 0
-            missing = math.floor(_between_s(gap.begin, span.begin) / stride_s + ROUNDING)
+            first, last = gap.begin, span.begin
+            missing_s = gap_s((last.pts - first.pts) / MICROSECONDS, last.at_s - first.at_s)
+            missing = math.floor(missing_s / stride_s + ROUNDING)
             lost = max(0, missing - sum(gap.counted.values()))
         self._gap = None
         self._until = _later(self._until, span.end)
@@ -93,13 +89,6 @@ class AccountedVideo:
 
 def _later(first: CameraMoment | None, last: CameraMoment) -> CameraMoment:
     return last if first is None or last.at_s > first.at_s else first
-
-
-def _between_s(first: CameraMoment, last: CameraMoment) -> float:
-    """By the camera's clock, unless that jumped: an agent keeps packets while nobody takes them, and sends them
-    then."""
-    hole_s, waited_s = (last.pts - first.pts) / MICROSECONDS, last.at_s - first.at_s
-    return hole_s if 0 <= hole_s <= waited_s + JUMP_S else waited_s
 
 
 def _here(span: AccountedSpan, ahead_s: float) -> AccountedSpan:

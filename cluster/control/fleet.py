@@ -31,7 +31,6 @@ class Fleet:
     Args:
         costs: of the model and the replicas' device; a replica of another speed joins with its ``capacity``.
         slack: of the placement (:class:`Placement`).
-        horizon_s: seconds within which a backlog is to be worked off.
         settle_s: seconds after a step down before the next one on that replica, so that the first takes effect.
         timed: whether ``costs`` are the replicas' own; otherwise nobody is refused for lack of time.
     """
@@ -43,7 +42,6 @@ class Fleet:
         *,
         policy: LadderPolicy | None = None,
         slack: float = 0.05,
-        horizon_s: float = 8.0,
         settle_s: float = 4.0,
         rebalance_s: float = 30.0,
         max_batch: int = STEP_WINDOWS,
@@ -52,7 +50,7 @@ class Fleet:
         self.costs = costs
         self.ladder = ladder
         self.policy = LadderPolicy(ladder) if policy is None else policy
-        self._horizon_s, self._settle_s, self._rebalance_s = horizon_s, settle_s, rebalance_s
+        self._settle_s, self._rebalance_s = settle_s, rebalance_s
         self._max_batch = max_batch
         self._placement = Placement(slack=slack)
         self._committed = Commitments(ladder, timed=timed)
@@ -221,7 +219,7 @@ class Fleet:
 
     def utilisation(self, replica: str) -> float:
         """Load over capacity, with the backlog; 1 is full."""
-        return self._replicas[replica].utilisation(self._horizon_s)
+        return self._replicas[replica].utilisation
 
     def lag_s(self, replica: str) -> float:
         """Expected mean lag of a window there."""
@@ -263,7 +261,7 @@ class Fleet:
 
     def _step_ladder(self, name: str, replica: ReplicaLoad) -> list[Step]:
         """Ladder steps of one replica; it stays marked while it settles or cameras may climb."""
-        utilisation = replica.utilisation(self._horizon_s)
+        utilisation = replica.utilisation
         settling = self._now_s < replica.settled_s
         over = utilisation > self.policy.high
         steps: list[Step] = []

@@ -65,6 +65,9 @@ SMOOTH, URGENT = 0.1, 0.5
 ABRUPT = 0.05
 """Relative change of the predicted load between two reports after which earlier reports are discarded."""
 
+HORIZON_S = 8.0
+"""Seconds within which a backlog is to be worked off."""
+
 MOST_WAITING = 0.4
 """Cap of the backlog's utilisation: it is worked off over strides, not by shedding everyone."""
 
@@ -167,7 +170,8 @@ class ReplicaLoad:
         """Load over capacity, without the backlog."""
         return self.load / self.capacity * self.ratio
 
-    def utilisation(self, horizon_s: float) -> float:
-        """Load over capacity with the backlog, to be worked off within ``horizon_s``; 1 is full."""
+    @property
+    def utilisation(self) -> float:
+        """Load over capacity with the backlog, to be worked off within :data:`HORIZON_S`; 1 is full."""
         # A backlog of a second or so is the running step and the next one.
-        return self.predicted + min(MOST_WAITING, max(0.0, self.backlog_s - 1.0) / horizon_s)
+        return self.predicted + min(MOST_WAITING, max(0.0, self.backlog_s - 1.0) / HORIZON_S)

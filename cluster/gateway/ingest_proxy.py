@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
+from cluster import metrics
 from cluster.codec.source import StreamHeader
 from cluster.errors import UnavailableError
 from cluster.wire.channel import Call, CallEndedError, ChannelPool, finish, first_reply, write
@@ -111,6 +112,8 @@ class ProxySink:
         self._unsent.append(_Pending(ingest_pb2.PushRequest(packets=batch), packets[-1].sequence, len(packets), size))
         self._pending_bytes += size
         self._work.set()
+        metrics.ingest_packets.inc(len(packets))
+        metrics.ingest_bytes.inc(sum(len(packet.data) for packet in packets))
 
     async def _wait_until_drained(self, size: int) -> None:
         try:

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
+from cluster.errors import UnavailableError
 from cluster.types import Answer
 from cluster.wire.answers import AnswerHub
 from cluster.wire.channel import open_channel
@@ -15,6 +16,11 @@ from cluster.wire.convert import answer_from_proto
 from cluster.wire.tls import PeerTls
 
 REMEMBER = 256
+CHANGE_S, RETRY_S = 10.0, 1.0
+"""Longest wait for a change of the replicas, and between two tries to hear of one."""
+AwaitReplicas = Callable[[dict[str, str], float], Awaitable[dict[str, str]]]
+"""Known replicas, name -> ``host:port``, and seconds -> all of them, once they differ or after that time; raises
+``UnavailableError``."""
 _Key = tuple[str, int, str]
 """Incarnation, window, question."""
 
@@ -54,6 +60,16 @@ class ResultsMerger:
         for address in addresses:
             if address not in self._tasks:
                 self._tasks[address] = asyncio.create_task(self._follow(address), name=f"results of {address}")
+
+    async def follow_replicas(self, replicas: AwaitReplicas) -> None:
+        """Follow the replicas there are, for as long as this runs."""
+        known: dict[str, str] = {}
+        while True:
+            try:
+                known = await replicas(known, CHANGE_S)
+                self.follow(sorted(known.values()))
+            except UnavailableError:
+                await asyncio.sleep(RETRY_S)
 
     def retain(self, cameras: Collection[str]) -> None:
         """These are all the cameras there are: forget the others."""

@@ -20,8 +20,6 @@ from cluster.wire.status import abort
 
 log = logging.getLogger(__name__)
 
-SERVICE = "sightline.v1.Frames"
-
 Context: TypeAlias = grpc.aio.ServicerContext
 
 

@@ -5,13 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.types import MICROSECONDS, FrameSample, WindowRequest
-from cluster.types.reports import AccountedSpan, CameraMoment
-
-JUMP_S = 10.0
-"""Seconds by which a camera's clock may run ahead of real time before it counts as reset, and its gaps as unknown."""
-
-ROUNDING = 0.05
-"""Tolerance of a window's end, as a share of a stride: cameras' clocks are rounded, and frames have a length."""
+from cluster.types.reports import JUMP_S, ROUNDING, AccountedSpan, CameraMoment, gap_s
 
 
 @dataclass(slots=True)
@@ -72,7 +66,8 @@ class WindowAccounting:
         ``patient``: frames wait for each other, so that arrival times mean nothing."""
         missing = self._left
         if self._end is not None:
-            missing += self._hole_s(sample.pts, 0.0 if patient else arrived_s - self._at_s) / stride_s
+            waited_s = 0.0 if patient else arrived_s - self._at_s
+            missing += gap_s((sample.pts - self._end) / MICROSECONDS, waited_s) / stride_s
         lost = max(int(self._under_way), math.floor(missing + ROUNDING))
         self._left = max(0.0, missing - lost)
         lost = max(0, lost - self._counted(sample.windows_dropped))
@@ -132,11 +127,6 @@ class WindowAccounting:
         waiting_s = max(0, self.closed[0] - settled) * stride_s
         end = CameraMoment(self._end - round(waiting_s * MICROSECONDS), self._at_s - waiting_s)
         return AccountedSpan(CameraMoment(*self._begin), end)
-
-    def _hole_s(self, pts: int, waited_s: float) -> float:
-        assert self._end is not None
-        hole_s = (pts - self._end) / MICROSECONDS
-        return hole_s if 0 <= hole_s <= waited_s + JUMP_S else waited_s
 
     def _counted(self, dropped: int) -> int:
         """Windows that the decoder has counted since its last report; a restarted decoder counts from 0."""

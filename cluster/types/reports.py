@@ -42,6 +42,19 @@ class CameraMoment:
     at_s: float
 
 
+JUMP_S = 10.0
+"""Seconds by which a camera's clock may run ahead of real time before it counts as reset, and its gaps as unknown."""
+
+ROUNDING = 0.05
+"""Tolerance of a window's end, as a share of a stride: cameras' clocks are rounded, and frames have a length."""
+
+
+def gap_s(video_s: float, waited_s: float) -> float:
+    """Length of a gap: ``video_s`` by the camera's clock, unless that jumped; then how long was waited. An agent keeps
+    packets while nobody takes them, and sends them then."""
+    return video_s if 0 <= video_s <= waited_s + JUMP_S else waited_s
+
+
 @dataclass(frozen=True, slots=True)
 class AccountedSpan:
     """Part of a camera's video whose windows the reporting process has all answered or counted."""

@@ -105,8 +105,6 @@ class Ledger:
         return self._limit - self._received <= max(self._most // 2, SHORT_CREDIT) or self._untold >= UNTOLD_BYTES
 
 
-SERVICE = "sightline.v1.Ingest"
-
 CODECS = frozenset({"h264", "hevc", "av1", "vp9", "vp8", "mjpeg", "mpeg4"})
 MAX_EXTRADATA_BYTES = 2**16
 MAX_SIDE = 16384

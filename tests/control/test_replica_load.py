@@ -108,6 +108,6 @@ def test_what_came_before_many_cameras_came_does_not_make_them_cheap() -> None:
 def test_a_backlog_counts_until_it_is_worked_off() -> None:
     made = replica(0.5)
     made.report(0.5, 3.0, 1.0)
-    assert made.utilisation(8.0) == pytest.approx(0.5 + 2 / 8)
+    assert made.utilisation == pytest.approx(0.5 + 2 / 8)
     made.report(0.5, 30.0, 2.0)
-    assert made.utilisation(8.0) == pytest.approx(made.predicted + 0.4)
+    assert made.utilisation == pytest.approx(made.predicted + 0.4)

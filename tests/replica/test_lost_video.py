@@ -20,7 +20,7 @@ from cluster.lab.bench.window_accounting import CameraLedger, Counted, account
 from cluster.models.loading import load_shape
 from cluster.replica import window_accounting
 from cluster.replica.worker import EngineWorker
-from cluster.types import MICROSECONDS, Answer
+from cluster.types import MICROSECONDS, Answer, reports
 from cluster.types.reports import AccountedSpan, CameraMoment, CameraReport, StreamReport, WindowCounters
 
 STRIDE_S = 2.0
@@ -69,7 +69,8 @@ class Replica:
 @pytest.fixture
 def bench(clip, monkeypatch):
     # The clip goes much faster than time does: what is missing of it is not taken for a clock that jumped.
-    monkeypatch.setattr(window_accounting, "JUMP_S", 60.0)
+    for module in (window_accounting, reports):
+        monkeypatch.setattr(module, "JUMP_S", 60.0)
     with camera_bench(clip) as bench:
         yield bench
 

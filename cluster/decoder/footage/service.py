@@ -229,7 +229,6 @@ def _lower_thread_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-SERVICE = "sightline.v1.Recorder"
 LONGEST_S = 3600.0
 
 Context: TypeAlias = grpc.aio.ServicerContext

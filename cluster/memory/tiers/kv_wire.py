@@ -9,8 +9,6 @@ from cluster.memory.tiers.base import BlockKey, Outcome
 
 T = TypeVar("T")
 
-SERVICE = "sightline.v1.KV"
-
 MAX_KV_MESSAGE_BYTES = 16 * 2**20
 """A longer message is refused; no block is sent that would need one."""
 
