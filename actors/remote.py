@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.experimental import internal_kv
 
 from cluster.errors import UnavailableError
@@ -47,10 +47,10 @@ def own_host(host: str | None) -> str:
 
 async def await_reply(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:
     """Await the reply to ``handle.method.remote(...)``; raises what the method raised. Raises ``UnavailableError``: the
-    actor is restarting or gone, or has not answered in time."""
+    actor is restarting or gone, or has not answered in time, or Ray itself does not."""
     try:
         return await asyncio.wait_for(reply, timeout_s)
-    except (RayTaskError, RayActorError, TimeoutError) as error:
+    except (RayError, TimeoutError) as error:
         raise _translated_error(error, timeout_s) from None
 
 
@@ -58,7 +58,7 @@ def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0) -> Any:
     """:func:`await_reply` for a caller without an event loop."""
     try:
         return ray.get(reply, timeout=timeout_s)
-    except (RayTaskError, RayActorError, GetTimeoutError) as error:
+    except RayError as error:
         raise _translated_error(error, timeout_s) from None
 
 
@@ -74,7 +74,9 @@ def _translated_error(error: Exception, timeout_s: float) -> Exception:
         return cast(Exception, error.cause)
     if isinstance(error, RayActorError):
         return UnavailableError("a process of the cluster is restarting; try again in a moment")
-    return UnavailableError(f"a process of the cluster did not answer within {timeout_s:g} s")
+    if isinstance(error, TimeoutError):
+        return UnavailableError(f"a process of the cluster did not answer within {timeout_s:g} s")
+    return UnavailableError(f"Ray does not answer: {error}")
 
 
 def find_actor(name: str) -> Any:
@@ -86,8 +88,13 @@ def find_actor(name: str) -> Any:
 
 
 def get_actor(name: str, absent: str) -> Any:
-    """:func:`find_actor`, which raises ``UnavailableError`` with the sentence ``absent`` where there is none."""
-    if (found := find_actor(name)) is None:
+    """:func:`find_actor`, which raises ``UnavailableError`` with the sentence ``absent`` where there is none, and
+    where Ray does not say."""
+    try:
+        found = find_actor(name)
+    except RayError as error:
+        raise UnavailableError(f"Ray does not say where the {name} is: {error}") from None
+    if found is None:
         raise UnavailableError(absent)
     return found
 

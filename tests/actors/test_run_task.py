@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from ray.exceptions import GetTimeoutError, RaySystemError, RpcError
 
+import actors.remote
 from actors.startup import run_task
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, UnavailableError
 
 PROCESS = """
 import asyncio, logging
@@ -73,3 +75,24 @@ async def test_stops_and_errors_that_are_told_end_no_process(monkeypatch):
         await run_task(refused())
     await asyncio.sleep(0.05)
     assert exits == [1]
+
+
+@pytest.mark.parametrize("error", [RpcError("the head is away"), RaySystemError("no such id"), GetTimeoutError("late")])
+@pytest.mark.parametrize("where", ["looking it up", "calling it"])
+async def test_a_ray_that_is_away_ends_no_loop(monkeypatch, error, where):
+    """Loops go on after ``UnavailableError``: a head that restarts must not make every process exit."""
+
+    class Handle:
+        class replicas:  # noqa: N801
+            @staticmethod
+            async def remote():
+                raise error
+
+    def get_actor(name, namespace):
+        if where == "looking it up":
+            raise error
+        return Handle
+
+    monkeypatch.setattr(actors.remote.ray, "get_actor", get_actor)
+    with pytest.raises(UnavailableError, match=r"Ray does not|did not answer"):
+        await actors.remote.ask_controller("replicas")
