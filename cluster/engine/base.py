@@ -108,6 +108,7 @@ class Engine(Protocol):
         """Inverse of ``export_stream``, on an engine with the same model.
 
         Raises:
+            CapacityError: there is no room for its KV.
             ModelError: the state belongs to another model or version.
         """
 

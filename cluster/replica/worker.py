@@ -339,13 +339,19 @@ class EngineWorker:
     def _admit(self, spec: StreamSpec, done: Future[None]) -> None:
         open_here, closed = self._streams.get(spec.stream), self._closed.get(spec.stream)
         before = open_here.spec.life if open_here is not None else closed.life if closed is not None else spec.life
-        if before != spec.life:
-            # The removed camera may not be closed or deleted yet; the new one must not continue its window.
-            self._remove(spec.stream)
         try:
+            if before != spec.life:
+                # The removed camera may not be closed or deleted yet; the new one must not continue its window.
+                self._remove(spec.stream)
             Priority.of(spec.priority)
             self._engine.admit(spec)
-        except (ConfigError, ValueError) as error:
+        except DeviceError as error:
+            done.set_exception(error)
+            raise
+        except Exception as error:
+            # Whatever one camera's is, the others go on.
+            if not isinstance(error, (ConfigError, ValueError)):
+                log.exception("camera %s could not be opened", spec.stream)
             done.set_exception(error)
             return
         with self._wake:

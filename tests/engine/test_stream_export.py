@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.engine.native import NativeEngine
-from cluster.errors import ModelError
+from cluster.errors import CapacityError, ModelError
 from cluster.models import load_model
 
 
@@ -79,6 +79,33 @@ def test_damaged_states_are_refused_and_leave_the_engine_as_it_was(model, state,
     with pytest.raises(ModelError):
         engine.import_stream(make_spec(), damage(state))
     assert engine._streams["cam"].frames == []
+
+
+def test_a_state_that_does_not_fit_the_pool_leaves_the_camera_with_an_empty_window(
+    engine, model, state, make_spec, caplog
+) -> None:
+    slots = len(engine._streams["cam"].kv)
+    full = NativeEngine(model, kv_bytes=100 * engine.pool.slot_bytes)
+    others = full.pool.take(101 - slots)
+    assert full._admit(make_spec(), state)
+    assert "starts with an empty window" in caplog.text
+    with pytest.raises(CapacityError):
+        full.import_stream(make_spec(), state)
+    assert full._streams["cam"].frames == []
+    assert full.pool.used == len(others)
+
+
+def test_a_state_that_is_refused_gives_its_slots_back(model, state, make_spec) -> None:
+    engine = NativeEngine(model)
+    size = int.from_bytes(state[:8], "little")
+    header = json.loads(state[8 : 8 + size])
+    inner = json.loads(header["__metadata__"]["sightline"])
+    for damage in ({"outstanding": [{"number": 1}]}, {"frames": inner["frames"][:2]}):
+        header["__metadata__"]["sightline"] = json.dumps(inner | damage)
+        encoded = json.dumps(header).encode()
+        with pytest.raises(ModelError, match="damaged"):
+            engine.import_stream(make_spec(), struct.pack("<Q", len(encoded)) + encoded + state[8 + size :])
+        assert engine.pool.used == 0
 
 
 def test_a_later_version_is_refused(model, state, make_spec) -> None:

@@ -437,6 +437,22 @@ def test_a_failed_gpu_ends_the_engine_at_once_and_says_why(start, held_engine) -
     assert held_engine.batches == []
 
 
+def test_a_camera_that_the_engine_cannot_open_is_refused_and_others_go_on(start, recorder, engine, held_engine) -> None:
+    def admit(spec) -> None:
+        if spec.stream == "bad":
+            raise RuntimeError("out of luck")
+        engine.admit(spec)
+
+    held_engine.admit = admit
+    worker = start()
+    with pytest.raises(RuntimeError, match="out of luck"):
+        worker.open(spec("bad")).result(WAIT_S)
+    worker.open(spec("a")).result(WAIT_S)
+    feed(worker, "a", 2)
+    recorder.wait(lambda r: r.answers)
+    assert worker.open_streams() == ["a"]
+
+
 def test_latency_counts_from_when_the_last_frame_came_off_the_wire(start, recorder) -> None:
     worker = start()
     worker.open(spec("a")).result(WAIT_S)

@@ -87,6 +87,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
     """Inverse of :meth:`Snapshot.dump`, into the empty ``kv``.
 
     Raises:
+        CapacityError: its KV does not fit the pool.
         ModelError: not a stream's state, of another version, or computed with another model.
     """
     try:
@@ -103,8 +104,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
         tensors = load_tensors(state)
         device = torch.device("cpu") if kv.pool is None else kv.pool.device
         frames = [_frame(meta, number, tensors, device) for number, meta in enumerate(header["frames"])]
-        _fill(kv, tensors, sum(len(encoded_tokens(frame)) for frame in frames if frame.has_kv))
-        return Stream(
+        stream = Stream(
             spec=spec,
             kv=kv,
             clock=WindowClock(**header["clock"]),
@@ -114,7 +114,11 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
             progress=_progress(header["progress"]),
             **{name: header[name] for name in _STREAM},
         )
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        # Last, as it takes slots.
+        _fill(kv, tensors, sum(len(encoded_tokens(frame)) for frame in frames if frame.has_kv))
+        return stream
+    except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        kv.clear()
         raise ModelError(f"{spec.stream}: this state is damaged: {error}") from error
 
 

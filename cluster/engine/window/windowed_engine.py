@@ -19,7 +19,7 @@ from cluster.engine.window.encode import encode_pending
 from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.stream import LastWindow, Stream, StreamFrame, encoded_tokens
 from cluster.engine.window.windows import FIRST_WINDOWS, WindowClock, WindowSpan
-from cluster.errors import ConfigError, ModelError, NotReadyError
+from cluster.errors import CapacityError, ConfigError, ModelError, NotReadyError
 from cluster.memory.frame_retrieval import FrameReads, make_frame_retrieval
 from cluster.memory.head_memory import KVSink
 from cluster.models.base import PatchBatch, VisionLanguageModel
@@ -184,7 +184,7 @@ class WindowedEngine(ABC):
             try:
                 self.import_stream(spec, saved)
                 return False
-            except ModelError as error:
+            except (ModelError, CapacityError) as error:
                 log.warning("camera %s starts with an empty window: %s", spec.stream, error)
         self._streams[spec.stream] = Stream(
             spec, self._stream_kv(), WindowClock(*_lengths(spec)), kv_sink=self._kv_sink
