@@ -50,6 +50,27 @@ def test_motion_ends_it_at_once_and_skipped_windows_do_not_hide_it(engine, night
     assert gated(run(engine, [night.sample(i) for i in (10, 11)])) == [True]
 
 
+def test_a_standing_answer_is_given_again_after_another_camera_s_window_failed(
+    engine, night, gated_spec, make_camera, make_spec, run, monkeypatch
+) -> None:
+    engine.admit(gated_spec)
+    run(engine, [night.sample(i) for i in range(4)])
+    engine.admit(make_spec("moving"))
+    moving = make_camera(stream="moving")
+    requests = [request for i in (0, 1) for request in engine.push(moving.sample(i))]
+    requests += [request for i in (4, 5) for request in engine.push(night.sample(i))]
+
+    def fail(_work) -> None:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine, "_compute", fail)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            engine.step(requests)
+    answers = [answer for request in requests for answer in engine.step([request])]
+    assert [(answer.stream, answer.gated) for answer in answers] == [("moving", False), ("cam", True)]
+
+
 def test_an_anchor_counts_as_any_other_frame(engine, night, gated_spec, run) -> None:
     """Anchors of a quiet camera let its answers stand; one in which something appeared does not."""
     engine.admit(gated_spec)

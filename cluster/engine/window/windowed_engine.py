@@ -264,12 +264,14 @@ class WindowedEngine(ABC):
             raise ValueError("a step takes at most one window per stream")
         answers: dict[str, list[Answer]] = {}
         work: list[WindowWork] = []
+        claimed: list[tuple[Stream, WindowRequest]] = []
         gated = expired = 0
         for request in requests:
             stream = self._streams.get(request.stream)
             if stream is None or not stream.claim_window(request):
                 expired += 1
                 continue
+            claimed.append((stream, request))
             frames = stream.window_frames(request.start, request.end)
             last = last_valid_answers(stream, request.end)
             if last is not None and any(last.end <= frame.window_time for frame in frames):
@@ -280,9 +282,8 @@ class WindowedEngine(ABC):
         try:
             computed, seconds = self._compute(work) if work else ([], (0.0, 0.0, 0.0))
         except BaseException:
-            for each in work:
-                span = WindowSpan(each.request.window, each.request.start, each.request.end)
-                each.stream.outstanding.insert(0, span)
+            for stream, request in claimed:
+                stream.outstanding.insert(0, WindowSpan(request.window, request.start, request.end))
             raise
         windows = []
         for each, done in zip(work, computed, strict=True):
